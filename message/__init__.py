@@ -1,0 +1,1 @@
+"""The vocabulary: Waku messages, their hashes, topics, limits and validation. Pure."""

@@ -1,0 +1,1 @@
+"""Scalable Data Sync: the codec of its messages. Pure."""

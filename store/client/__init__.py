@@ -1,0 +1,1 @@
+"""A client of the gRPC services, for the command line and for tests."""

@@ -1,0 +1,1 @@
+"""The configuration of a node: its dataclasses and how they are read."""

@@ -1,0 +1,1 @@
+"""The Postgres edge: schema, writes, reads and the commit feed."""

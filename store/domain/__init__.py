@@ -1,0 +1,1 @@
+"""What the node does, without a clock, a socket or a database. Pure."""

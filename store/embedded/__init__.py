@@ -1,0 +1,1 @@
+"""A Postgres server of the node's own, run as its child."""

@@ -1,0 +1,1 @@
+"""The gRPC edge: services, authentication and the translation of errors."""

@@ -1,0 +1,1 @@
+"""Wires the edges to the domain and owns the event loop."""

@@ -1,0 +1,1 @@
+"""Classes generated from the schemas in `proto/`; never edited by hand."""

@@ -1,0 +1,51 @@
+# Every target makes the virtual environment that it needs; none needs anything but
+# Python 3.11 or newer. `make PYTHON=...` names another interpreter.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOCK := requirements.lock
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format types proto proto-check lock clean
+
+help: ## show this list
+	@echo "usage: make TARGET [ARGS='...']"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+
+run: $(STAMP) ## run a node with its own Postgres; ARGS are options of `storenode run`
+	@exec $(BIN)/storenode run $(ARGS)
+
+test: $(STAMP) ## run the tests; ARGS are arguments of pytest
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## check format and style
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: $(STAMP) ## rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: $(STAMP) ## check types, strictly
+	$(BIN)/mypy
+
+proto: $(STAMP) ## generate wire/ from proto/
+	$(BIN)/python tools/generate_wire.py
+
+proto-check: $(STAMP) ## fail if wire/ is not what proto/ gives
+	$(BIN)/python tools/generate_wire.py --check
+
+lock: $(STAMP) ## pin all dependencies with hashes; ARGS=--upgrade takes newer versions
+	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --all-extras \
+		--build-deps-for editable --no-header --no-annotate --no-emit-index-url \
+		--no-emit-trusted-host --no-emit-find-links --output-file $(LOCK) $(ARGS) pyproject.toml
+
+clean: ## remove the virtual environment, caches and build products; data stays
+	rm -rf $(VENV) build dist storenode.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): $(LOCK) pyproject.toml tools/make_venv.sh
+	@PYTHON='$(PYTHON)' sh tools/make_venv.sh $(VENV) $(LOCK)
+	@touch $@

@@ -1,0 +1,364 @@
+"""The door: which messages are stored, and in which form.
+
+Every source (client, transfer, gossip, resume, restore) comes through `admit`; what differs
+between them is data in `Policy`. The rules, in the order in which a refusal names them:
+
+1. There is a message, with a pubsub and a content topic that are not empty, hold no NUL and are
+   not too long; with shards configured, the pubsub topic names one of them.
+2. Its timestamp is set, greater than 0, not behind the retention horizon, not too far in the
+   past (publishers only), and not too far ahead of the node's clock.
+3. ``meta`` and the whole encoded message are within their sizes. Unknown fields are dropped
+   first and count for nothing.
+
+Source: 14/WAKU2-MESSAGE, 13/WAKU2-STORE "Message eligibility", and the node's contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple
+
+from message.hashing import message_hash, pack_timestamp
+from message.limits import (
+    MAX_CACHED_TOPICS,
+    MAX_MESSAGE_BYTES,
+    MAX_META_BYTES,
+    MAX_TIMESTAMP_NS,
+    MAX_TOPIC_BYTES,
+    NS_PER_S,
+    UNCHECKED_DRIFT_NS,
+)
+from message.record import RecordBatch, pubsub_suffix, split_frame
+from message.topics import parse_shard, topic_key
+
+if TYPE_CHECKING:
+    from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+
+_MAX_LISTED_SHARDS = 8
+
+
+class Reason(StrEnum):
+    """Why a message is refused: stable names, fit for a metric label."""
+
+    MISSING_MESSAGE = "missing_message"
+    MISSING_TOPIC = "missing_topic"
+    TOPIC_NUL = "topic_nul"
+    TOPIC_TOO_LONG = "topic_too_long"
+    WRONG_SHARD = "wrong_shard"
+    MISSING_TIMESTAMP = "missing_timestamp"
+    BAD_TIMESTAMP = "bad_timestamp"
+    BELOW_HORIZON = "below_horizon"
+    TOO_OLD = "too_old"
+    TOO_NEW = "too_new"
+    META_TOO_LONG = "meta_too_long"
+    TOO_LARGE = "too_large"
+
+
+class Verdict(IntEnum):
+    """What became of one message."""
+
+    ACCEPTED = 1
+    DUPLICATE = 2
+    EPHEMERAL = 3
+    REJECTED = 4
+
+
+class Rejection(NamedTuple):
+    """A refusal: the reason, and one sentence for whoever sent the message."""
+
+    reason: Reason
+    sentence: str
+
+
+class Ephemeral(NamedTuple):
+    """A message that is handed to live followers and never stored.
+
+    ``position`` is its place in the request; ``frame`` is laid out as in `message.record`.
+    """
+
+    position: int
+    topic_key: bytes
+    frame: bytes
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a source of messages may do, and the limits that hold for all.
+
+    ``max_drift_ns``: distance from the node's clock, ``None`` with the drift check off (then a
+    day ahead is the bound). ``publisher``: that distance bounds the past too. ``horizon_ns``:
+    absolute time below which nothing is kept, ``None`` without retention by age;
+    ``below_horizon`` lets a restore go behind it. ``shards`` of ``cluster``: topics outside them
+    are refused; empty accepts every topic.
+    """
+
+    max_drift_ns: int | None
+    horizon_ns: int | None = None
+    publisher: bool = True
+    below_horizon: bool = False
+    cluster: int | None = None
+    shards: frozenset[int] = frozenset()
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    max_meta_bytes: int = MAX_META_BYTES
+    max_topic_bytes: int = MAX_TOPIC_BYTES
+
+
+@dataclass(slots=True)
+class Admission:
+    """The verdict on each message of a request, as columns in request order.
+
+    ``positions[i]`` depends on the verdict: ACCEPTED and DUPLICATE give the position in ``batch``
+    (of the first copy), EPHEMERAL the position in ``ephemerals``, REJECTED -1, with the refusal
+    in ``rejections[i]``. ``hashes[i]`` is empty when the hash cannot be computed: no message, or
+    no timestamp.
+    """
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    batch: RecordBatch = field(default_factory=RecordBatch)
+    ephemerals: list[Ephemeral] = field(default_factory=list)
+    rejections: dict[int, Rejection] = field(default_factory=dict)
+
+
+def admit(messages: Sequence[WakuMessageAndTopic], now_ns: int, policy: Policy) -> Admission:
+    """Judge the messages of one request and lay out those that are accepted.
+
+    ``now_ns`` is the node's clock in Unix nanoseconds. The messages lose their unknown fields.
+    Never raises for what a message holds.
+    """
+    return _Door(now_ns, policy).admit(messages)
+
+
+_ACCEPTED = Verdict.ACCEPTED
+
+
+class _Topic(NamedTuple):
+    """What follows from a (pubsub, content) pair; derived once per batch."""
+
+    problem: Rejection | None
+    pubsub: bytes
+    content: bytes
+    key: bytes
+    suffix: bytes
+    names: tuple[str, str]
+
+
+class _Door:
+    def __init__(self, now_ns: int, policy: Policy) -> None:
+        self._now_ns = now_ns
+        self._policy = policy
+        drift_ns = UNCHECKED_DRIFT_NS if policy.max_drift_ns is None else policy.max_drift_ns
+        self._horizon_ns = policy.horizon_ns or 0
+        if policy.below_horizon:
+            self._horizon_ns = 0
+        self._past_ns = 0
+        if policy.publisher and policy.max_drift_ns is not None:
+            self._past_ns = now_ns - drift_ns
+        self._oldest_ns = max(1, self._horizon_ns, self._past_ns)
+        self._newest_ns = min(MAX_TIMESTAMP_NS, now_ns + drift_ns)
+        self._topics: dict[tuple[str, str], _Topic] = {}
+        self._result = Admission()
+        self._batch = self._result.batch
+        self._positions: dict[bytes, int] = {}
+        self._ephemeral_positions: dict[bytes, int] = {}
+
+    def admit(self, messages: Sequence[WakuMessageAndTopic]) -> Admission:
+        # The hot path of the node: one pass, no object per message beyond its columns.
+        cached, derive, decide, keep = self._topics.get, self._derive, self._decide, self._keep
+        oldest, newest = self._oldest_ns, self._newest_ns
+        max_meta, max_size = self._policy.max_meta_bytes, self._policy.max_message_bytes
+        join, ephemeral = b"".join, Verdict.EPHEMERAL
+        for index, item in enumerate(messages):
+            item.DiscardUnknownFields()
+            message = item.message
+            names = (item.pubsub_topic, message.content_topic)
+            topic = cached(names) or derive(names)
+            timestamp, meta = message.timestamp, message.meta
+            if topic[0] or not oldest <= timestamp <= newest or len(meta) > max_meta:
+                self._reject(index, item, topic)
+                continue
+            body = message.SerializeToString()
+            if len(body) > max_size:
+                self._reject(index, item, topic)
+                continue
+            payload = message.payload
+            preimage = join((topic[1], payload, topic[2], meta, pack_timestamp(timestamp)))
+            digest = sha256(preimage).digest()
+            if message.ephemeral:
+                decide(ephemeral, self._relay(index, topic, digest, body, payload), digest)
+            else:
+                keep(timestamp, topic, digest, body, payload)
+        return self._result
+
+    def _keep(
+        self, timestamp: int, topic: _Topic, digest: bytes, body: bytes, payload: bytes
+    ) -> None:
+        position = self._positions.get(digest)
+        if position is not None:
+            self._decide(Verdict.DUPLICATE, position, digest)
+            return
+        batch = self._batch
+        self._positions[digest] = position = len(batch.hashes)
+        _, _, _, key, suffix, names = topic
+        head, tail = split_frame(digest, body, len(payload), suffix)
+        batch.timestamps.append(timestamp)
+        batch.hashes.append(digest)
+        batch.topic_keys.append(key)
+        batch.heads.append(head)
+        batch.payloads.append(payload)
+        batch.tails.append(tail)
+        batch.topics[key] = names
+        self._decide(_ACCEPTED, position, digest)
+
+    def _relay(self, index: int, topic: _Topic, digest: bytes, body: bytes, payload: bytes) -> int:
+        relayed = self._result.ephemerals
+        position = self._ephemeral_positions.setdefault(digest, len(relayed))
+        if position == len(relayed):
+            head, tail = split_frame(digest, body, len(payload), topic.suffix)
+            relayed.append(Ephemeral(index, topic.key, head + payload + tail, digest))
+        return position
+
+    def _decide(self, verdict: Verdict, position: int, digest: bytes) -> None:
+        result = self._result
+        result.verdicts.append(verdict)
+        result.positions.append(position)
+        result.hashes.append(digest)
+
+    def _reject(self, index: int, item: WakuMessageAndTopic, topic: _Topic) -> None:
+        self._decide(Verdict.REJECTED, -1, _hash_if_any(item))
+        self._result.rejections[index] = self._refusal(item, topic)
+
+    def _refusal(self, item: WakuMessageAndTopic, topic: _Topic) -> Rejection:
+        if not item.HasField("message"):
+            return Rejection(
+                Reason.MISSING_MESSAGE, "the entry holds no message: set the field `message`"
+            )
+        return (
+            topic.problem
+            or self._timestamp_problem(item)
+            or self._size_problem(len(item.message.meta), item.message.ByteSize())
+        )
+
+    def _timestamp_problem(self, item: WakuMessageAndTopic) -> Rejection | None:
+        timestamp = item.message.timestamp
+        if not item.message.HasField("timestamp"):
+            return Rejection(
+                Reason.MISSING_TIMESTAMP,
+                "the message has no timestamp: set the time of creation in Unix nanoseconds",
+            )
+        if timestamp <= 0:
+            return Rejection(
+                Reason.BAD_TIMESTAMP,
+                f"timestamp {timestamp} is not greater than 0: set it in Unix nanoseconds",
+            )
+        if timestamp > self._newest_ns:
+            return self._too_new(timestamp)
+        if timestamp < self._oldest_ns:
+            return self._too_old(timestamp)
+        return None
+
+    def _too_new(self, timestamp: int) -> Rejection:
+        ahead, allowed = timestamp - self._now_ns, self._newest_ns - self._now_ns
+        return Rejection(
+            Reason.TOO_NEW,
+            f"timestamp is {_seconds(ahead)} later than this node's clock, which allows "
+            f"{_seconds(allowed)}: check the publisher's clock",
+        )
+
+    def _too_old(self, timestamp: int) -> Rejection:
+        if timestamp < self._past_ns:
+            behind, allowed = self._now_ns - timestamp, self._now_ns - self._past_ns
+            return Rejection(
+                Reason.TOO_OLD,
+                f"timestamp is {_seconds(behind)} earlier than this node's clock, which allows "
+                f"{_seconds(allowed)}: publish messages when they are made",
+            )
+        return Rejection(
+            Reason.BELOW_HORIZON,
+            f"timestamp is {_seconds(self._horizon_ns - timestamp)} older than the oldest message "
+            "that this node keeps: send it to a node with a longer retention",
+        )
+
+    def _size_problem(self, meta_bytes: int, message_bytes: int) -> Rejection:
+        if meta_bytes > self._policy.max_meta_bytes:
+            return Rejection(
+                Reason.META_TOO_LONG,
+                f"meta has {meta_bytes} bytes: send at most {self._policy.max_meta_bytes}",
+            )
+        return Rejection(
+            Reason.TOO_LARGE,
+            f"the encoded message has {message_bytes} bytes: send at most "
+            f"{self._policy.max_message_bytes}",
+        )
+
+    def _derive(self, names: tuple[str, str]) -> _Topic:
+        if len(self._topics) >= MAX_CACHED_TOPICS:
+            self._topics.clear()
+        pubsub, content = names[0].encode(), names[1].encode()
+        problem = self._topic_problem("pubsub", pubsub) or self._topic_problem("content", content)
+        topic = _Topic(
+            problem or self._shard_problem(names[0]),
+            pubsub,
+            content,
+            topic_key(pubsub, content),
+            pubsub_suffix(pubsub),
+            names,
+        )
+        self._topics[names] = topic
+        return topic
+
+    def _topic_problem(self, kind: str, topic: bytes) -> Rejection | None:
+        limit = self._policy.max_topic_bytes
+        if not topic:
+            return Rejection(
+                Reason.MISSING_TOPIC, f"the {kind} topic is empty: name the one to publish on"
+            )
+        if len(topic) > limit:
+            return Rejection(
+                Reason.TOPIC_TOO_LONG,
+                f"the {kind} topic has {len(topic)} bytes: use at most {limit}",
+            )
+        if b"\0" in topic:
+            return Rejection(
+                Reason.TOPIC_NUL,
+                f"the {kind} topic has a NUL character at byte {topic.index(0)}: leave it out",
+            )
+        return None
+
+    def _shard_problem(self, pubsub_topic: str) -> Rejection | None:
+        cluster, shards = self._policy.cluster, self._policy.shards
+        place = parse_shard(pubsub_topic)
+        if not shards or (place is not None and place[0] == cluster and place[1] in shards):
+            return None
+        given = "names no shard" if place is None else f"is shard {place[1]} of cluster {place[0]}"
+        return Rejection(
+            Reason.WRONG_SHARD,
+            f"the pubsub topic {given}: this node keeps {_shard_list(shards)} of cluster {cluster}",
+        )
+
+
+def _hash_if_any(item: WakuMessageAndTopic) -> bytes:
+    message = item.message
+    if message.timestamp == 0:
+        return b""
+    return message_hash(
+        item.pubsub_topic, message.payload, message.content_topic, message.meta, message.timestamp
+    )
+
+
+def _seconds(duration_ns: int) -> str:
+    # Plain decimal: the exponent form of large floats says nothing to a person.
+    text = f"{duration_ns / NS_PER_S:.3f}".rstrip("0").rstrip(".")
+    return f"{text} s" if text != "0" else f"{duration_ns} ns"
+
+
+def _shard_list(shards: frozenset[int]) -> str:
+    listed = ", ".join(map(str, sorted(shards)[:_MAX_LISTED_SHARDS]))
+    more = len(shards) - _MAX_LISTED_SHARDS
+    return f"shards {listed} and {more} more" if more > 0 else f"shards {listed}"

@@ -70,7 +70,9 @@ def top_level_names(sources: list[str]) -> list[str]:
 def as_package(texts: dict[str, str], names: list[str]) -> dict[str, str]:
     """Moves generated modules below `wire`, and drops the service modules without a service."""
     with_service = {
-        path.removesuffix(".py") for path, text in texts.items() if re.search(r"^class .*Stub", text, re.M)
+        path.removesuffix(".py")
+        for path, text in texts.items()
+        if re.search(r"^class .*Stub", text, re.MULTILINE)
     }
     package = {"__init__.py": ROOT_DOCSTRING, "py.typed": ""}
     for path, text in texts.items():
@@ -86,7 +88,9 @@ def as_package(texts: dict[str, str], names: list[str]) -> dict[str, str]:
 def relocate(text: str, names: list[str]) -> str:
     """Rewrites the imports of our own modules, and the module name that classes report."""
     alternatives = "|".join(re.escape(name) for name in names)
-    text = re.sub(rf"^from ({alternatives})\b", rf"from {WIRE_PACKAGE}.\1", text, flags=re.M)
+    text = re.sub(
+        rf"^from ({alternatives})\b", rf"from {WIRE_PACKAGE}.\1", text, flags=re.MULTILINE
+    )
     return re.sub(
         rf"(BuildTopDescriptorsAndMessages\(DESCRIPTOR, ')({alternatives})\b",
         rf"\1{WIRE_PACKAGE}.\2",
@@ -107,12 +111,16 @@ def check(generated: dict[str, str]) -> int:
     """Compares with what is there; names every stale file and the command that mends it."""
     present = installed()
     stale = sorted(
-        path for path in present.keys() | generated.keys() if present.get(path) != generated.get(path)
+        path
+        for path in present.keys() | generated.keys()
+        if present.get(path) != generated.get(path)
     )
     if not stale:
         return 0
     listed = ", ".join(f"wire/{path}" for path in stale)
-    sys.stderr.write(f"wire/ is not what proto/ gives ({listed}); run `make proto` and commit it.\n")
+    sys.stderr.write(
+        f"wire/ is not what proto/ gives ({listed}); run `make proto` and commit it.\n"
+    )
     return 1
 
 

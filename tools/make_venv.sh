@@ -39,4 +39,4 @@ fi
 printf 'Installing what %s names into %s ...\n' "$lock" "$venv" >&2
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 "$venv/bin/python" -m pip install --quiet --require-hashes --requirement "$lock"
-"$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
+"$venv/bin/python" -m pip install -qq --no-deps --no-build-isolation --editable .

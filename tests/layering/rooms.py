@@ -1,0 +1,98 @@
+"""Which room may call which: the table that the tests in this folder enforce.
+
+A room is a package; a module belongs to the room with the longest matching name. A room may
+always import itself. What has no row may be imported by nobody and may import nothing.
+"""
+
+EDGES_SHARE = frozenset({"store.domain", "store.observe", "message"})
+
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    # generated classes: the bottom
+    "wire": frozenset(),
+    # pure rooms: the vocabulary, the codec, what a node does
+    "message": frozenset({"wire"}),
+    "sds": frozenset({"message", "wire"}),
+    "store.domain": frozenset({"message", "sds"}),
+    # edges, which never import each other
+    "store.db": EDGES_SHARE | {"migrations"},
+    "store.embedded": frozenset({"store.domain"}),
+    "store.rpc": EDGES_SHARE | {"wire"},
+    # a program of its own, as far as the node is concerned
+    "store.client": frozenset({"message", "sds", "wire"}),
+    # what the rooms above them are given
+    "store.config": frozenset({"message", "store.domain"}),
+    "store.observe": frozenset(),
+    # the top: these wire everything
+    "store.runtime": EDGES_SHARE
+    | {"store.db", "store.embedded", "store.rpc", "store.client", "store.config"},
+    "store.cli": EDGES_SHARE
+    | {"store.db", "store.embedded", "store.rpc", "store.client", "store.config", "store.runtime"},
+    # the parent package is a name and holds nothing
+    "store": frozenset(),
+    # a migration is frozen when it is released and leans on nothing that changes
+    "migrations": frozenset(),
+}
+
+PURE_ROOMS = frozenset({"message", "sds", "store.domain"})
+
+# The only library besides the standard one in a pure room: its messages are plain values.
+PURE_LIBRARIES = frozenset({"google"})
+
+# Clocks, sockets, files, the environment, global randomness, threads and event loops.
+IMPURE_MODULES = frozenset(
+    {
+        "asyncio",
+        "builtins",
+        "concurrent",
+        "ctypes",
+        "fcntl",
+        "glob",
+        "http",
+        "importlib",
+        "io",
+        "logging",
+        "mmap",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "queue",
+        "random",
+        "sched",
+        "secrets",
+        "select",
+        "selectors",
+        "shutil",
+        "signal",
+        "socket",
+        "socketserver",
+        "sqlite3",
+        "ssl",
+        "subprocess",
+        "sys",
+        "tempfile",
+        "threading",
+        "time",
+        "urllib",
+        "warnings",
+    }
+)
+
+# Functions that reach outside although their modules are harmless otherwise; a leading dot
+# means a method or a module's function.
+IMPURE_CALLS = frozenset(
+    {
+        "__import__",
+        "input",
+        "open",
+        "print",
+        "uuid1",
+        "uuid4",
+        ".now",
+        ".today",
+        ".utcnow",
+        ".uuid1",
+        ".uuid4",
+    }
+)
+
+MAX_FILE_LINES = 600

@@ -1,0 +1,164 @@
+"""No arrow between rooms but those of the table; no world inside the pure rooms."""
+
+import sys
+
+import pytest
+
+from tests.layering.rooms import (
+    IMPURE_CALLS,
+    IMPURE_MODULES,
+    MAX_FILE_LINES,
+    MAY_IMPORT,
+    PURE_LIBRARIES,
+    PURE_ROOMS,
+)
+from tests.layering.sources import ROOT, Module, calls_of, imports_of, modules, room_of
+
+WIRE_USERS = {"message", "sds", "store.client", "store.rpc", "wire"}
+EDGES = {"store.db", "store.embedded", "store.rpc"}
+SOURCE_SUFFIXES = {".mako", ".proto", ".py", ".sh", ".sql"}
+
+
+def forbidden_arrows(module: Module) -> list[str]:
+    room = module.room
+    if room is None:
+        return [f"{module.name} lies in no room"]
+    allowed = MAY_IMPORT[room] | {room}
+    return [
+        f"{module.name}:{line} imports {target}, which {room} may not"
+        for line, target in imports_of(module)
+        if (other := room_of(target)) is not None and other not in allowed
+    ]
+
+
+def impurities(module: Module) -> list[str]:
+    imported = [
+        f"{module.name}:{line} imports {target}"
+        for line, target in imports_of(module)
+        if is_impure(target.split(".")[0])
+    ]
+    called = [
+        f"{module.name}:{line} calls {name}()"
+        for line, name in calls_of(module)
+        if name in IMPURE_CALLS
+    ]
+    return imported + called
+
+
+def is_impure(top_level: str) -> bool:
+    if top_level in sys.stdlib_module_names:
+        return top_level in IMPURE_MODULES
+    return room_of(top_level) is None and top_level not in PURE_LIBRARIES | {"store"}
+
+
+def test_no_arrow_that_is_not_drawn() -> None:
+    assert [fault for module in modules() for fault in forbidden_arrows(module)] == []
+
+
+def test_pure_rooms_do_not_touch_the_world() -> None:
+    pure = [module for module in modules() if module.room in PURE_ROOMS]
+    assert {module.room for module in pure} == PURE_ROOMS
+    assert [fault for module in pure for fault in impurities(module)] == []
+
+
+def test_protobuf_classes_stay_with_those_who_may_see_them() -> None:
+    seen_by = {
+        module.room
+        for module in modules()
+        for _, target in imports_of(module)
+        if target.startswith("google.protobuf") or room_of(target) == "wire"
+    }
+    assert seen_by <= WIRE_USERS
+
+
+def test_the_table_keeps_the_edges_apart_and_wire_private() -> None:
+    for edge in EDGES:
+        assert MAY_IMPORT[edge].isdisjoint(EDGES)
+    assert {room for room, allowed in MAY_IMPORT.items() if "wire" in allowed} | {
+        "wire"
+    } == WIRE_USERS
+
+
+def test_the_table_names_rooms_that_exist() -> None:
+    for room, allowed in MAY_IMPORT.items():
+        assert (ROOT / room.replace(".", "/") / "__init__.py").is_file(), room
+        assert allowed <= MAY_IMPORT.keys()
+
+
+def test_the_table_has_no_cycle() -> None:
+    left = dict(MAY_IMPORT)
+    while left:
+        ready = [room for room, allowed in left.items() if allowed.isdisjoint(left)]
+        assert ready, f"these rooms import each other in a circle: {sorted(left)}"
+        for room in ready:
+            del left[room]
+
+
+def test_no_file_is_too_long() -> None:
+    too_long = {}
+    for path in ROOT.rglob("*"):
+        parts = path.relative_to(ROOT).parts
+        if parts[0] in {"wire", "build"} or any(part.startswith(".") for part in parts):
+            continue
+        if path.suffix in SOURCE_SUFFIXES and path.is_file():
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            if lines > MAX_FILE_LINES:
+                too_long["/".join(parts)] = lines
+    assert too_long == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("store.db.pool", "import store.rpc.server"),
+        ("store.db.pool", "from store import rpc"),
+        ("store.db.pool", "from store.embedded import supervisor"),
+        ("store.db.pool", "from ..rpc import server"),
+        ("store.db.pool", "def late():\n    from wire.sds.v1 import message_pb2"),
+        ("store.domain.door", "from wire.sds.v1 import message_pb2"),
+        ("store.runtime.node", "from store.cli import main"),
+        ("sds.codec", "import store"),
+        ("message.record", "from sds import codec"),
+        ("store.cli.main", "import migrations"),
+        ("elsewhere.module", "import json"),
+    ],
+)
+def test_a_forbidden_arrow_is_found(name: str, source: str) -> None:
+    assert forbidden_arrows(Module.parse(name, source)) != []
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "is_package"),
+    [
+        ("store.db.pool", "from store.domain import door", False),
+        ("store.db.pool", "from . import tables", False),
+        ("store.db", "from . import pool", True),
+        ("store.runtime.node", "from store.rpc.server import serve", False),
+        ("store.rpc.server", "import grpc, json", False),
+    ],
+)
+def test_a_drawn_arrow_passes(name: str, source: str, is_package: bool) -> None:
+    assert forbidden_arrows(Module.parse(name, source, is_package=is_package)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from os import environ",
+        "import asyncio.events",
+        "import structlog",
+        "from datetime import datetime\nstart = datetime.now()",
+        "text = open('x').read()",
+        "import uuid\nname = uuid.uuid4()",
+    ],
+)
+def test_an_impurity_is_found(source: str) -> None:
+    assert impurities(Module.parse("message.sample", source)) != []
+
+
+def test_pure_code_passes() -> None:
+    source = (
+        "import hashlib, struct, zlib\nfrom google.protobuf import message\nimport store.domain"
+    )
+    assert impurities(Module.parse("store.domain.sample", source)) == []

@@ -1,0 +1,55 @@
+"""The generated package: names that clients see, and the private schema's likeness."""
+
+from google.protobuf.descriptor import Descriptor
+
+from tests.layering.sources import ROOT
+from wire.sds.v1 import message_pb2 as sds_pb2
+from wire.storenode.internal.v1 import sds_raw_pb2
+from wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
+from wire.waku.message.v1 import message_pb2 as waku_pb2
+from wire.waku.store.v3 import store_pb2 as query_pb2
+from wire.waku.sync.transfer.v1 import transfer_pb2
+
+MODULES = [
+    admin_pb2,
+    peer_pb2,
+    query_pb2,
+    sds_pb2,
+    sds_raw_pb2,
+    store_pb2,
+    transfer_pb2,
+    waku_pb2,
+]
+CAUSAL_HISTORY = 11
+
+
+def shape(descriptor: Descriptor) -> dict[int, tuple[object, ...]]:
+    return {
+        field.number: (field.name, field.type, field.is_repeated, field.has_presence)
+        for field in descriptor.fields
+        if field.number != CAUSAL_HISTORY
+    }
+
+
+def test_descriptors_keep_the_paths_of_the_schemas() -> None:
+    schemas = {
+        path.relative_to(ROOT / "proto").as_posix() for path in (ROOT / "proto").rglob("*.proto")
+    }
+    assert {module.DESCRIPTOR.name for module in MODULES} == schemas
+
+
+def test_classes_report_the_module_that_they_come_from() -> None:
+    assert store_pb2.PublishRequest.__module__ == "wire.storenode.v1.store_pb2"
+    assert sds_pb2.Message.__module__ == "wire.sds.v1.message_pb2"
+
+
+def test_the_raw_sds_message_differs_in_one_field_only() -> None:
+    raw = sds_raw_pb2.RawSdsMessage.DESCRIPTOR
+    public = sds_pb2.Message.DESCRIPTOR
+    assert shape(raw) == shape(public)
+    field = raw.fields_by_number[CAUSAL_HISTORY]
+    assert (field.name, field.type, field.is_repeated) == (
+        "causal_history",
+        field.TYPE_BYTES,
+        True,
+    )

@@ -47,13 +47,13 @@ def decode(payload: bytes) -> SdsMetadata | None:
     except DecodeError:
         return _decode_entry_by_entry(payload)
     message.DiscardUnknownFields()
-    entries = message.causal_history
-    # Without unknown fields, only an unusual encoding makes the payload the longer of the two.
-    if message.ByteSize() != len(payload) or not all(entry.message_id for entry in entries):
-        return _decode_entry_by_entry(payload)
-    if len(entries) > MAX_HISTORY_ENTRIES:
+    if len(message.causal_history) > MAX_HISTORY_ENTRIES:
         return None
-    return _metadata(message, [_parent(entry) for entry in entries])
+    parents = [_parent(entry) for entry in message.causal_history]
+    # Without unknown fields, only an unusual encoding makes the payload the longer of the two.
+    if message.ByteSize() != len(payload) or not all(parent for parent, _ in parents):
+        return _decode_entry_by_entry(payload)
+    return _metadata(message, parents)
 
 
 def index_batch(batch: RecordBatch) -> None:
@@ -144,7 +144,8 @@ def _legacy_parent(raw: bytes) -> tuple[bytes, bytes | None] | None:
 
 
 def _parent(entry: message_pb2.HistoryEntry) -> tuple[bytes, bytes | None]:
-    hint = entry.retrieval_hint if entry.HasField("retrieval_hint") else None
+    # The look-up by name is the dear one: only an empty value needs it.
+    hint = entry.retrieval_hint or (b"" if entry.HasField("retrieval_hint") else None)
     return entry.message_id.encode(), hint
 
 

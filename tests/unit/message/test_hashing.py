@@ -1,0 +1,31 @@
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from message.hashing import message_hash
+from tests.unit.message.builders import utf8_text
+
+
+@given(
+    utf8_text,
+    st.binary(max_size=50),
+    utf8_text,
+    st.none() | st.binary(max_size=64),
+    st.integers(-(2**63), 2**63 - 1).filter(bool),
+)
+def test_the_hash_covers_the_fields_in_the_order_of_the_standard(
+    pubsub: str, payload: bytes, content: str, meta: bytes | None, timestamp: int
+) -> None:
+    preimage = pubsub.encode() + payload + content.encode() + (meta or b"")
+    preimage += (timestamp % 2**64).to_bytes(8, "big")
+    expected = sha256(preimage).digest()
+    assert message_hash(pubsub, payload, content, meta, timestamp) == expected
+    assert message_hash(pubsub.encode(), payload, content.encode(), meta, timestamp) == expected
+
+
+@pytest.mark.parametrize("timestamp", [0, 2**63, -(2**63) - 1])
+def test_a_timestamp_without_an_agreed_encoding_is_refused(timestamp: int) -> None:
+    with pytest.raises(ValueError, match=f"timestamp {timestamp} has no hash"):
+        message_hash("/p", b"", "/c", None, timestamp)

@@ -1,0 +1,210 @@
+"""What lies in a data directory, and who may use it.
+
+<data_dir>/postgres/           the cluster, owned by the account that Postgres runs under
+<data_dir>/postgres.json       the password of the role `storenode` and the last port; 0600
+<data_dir>/postgres.log[.1]    what the server says, bounded
+<data_dir>/postgres.new-*/     a cluster in the making; what a crash leaves of it is removed
+<data_dir>/storenode.lock      held as long as a supervisor uses the directory
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from store.embedded.account import Account
+from store.embedded.errors import EmbeddedPostgresError
+from store.embedded.limits import MAX_PID_FILE_BYTES
+from store.embedded.process import ON_LINUX, Launch, command_line
+
+ROLE = "storenode"
+DATABASE = "storenode"
+_STATUS_LINE = 7
+_PORT_LINE = 3
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a client of the server needs besides its address; `port` is the last one used."""
+
+    password: str
+    port: int | None = None
+
+    def url(self, port: int) -> str:
+        """A libpq URL for the server on that port of the loopback interface."""
+        return f"postgresql://{ROLE}:{self.password}@127.0.0.1:{port}/{DATABASE}"
+
+
+@dataclass(frozen=True)
+class PidFile:
+    """The lines of postmaster.pid that matter (LOCK_FILE_LINE_* in Postgres's `pidfile.h`)."""
+
+    pid: int
+    port: int | None
+    status: str
+
+
+class DataDir:
+    """The paths of a data directory and the small files in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cluster = path / "postgres"
+        self.access_file = path / "postgres.json"
+        self.log = path / "postgres.log"
+        self._lock_file = path / "storenode.lock"
+        self._lock_fd: int | None = None
+
+    def prepare(self) -> None:
+        """Create the directory if need be, and refuse one that is somebody else's.
+
+        Raises:
+            EmbeddedPostgresError: It cannot be made or written, or it is a cluster by itself.
+        """
+        try:
+            # Elsewhere than on Linux, Postgres under another account must get through by name.
+            self.path.mkdir(mode=0o700 if ON_LINUX else 0o711, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise EmbeddedPostgresError(
+                f"The data directory {self.path} cannot be used ({error.strerror}): make it a"
+                " directory that this user can write, or name another with --data-dir."
+            ) from error
+        if (self.path / "PG_VERSION").exists():
+            raise EmbeddedPostgresError(
+                f"{self.path} is itself a Postgres cluster, which a node does not touch: name an"
+                " empty directory with --data-dir."
+            )
+
+    def lock(self) -> None:
+        """Take the directory for this process.
+
+        Raises:
+            EmbeddedPostgresError: Another supervisor has it; the message names its process.
+        """
+        fd = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise EmbeddedPostgresError(
+                f"The data directory {self.path} is in use by process {holder}: stop that node,"
+                " or name another directory with --data-dir."
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        """Give the directory back; the file stays, since removing a lock file races."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def cluster_major(self) -> int | None:
+        """The major version that the cluster has; None when there is no cluster yet.
+
+        Raises:
+            EmbeddedPostgresError: The place of the cluster holds something else.
+        """
+        try:
+            text = (self.cluster / "PG_VERSION").read_text().strip()
+        except (FileNotFoundError, NotADirectoryError):
+            self._refuse_foreign_content()
+            return None
+        except PermissionError as error:
+            raise EmbeddedPostgresError(
+                f"The database in {self.cluster} cannot be read by user ID {os.geteuid()}: run"
+                " the node as the user that made it."
+            ) from error
+        if not text.isdigit():
+            raise EmbeddedPostgresError(
+                f"{self.cluster / 'PG_VERSION'} says {text[:20]!r} instead of a version of"
+                " Postgres: restore the directory from a backup or remove it."
+            )
+        return int(text)
+
+    def _refuse_foreign_content(self) -> None:
+        empty = not self.cluster.exists() or (
+            self.cluster.is_dir() and not any(self.cluster.iterdir())
+        )
+        if not empty:
+            raise EmbeddedPostgresError(
+                f"{self.cluster} exists and is not a Postgres cluster: move it away, or name"
+                " another data directory with --data-dir."
+            )
+
+    def read_access(self) -> Access | None:
+        """The saved password and port; None when there is none that can be understood."""
+        try:
+            saved: dict[str, Any] = json.loads(self.access_file.read_text())
+            port = saved.get("port")
+            return Access(str(saved["password"]), port if isinstance(port, int) else None)
+        except (FileNotFoundError, ValueError, KeyError, AttributeError):
+            return None
+
+    def write_access(self, access: Access) -> None:
+        """Save password and port for the owner's eyes only, whole or not at all."""
+        fd, name = tempfile.mkstemp(prefix="postgres.json-", dir=self.path)
+        with os.fdopen(fd, "w") as out:
+            json.dump(asdict(access), out)
+            out.flush()
+            os.fsync(fd)
+        Path(name).replace(self.access_file)
+
+    def pid_file(self) -> PidFile | None:
+        """What postmaster.pid says; None when there is none or it is half written."""
+        try:
+            with (self.cluster / "postmaster.pid").open("rb") as file:
+                lines = file.read(MAX_PID_FILE_BYTES).decode(errors="replace").split("\n")
+            pid = int(lines[0])
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        port = lines[_PORT_LINE].strip() if len(lines) > _PORT_LINE else ""
+        status = lines[_STATUS_LINE].strip() if len(lines) > _STATUS_LINE else ""
+        return PidFile(abs(pid), int(port) if port.isdigit() else None, status)
+
+    def forget_pid_file(self) -> None:
+        """Remove the postmaster.pid of a server that is certainly gone."""
+        (self.cluster / "postmaster.pid").unlink(missing_ok=True)
+
+    def mark(self) -> str:
+        """A setting that tells this cluster's server from all others by its command line."""
+        about = self.cluster.stat()
+        return f"storenode.cluster={about.st_dev}:{about.st_ino}"
+
+    def is_served_by(self, pid: int) -> bool:
+        """Whether that process is a server which a supervisor started on this cluster."""
+        line = command_line(pid)
+        return line is not None and self.mark() in line.split()
+
+
+@contextlib.contextmanager
+def child_view(directory: Path, account: Account | None) -> Iterator[tuple[Launch, str]]:
+    """How a program finds a directory: the way to launch it, and the path to tell it.
+
+    Under another account on Linux that is an open descriptor, through which the directory is
+    reached without passing its parents, which may be closed to that account: a data directory in
+    root's home works, and nobody's modes are changed.
+    """
+    if account is None or not ON_LINUX:
+        yield Launch(account), str(directory)
+        return
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield Launch(account, (fd,)), f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def new_password() -> str:
+    """192 random bits in characters that neither SQL nor a URL needs to quote."""
+    return secrets.token_hex(24)

@@ -1,0 +1,89 @@
+"""Turns itself into a Postgres program that cannot outlive the process that wants it.
+
+Run as a script with a JSON object and a command line. It is a process of its own, and imports
+nothing of this package, so that a node with many threads never runs Python code between fork and
+exec, and so that a node that runs as root never lends its privileges to Postgres, which refuses
+them (Postgres documentation, section "The PostgreSQL User Account").
+
+Options: `parent` is the process ID that must still be the parent; `uid` and `gid` are the account
+to become, or null to stay; `watch_fd` is the reading end of a pipe whose only writing end the
+parent holds, or null where the kernel can signal the death of a parent.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_CANNOT_LAUNCH_STATUS = 126
+
+
+def become(uid: int, gid: int) -> None:
+    """Give up root for good: all groups first, since that needs the privilege."""
+    os.setgroups([gid])
+    os.setgid(gid)
+    os.setuid(uid)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel send SIGINT, a fast shutdown, when the parent's thread ends (prctl(2)).
+
+    The setting is lost when the user ID changes, so this comes after `become`.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        raise ProcessLookupError("the parent process ended before its server began")
+
+
+def leave_watchdog(watch_fd: int) -> None:
+    """Leave a process behind that sends this one SIGINT when the pipe closes.
+
+    It is a grandchild, because Postgres would take a direct child for one of its own.
+    """
+    target = os.getpid()
+    child = os.fork()
+    if child != 0:
+        os.waitpid(child, 0)
+        os.set_inheritable(watch_fd, False)
+        return
+    if os.fork() == 0:
+        watch(watch_fd, target)
+    os._exit(0)
+
+
+def watch(watch_fd: int, target: int) -> None:
+    """Wait for the end of the pipe, holding nothing else open, then stop the target."""
+    os.setsid()
+    os.dup2(watch_fd, 0)
+    os.closerange(1, os.sysconf("SC_OPEN_MAX"))
+    while os.read(0, 1):
+        pass
+    try:
+        os.kill(target, signal.SIGINT)
+    finally:
+        os._exit(0)
+
+
+def main(options: dict[str, Any], command: list[str]) -> None:
+    """Become the program of `command`, or say on standard error why that is impossible."""
+    try:
+        if options["uid"] is not None:
+            become(options["uid"], options["gid"])
+        os.umask(0o077)
+        if options["watch_fd"] is None:
+            die_with_parent(options["parent"])
+        else:
+            leave_watchdog(options["watch_fd"])
+        os.execv(command[0], command)  # noqa: S606 - no shell is the point
+    except OSError as error:
+        sys.stderr.write(f"FATAL:  cannot run {command[0]}: {error}\n")
+        sys.exit(_CANNOT_LAUNCH_STATUS)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), sys.argv[2:])

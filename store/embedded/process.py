@@ -1,0 +1,190 @@
+"""Starting Postgres programs, reading what they say, and looking at foreign processes."""
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from store.embedded.account import Account
+from store.embedded.limits import (
+    LOG_READ_BYTES,
+    MAX_LOG_BYTES,
+    MAX_REASON_CHARS,
+    MAX_TAIL_BYTES,
+    TOOL_TIMEOUT_S,
+)
+
+_LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+ON_LINUX = platform.system() == "Linux"
+"""Whether there is a /proc to look at processes and to reach directories through."""
+KERNEL_SIGNALS_PARENT_DEATH = ON_LINUX
+"""Whether PR_SET_PDEATHSIG exists; elsewhere a pipe and a watchdog do its work."""
+
+
+class ProgramFailedError(Exception):
+    """A Postgres program failed; the text is its own last complaint, without a full stop."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a program is started: under which account, and with which descriptors kept open."""
+
+    account: Account | None = None
+    pass_fds: tuple[int, ...] = ()
+
+    def popen(
+        self, command: Sequence[str], *, stdin: int, watch_fd: int | None
+    ) -> subprocess.Popen[bytes]:
+        """Start a program that gets SIGINT when the calling thread's process dies.
+
+        On Linux it also gets it when the calling thread ends, so that thread must stay.
+        """
+        options = {
+            "parent": os.getpid(),
+            "uid": self.account.uid if self.account else None,
+            "gid": self.account.gid if self.account else None,
+            "watch_fd": watch_fd,
+        }
+        # -I and -S keep the environment and site packages out of what runs as root.
+        launcher = [sys.executable, "-I", "-S", _LAUNCHER, json.dumps(options)]
+        watched = () if watch_fd is None else (watch_fd,)
+        return subprocess.Popen(  # noqa: S603 - paths of our own choice, no shell
+            [*launcher, *command],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=clean_environment(),
+            pass_fds=self.pass_fds + watched,
+            # A group of its own: Ctrl-C in a terminal is for the node, which drains first.
+            start_new_session=True,
+        )
+
+    def run(
+        self, command: Sequence[str], *, stdin: str = "", timeout_s: float = TOOL_TIMEOUT_S
+    ) -> str:
+        """Run a program to its end and return what it printed.
+
+        Raises:
+            ProgramFailedError: It failed, or took longer than `timeout_s`.
+        """
+        with parent_death_pipe() as watch_fd:
+            child = self.popen(command, stdin=subprocess.PIPE, watch_fd=watch_fd)
+            try:
+                output, _ = child.communicate(stdin.encode(), timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.communicate()
+                raise ProgramFailedError(
+                    f"{command[0]} did not end within {timeout_s:g} s"
+                ) from None
+        text = output.decode(errors="replace")
+        if child.returncode != 0:
+            raise ProgramFailedError(complaint(text))
+        return text
+
+
+@contextlib.contextmanager
+def parent_death_pipe(*, wanted: bool = not KERNEL_SIGNALS_PARENT_DEATH) -> Iterator[int | None]:
+    """The reading end for a watchdog of a pipe that only we can write; None if not wanted."""
+    if not wanted:
+        yield None
+        return
+    reading, writing = os.pipe()
+    try:
+        yield reading
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def clean_environment() -> Mapping[str, str]:
+    """Our environment without what would change how Postgres starts, speaks or tells time."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "LC_", "LANG"))}
+    return kept | {"LC_ALL": "C", "TZ": "UTC"}
+
+
+def complaint(output: str) -> str:
+    """The line of a program's output that says why it failed, in a bounded length."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for mark in ("PANIC:", "FATAL:", "error:", "ERROR:"):
+        for line in reversed(lines):
+            if mark in line:
+                return line[line.index(mark) + len(mark) :].strip()[:MAX_REASON_CHARS]
+    return lines[-1][:MAX_REASON_CHARS] if lines else "it ended without a word"
+
+
+def command_line(pid: int) -> str | None:
+    """The command line of a process, arguments separated by spaces; None when it is gone.
+
+    It is the one thing that tells processes apart and that root may read of any of them, also in
+    a container without CAP_SYS_PTRACE. A process that has ended but was not waited for has none.
+    """
+    if ON_LINUX:
+        try:
+            raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return None
+        return raw.replace(b"\0", b" ").decode(errors="replace") or None
+    listed = subprocess.run(  # noqa: S603 - a number is the only argument
+        ["/bin/ps", "-ww", "-o", "command=", "-p", str(pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return listed.stdout.strip() or None
+
+
+class OutputPump:
+    """Moves a server's output into a log file of bounded size, and keeps the end of it.
+
+    The pipe ends when the last process of that server is gone, which `join` waits for.
+    """
+
+    def __init__(self, source: IO[bytes], log: Path) -> None:
+        self._source = source
+        self._log = log
+        self._tail = bytearray()
+        self._lock = threading.Lock()
+        self.bytes_read = 0
+        self._thread = threading.Thread(target=self._run, name="postgres-log", daemon=True)
+        self._thread.start()
+
+    def tail(self) -> str:
+        """The latest output, at most MAX_TAIL_BYTES of it."""
+        with self._lock:
+            return self._tail.decode(errors="replace")
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of the output; False when something still holds it open."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        with self._source:
+            while chunk := os.read(self._source.fileno(), LOG_READ_BYTES):
+                with self._lock:
+                    self.bytes_read += len(chunk)
+                    self._tail += chunk
+                    del self._tail[:-MAX_TAIL_BYTES]
+                self._write(chunk)
+
+    def _write(self, chunk: bytes) -> None:
+        # A full disk must not stop the reading: a server whose output blocks would hang.
+        try:
+            if self._log.exists() and self._log.stat().st_size + len(chunk) > MAX_LOG_BYTES:
+                self._log.replace(self._log.with_name(self._log.name + ".1"))
+            with open(self._log, "ab", opener=_private_opener) as out:
+                out.write(chunk)
+        except OSError:
+            return
+
+
+def _private_opener(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,319 @@
+"""Runs a Postgres server as a child of this process, for as long as it is wanted.
+
+    stopped  --start()-->  starting
+    starting --ready-->    ready        --exit before the first ready-->  stopped, start() raises
+    ready    --exit-->     pausing      --the pause is over-->            starting
+    any      --stop()-->   stopped
+
+One thread, the keeper, starts the server, waits for it and starts it again: the kernel's signal
+on a parent's death is tied to the thread that forked, so that thread must live as long as the
+server. A server that exits unasked is restarted, on the same port if that is still free.
+"""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+from store.embedded import binaries
+from store.embedded.account import account_for
+from store.embedded.datadir import Access, DataDir, child_view
+from store.embedded.errors import EmbeddedPostgresError
+from store.embedded.initdb import make_cluster, remove_leftovers, reset_password
+from store.embedded.limits import MAX_BACKOFF_S, MIN_BACKOFF_S, STABLE_RUN_S
+from store.embedded.orphan import clear_predecessor
+from store.embedded.process import KERNEL_SIGNALS_PARENT_DEATH, ProgramFailedError
+from store.embedded.server import Plan, Server, choose_port
+from store.embedded.settings import EmbeddedSettings, refuse_managed
+
+_LOG = logging.getLogger(__name__)
+_STOPPING = "stopping"
+
+OnEvent = Callable[[str, Mapping[str, object]], None]
+
+
+class EmbeddedPostgres:
+    """A Postgres server in a data directory, started and stopped with this object.
+
+    All methods may be called from any thread; they block, so an event loop calls them through
+    `asyncio.to_thread`. `on_event` is called, from any thread, with a name and a few fields:
+    `initialised`, `waiting`, `recovering`, `started`, `exited`, `restarted`, `stopped`.
+    """
+
+    def __init__(self, settings: EmbeddedSettings, on_event: OnEvent | None = None) -> None:
+        self._settings = settings
+        self._on_event = on_event
+        self._data = DataDir(settings.data_dir.absolute())
+        self._watch_by_pipe = not KERNEL_SIGNALS_PARENT_DEATH
+        self._calls = threading.RLock()
+        self._hand_over = threading.Lock()
+        self._stopping = threading.Event()
+        self._settled = threading.Event()
+        self._gone = threading.Event()
+        self._keeper: threading.Thread | None = None
+        self._server: Server | None = None
+        self._failure: str | None = None
+        self._access: Access | None = None
+        self._port: int | None = None
+        self._version: str | None = None
+
+    def start(self) -> str:
+        """Start the server unless it runs, making its cluster first if there is none.
+
+        Returns:
+            A libpq URL of the database, with the role's password.
+
+        Raises:
+            EmbeddedPostgresError: It cannot be started; nothing is left running or locked.
+        """
+        with self._calls:
+            if self._keeper is not None:
+                return self.url
+            self._stopping.clear()
+            self._settled.clear()
+            self._gone.clear()
+            self._failure = None
+            refuse_managed(self._settings.extra)
+            self._data.prepare()
+            self._data.lock()
+            try:
+                self._start_locked()
+            except BaseException as error:
+                self._end_keeper()
+                self._data.unlock()
+                if isinstance(error, (OSError, ProgramFailedError)):
+                    raise self._explained(_text_of(error)) from error
+                raise
+            return self.url
+
+    def stop(self) -> None:
+        """Shut the server down, quickly but in order, and give the directory back.
+
+        It is ended by force when it does not end within `stop_timeout_s`. Stopping what does not
+        run does nothing; a `start` that is under way in another thread is broken off.
+        """
+        self._ask_to_stop()
+        with self._calls:
+            if self._keeper is None:
+                return
+            self._end_keeper()
+            self._data.unlock()
+            self._emit("stopped")
+
+    @property
+    def url(self) -> str:
+        """The libpq URL of the database; after a restart on another port, the new one.
+
+        Raises:
+            EmbeddedPostgresError: The server was not started.
+        """
+        access, port = self._access, self._port
+        if access is None or port is None:
+            raise EmbeddedPostgresError(
+                f"The embedded Postgres in {self._data.path} was not started: call start() first."
+            )
+        return access.url(port)
+
+    @property
+    def pid(self) -> int | None:
+        """The process ID of the postmaster; None while none runs."""
+        server = self._server
+        return server.pid if server else None
+
+    @property
+    def port(self) -> int | None:
+        """The TCP port on 127.0.0.1; None while the server is stopped."""
+        return self._port
+
+    @property
+    def version(self) -> str | None:
+        """The version of the server, as in "18.4"; None before the first start."""
+        return self._version
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+    def _start_locked(self) -> None:
+        plan = self._plan()
+        self._access = self._data.read_access() or reset_password(
+            self._data, plan.account, plan.binaries
+        )
+        self._port = self._access.port
+        self._keeper = threading.Thread(
+            target=self._keep, args=(plan,), name="postgres-keeper", daemon=True
+        )
+        self._keeper.start()
+        self._settled.wait()
+        if self._failure is not None:
+            raise self._explained(self._failure)
+
+    def _plan(self) -> Plan:
+        data = self._data
+        major = data.cluster_major()
+        account = account_for(data.cluster)
+        with child_view(data.path, account) as (launch, _):
+            installation = binaries.reachable(binaries.choose(major), launch)
+        self._version = installation.version
+        remove_leftovers(data)
+        if major is None:
+            begun = time.monotonic()
+            make_cluster(data, account, installation)
+            self._emit("initialised", version=installation.version, seconds=_since(begun))
+        else:
+            clear_predecessor(data, self._settings.stop_timeout_s, self._emit)
+        extra = dict(self._settings.extra)
+        if "wal_compression" not in extra:
+            lz4 = binaries.accepts(installation, data.cluster, "wal_compression=lz4")
+            extra["wal_compression"] = "lz4" if lz4 else "on"
+        return Plan(data, account, installation, extra, self._watch_by_pipe)
+
+    def _keep(self, plan: Plan) -> None:
+        """The keeper's life: one server after the other until it is told to stop."""
+        try:
+            if self._live_once(plan, "started"):
+                self._keep_alive(plan)
+        except (OSError, EmbeddedPostgresError) as error:
+            self._failure = _text_of(error)
+        finally:
+            self._port = None
+            self._gone.set()
+            self._settled.set()
+
+    def _keep_alive(self, plan: Plan) -> None:
+        pause_s = MIN_BACKOFF_S
+        while not self._stopping.wait(pause_s):
+            begun = time.monotonic()
+            try:
+                self._live_once(plan, "restarted")
+            except OSError as error:
+                self._emit("exited", reason=_text_of(error))
+            stable = time.monotonic() - begun > STABLE_RUN_S
+            pause_s = MIN_BACKOFF_S if stable else min(2 * pause_s, MAX_BACKOFF_S)
+
+    def _live_once(self, plan: Plan, event: str) -> bool:
+        """Run a server from launch to exit; False when it never became ready.
+
+        One that meets a taken port or the last processes of its predecessor is tried again.
+        """
+        deadline = time.monotonic() + self._settings.start_timeout_s
+        while not self._stopping.is_set():
+            server = self._launched(plan)
+            ready = self._watched(server, event)
+            if self._stopping.is_set():
+                return ready
+            if ready or event != "started":
+                self._emit("exited", pid=server.pid, reason=server.why_it_ended())
+                return ready
+            again = server.lost_its_port() or server.met_its_predecessor()
+            if not again or time.monotonic() > deadline:
+                self._failure = server.why_it_ended()
+                return False
+            self._stopping.wait(MIN_BACKOFF_S)
+        return False
+
+    def _launched(self, plan: Plan) -> Server:
+        left = self._data.pid_file()
+        if left is not None:
+            self._emit("recovering", pid=left.pid)
+        port = choose_port(self._port)
+        with self._hand_over:
+            self._server = Server(plan, port)
+            if self._stopping.is_set():
+                self._server.send(signal.SIGINT)
+            return self._server
+
+    def _watched(self, server: Server, event: str) -> bool:
+        try:
+            ready = server.await_ready(self._settings.start_timeout_s)
+            if ready and not self._stopping.is_set():
+                self._publish(server, event)
+        except TimeoutError:
+            ready = False
+            server.send(signal.SIGQUIT)
+        server.wait()
+        with self._hand_over:
+            self._server = None
+        return ready
+
+    def _publish(self, server: Server, event: str) -> None:
+        self._port = server.port
+        if self._access is not None and self._access.port != server.port:
+            self._access = Access(self._access.password, server.port)
+            self._data.write_access(self._access)
+        seconds = _since(server.launched_at_s)
+        self._emit(event, pid=server.pid, port=server.port, version=self._version, seconds=seconds)
+        self._settled.set()
+
+    def _ask_to_stop(self) -> None:
+        with self._hand_over:
+            self._stopping.set()
+            if self._server is not None:
+                self._server.send(signal.SIGINT)
+
+    def _end_keeper(self) -> None:
+        if self._keeper is None:
+            return
+        self._ask_to_stop()
+        if not self._gone.wait(self._settings.stop_timeout_s):
+            server = self._server
+            if server is not None:
+                server.end_by_force(self._gone)
+        self._keeper.join()
+        self._keeper = None
+
+    def _explained(self, reason: str) -> EmbeddedPostgresError:
+        data = self._data
+        if "No space left on device" in reason or "Disk quota exceeded" in reason:
+            return EmbeddedPostgresError(
+                f"The disk that holds {data.path} is full ({reason}): free some space, then start"
+                " again."
+            )
+        return EmbeddedPostgresError(
+            f"The embedded Postgres in {data.path} does not start ({reason}): {data.log} may say"
+            " more."
+        )
+
+    def _emit(self, name: str, **fields: object) -> None:
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(name, fields)
+        except Exception:  # noqa: BLE001 - the keeper's end would be the server's
+            _LOG.exception("a listener of the embedded Postgres failed on the event %s", name)
+
+
+def running_url(data_dir: Path) -> str | None:
+    """The URL of the server that another process runs in this directory right now, or None.
+
+    Raises:
+        EmbeddedPostgresError: This user may not read the directory.
+    """
+    data = DataDir(data_dir.absolute())
+    try:
+        access, found = data.read_access(), data.pid_file()
+        if access is None or found is None or found.port is None or found.status == _STOPPING:
+            return None
+        return access.url(found.port) if data.is_served_by(found.pid) else None
+    except PermissionError as error:
+        raise EmbeddedPostgresError(
+            f"{error.filename} is not readable for this user: run the command as the user that"
+            " runs the node."
+        ) from error
+
+
+def _text_of(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        where = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror}{where}"
+    return str(error)
+
+
+def _since(begun_s: float) -> float:
+    return round(time.monotonic() - begun_s, 3)

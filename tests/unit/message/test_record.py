@@ -1,0 +1,113 @@
+from collections.abc import Callable
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from message.record import RecordBatch, SdsMetadata
+from message.validate import Policy, admit
+from tests.unit.message.builders import NOW_NS, entries, entry
+from wire.storenode.v1.store_pb2 import ScanPage
+from wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+POLICY = Policy(max_drift_ns=10**10)
+
+
+@given(entries)
+@example(entry(b""))
+@example(entry(b"", version=0, meta=b"", proof=b"", ephemeral=False))
+@example(entry(bytes(127)))
+@example(entry(bytes(128)))
+@example(entry(bytes(16_383)))
+@example(entry(bytes(16_384), ephemeral=True))
+def test_a_frame_is_what_protobuf_writes_for_the_message(item: WakuMessageAndTopic) -> None:
+    admission = admit([item], NOW_NS, POLICY)
+    key_value = WakuMessageKeyValue(
+        message_hash=admission.hashes[0], message=item.message, pubsub_topic=item.pubsub_topic
+    )
+    expected = ScanPage(messages=[key_value]).SerializeToString()
+    if item.message.ephemeral:
+        assert admission.ephemerals[0].frame == expected
+    else:
+        assert admission.batch.frame(0) == expected
+        assert admission.batch.payloads == [item.message.payload]
+
+
+@given(st.lists(entries, max_size=5))
+def test_joined_frames_are_a_page(items: list[WakuMessageAndTopic]) -> None:
+    batch = admit(items, NOW_NS, POLICY).batch
+    page = ScanPage.FromString(b"".join(map(batch.frame, range(len(batch)))))
+    assert [key_value.message_hash for key_value in page.messages] == batch.hashes
+    assert [key_value.message.payload for key_value in page.messages] == batch.payloads
+    assert [key_value.message.timestamp for key_value in page.messages] == batch.timestamps
+
+
+def test_fields_out_of_order_and_repeated_become_canonical() -> None:
+    item = WakuMessageAndTopic(pubsub_topic="/p")
+    timestamp = entry().message.SerializeToString()[-10:]
+    item.message.MergeFromString(timestamp + b"\x18\x00\x12\x01b\x0a\x02no\x0a\x03yes")
+    batch = admit([item], NOW_NS, POLICY).batch
+    assert batch.payloads == [b"yes"]
+    assert batch.tails == [b"\x12\x01b\x18\x00" + timestamp + b"\x1a\x02/p"]
+
+
+def _batch() -> RecordBatch:
+    batch = admit([entry(b"1"), entry(b"2")], NOW_NS, POLICY).batch
+    batch.sds_index, batch.sds = [0, 1], [SdsMetadata(b"c", b"m", 1, b"", [])] * 2
+    batch.check()
+    return batch
+
+
+def _cut_tails(batch: RecordBatch) -> None:
+    batch.tails.pop()
+
+
+def _cut_hash(batch: RecordBatch) -> None:
+    batch.hashes[0] = b"short"
+
+
+def _repeat_hash(batch: RecordBatch) -> None:
+    batch.hashes[1] = batch.hashes[0]
+
+
+def _forget_topic(batch: RecordBatch) -> None:
+    batch.topics.clear()
+
+
+def _cut_key(batch: RecordBatch) -> None:
+    batch.topic_keys, batch.topics = [b"k", b"k"], {b"k": ("p", "c")}
+
+
+def _drop_sds(batch: RecordBatch) -> None:
+    batch.sds.pop()
+
+
+def _disorder_sds(batch: RecordBatch) -> None:
+    batch.sds_index.reverse()
+
+
+def _leave_batch(batch: RecordBatch) -> None:
+    batch.sds_index[1] = 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_cut_tails, "differ in length"),
+        (_cut_hash, "not 32 bytes"),
+        (_repeat_hash, "occurs twice"),
+        (_forget_topic, "not those of its topics"),
+        (_cut_key, "not 16 bytes"),
+        (_drop_sds, "SDS columns"),
+        (_disorder_sds, "not ascending"),
+        (_leave_batch, "not in it"),
+    ],
+)
+def test_check_names_the_broken_invariant(
+    damage: Callable[[RecordBatch], None], words: str
+) -> None:
+    batch = _batch()
+    damage(batch)
+    with pytest.raises(ValueError, match=words):
+        batch.check()

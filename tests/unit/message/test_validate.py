@@ -1,0 +1,338 @@
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from message.hashing import message_hash
+from message.limits import MAX_CACHED_TOPICS, MAX_TIMESTAMP_NS
+from message.topics import topic_key
+from message.validate import Admission, Policy, Reason, Rejection, Verdict, admit
+from tests.unit.message.builders import CONTENT, NOW_NS, PUBSUB, entries, entry
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+SECOND_NS = 1_000_000_000
+DAY_NS = 86_400 * SECOND_NS
+DRIFT_NS = 20 * SECOND_NS
+CLIENT = Policy(max_drift_ns=DRIFT_NS)
+PEER = Policy(max_drift_ns=DRIFT_NS, publisher=False)
+
+
+def judge(*messages: WakuMessageAndTopic, policy: Policy = CLIENT) -> Admission:
+    admission = admit(messages, NOW_NS, policy)
+    check(admission, messages)
+    return admission
+
+
+def check(admission: Admission, messages: Sequence[WakuMessageAndTopic]) -> None:
+    """Every column has one entry a message, and each position leads to that message's hash."""
+    assert len(admission.verdicts) == len(admission.positions) == len(messages)
+    assert len(admission.hashes) == len(messages)
+    admission.batch.check()
+    columns = zip(admission.verdicts, admission.positions, admission.hashes, strict=True)
+    for index, (verdict, position, digest) in enumerate(columns):
+        assert (verdict is Verdict.REJECTED) == (index in admission.rejections)
+        if verdict in {Verdict.ACCEPTED, Verdict.DUPLICATE}:
+            assert admission.batch.hashes[position] == digest
+        elif verdict is Verdict.EPHEMERAL:
+            assert admission.ephemerals[position].hash == digest
+
+
+def refusal(message: WakuMessageAndTopic, policy: Policy = CLIENT) -> Rejection:
+    admission = judge(message, policy=policy)
+    assert admission.verdicts == [Verdict.REJECTED]
+    assert admission.positions == [-1]
+    assert len(admission.batch) == 0
+    return admission.rejections[0]
+
+
+def accepts(message: WakuMessageAndTopic, policy: Policy) -> bool:
+    return judge(message, policy=policy).verdicts == [Verdict.ACCEPTED]
+
+
+def test_an_accepted_message_fills_every_column() -> None:
+    admission = judge(entry(b"data", meta=b"m", version=0))
+    batch = admission.batch
+    digest = message_hash(PUBSUB, b"data", CONTENT, b"m", NOW_NS)
+    assert admission.verdicts == [Verdict.ACCEPTED]
+    assert admission.hashes == batch.hashes == [digest]
+    assert batch.timestamps == [NOW_NS]
+    assert batch.payloads == [b"data"]
+    assert batch.topic_keys == [topic_key(PUBSUB, CONTENT)]
+    assert batch.topics == {topic_key(PUBSUB, CONTENT): (PUBSUB, CONTENT)}
+
+
+def test_an_empty_request_is_an_empty_admission() -> None:
+    assert judge() == Admission()
+
+
+def test_a_bad_message_does_not_hold_up_the_others() -> None:
+    admission = judge(entry(b"1"), entry(b"2", content=""), entry(b"3"))
+    assert admission.verdicts == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]
+    assert admission.positions == [0, -1, 1]
+    assert admission.batch.payloads == [b"1", b"3"]
+    assert admission.rejections.keys() == {1}
+
+
+def test_later_copies_point_to_the_first() -> None:
+    admission = judge(entry(b"1"), entry(b"2"), entry(b"2", version=7), entry(b"1"))
+    copies = [Verdict.DUPLICATE] * 2
+    assert admission.verdicts == [Verdict.ACCEPTED, Verdict.ACCEPTED, *copies]
+    assert admission.positions == [0, 1, 1, 0]
+    assert admission.batch.payloads == [b"1", b"2"]
+
+
+def test_a_refused_copy_does_not_shadow_a_good_one() -> None:
+    admission = judge(entry(b"1", proof=bytes(200_000)), entry(b"1"))
+    assert admission.verdicts == [Verdict.REJECTED, Verdict.ACCEPTED]
+    assert admission.hashes[0] == admission.hashes[1]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "words"),
+    [
+        (WakuMessageAndTopic(pubsub_topic=PUBSUB), Reason.MISSING_MESSAGE, "no message"),
+        (WakuMessageAndTopic(), Reason.MISSING_MESSAGE, "no message"),
+        (entry(pubsub=None), Reason.MISSING_TOPIC, "pubsub topic is empty"),
+        (entry(pubsub=""), Reason.MISSING_TOPIC, "pubsub topic is empty"),
+        (entry(content=""), Reason.MISSING_TOPIC, "content topic is empty"),
+        (entry(pubsub="/a\0b"), Reason.TOPIC_NUL, "pubsub topic has a NUL character at byte 2"),
+        (entry(content="\0"), Reason.TOPIC_NUL, "content topic has a NUL character at byte 0"),
+        (entry(pubsub="p" * 1025), Reason.TOPIC_TOO_LONG, "1025 bytes: use at most 1024"),
+        (entry(content="é" * 513), Reason.TOPIC_TOO_LONG, "1026 bytes: use at most 1024"),
+        (entry(timestamp=None), Reason.MISSING_TIMESTAMP, "no timestamp"),
+        (entry(timestamp=0), Reason.BAD_TIMESTAMP, "timestamp 0 is not greater than 0"),
+        (entry(timestamp=-5), Reason.BAD_TIMESTAMP, "timestamp -5 is not greater than 0"),
+        (entry(meta=bytes(65)), Reason.META_TOO_LONG, "meta has 65 bytes: send at most 64"),
+    ],
+)
+def test_each_fault_has_its_reason_and_sentence(
+    message: WakuMessageAndTopic, reason: Reason, words: str
+) -> None:
+    found = refusal(message)
+    assert found.reason is reason
+    assert words in found.sentence
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        entry(pubsub="p" * 1024),
+        entry(content="é" * 512),
+        entry(meta=bytes(64)),
+        entry(b""),
+        entry(pubsub="a named topic"),
+    ],
+)
+def test_what_is_just_within_the_limits_is_accepted(message: WakuMessageAndTopic) -> None:
+    assert accepts(message, CLIENT)
+
+
+def test_the_size_limit_is_that_of_the_encoded_message() -> None:
+    overhead = entry(bytes(150_000)).message.ByteSize() - 150_000
+    largest = 150 * 1024 - overhead
+    assert accepts(entry(bytes(largest)), CLIENT)
+    found = refusal(entry(bytes(largest + 1)))
+    assert found.reason is Reason.TOO_LARGE
+    assert "153601 bytes: send at most 153600" in found.sentence
+
+
+def test_unknown_fields_are_dropped_before_anything_is_measured() -> None:
+    plain = entry(b"data")
+    unknown = b"\x9a\x06\x80\xf1\x04" + bytes(80_000)
+    body = plain.message.SerializeToString() + unknown + unknown
+    stranger = WakuMessageAndTopic(pubsub_topic=PUBSUB)
+    stranger.message.MergeFromString(body)
+    stranger.MergeFromString(b"\x9a\x06\x01x")
+    assert stranger.message.ByteSize() > 150 * 1024
+    admission = judge(stranger)
+    assert admission.verdicts == [Verdict.ACCEPTED]
+    assert admission.batch.frame(0) == judge(plain).batch.frame(0)
+
+
+@pytest.mark.parametrize(
+    ("offset_ns", "policy", "accepted"),
+    [
+        (DRIFT_NS, CLIENT, True),
+        (DRIFT_NS + 1, CLIENT, False),
+        (-DRIFT_NS, CLIENT, True),
+        (-DRIFT_NS - 1, CLIENT, False),
+        (DRIFT_NS, PEER, True),
+        (DRIFT_NS + 1, PEER, False),
+        (-365 * DAY_NS, PEER, True),
+        (DAY_NS, Policy(max_drift_ns=None), True),
+        (DAY_NS + 1, Policy(max_drift_ns=None), False),
+        (-365 * DAY_NS, Policy(max_drift_ns=None), True),
+        (1 - NOW_NS, PEER, True),
+        (0, Policy(max_drift_ns=0), True),
+        (1, Policy(max_drift_ns=0), False),
+    ],
+)
+def test_a_timestamp_is_bound_by_the_clock(offset_ns: int, policy: Policy, accepted: bool) -> None:
+    assert accepts(entry(timestamp=NOW_NS + offset_ns), policy) is accepted
+
+
+@pytest.mark.parametrize("publisher", [True, False])
+@pytest.mark.parametrize("drift_ns", [None, 2 * DAY_NS])
+def test_the_retention_horizon_binds_every_source_but_a_restore(
+    publisher: bool, drift_ns: int | None
+) -> None:
+    horizon_ns = NOW_NS - DAY_NS
+    policy = Policy(drift_ns, horizon_ns, publisher)
+    assert accepts(entry(timestamp=horizon_ns), policy)
+    found = refusal(entry(timestamp=horizon_ns - 1), policy)
+    assert found.reason is Reason.BELOW_HORIZON
+    restore = Policy(drift_ns, horizon_ns, publisher=False, below_horizon=True)
+    assert accepts(entry(timestamp=1), restore)
+    assert refusal(entry(timestamp=0), restore).reason is Reason.BAD_TIMESTAMP
+
+
+def test_the_refusals_of_a_timestamp_tell_the_numbers() -> None:
+    late = refusal(entry(timestamp=NOW_NS + 35 * SECOND_NS + SECOND_NS // 5))
+    assert late.reason is Reason.TOO_NEW
+    assert "35.2 s later than this node's clock, which allows 20 s" in late.sentence
+    early = refusal(entry(timestamp=NOW_NS - 3_600 * SECOND_NS))
+    assert early.reason is Reason.TOO_OLD
+    assert "3600 s earlier than this node's clock, which allows 20 s" in early.sentence
+    pruned = refusal(entry(timestamp=NOW_NS - 1), Policy(DRIFT_NS, horizon_ns=NOW_NS))
+    assert pruned.reason is Reason.BELOW_HORIZON
+    assert "1 ns older than the oldest message that this node keeps" in pruned.sentence
+
+
+def test_no_clock_or_drift_lets_a_timestamp_past_its_type() -> None:
+    policy = Policy(max_drift_ns=2**80)
+    assert accepts(entry(timestamp=MAX_TIMESTAMP_NS), policy)
+    assert accepts(entry(timestamp=1), policy)
+
+
+SHARDED = Policy(DRIFT_NS, cluster=1, shards=frozenset({4, 7}))
+
+
+@pytest.mark.parametrize("topic", ["/waku/2/rs/1/4", "/waku/2/rs/1/7"])
+def test_configured_shards_are_accepted(topic: str) -> None:
+    assert accepts(entry(pubsub=topic), SHARDED)
+
+
+@pytest.mark.parametrize(
+    ("topic", "words"),
+    [
+        ("/waku/2/rs/1/5", "is shard 5 of cluster 1: this node keeps shards 4, 7 of cluster 1"),
+        ("/waku/2/rs/2/4", "is shard 4 of cluster 2"),
+        ("/waku/2/default-waku/proto", "names no shard"),
+        ("/waku/2/rs/1/04", "names no shard"),
+    ],
+)
+def test_other_shards_and_named_topics_are_refused(topic: str, words: str) -> None:
+    found = refusal(entry(pubsub=topic), SHARDED)
+    assert found.reason is Reason.WRONG_SHARD
+    assert words in found.sentence
+
+
+def test_a_long_list_of_shards_is_cut_in_the_sentence() -> None:
+    policy = Policy(DRIFT_NS, cluster=1, shards=frozenset(range(100)))
+    found = refusal(entry(pubsub="/waku/2/rs/1/100"), policy)
+    assert "shards 0, 1, 2, 3, 4, 5, 6, 7 and 92 more of cluster 1" in found.sentence
+
+
+def test_limits_of_the_policy_are_obeyed() -> None:
+    policy = Policy(DRIFT_NS, max_message_bytes=100, max_meta_bytes=2, max_topic_bytes=30)
+    assert accepts(entry(b"x", meta=b"ab"), policy)
+    assert refusal(entry(bytes(100)), policy).reason is Reason.TOO_LARGE
+    assert refusal(entry(meta=b"abc"), policy).reason is Reason.META_TOO_LONG
+    assert refusal(entry(content="c" * 31), policy).reason is Reason.TOPIC_TOO_LONG
+
+
+def test_an_ephemeral_message_is_relayed_once_and_not_stored() -> None:
+    live = entry(b"now", ephemeral=True)
+    admission = judge(entry(b"kept"), live, live)
+    assert admission.verdicts == [Verdict.ACCEPTED, Verdict.EPHEMERAL, Verdict.EPHEMERAL]
+    assert admission.positions == [0, 0, 0]
+    assert admission.batch.payloads == [b"kept"]
+    (relayed,) = admission.ephemerals
+    assert relayed.position == 1
+    assert relayed.topic_key == topic_key(PUBSUB, CONTENT)
+    assert b"now" in relayed.frame
+
+
+def test_an_ephemeral_copy_does_not_make_a_stored_message_a_duplicate() -> None:
+    admission = judge(entry(b"1", ephemeral=True), entry(b"1", ephemeral=False))
+    assert admission.verdicts == [Verdict.EPHEMERAL, Verdict.ACCEPTED]
+    assert admission.hashes[0] == admission.hashes[1]
+
+
+def test_an_ephemeral_message_is_validated_like_any_other() -> None:
+    assert refusal(entry(timestamp=1, ephemeral=True)).reason is Reason.TOO_OLD
+
+
+@pytest.mark.parametrize(
+    ("message", "has_hash"),
+    [
+        (WakuMessageAndTopic(pubsub_topic=PUBSUB), False),
+        (entry(timestamp=None), False),
+        (entry(timestamp=0), False),
+        (entry(timestamp=1), True),
+        (entry(timestamp=-1), True),
+        (entry(bytes(160_000)), True),
+        (entry(content=""), True),
+    ],
+)
+def test_a_refused_message_has_a_hash_when_one_can_be_computed(
+    message: WakuMessageAndTopic, has_hash: bool
+) -> None:
+    fields = message.message
+    expected = b""
+    if has_hash:
+        expected = message_hash(
+            message.pubsub_topic,
+            fields.payload,
+            fields.content_topic,
+            fields.meta,
+            fields.timestamp,
+        )
+    assert judge(message).hashes == [expected]
+
+
+def test_more_topics_than_are_cached_change_nothing() -> None:
+    count = MAX_CACHED_TOPICS + 10
+    messages = [entry(content=f"/topic/{n % count}") for n in range(2 * count)]
+    admission = judge(*messages)
+    assert admission.verdicts.count(Verdict.ACCEPTED) == count
+    assert admission.verdicts.count(Verdict.DUPLICATE) == count
+    assert len(admission.batch.topics) == count
+
+
+@given(st.lists(entries, max_size=6).map(lambda some: some + some[:3]))
+def test_verdicts_agree_with_a_plain_reading(messages: list[WakuMessageAndTopic]) -> None:
+    admission = judge(*messages)
+    stored: set[bytes] = set()
+    for item, verdict, digest in zip(messages, admission.verdicts, admission.hashes, strict=True):
+        message = item.message
+        assert digest == message_hash(
+            item.pubsub_topic,
+            message.payload,
+            message.content_topic,
+            message.meta,
+            message.timestamp,
+        )
+        if message.ephemeral:
+            assert verdict is Verdict.EPHEMERAL
+        else:
+            assert verdict is (Verdict.DUPLICATE if digest in stored else Verdict.ACCEPTED)
+            stored.add(digest)
+    assert set(admission.batch.hashes) == stored
+
+
+junk = st.builds(
+    WakuMessageAndTopic.FromString,
+    st.sampled_from(
+        [b"", b"\x0a\x00", b"\x12\x00", b"\x0a\x02\x50\x01\x12\x01p", b"\x0a\x03\x12\x01\x00"]
+    ),
+)
+
+
+@given(st.lists(junk | entries, max_size=8), st.integers(-(2**70), 2**70))
+def test_no_message_and_no_clock_makes_the_door_raise(
+    messages: list[WakuMessageAndTopic], now_ns: int
+) -> None:
+    for policy in (CLIENT, PEER, SHARDED, Policy(None, horizon_ns=now_ns)):
+        check(admit(messages, now_ns, policy), messages)

@@ -51,7 +51,10 @@ def parse_duration_ns(text: str) -> int:
             f"{_shown(text)} is not a duration: write a number and a unit, such as 90s, 5m, 1h"
             " or 30d"
         )
-    total = sum(_scaled(*part, _DURATION_UNITS_NS) for part in _PART.findall(text))
+    total = sum(
+        _scaled(whole, fraction, unit, _DURATION_UNITS_NS)
+        for whole, fraction, unit in _PART.findall(text)
+    )
     if total > MAX_DURATION_NS:
         raise ValueError(f"{text!r} is longer than 292 years, the longest duration")
     return total
@@ -70,7 +73,7 @@ def parse_size_bytes(text: str) -> int:
             f"{_shown(text)} is not a size: write a number and a unit, such as 64KiB, 500MB or"
             " 10GiB"
         )
-    size = _scaled(match[1], match[2] or "", match[3].lower(), _SIZE_UNITS_BYTES)
+    size = _scaled(match[1], match[2], match[3].lower(), _SIZE_UNITS_BYTES)
     if size > MAX_SIZE_BYTES:
         raise ValueError(f"{text!r} is larger than 8 EiB, the largest size")
     return size
@@ -96,7 +99,7 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
-def _scaled(whole: str, fraction: str, unit: str, units: dict[str, int]) -> int:
+def _scaled(whole: str, fraction: str | None, unit: str, units: dict[str, int]) -> int:
     # In integers: a float holds no nanoseconds of a long duration.
     scale = units[unit]
     return int(whole) * scale + (int(fraction) * scale // 10 ** len(fraction) if fraction else 0)

@@ -1,0 +1,123 @@
+"""The metrics listener: `/metrics`, `/healthz` and `/readyz` over plain HTTP/1.1.
+
+One request per connection; connections, the size of a request and its time are bounded, so
+whoever can reach the port cannot hold the node up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from store.observe.limits import HTTP_TIMEOUT_S, MAX_HTTP_CONNECTIONS, MAX_HTTP_HEAD_BYTES
+from store.observe.metrics import CONTENT_TYPE
+
+_TEXT = "text/plain; charset=utf-8"
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One response; `body` is left out for HEAD."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = _TEXT
+
+
+class MetricsListener:
+    """Serves until `close`; `address` is what it is bound to."""
+
+    def __init__(
+        self, render_metrics: Callable[[], bytes], why_not_ready: Callable[[], str | None]
+    ) -> None:
+        self._render_metrics = render_metrics
+        self._why_not_ready = why_not_ready
+        self._server: asyncio.Server | None = None
+        self._connections = 0
+
+    async def open(self, host: str, port: int) -> int:
+        """Bind and serve; returns the port.
+
+        Raises:
+            OSError: The address cannot be bound.
+        """
+        self._server = await asyncio.start_server(
+            self._serve, host, port, limit=MAX_HTTP_HEAD_BYTES
+        )
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def close(self) -> None:
+        """Stop listening; requests under way may end by themselves within their time."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def answer(self, method: str, path: str) -> Answer:
+        """The response to one request."""
+        if method not in ("GET", "HEAD"):
+            return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"Use GET or HEAD.\n")
+        match path.partition("?")[0]:
+            case "/metrics":
+                return Answer(HTTPStatus.OK, self._render_metrics(), CONTENT_TYPE)
+            case "/healthz":
+                return Answer(HTTPStatus.OK, b"alive\n")
+            case "/readyz":
+                reason = self._why_not_ready()
+                if reason is None:
+                    return Answer(HTTPStatus.OK, b"ready\n")
+                return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"not ready: {reason}\n".encode())
+        return Answer(HTTPStatus.NOT_FOUND, b"Here are /metrics, /healthz and /readyz.\n")
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
+        try:
+            async with asyncio.timeout(HTTP_TIMEOUT_S):
+                await self._exchange(reader, writer)
+        except (OSError, TimeoutError):
+            writer.transport.abort()
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._connections > MAX_HTTP_CONNECTIONS:
+            await _send(writer, Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"Too many connections.\n"))
+            return
+        try:
+            head = await reader.readuntil(_END_OF_HEAD)
+        except asyncio.IncompleteReadError:
+            return
+        except asyncio.LimitOverrunError:
+            await _send(
+                writer,
+                Answer(
+                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                    f"A request has at most {MAX_HTTP_HEAD_BYTES} bytes.\n".encode(),
+                ),
+            )
+            return
+        parts = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+            await _send(writer, Answer(HTTPStatus.BAD_REQUEST, b"This is no HTTP/1.1 request.\n"))
+            return
+        method, path, _ = parts
+        await _send(writer, self.answer(method, path), with_body=method != "HEAD")
+
+
+async def _send(writer: asyncio.StreamWriter, answer: Answer, *, with_body: bool = True) -> None:
+    head = (
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
+        f"Content-Type: {answer.content_type}\r\n"
+        f"Content-Length: {len(answer.body)}\r\n"
+        "Cache-Control: no-store\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    writer.write(head.encode("latin-1") + (answer.body if with_body else b""))
+    await writer.drain()
+    with contextlib.suppress(OSError):
+        writer.write_eof()

@@ -1,0 +1,28 @@
+"""Bounds of logging and of the metrics listener, each with its unit in its name."""
+
+from typing import Final
+
+LOG_BURST_EVENTS: Final = 20
+"""Warnings and errors of one kind that are written per interval; the rest is counted."""
+
+LOG_INTERVAL_S: Final = 10.0
+
+MAX_LOG_KINDS: Final = 512
+"""Kinds of event that are counted apart; further ones share one count."""
+
+MAX_LOG_TEXT_CHARS: Final = 2_000
+"""A longer text in a log line is cut: what a remote side sends is not written without end."""
+
+MAX_TRACEBACK_CHARS: Final = 20_000
+
+MAX_HTTP_CONNECTIONS: Final = 64
+"""Open connections of the metrics listener; further ones are answered 503 and closed."""
+
+MAX_HTTP_HEAD_BYTES: Final = 8 * 1024
+"""The request line and the headers of one request."""
+
+HTTP_TIMEOUT_S: Final = 10.0
+"""How long one request may take, from the connection to the end of the response."""
+
+MAX_LABEL_METHODS: Final = 64
+"""Values of the label `method` that are counted apart; further ones are `other`."""

@@ -1,0 +1,183 @@
+"""Structured logs on standard error: one line of text or JSON per event.
+
+Fields of every line: `timestamp` (RFC 3339, UTC), `level`, `event`, `logger`, and what the event
+brings; inside a call also `request_id`. Standard output is not for logs: a node prints its ready
+line there. Warnings and errors pass a `FloodGate`, so that bad input cannot flood the log.
+"""
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections.abc import MutableMapping
+from typing import Any, TextIO, cast
+
+import structlog
+from structlog.contextvars import bind_contextvars, merge_contextvars, reset_contextvars
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+from store.observe.flood import FloodGate
+from store.observe.limits import MAX_LOG_TEXT_CHARS, MAX_TRACEBACK_CHARS
+
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+
+Logger = FilteringBoundLogger
+
+_SECRET_FIELDS = frozenset(
+    {"authorization", "database_url", "password", "private_key", "token", "url"}
+)
+_gate = FloodGate()
+_gate_lock = threading.Lock()
+_suppressed_total = 0
+
+request_context = bind_contextvars
+"""Bind fields, such as `request_id`, to all that the current task logs; returns reset tokens."""
+
+leave_request_context = reset_contextvars
+
+
+def get_logger(name: str) -> Logger:
+    """A logger whose lines carry `logger=name`; cheap enough for module level."""
+    return cast("Logger", structlog.get_logger(logger=name))
+
+
+def configure(log_format: str, level: str, stream: TextIO | None = None) -> None:
+    """Send all logs, those of libraries too, to `stream` (standard error by default).
+
+    `log_format` is one of `FORMATS`, `level` one of `LEVELS`.
+    """
+    out = _Unbreakable(sys.stderr if stream is None else stream)
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    renderer = _renderer(log_format, out)
+    structlog.configure(
+        processors=[*_shared(), *_ending(), renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", out)),
+        cache_logger_on_first_use=False,
+    )
+    _configure_libraries(threshold, renderer, out)
+
+
+def write_suppressed() -> None:
+    """Write how many events the flood gate held back in the intervals that are over."""
+    with _gate_lock:
+        held_back = _gate.drain(time.monotonic())
+    log = get_logger("store.observe")
+    for kind, count in held_back:
+        log.info("log_events_suppressed", kind=kind, count=count)
+
+
+def suppressed_total() -> int:
+    """Events that the flood gate held back since the start."""
+    return _suppressed_total
+
+
+def _shared() -> list[Processor]:
+    return [
+        merge_contextvars,
+        structlog.processors.add_log_level,
+        _stop_floods,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+
+
+def _ending() -> list[Processor]:
+    return [structlog.processors.format_exc_info, _hide_secrets, _cut_long_texts]
+
+
+class _Unbreakable:
+    """A stream on which writing never fails: a log that cannot be written must not stop a node."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
+def _renderer(log_format: str, out: _Unbreakable) -> Processor:
+    if log_format == "json":
+        return structlog.processors.JSONRenderer(default=str)
+    return structlog.dev.ConsoleRenderer(
+        colors=out.isatty(),
+        exception_formatter=structlog.dev.plain_traceback,
+        # Quoted, a text of a remote side can neither begin a new line nor speak to a terminal.
+        repr_native_str=True,
+    )
+
+
+def _configure_libraries(threshold: int, renderer: Processor, out: _Unbreakable) -> None:
+    handler = logging.StreamHandler(cast("TextIO", out))
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *_shared()],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_ending(),
+                renderer,
+            ],
+        )
+    )
+    handler.addFilter(_LibraryFilter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # What libraries tell at lower levels describes their own workings.
+    root.setLevel(max(threshold, logging.WARNING))
+
+
+class _LibraryFilter(logging.Filter):
+    """Puts records of libraries through the flood gate before they are formatted.
+
+    A processor that drops an event may not run inside a formatter, which must return a text.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        missed = _admitted(f"{record.name}: {record.msg}"[:MAX_LOG_TEXT_CHARS])
+        return missed is not None
+
+
+def _admitted(kind: str) -> int | None:
+    global _suppressed_total  # noqa: PLW0603 - one count for the one log of the process
+    with _gate_lock:
+        missed = _gate.admit(kind, time.monotonic())
+        if missed is None:
+            _suppressed_total += 1
+    return missed
+
+
+def _stop_floods(_logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    if method in ("debug", "info") or "_record" in event:
+        return event
+    missed = _admitted(str(event.get("event")))
+    if missed is None:
+        raise structlog.DropEvent
+    if missed:
+        event["suppressed"] = missed
+    return event
+
+
+def _hide_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    for name in _SECRET_FIELDS & event.keys():
+        event[name] = "(hidden)"
+    return event
+
+
+def _cut_long_texts(
+    _logger: WrappedLogger, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    for name, value in event.items():
+        limit = MAX_TRACEBACK_CHARS if name == "exception" else MAX_LOG_TEXT_CHARS
+        if isinstance(value, str) and len(value) > limit:
+            event[name] = value[:limit] + "..."
+    return event

@@ -1,0 +1,189 @@
+"""What a node counts and measures, for Prometheus.
+
+Names that the contract gives ("Metrics") never change; the others are ours. Every label takes
+its values from a closed list or is bounded, so the number of series is too.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from store.observe.limits import MAX_LABEL_METHODS
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+SOURCES: Final = ("client", "transfer", "gossip", "resume", "restore")
+"""Values of the label `source`."""
+
+_SECONDS_BUCKETS: Final = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+)  # fmt: skip
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """All metrics of one node, in a registry of its own: two nodes in a process do not mix."""
+
+    def __init__(self, version: str) -> None:
+        registry = CollectorRegistry()
+        self.registry = registry
+        self._methods: set[str] = set()
+
+        self.messages_stored = Counter(
+            "storenode_messages_stored_total",
+            "Messages that this node stored and that were new.",
+            ["source"],
+            registry=registry,
+        )
+        self.messages_rejected = Counter(
+            "storenode_messages_rejected_total",
+            "Messages that this node refused, by reason.",
+            ["source", "reason"],
+            registry=registry,
+        )
+        self.messages_duplicate = Counter(
+            "storenode_messages_duplicate_total",
+            "Messages that were held already.",
+            ["source"],
+            registry=registry,
+        )
+        self.messages_ephemeral = Counter(
+            "storenode_messages_ephemeral_total",
+            "Messages that were handed to live followers and not stored.",
+            registry=registry,
+        )
+        self.messages = Gauge(
+            "storenode_messages", "Messages held in the database.", registry=registry
+        )
+        self.oldest_timestamp_seconds = Gauge(
+            "storenode_oldest_timestamp_seconds",
+            "Timestamp of the oldest message held, in Unix seconds; 0: none held.",
+            registry=registry,
+        )
+        self.newest_timestamp_seconds = Gauge(
+            "storenode_newest_timestamp_seconds",
+            "Timestamp of the newest message held, in Unix seconds; 0: none held.",
+            registry=registry,
+        )
+        self.index_entries = Gauge(
+            "storenode_index_entries", "SyncIDs held in memory.", registry=registry
+        )
+        self.query_seconds = Histogram(
+            "storenode_query_seconds",
+            "Time from a read's request to the end of its response.",
+            ["method"],
+            buckets=_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.publish_batch_seconds = Histogram(
+            "storenode_publish_batch_seconds",
+            "Time from a batch's arrival to its acknowledgement.",
+            buckets=_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._make_calls(registry)
+        self._make_database(registry)
+        self._make_process(registry, version)
+
+    def _make_calls(self, registry: CollectorRegistry) -> None:
+        self.calls = Counter(
+            "storenode_calls_total",
+            "gRPC calls that ended, by method and status code.",
+            ["method", "code"],
+            registry=registry,
+        )
+        self.calls_in_flight = Gauge(
+            "storenode_calls_in_flight", "gRPC calls under way.", ["method"], registry=registry
+        )
+        self.publishes_in_flight = Gauge(
+            "storenode_publishes_in_flight",
+            "Batches that were received and not yet acknowledged.",
+            registry=registry,
+        )
+        self.followers = Gauge("storenode_followers", "Follow calls under way.", registry=registry)
+
+    def _make_database(self, registry: CollectorRegistry) -> None:
+        self.database_up = Gauge(
+            "storenode_database_up", "1 while the database answers, else 0.", registry=registry
+        )
+        self.pool_connections = Gauge(
+            "storenode_pool_connections",
+            "Database connections, by pool and state (idle, used) and waiting requests (waiting).",
+            ["pool", "state"],
+            registry=registry,
+        )
+        self.database_events = Counter(
+            "storenode_database_events_total",
+            "What happened to the database: connections lost, servers restarted.",
+            ["event"],
+            registry=registry,
+        )
+        self.feed_position = Gauge(
+            "storenode_feed_position",
+            "Commit position up to which live followers have been served.",
+            registry=registry,
+        )
+        self.feed_lag_seconds = Gauge(
+            "storenode_feed_lag_seconds",
+            "Time between the last commit seen by the feed and its delivery.",
+            registry=registry,
+        )
+        self.partitions = Gauge(
+            "storenode_partitions", "Partitions, by table.", ["table"], registry=registry
+        )
+        self.partitions_dropped = Counter(
+            "storenode_partitions_dropped_total",
+            "Partitions that retention dropped, by table.",
+            ["table"],
+            registry=registry,
+        )
+        self.maintenance_runs = Counter(
+            "storenode_maintenance_runs_total",
+            "Runs of partition maintenance, by outcome (ok, failed).",
+            ["outcome"],
+            registry=registry,
+        )
+
+    def _make_process(self, registry: CollectorRegistry, version: str) -> None:
+        self.ready = Gauge(
+            "storenode_ready", "1 while the node is able to serve, else 0.", registry=registry
+        )
+        self.log_events_suppressed = Gauge(
+            "storenode_log_events_suppressed",
+            "Log events that were held back since the start because there were too many.",
+            registry=registry,
+        )
+        build = Gauge(
+            "storenode_build_info", "1, with the version.", ["version"], registry=registry
+        )
+        build.labels(version).set(1)
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+        for source in SOURCES:
+            self.messages_stored.labels(source)
+
+    def method_label(self, method: str) -> str:
+        """The method's name as a label; `other` once MAX_LABEL_METHODS are known."""
+        if method not in self._methods:
+            if len(self._methods) >= MAX_LABEL_METHODS:
+                return "other"
+            self._methods.add(method)
+        return method
+
+    def render(self) -> bytes:
+        """The text format, version 0.0.4."""
+        return generate_latest(self.registry)

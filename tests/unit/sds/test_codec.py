@@ -1,0 +1,214 @@
+from hashlib import sha256
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from message.record import RecordBatch
+from message.varint import delimited, varint
+from sds.codec import SdsMetadata, decode, encode, index_batch, sds_key
+from tests.unit.sds.oracle import read
+from wire.sds.v1.message_pb2 import HistoryEntry, Message
+
+HINT = bytes(range(32))
+UNKNOWN = b"\x20\x01"
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+ids = st.sampled_from(["", "a", "id", "\0", "é" * 128, "é" * 128 + "x", "y" * 257]) | text
+hints = st.none() | st.sampled_from([b"", HINT]) | st.binary(max_size=8)
+
+
+def field(number: int, body: bytes) -> bytes:
+    return delimited(varint(number << 3 | 2), body)
+
+
+def number_field(number: int, value: int) -> bytes:
+    return varint(number << 3) + varint(value)
+
+
+# A history entry of either revision, with and without what makes it unreadable.
+entry_fields = st.one_of(
+    ids.map(lambda name: field(1, name.encode())),
+    hints.map(lambda hint: field(2, hint or b"")),
+    text.map(lambda name: field(3, name.encode())),
+    st.sampled_from([UNKNOWN, field(1, b"\xff"), number_field(1, 3), field(4, b"x")]),
+)
+history_entries = st.lists(entry_fields, max_size=3).map(b"".join) | st.one_of(
+    text.map(str.encode), st.binary(max_size=8)
+)
+
+fields = st.one_of(
+    st.tuples(st.sampled_from([1, 2, 3]), ids).map(lambda pair: field(pair[0], pair[1].encode())),
+    st.integers(0, 2**64 - 1).map(lambda value: number_field(10, value)),
+    history_entries.map(lambda raw: field(11, raw)),
+    history_entries.map(lambda raw: field(13, raw)),
+    st.tuples(st.sampled_from([12, 20]), st.binary(max_size=10)).map(lambda pair: field(*pair)),
+    st.sampled_from(
+        [
+            UNKNOWN,
+            number_field(2, 1),
+            number_field(11, 1),
+            field(10, b"\x01"),
+            b"\x55\x01\x02\x03\x04",
+            b"\x13\x14",
+            b"\x8a\x00\x01s",
+            b"\xda\x00\x03\x0a\x01p",
+            b"\x50\x85\x00",
+            field(3, b"\xed\xa0\x80"),
+        ]
+    ),
+)
+ID_FIELDS = field(2, b"m") + field(3, b"c")
+near_messages = st.tuples(
+    st.sampled_from([b"", ID_FIELDS, ID_FIELDS]),
+    st.lists(fields, max_size=6).map(b"".join),
+    st.sampled_from([b"", ID_FIELDS, b"\x5a"]),
+).map(b"".join)
+
+
+@given(near_messages)
+@example(field(2, b"m") * 2 + field(3, b"c"))
+@example(ID_FIELDS + field(1, b""))
+@example(b"\x92\x00\x01m" + field(3, b"c"))
+@example(b"\xa2\x01\x00" + ID_FIELDS)
+def test_decoding_agrees_with_the_slow_reading(payload: bytes) -> None:
+    assert decode(payload) == read(payload)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_without_raising(payload: bytes) -> None:
+    assert decode(payload) == read(payload)
+
+
+@given(near_messages, st.data())
+def test_damaged_messages_agree_with_the_slow_reading(payload: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(payload or b"\0")
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    raw = bytes(damaged[: data.draw(st.integers(0, len(damaged)))])
+    assert decode(raw) == read(raw)
+
+
+@given(
+    text.filter(bool),
+    text.filter(bool),
+    text,
+    st.none() | st.integers(0, 2**64 - 1),
+    st.lists(st.tuples(text.filter(bool), hints), max_size=4),
+)
+def test_what_is_encoded_is_decoded(
+    channel: str,
+    name: str,
+    sender: str,
+    lamport: int | None,
+    parents: list[tuple[str, bytes | None]],
+) -> None:
+    raw = encode(channel, name, sender_id=sender, lamport=lamport, parents=parents, content=b"x")
+    expected = [(parent.encode(), hint) for parent, hint in parents]
+    assert decode(raw) == SdsMetadata(
+        channel.encode(), name.encode(), lamport, sender.encode(), expected
+    )
+    assert Message.FromString(raw).content == b"x"
+
+
+def test_encoding_leaves_absent_fields_absent() -> None:
+    assert encode("c", "m") == ID_FIELDS
+    filled = Message.FromString(encode("c", "m", lamport=0, bloom_filter=b"", content=b""))
+    assert filled.HasField("lamport_timestamp")
+    assert filled.HasField("bloom_filter")
+    assert filled.HasField("content")
+
+
+def test_a_lamport_timestamp_past_64_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match="18446744073709551616"):
+        encode("c", "m", lamport=2**64)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"hello",
+        b"b plain text that begins like a field",
+        b'{"type": "json"}',
+        field(2, b"m"),
+        field(3, b"c"),
+        field(2, b"") + field(3, b"c"),
+        field(2, b"m" * 257) + field(3, b"c"),
+        field(2, b"m") + field(3, b"c" * 257),
+        field(2, b"\xff") + field(3, b"c"),
+        field(1, b"\xff") + ID_FIELDS,
+        ID_FIELDS + UNKNOWN,
+        ID_FIELDS + field(10, b"\x01"),
+        ID_FIELDS + field(13, field(1, b"r") + UNKNOWN),
+        ID_FIELDS + field(11, b""),
+        ID_FIELDS + field(11, b"\xff"),
+        ID_FIELDS + field(11, field(2, HINT + b"\xff")),
+        ID_FIELDS + field(11, field(1, b"p")) * 257,
+        ID_FIELDS + field(11, b"legacy") * 257,
+        ID_FIELDS + b"\xa2\x01\x05x",
+    ],
+)
+def test_a_payload_that_breaks_a_rule_is_not_an_sds_message(payload: bytes) -> None:
+    assert decode(payload) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "parents"),
+    [
+        (ID_FIELDS, []),
+        (field(2, b"m" * 256) + field(3, b"c" * 256), []),
+        (ID_FIELDS + field(11, b"dep1"), [(b"dep1", None)]),
+        (ID_FIELDS + field(11, field(1, b"p")), [(b"p", None)]),
+        (ID_FIELDS + field(11, field(1, b"p") + field(2, b"")), [(b"p", b"")]),
+        (ID_FIELDS + field(11, field(1, b"p") + field(2, HINT)), [(b"p", HINT)]),
+        (ID_FIELDS + field(11, field(1, b"p") + field(3, b"s")), [(b"p", None)]),
+        # With an unknown field inside, the bytes are no HistoryEntry but still UTF-8.
+        (ID_FIELDS + field(11, field(1, b"p") + UNKNOWN), [(field(1, b"p") + UNKNOWN, None)]),
+        (ID_FIELDS + field(11, field(2, b"h")), [(field(2, b"h"), None)]),
+        (ID_FIELDS + field(11, b"old") + field(11, field(1, b"p")), [(b"old", None), (b"p", None)]),
+        (ID_FIELDS + field(11, b"p" * 300), [(b"p" * 300, None)]),
+        (ID_FIELDS + field(11, field(1, b"p")) * 256, [(b"p", None)] * 256),
+        (ID_FIELDS + field(11, b"\0"), [(b"\0", None)]),
+    ],
+)
+def test_parents_are_read_from_both_revisions(
+    payload: bytes, parents: list[tuple[bytes, bytes | None]]
+) -> None:
+    found = decode(payload)
+    assert found is not None
+    assert found.parents == parents
+
+
+def test_fields_out_of_order_and_overlong_numbers_are_read() -> None:
+    found = decode(b"\x50\x85\x80\x00" + field(3, b"x") + ID_FIELDS + field(1, b"s"))
+    assert found == SdsMetadata(b"c", b"m", 5, b"s", [])
+
+
+def test_a_lamport_timestamp_of_zero_is_not_an_absent_one() -> None:
+    absent, zero = decode(ID_FIELDS), decode(ID_FIELDS + number_field(10, 0))
+    assert absent is not None
+    assert zero is not None
+    assert (absent.lamport, zero.lamport) == (None, 0)
+
+
+def test_an_entry_with_an_empty_repair_request_is_readable() -> None:
+    payload = Message(message_id="m", channel_id="c", repair_request=[HistoryEntry()])
+    assert decode(payload.SerializeToString()) is not None
+
+
+def test_a_batch_lists_its_readable_messages_only() -> None:
+    batch = RecordBatch(payloads=[b"text", ID_FIELDS, b"", encode("c", "n")])
+    batch.sds_index = [0]
+    index_batch(batch)
+    assert batch.sds_index == [1, 3]
+    assert [metadata.message_id for metadata in batch.sds] == [b"m", b"n"]
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_the_key_is_the_start_of_a_length_prefixed_sha256(channel: bytes, name: bytes) -> None:
+    preimage = b"".join(len(part).to_bytes(4, "big") + part for part in (channel, name))
+    assert sds_key(channel, name) == sha256(preimage).digest()[:16]
+
+
+def test_the_border_between_channel_and_id_counts() -> None:
+    assert sds_key(b"ab", b"c") != sds_key(b"a", b"bc")

@@ -14,7 +14,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sds": frozenset({"message", "wire"}),
     "store.domain": frozenset({"message", "sds"}),
     # edges, which never import each other
-    "store.db": EDGES_SHARE | {"migrations"},
+    "store.db": EDGES_SHARE | {"migrations", "sds"},
     "store.embedded": frozenset({"store.domain"}),
     "store.rpc": EDGES_SHARE | {"wire"},
     # a program of its own, as far as the node is concerned

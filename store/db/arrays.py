@@ -1,0 +1,138 @@
+"""Whole columns as binary array parameters: one Python object per batch, not one per value.
+
+psycopg can adapt a list of values, at several microseconds a value; a batch of messages has
+thousands of them. These functions lay a column out in Postgres's binary array format directly
+(PostgreSQL manual, "Frontend/Backend Protocol", binary parameters; ``array_recv``): dimensions,
+a flag for NULLs, the element type, then each element after its length.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from psycopg.abc import AdaptContext
+from psycopg.adapt import Buffer, Dumper, Loader
+from psycopg.pq import Format
+
+BIGINT_OID: Final = 20
+BYTEA_OID: Final = 17
+UUID_OID: Final = 2950
+_BIGINT_ARRAY_OID: Final = 1016
+_BYTEA_ARRAY_OID: Final = 1001
+_UUID_ARRAY_OID: Final = 2951
+_UUID_BYTES: Final = 16
+_LENGTH: Final = struct.Struct(">i")
+_HEADER: Final = struct.Struct(">iiiii")
+
+
+class BinaryArray:
+    """A column that is already laid out as a binary array."""
+
+    __slots__ = ("encoded",)
+
+    def __init__(self, encoded: bytes) -> None:
+        self.encoded = encoded
+
+
+class BigintArray(BinaryArray):
+    """``bigint[]``."""
+
+
+class ByteaArray(BinaryArray):
+    """``bytea[]``."""
+
+
+class UuidArray(BinaryArray):
+    """``uuid[]``."""
+
+
+def _header(element_oid: int, count: int) -> bytes:
+    if count == 0:
+        return struct.pack(">iii", 0, 0, element_oid)
+    return _HEADER.pack(1, 0, element_oid, count, 1)
+
+
+def bigints(values: Sequence[int]) -> BigintArray:
+    """Lay out signed 64-bit integers."""
+    flat = [item for value in values for item in (8, value)]
+    return BigintArray(_header(BIGINT_OID, len(values)) + struct.pack(">" + "iq" * len(values), *flat))
+
+
+def fixed_bytes(values: Sequence[bytes], size: int) -> ByteaArray:
+    """Lay out byte strings that all have ``size`` bytes, such as hashes."""
+    return ByteaArray(_header(BYTEA_OID, len(values)) + _equal(values, size))
+
+
+def varied_bytes(values: Sequence[bytes]) -> ByteaArray:
+    """Lay out byte strings of any size."""
+    pack = _LENGTH.pack
+    parts = [part for value in values for part in (pack(len(value)), value)]
+    return ByteaArray(_header(BYTEA_OID, len(values)) + b"".join(parts))
+
+
+def uuids(values: Sequence[bytes]) -> UuidArray:
+    """Lay out 16-byte keys."""
+    return UuidArray(_header(UUID_OID, len(values)) + _equal(values, _UUID_BYTES))
+
+
+def _equal(values: Sequence[bytes], size: int) -> bytes:
+    if not values:
+        return b""
+    length = _LENGTH.pack(size)
+    return length + length.join(values)
+
+
+class _ArrayDumper(Dumper):
+    format = Format.BINARY
+
+    def dump(self, obj: BinaryArray) -> Buffer:
+        """Pass the laid out bytes on."""
+        return obj.encoded
+
+
+class _BigintArrayDumper(_ArrayDumper):
+    oid = _BIGINT_ARRAY_OID
+
+
+class _ByteaArrayDumper(_ArrayDumper):
+    oid = _BYTEA_ARRAY_OID
+
+
+class _UuidArrayDumper(_ArrayDumper):
+    oid = _UUID_ARRAY_OID
+
+
+class _RawLoader(Loader):
+    format = Format.BINARY
+
+    def load(self, data: Buffer) -> bytes:
+        """Return the bytes as Postgres sent them."""
+        return bytes(data)
+
+
+def register(context: AdaptContext) -> None:
+    """Teach a connection these arrays; ``uuid`` values load as their 16 bytes.
+
+    ``uuid[]`` loads in Postgres's binary array format: see `split_uuids`.
+    """
+    adapters = context.adapters
+    assert adapters is not None
+    adapters.register_dumper(BigintArray, _BigintArrayDumper)
+    adapters.register_dumper(ByteaArray, _ByteaArrayDumper)
+    adapters.register_dumper(UuidArray, _UuidArrayDumper)
+    adapters.register_loader("uuid", _RawLoader)
+    adapters.register_loader("uuid[]", _RawLoader)
+
+
+_FIRST_ELEMENT: Final = _HEADER.size + _LENGTH.size
+_STRIDE: Final = _LENGTH.size + _UUID_BYTES
+
+
+def split_uuids(encoded: bytes) -> list[bytes]:
+    """Read a ``uuid[]`` without NULLs, as `register` loads it, into 16-byte keys."""
+    return [
+        encoded[start : start + _UUID_BYTES]
+        for start in range(_FIRST_ELEMENT, len(encoded), _STRIDE)
+    ]

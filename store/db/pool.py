@@ -1,0 +1,249 @@
+"""Connections to the database: pools by kind of work, and errors translated once.
+
+Three pools, so that no kind of work starves another: ``write`` for publishing, ``read`` for
+look-ups and pages, ``bulk`` for scans and backlogs. A connection that breaks is replaced with
+backoff; what was asked of it is tried again by `Database.read`, or by the writer, which knows
+whether trying again is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, conninfo
+from psycopg import errors as pg
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+
+from store.db.arrays import register
+from store.domain.ports import StoreUnavailable
+
+Connection = AsyncConnection[tuple[object, ...]]
+_Result = TypeVar("_Result")
+
+_SESSION_SETTINGS: Final = (
+    "set plan_cache_mode = force_generic_plan; set jit = off; set timezone = 'UTC';"
+    " set idle_in_transaction_session_timeout = '60s'"
+)
+_RETRY_FIRST_S: Final = 0.05
+_RETRY_MOST_S: Final = 1.0
+
+# A server that goes away, comes up, or has become the standby: the same statement may work at
+# the next attempt, perhaps on another host.
+_TRANSIENT: Final = (
+    psycopg.InterfaceError,
+    pg.ConnectionException,
+    pg.AdminShutdown,
+    pg.CrashShutdown,
+    pg.CannotConnectNow,
+    pg.IdleInTransactionSessionTimeout,
+    pg.ReadOnlySqlTransaction,
+    pg.TooManyConnections,
+    pg.DeadlockDetected,
+    pg.SerializationFailure,
+    pg.LockNotAvailable,
+    pg.QueryCanceled,
+    PoolTimeout,
+)
+_EXHAUSTED: Final = (pg.DiskFull, pg.OutOfMemory, pg.InsufficientResources)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """Sizes of the pools (connections) and how long a caller waits for the database (seconds)."""
+
+    write_connections: int = 3
+    read_connections: int = 6
+    bulk_connections: int = 6
+    connect_timeout_s: int = 5
+    read_patience_s: float = 5.0
+    write_patience_s: float = 30.0
+
+
+def is_transient(error: BaseException) -> bool:
+    """True when the same statement may succeed at a later attempt."""
+    if isinstance(error, _TRANSIENT):
+        return True
+    # A broken connection comes as a bare OperationalError, without an SQLSTATE.
+    return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """True when the server ran out of disk or memory."""
+    return isinstance(error, _EXHAUSTED)
+
+
+def unavailable(error: BaseException) -> StoreUnavailable:
+    """Say in one sentence why the database does not serve."""
+    if isinstance(error, pg.DiskFull):
+        return StoreUnavailable("the database's disk is full; free space, then publish again")
+    if is_exhausted(error):
+        return StoreUnavailable("the database is short of memory or connections; retry later")
+    return StoreUnavailable("the database cannot be reached; retry with backoff")
+
+
+def complete_url(url: str) -> str:
+    """Add what a node needs to a connection string: a writable server, and quick detection.
+
+    Source: PostgreSQL manual, "Connection Strings", "Specifying Multiple Hosts".
+
+    Raises:
+        ValueError: the text is not a connection string of libpq.
+    """
+    try:
+        given = conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise ValueError(f"the database URL cannot be read: {error}".strip()) from error
+    defaults = {
+        "target_session_attrs": "read-write",
+        "connect_timeout": "5",
+        "keepalives_idle": "10",
+        "keepalives_interval": "5",
+        "keepalives_count": "3",
+        "tcp_user_timeout": "20000",
+        "application_name": "storenode",
+    }
+    return conninfo.make_conninfo(url, **{k: v for k, v in defaults.items() if k not in given})
+
+
+async def prepare(connection: Connection) -> None:
+    """Set up a session as every statement here expects it."""
+    await connection.set_autocommit(True)
+    connection.prepare_threshold = 1
+    connection.prepared_max = 200
+    register(connection)
+    await connection.execute(_SESSION_SETTINGS)
+
+
+class Backoff:
+    """Waiting times that double from 50 ms to 1 s, within a total patience."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + patience_s
+        self._delay = _RETRY_FIRST_S
+
+    async def wait(self) -> bool:
+        """Wait for the next attempt; False when patience has run out."""
+        left = self._deadline - self._loop.time()
+        if left <= 0:
+            return False
+        await asyncio.sleep(min(self._delay, left))
+        self._delay = min(2 * self._delay, _RETRY_MOST_S)
+        return True
+
+
+class Database:
+    """The pools of one database."""
+
+    def __init__(self, url: str, settings: PoolSettings) -> None:
+        self.url = complete_url(url)
+        self.settings = settings
+        self.write_pool = self._pool("write", settings.write_connections)
+        self.read_pool = self._pool("read", settings.read_connections)
+        self.bulk_pool = self._pool("bulk", settings.bulk_connections)
+        self.store_id = b""
+
+    def _pool(self, name: str, size: int) -> AsyncConnectionPool[Connection]:
+        return AsyncConnectionPool(
+            self.url,
+            connection_class=AsyncConnection[tuple[object, ...]],
+            min_size=1,
+            max_size=size,
+            timeout=self.settings.read_patience_s,
+            reconnect_timeout=0,
+            max_lifetime=3600,
+            configure=prepare,
+            name=name,
+            open=False,
+        )
+
+    @property
+    def pools(self) -> tuple[AsyncConnectionPool[Connection], ...]:
+        """All pools."""
+        return (self.write_pool, self.read_pool, self.bulk_pool)
+
+    @classmethod
+    async def open(cls, url: str, settings: PoolSettings | None = None) -> Database:
+        """Connect and read the database's identity.
+
+        Raises:
+            StoreUnavailable: no connection within the settings' patience.
+            ValueError: the URL cannot be read.
+        """
+        database = cls(url, settings or PoolSettings())
+        for pool in database.pools:
+            await pool.open(wait=False)
+        try:
+            database.store_id = await database.read(_read_store_id)
+        except BaseException:
+            await database.close()
+            raise
+        return database
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for pool in self.pools:
+            await pool.close()
+
+    async def connect(self) -> Connection:
+        """Open a connection outside the pools, for a task that keeps its own.
+
+        Raises:
+            psycopg.Error: the database cannot be reached.
+        """
+        connection = await AsyncConnection.connect(self.url)
+        await prepare(connection)
+        return connection
+
+    async def read(
+        self,
+        work: Callable[[Connection], Awaitable[_Result]],
+        pool: AsyncConnectionPool[Connection] | None = None,
+    ) -> _Result:
+        """Do some reading on a connection of a pool, again where the connection breaks.
+
+        Raises:
+            StoreUnavailable: the database did not serve within the settings' patience.
+        """
+        backoff = Backoff(self.settings.read_patience_s)
+        while True:
+            try:
+                async with self.connection(pool or self.read_pool) as connection:
+                    return await work(connection)
+            except (psycopg.Error, PoolTimeout) as error:
+                if is_exhausted(error) or not is_transient(error):
+                    raise unavailable(error) if is_exhausted(error) else error from error
+                if not await backoff.wait():
+                    raise unavailable(error) from error
+
+    @asynccontextmanager
+    async def connection(
+        self, pool: AsyncConnectionPool[Connection]
+    ) -> AsyncIterator[Connection]:
+        """Lend a connection of a pool.
+
+        Raises:
+            StoreUnavailable: the node is stopping.
+            PoolTimeout: none became free in time.
+        """
+        try:
+            async with pool.connection() as connection:
+                yield connection
+        except PoolClosed as error:
+            raise StoreUnavailable("the node is stopping; ask another one") from error
+
+
+async def _read_store_id(connection: Connection) -> bytes:
+    cursor = await connection.execute("select store_id from storenode.store", binary=True)
+    row = await cursor.fetchone()
+    if row is None:
+        raise StoreUnavailable(
+            "the table storenode.store is empty; restore the database from a backup,"
+            " or create a new one with `storenode db upgrade`"
+        )
+    return bytes(row[0])  # type: ignore[call-overload,no-any-return]

@@ -1,0 +1,292 @@
+"""The door into Postgres: concurrent publishers share transactions.
+
+Callers queue batches; a few workers, one connection each, take all that waits (up to
+`MAX_GROUP_MESSAGES`) and write it in one transaction. While one waits for its commit to reach
+the disk, another inserts. A caller is answered only after the commit.
+
+A connection that breaks leaves open whether the commit happened. Each batch has a random token
+in its row of ``storenode.commits``, so the next attempt first looks for it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import psycopg
+from psycopg import errors as pg
+from psycopg_pool import PoolTimeout
+
+from message.record import RecordBatch
+from store.db.insert import Inserted, insert, insert_topics, new_token, take_place
+from store.db.partitions import PartitionMap
+from store.db.pool import (
+    Backoff,
+    Connection,
+    Database,
+    is_exhausted,
+    is_transient,
+    unavailable,
+)
+from store.db.topics import KnownTopics
+from store.domain.ports import Source, StoreBusy
+
+MAX_GROUP_MESSAGES: Final = 5_000
+MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
+MAX_QUEUED_BYTES: Final = 128 * 1024 * 1024
+MAX_QUEUED_BATCHES: Final = 10_000
+
+StoredListener = Callable[[Source, int, float], None]
+"""Told after each commit: source, new messages, seconds from first insert to commit."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    batch: RecordBatch
+    source: Source
+    size_bytes: int
+    answer: asyncio.Future[list[bool]]
+
+
+@dataclass(slots=True)
+class _Group:
+    """What one transaction writes: the joined batch, and who waits for it."""
+
+    members: list[_Waiting]
+    batch: RecordBatch
+    source: Source
+    token: int = field(default_factory=new_token)
+    attempts: int = 0
+
+
+def _size(batch: RecordBatch) -> int:
+    return sum(map(len, batch.payloads)) + sum(map(len, batch.heads)) + sum(map(len, batch.tails))
+
+
+def _join(members: Sequence[_Waiting]) -> RecordBatch:
+    if len(members) == 1:
+        return members[0].batch
+    joined = RecordBatch()
+    for member in members:
+        batch, offset = member.batch, len(joined)
+        joined.timestamps += batch.timestamps
+        joined.hashes += batch.hashes
+        joined.topic_keys += batch.topic_keys
+        joined.heads += batch.heads
+        joined.payloads += batch.payloads
+        joined.tails += batch.tails
+        joined.topics |= batch.topics
+        joined.sds_index += [offset + index for index in batch.sds_index]
+        joined.sds += batch.sds
+    return joined
+
+
+def _answer(group: _Group, added: Inserted) -> None:
+    """Tell each member which of its messages were new; the first copy in a group is."""
+    everything = added.count == len(group.batch)
+    new = set() if added.hashes is None else set(added.hashes)
+    for member in group.members:
+        if everything:
+            verdicts = [True] * len(member.batch)
+        else:
+            verdicts = [digest in new for digest in member.batch.hashes]
+            new.difference_update(member.batch.hashes)
+        if not member.answer.done():
+            member.answer.set_result(verdicts)
+
+
+class DatabaseWriter:
+    """`store.domain.ports.Writer` on Postgres."""
+
+    def __init__(
+        self,
+        database: Database,
+        partitions: PartitionMap,
+        *,
+        on_stored: StoredListener | None = None,
+    ) -> None:
+        self._database = database
+        self._partitions = partitions
+        self._topics = KnownTopics()
+        self._on_stored = on_stored
+        self._queue: deque[_Waiting] = deque()
+        self._queued_bytes = 0
+        self._arrived = asyncio.Event()
+        self._workers: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start the workers, one for each connection of the write pool but one."""
+        count = max(1, self._database.settings.write_connections - 1)
+        self._workers = [
+            asyncio.create_task(self._work(), name=f"writer-{number}") for number in range(count)
+        ]
+
+    async def stop(self) -> None:
+        """Stop the workers; what still waits is answered with an error."""
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        while self._queue:
+            waiting = self._queue.popleft()
+            if not waiting.answer.done():
+                waiting.answer.set_exception(StoreBusy("the node is stopping; retry elsewhere"))
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of messages that wait for a transaction."""
+        return self._queued_bytes
+
+    async def store(self, batch: RecordBatch, source: Source) -> Sequence[bool]:
+        """Store a batch durably; True per new message (see `store.domain.ports.Writer`).
+
+        Raises:
+            StoreBusy: too much waits already.
+            StoreUnavailable: the database did not take it in time; whether it was stored is
+                then unknown, and publishing again is safe.
+        """
+        if not len(batch):
+            return []
+        size = _size(batch)
+        if self._queue and (
+            self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
+        ):
+            raise StoreBusy(
+                f"more than {MAX_QUEUED_BYTES // 2**20} MiB wait to be stored; retry with backoff"
+            )
+        answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+        self._queue.append(_Waiting(batch, source, size, answer))
+        self._queued_bytes += size
+        self._arrived.set()
+        return await answer
+
+    async def _work(self) -> None:
+        while True:
+            await self._arrived.wait()
+            group = self._take()
+            if group is not None:
+                await self._serve(group)
+
+    def _take(self) -> _Group | None:
+        members: list[_Waiting] = []
+        messages = size = 0
+        while self._queue:
+            first = self._queue[0]
+            messages += len(first.batch)
+            size += first.size_bytes
+            full = messages > MAX_GROUP_MESSAGES or size > MAX_GROUP_BYTES
+            if members and (full or first.source is not members[0].source):
+                break
+            self._queue.popleft()
+            self._queued_bytes -= first.size_bytes
+            if not first.answer.done():  # else its caller has gone away
+                members.append(first)
+        if not self._queue:
+            self._arrived.clear()
+        return _Group(members, _join(members), members[0].source) if members else None
+
+    async def _serve(self, group: _Group) -> None:
+        try:
+            started = time.perf_counter()
+            added = await self._write_until_known(group)
+        except asyncio.CancelledError:
+            self._fail(group, StoreBusy("the node is stopping; retry elsewhere"))
+            raise
+        except Exception as error:
+            await self._isolate(group, error)
+        else:
+            _answer(group, added)
+            if self._on_stored is not None:
+                self._on_stored(group.source, added.count, time.perf_counter() - started)
+
+    async def _isolate(self, group: _Group, error: Exception) -> None:
+        """Keep what one member did from failing the others that shared its transaction."""
+        if len(group.members) == 1 or is_transient(error) or is_exhausted(error):
+            self._fail(group, error)
+            return
+        for member in group.members:
+            await self._serve(_Group([member], member.batch, member.source))
+
+    @staticmethod
+    def _fail(group: _Group, error: Exception) -> None:
+        known = is_transient(error) or is_exhausted(error)
+        for member in group.members:
+            if not member.answer.done():
+                member.answer.set_exception(unavailable(error) if known else error)
+
+    async def _write_until_known(self, group: _Group) -> Inserted:
+        backoff = Backoff(self._database.settings.write_patience_s)
+        while True:
+            group.attempts += 1
+            try:
+                async with self._database.connection(self._database.write_pool) as connection:
+                    return await self._attempt(connection, group)
+            except pg.CheckViolation as error:
+                # No partition for a row: another node dropped or never made it.
+                if not await backoff.wait():
+                    raise
+                await self._refresh_partitions(error)
+            except (psycopg.Error, PoolTimeout) as error:
+                if not is_transient(error) or not await backoff.wait():
+                    raise
+
+    async def _refresh_partitions(self, error: Exception) -> None:
+        with contextlib.suppress(psycopg.Error, PoolTimeout):
+            async with self._database.connection(self._database.write_pool) as connection:
+                await self._partitions.refresh(connection)
+                return
+        raise error
+
+    async def _attempt(self, connection: Connection, group: _Group) -> Inserted:
+        if group.attempts > 1:
+            earlier = await _find_commit(connection, group.token)
+            if earlier is not None:
+                return await _recover(connection, group.batch, earlier)
+        await self._partitions.ensure(connection, group.batch.timestamps)
+        await self._name_topics(connection, group.batch)
+        async with connection.transaction():
+            batch_id = await _next_batch_id(connection)
+            added = await insert(connection, group.batch, batch_id)
+            if added.count:
+                await take_place(connection, [(batch_id, group.token, added)], group.source)
+        return added
+
+    async def _name_topics(self, connection: Connection, batch: RecordBatch) -> None:
+        rows = self._topics.unnamed(batch, self._partitions)
+        if rows:
+            await insert_topics(connection, rows)
+            self._topics.remember(rows, self._partitions)
+
+
+async def _next_batch_id(connection: Connection) -> int:
+    cursor = await connection.execute("select nextval('storenode.batch_seq')")
+    row = await cursor.fetchone()
+    assert row is not None
+    return row[0]  # type: ignore[return-value]
+
+
+async def _find_commit(connection: Connection, token: int) -> int | None:
+    """Batch ID of the commit that carries a token, among the newest commits."""
+    cursor = await connection.execute(
+        "select batch from storenode.commits where token = %b::bigint and position >"
+        " (select last_value - 1000000 from storenode.position_seq) limit 1",
+        (token,),
+    )
+    row = await cursor.fetchone()
+    return None if row is None else row[0]  # type: ignore[return-value]
+
+
+async def _recover(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
+    """Read back what an attempt added whose answer was lost."""
+    cursor = await connection.execute(
+        "select hash from storenode.messages where batch = %b::bigint"
+        " and ts between %b::bigint and %b::bigint",
+        (batch_id, min(batch.timestamps), max(batch.timestamps)),
+        binary=True,
+    )
+    hashes = frozenset(bytes(row[0]) for row in await cursor.fetchall())  # type: ignore[call-overload]
+    return Inserted(len(hashes), min(batch.timestamps), max(batch.timestamps), hashes, None)

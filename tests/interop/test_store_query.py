@@ -1,0 +1,100 @@
+from collections.abc import Iterable
+
+import pytest
+from google.protobuf.message import DecodeError, Message
+
+from message import frames
+from tests.interop.vectors import Case, case_name, load
+from wire.storenode.v1.store_pb2 import ScanPage
+from wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+
+VECTORS = load("store_query")
+KINDS: dict[str, type[StoreQueryRequest | StoreQueryResponse]] = {
+    "StoreQueryRequest": StoreQueryRequest,
+    "StoreQueryResponse": StoreQueryResponse,
+}
+ALWAYS_SHOWN = {
+    "StoreQueryRequest": [
+        "request_id",
+        "include_data",
+        "content_topics",
+        "message_hashes",
+        "pagination_forward",
+    ],
+    "StoreQueryResponse": ["request_id", "messages"],
+    "WakuMessage": ["payload", "content_topic"],
+}
+TEXT_NUMBERS = {"time_start", "time_end", "pagination_limit", "timestamp"}
+
+
+def _shown(name: str, value: object) -> object:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Message):
+        return _fields(value)
+    if isinstance(value, str | bool | int):
+        return str(value) if name in TEXT_NUMBERS else value
+    assert isinstance(value, Iterable)
+    return [_shown(name, element) for element in value]
+
+
+def _fields(message: Message) -> dict[str, object]:
+    """The message in the vectors' notation."""
+    names = {field.name for field, _ in message.ListFields()}
+    names |= set(ALWAYS_SHOWN.get(message.DESCRIPTOR.name, []))
+    return {name: _shown(name, getattr(message, name)) for name in names}
+
+
+@pytest.mark.parametrize("case", VECTORS["request"], ids=case_name)
+def test_requests_read_and_write_the_same_bytes(case: Case) -> None:
+    raw = bytes.fromhex(case["bytes"])
+    request = StoreQueryRequest.FromString(raw)
+    assert _fields(request) == case["fields"]
+    assert request.SerializeToString() == raw
+
+
+@pytest.mark.parametrize("case", VECTORS["response"], ids=case_name)
+def test_responses_read_and_write_the_same_bytes(case: Case) -> None:
+    raw = bytes.fromhex(case["bytes"])
+    response = StoreQueryResponse.FromString(raw)
+    assert _fields(response) == case["fields"]
+    assert response.SerializeToString() == raw
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in VECTORS["response"] if "status_desc" in case["fields"]],
+    ids=case_name,
+)
+def test_spliced_responses_are_the_same_bytes(case: Case) -> None:
+    raw = bytes.fromhex(case["bytes"])
+    response = StoreQueryResponse.FromString(raw)
+    spliced = frames.query_response(
+        response.request_id,
+        response.status_code,
+        response.status_desc,
+        [ScanPage(messages=[message]).SerializeToString() for message in response.messages],
+        response.pagination_cursor if response.HasField("pagination_cursor") else None,
+    )
+    assert spliced == raw
+
+
+@pytest.mark.parametrize("case", VECTORS["decode_only"], ids=case_name)
+def test_odd_bytes_are_read_by_the_rules_of_protobuf(case: Case) -> None:
+    kind, raw = KINDS[case["type"]], bytes.fromhex(case["bytes"])
+    if case["ok"]:
+        message = kind.FromString(raw)
+        message.DiscardUnknownFields()
+        assert _fields(message) == case["decoded"]
+    else:
+        with pytest.raises(DecodeError):
+            kind.FromString(raw)
+
+
+@pytest.mark.parametrize("case", VECTORS["core_request_builder"]["cases"], ids=case_name)
+def test_requests_of_a_client_carry_its_rounded_times(case: Case) -> None:
+    raw = bytes.fromhex(case["bytes"])
+    request = StoreQueryRequest.FromString(raw)
+    assert request.time_start == int(case["js_time_start"])
+    assert request.time_start - int(case["exact_ns"]) == int(case["js_error_ns"])
+    assert request.SerializeToString() == raw

@@ -1,0 +1,57 @@
+"""What a call of the client may raise besides a wrong argument."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import grpc
+
+_NOT_CONNECTED: Final = ("failed to connect", "dns resolution failed")
+
+
+class ClientOptionError(ValueError):
+    """The address, the token or the TLS files are wrong or may not go together."""
+
+
+class NodeError(Exception):
+    """A call failed: ``code`` is the name of a gRPC status, ``sentence`` says what to do.
+
+    Protocol errors of ``Query`` (13/WAKU2-STORE) have codes such as ``QUERY_404``.
+    """
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(f"{sentence} ({code})")
+        self.code = code
+        self.sentence = sentence
+
+    @property
+    def unreachable(self) -> bool:
+        """True when the node or its database could not be reached; trying again may help."""
+        return self.code in {"UNAVAILABLE", "QUERY_503"}
+
+
+@contextmanager
+def translated(address: str) -> Iterator[None]:
+    """Raise errors of gRPC as `NodeError`; ``address`` is the node's, for the sentence."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise node_error(error, address) from error
+
+
+def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
+    """The error of a call as the caller sees it."""
+    code, details = error.code().name, (error.details() or "").strip()
+    if code == "UNAVAILABLE" and details.lower().startswith(_NOT_CONNECTED):
+        cause = details.rpartition("last error: ")[2]
+        return NodeError(
+            code,
+            f"No node could be reached at {address} ({cause}): check the address, that the node "
+            "runs, and the TLS options.",
+        )
+    return NodeError(code, details or f"The node at {address} gave no reason.")
+
+
+def query_error(status_code: int, description: str) -> NodeError:
+    """The error that a ``StoreQueryResponse`` carries (13/WAKU2-STORE, status codes)."""
+    return NodeError(f"QUERY_{status_code}", description or "The node gave no reason.")

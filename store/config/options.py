@@ -1,0 +1,294 @@
+"""The options of `storenode run`, with their defaults and help texts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from message.limits import MAX_MESSAGE_BYTES
+from store.config.layers import option
+from store.config.node import LISTENERS, MAX_CLUSTER, MAX_SHARD
+from store.config.types import (
+    ADDRESS,
+    DURATION,
+    DURATION_OR_ALL,
+    DURATION_OR_OFF,
+    PEER,
+    POSITIVE_DURATION,
+    SETTING,
+    SIZE,
+    SWITCH,
+)
+from store.config.units import format_size
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_LOG_FORMATS: Final = ("text", "json")
+_LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+_MAX_CONNECTIONS: Final = 1_000
+
+_path = functools.partial(click.Path, path_type=Path)
+_file = functools.partial(option, type=_path(), metavar="FILE", section="Access")
+
+
+def _connections(name: str, default: int, work: str) -> Decorator:
+    return option(
+        f"--{name}-connections",
+        type=click.IntRange(1, _MAX_CONNECTIONS),
+        default=default,
+        metavar="N",
+        show_default=True,
+        section="Running",
+        help=f"Database connections for {work}, at most.",
+    )
+
+
+_DATA: Final[tuple[Decorator, ...]] = (
+    option(
+        "--data-dir",
+        type=_path(),
+        metavar="DIR",
+        default="./storenode-data",
+        show_default=True,
+        section="Data",
+        help="Directory of the node: its embedded Postgres, its node ID. One node at a time.",
+    ),
+    option(
+        "--database-url",
+        metavar="URL",
+        section="Data",
+        help="Use this Postgres (14 or newer) instead of an embedded one; libpq's form, also with"
+        " several hosts. Set STORENODE_DATABASE_URL rather than the flag when it holds a password.",
+    ),
+    option(
+        "--postgres-setting",
+        type=SETTING,
+        multiple=True,
+        section="Data",
+        help="Setting of the embedded Postgres, such as shared_buffers=1GB; repeatable.",
+    ),
+    option(
+        "--start-timeout",
+        type=POSITIVE_DURATION,
+        default="30s",
+        show_default=True,
+        section="Data",
+        help="How long to try to reach the database at the start.",
+    ),
+)
+
+_LISTENERS: Final[tuple[Decorator, ...]] = (
+    option(
+        "--listen",
+        type=ADDRESS,
+        default="127.0.0.1:7420",
+        show_default=True,
+        section="Listeners",
+        help="Address for clients; port 0 picks a free one.",
+    ),
+    option(
+        "--peer-listen",
+        type=ADDRESS,
+        section="Listeners",
+        help="Address for other nodes; with TLS it must be given, without TLS it is that of"
+        " --listen unless given.",
+    ),
+    option(
+        "--admin-listen",
+        type=ADDRESS,
+        default="127.0.0.1:7421",
+        show_default=True,
+        section="Listeners",
+        help="Address for operators.",
+    ),
+    option(
+        "--metrics-listen",
+        type=ADDRESS,
+        default="127.0.0.1:7422",
+        show_default=True,
+        section="Listeners",
+        help="Address of /metrics, /healthz and /readyz, plain HTTP.",
+    ),
+    option(
+        "--insecure",
+        type=click.Choice(LISTENERS),
+        multiple=True,
+        section="Listeners",
+        help="Let this listener speak in clear beyond loopback; repeatable.",
+    ),
+)
+
+_ACCESS: Final[tuple[Decorator, ...]] = (
+    _file("--tls-cert", help="Certificate chain (PEM); all gRPC listeners then speak TLS."),
+    _file("--tls-key", help="Private key (PEM) of --tls-cert."),
+    _file("--tls-ca", help="Authorities (PEM) that sign the certificates of peers."),
+    _file(
+        "--client-ca",
+        help="Authorities (PEM): clients and operators must show a certificate signed by one.",
+    ),
+    option(
+        "--allow-peer",
+        metavar="ID",
+        multiple=True,
+        section="Access",
+        help="Node ID (first DNS name of its certificate) that may call --peer-listen; repeatable.",
+    ),
+    _file(
+        "--client-token-file",
+        help="Tokens, rights and limits of clients (TOML); without it everybody may do everything"
+        " but administer.",
+    ),
+)
+
+_MESSAGES: Final[tuple[Decorator, ...]] = (
+    option(
+        "--cluster",
+        type=click.IntRange(0, MAX_CLUSTER),
+        metavar="N",
+        default=1,
+        show_default=True,
+        section="Messages",
+        help="Cluster that the shards belong to.",
+    ),
+    option(
+        "--shard",
+        type=click.IntRange(0, MAX_SHARD),
+        metavar="N",
+        multiple=True,
+        section="Messages",
+        help="Accept only topics of this shard; repeatable. None: every topic is accepted.",
+    ),
+    option(
+        "--max-clock-drift",
+        type=DURATION_OR_OFF,
+        default="20s",
+        show_default=True,
+        section="Messages",
+        help="How far a publisher's timestamp may be from this node's clock.",
+    ),
+    option(
+        "--max-message-size",
+        type=SIZE,
+        default=format_size(MAX_MESSAGE_BYTES),
+        show_default=True,
+        section="Messages",
+        help="Size of one encoded message, all fields.",
+    ),
+    option(
+        "--retention",
+        type=DURATION_OR_OFF,
+        default="30d",
+        show_default=True,
+        section="Messages",
+        help="Age at which messages are dropped, a whole partition (a day) at a time.",
+    ),
+    option(
+        "--retention-size",
+        type=SIZE,
+        section="Messages",
+        help="Size of the store beyond which the oldest partitions are dropped.",
+    ),
+    option(
+        "--retention-interval",
+        type=POSITIVE_DURATION,
+        default="1m",
+        show_default=True,
+        section="Messages",
+        help="How often partitions are made ahead and old ones are dropped.",
+    ),
+    option(
+        "--retention-lock-timeout",
+        type=POSITIVE_DURATION,
+        default="250ms",
+        show_default=True,
+        section="Messages",
+        help="How long a drop may wait for locks, and so hold up others, before it gives up.",
+    ),
+)
+
+_PEERS: Final[tuple[Decorator, ...]] = (
+    option("--peer", type=PEER, multiple=True, section="Peers", help="Another node; repeatable."),
+    option(
+        "--sync-interval",
+        type=DURATION,
+        default="5m",
+        show_default=True,
+        section="Peers",
+        help="How often to reconcile with a peer; 0 switches it off.",
+    ),
+    option(
+        "--sync-range",
+        type=DURATION_OR_ALL,
+        default="1h",
+        show_default=True,
+        section="Peers",
+        help="How far back a reconciliation looks.",
+    ),
+    option(
+        "--sync-offset",
+        type=DURATION,
+        default="20s",
+        show_default=True,
+        section="Peers",
+        help="How much of the very latest a reconciliation leaves out.",
+    ),
+    option(
+        "--max-confirms",
+        type=click.IntRange(0),
+        metavar="N",
+        default=0,
+        show_default=True,
+        section="Peers",
+        help="Stores that must hold a message before it counts as confirmed.",
+    ),
+    option(
+        "--gossip",
+        type=SWITCH,
+        default="on",
+        show_default=True,
+        section="Peers",
+        help="Exchange messages with peers as they arrive.",
+    ),
+)
+
+_RUNNING: Final[tuple[Decorator, ...]] = (
+    _connections("write", 3, "publishing"),
+    _connections("read", 6, "look-ups and pages"),
+    _connections("bulk", 6, "scans and backlogs"),
+    option(
+        "--drain-timeout",
+        type=DURATION,
+        default="30s",
+        show_default=True,
+        section="Running",
+        help="How long calls under way may go on after SIGTERM.",
+    ),
+    option(
+        "--log-format",
+        type=click.Choice(_LOG_FORMATS),
+        show_default="text on a terminal, else json",
+        section="Running",
+        help="Form of the log on standard error.",
+    ),
+    option(
+        "--log-level",
+        type=click.Choice(_LOG_LEVELS),
+        default="info",
+        show_default=True,
+        section="Running",
+        help="Least level that is logged.",
+    ),
+)
+
+_ALL: Final = (*_DATA, *_LISTENERS, *_ACCESS, *_MESSAGES, *_PEERS, *_RUNNING)
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command all options of `storenode run`."""
+    for decorate in reversed(_ALL):
+        command = decorate(command)
+    return command

@@ -1,0 +1,136 @@
+"""gRPC servers: made with one set of options, bound to an address, stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from message.limits import MAX_PEER_REQUEST_BYTES, MAX_REQUEST_BYTES
+from store.rpc.tls import TlsFiles, server_credentials
+
+MAX_STREAMS_PER_CONNECTION: Final = 10_000
+"""Calls under way over one connection; thousands of followers may share one."""
+
+MAX_METADATA_BYTES: Final = 16 * 1024
+
+KEEPALIVE_MS: Final = 60_000
+KEEPALIVE_TIMEOUT_MS: Final = 20_000
+"""A peer that does not answer pings for this long is gone: what its calls hold is freed."""
+
+MIN_PING_INTERVAL_MS: Final = 10_000
+"""Clients may ping this often without data; those that ping more are disconnected."""
+
+
+class BindError(Exception):
+    """An address that cannot be listened on; one sentence that names the option."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """What an option asks for; `host` is a name or an IP address without brackets."""
+
+    option: str
+    host: str
+    port: int
+
+    def with_port(self, port: int) -> str:
+        """HOST:PORT, with brackets around an IPv6 address."""
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+
+    def __str__(self) -> str:
+        return self.with_port(self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A server that listens; `address` has the real port."""
+
+    server: grpc.aio.Server
+    address: str
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        await self.server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept nothing new, let calls under way end within `grace_s`, then cancel them."""
+        await self.server.stop(grace_s)
+
+
+def bind(
+    where: ListenAddress,
+    handlers: Sequence[grpc.GenericRpcHandler],
+    tls: TlsFiles | None = None,
+    *,
+    peers: bool = False,
+) -> Listener:
+    """Make a server on an address, which queues connections until it is started.
+
+    `peers`: the larger requests of other nodes are let in.
+
+    Raises:
+        BindError: The address is in use, not this machine's, or not allowed.
+        TlsError: The certificate cannot be used.
+    """
+    server = grpc.aio.server(options=_options(peers=peers))
+    server.add_generic_rpc_handlers(tuple(handlers))
+    credentials = None if tls is None else server_credentials(tls)
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(str(where))
+        else:
+            port = server.add_secure_port(str(where), credentials)
+    except RuntimeError as error:
+        raise bind_error(where.option, where.host, where.port) from error
+    return Listener(server, where.with_port(port))
+
+
+def bind_error(option: str, host: str, port: int) -> BindError:
+    """Say why an address cannot be bound; the reason is found by trying with a plain socket."""
+    address = ListenAddress(option, host, port)
+    return BindError(
+        f"{option} {address} cannot be listened on ({_reason(host, port)}): stop what uses it, or"
+        f" give another address."
+    )
+
+
+async def stop_all(listeners: Sequence[Listener], grace_s: float) -> None:
+    """Stop servers together, so that their times of grace are one."""
+    await asyncio.gather(*(listener.stop(grace_s) for listener in listeners))
+
+
+def _options(*, peers: bool) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", MAX_PEER_REQUEST_BYTES if peers else MAX_REQUEST_BYTES),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+        # A second node on the same port must fail instead of taking half of the calls.
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+    ]
+
+
+def _reason(host: str, port: int) -> str:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        return error.strerror or str(error)
+    with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            return os.strerror(error.errno) if error.errno else str(error)
+    return "it was in use a moment ago"

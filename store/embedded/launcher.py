@@ -7,7 +7,8 @@ them (Postgres documentation, section "The PostgreSQL User Account").
 
 Options: `parent` is the process ID that must still be the parent; `uid` and `gid` are the account
 to become, or null to stay; `watch_fd` is the reading end of a pipe whose only writing end the
-parent holds, or null where the kernel can signal the death of a parent.
+parent holds, or null where the kernel can signal the death of a parent. A byte in that pipe
+dismisses the watchdog, its bare end means that the parent died.
 """
 
 import ctypes
@@ -19,6 +20,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _CANNOT_LAUNCH_STATUS = 126
+_MAX_INHERITED_FD = 1024
 
 
 def become(uid: int, gid: int) -> None:
@@ -57,14 +59,13 @@ def leave_watchdog(watch_fd: int) -> None:
 
 
 def watch(watch_fd: int, target: int) -> None:
-    """Wait for the end of the pipe, holding nothing else open, then stop the target."""
-    os.setsid()
-    os.dup2(watch_fd, 0)
-    os.closerange(1, os.sysconf("SC_OPEN_MAX"))
-    while os.read(0, 1):
-        pass
+    """Stop the target at the end of the pipe, holding nothing else of the parent's open."""
     try:
-        os.kill(target, signal.SIGINT)
+        os.setsid()
+        os.dup2(watch_fd, 0)
+        os.closerange(1, _MAX_INHERITED_FD)
+        if not os.read(0, 1):
+            os.kill(target, signal.SIGINT)
     finally:
         os._exit(0)
 

@@ -1,5 +1,6 @@
 """What a previous supervisor may have left behind: a server that runs, or a stale pid file."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -29,9 +30,9 @@ def clear_predecessor(data: DataDir, timeout_s: float, emit: Callable[..., None]
     if data.is_served_by(found.pid):
         emit("waiting", pid=found.pid)
         _stop(data, found.pid, timeout_s)
-        return
     line = command_line(found.pid)
     if line is None:
+        _forget_zombie(data, found.pid)
         return
     if "postgres" in line or "postmaster" in line:
         raise EmbeddedPostgresError(
@@ -40,6 +41,18 @@ def clear_predecessor(data: DataDir, timeout_s: float, emit: Callable[..., None]
         )
     # The ID was given to some other program, which Postgres would take for a server.
     data.forget_pid_file()
+
+
+def _forget_zombie(data: DataDir, pid: int) -> None:
+    """Remove the file of a server that ended and that nobody has waited for yet.
+
+    Postgres takes it for a running one; in a container whose first process never waits, for ever.
+    Remaining processes of that server are found by its shared memory, whose key comes from the
+    cluster.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, 0)
+        data.forget_pid_file()
 
 
 def _stop(data: DataDir, pid: int, timeout_s: float) -> None:

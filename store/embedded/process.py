@@ -1,16 +1,15 @@
 """Starting Postgres programs, reading what they say, and looking at foreign processes."""
 
-import contextlib
 import json
 import os
 import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from store.embedded.account import Account
 from store.embedded.limits import (
@@ -74,8 +73,8 @@ class Launch:
         Raises:
             ProgramFailedError: It failed, or took longer than `timeout_s`.
         """
-        with parent_death_pipe() as watch_fd:
-            child = self.popen(command, stdin=subprocess.PIPE, watch_fd=watch_fd)
+        with WatchPipe() as watch:
+            child = self.popen(command, stdin=subprocess.PIPE, watch_fd=watch.reading)
             try:
                 output, _ = child.communicate(stdin.encode(), timeout=timeout_s)
             except subprocess.TimeoutExpired:
@@ -90,18 +89,31 @@ class Launch:
         return text
 
 
-@contextlib.contextmanager
-def parent_death_pipe(*, wanted: bool = not KERNEL_SIGNALS_PARENT_DEATH) -> Iterator[int | None]:
-    """The reading end for a watchdog of a pipe that only we can write; None if not wanted."""
-    if not wanted:
-        yield None
-        return
-    reading, writing = os.pipe()
-    try:
-        yield reading
-    finally:
-        os.close(reading)
-        os.close(writing)
+class WatchPipe:
+    """The pipe by which a watchdog learns of our death; without descriptors if not wanted.
+
+    `reading` is the end to pass on. Nobody else may hold the writing end, and nobody does: it is
+    closed in whatever this process executes.
+    """
+
+    def __init__(self, *, wanted: bool = not KERNEL_SIGNALS_PARENT_DEATH) -> None:
+        self._ends = os.pipe() if wanted else None
+        self.reading = self._ends[0] if self._ends else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.dismiss()
+
+    def dismiss(self) -> None:
+        """Send the watchdog away when what it watches has ended: its ID may be reused."""
+        ends, self._ends = self._ends, None
+        if ends is not None:
+            reading, writing = ends
+            os.write(writing, b"d")
+            os.close(writing)
+            os.close(reading)
 
 
 def clean_environment() -> Mapping[str, str]:
@@ -180,11 +192,16 @@ class OutputPump:
         try:
             if self._log.exists() and self._log.stat().st_size + len(chunk) > MAX_LOG_BYTES:
                 self._log.replace(self._log.with_name(self._log.name + ".1"))
-            with open(self._log, "ab", opener=_private_opener) as out:
+            fd = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            with os.fdopen(fd, "ab") as out:
+                give_to_owner_of(self._log.parent, fd)
                 out.write(chunk)
         except OSError:
             return
 
 
-def _private_opener(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def give_to_owner_of(directory: Path, fd: int) -> None:
+    """Let a file that root writes belong to whom its directory belongs, who may come next."""
+    if os.geteuid() == 0:
+        about = directory.stat()
+        os.fchown(fd, about.st_uid, about.st_gid)

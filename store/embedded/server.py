@@ -1,11 +1,9 @@
 """One life of the server process: from its launch to its exit."""
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
-import threading
 import time
 from dataclasses import dataclass
 
@@ -13,7 +11,7 @@ from store.embedded.account import Account
 from store.embedded.binaries import Installation
 from store.embedded.datadir import DataDir, child_view
 from store.embedded.limits import KILL_TIMEOUT_S, OUTPUT_DRAIN_S, POLL_INTERVAL_S
-from store.embedded.process import KERNEL_SIGNALS_PARENT_DEATH, OutputPump, complaint
+from store.embedded.process import KERNEL_SIGNALS_PARENT_DEATH, OutputPump, WatchPipe, complaint
 from store.embedded.settings import command_settings
 
 _READY = "ready"
@@ -39,11 +37,12 @@ class Server:
         self.port = port
         self.launched_at_s = time.monotonic()
         self._data = plan.data
-        self._watch = _WatchPipe(wanted=plan.watch_by_pipe)
+        self._stuck: str | None = None
+        self._watch = WatchPipe(wanted=plan.watch_by_pipe)
         try:
             self._child = self._launch(plan)
         except BaseException:
-            self._watch.close()
+            self._watch.dismiss()
             raise
         assert self._child.stdout is not None
         self._pump = OutputPump(self._child.stdout, plan.data.log)
@@ -56,8 +55,7 @@ class Server:
     def await_ready(self, silence_s: float) -> bool:
         """Wait until the server accepts connections; False when it exits first.
 
-        Raises:
-            TimeoutError: It said nothing for `silence_s` seconds; it runs on.
+        One that says nothing for `silence_s` seconds is ended by force.
         """
         heard, deadline = -1, 0.0
         while True:
@@ -70,28 +68,33 @@ class Server:
             if self._pump.bytes_read != heard:
                 heard, deadline = self._pump.bytes_read, time.monotonic() + silence_s
             if time.monotonic() > deadline:
-                raise TimeoutError
+                self._stuck = f"it said nothing for {silence_s:g} s while starting"
+                self.end_by_force()
+                return False
 
     def wait(self) -> None:
         """Wait for the exit of the postmaster, and for that of the processes it may leave."""
         self._child.wait()
         self._pump.join(OUTPUT_DRAIN_S)
-        self._watch.close()
+        self._watch.dismiss()
 
     def send(self, number: signal.Signals) -> None:
         """Send the postmaster a signal; nothing happens when it has ended."""
         # Popen checks first whether the child was waited for, so no reused ID is hit.
         self._child.send_signal(number)
 
-    def end_by_force(self, gone: threading.Event) -> None:
-        """Cut the shutdown short, at last by SIGKILL, until `gone` is set."""
+    def end_by_force(self) -> None:
+        """Cut the shutdown short, at last by SIGKILL; another thread may be in `wait`."""
         for number in (signal.SIGQUIT, signal.SIGKILL):
             self.send(number)
-            if gone.wait(KILL_TIMEOUT_S):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(KILL_TIMEOUT_S)
                 return
 
     def why_it_ended(self) -> str:
         """The reason of the exit: a signal's name or the server's last complaint."""
+        if self._stuck is not None:
+            return self._stuck
         status = self._child.returncode
         if status is not None and status < 0:
             return f"killed by {signal.Signals(-status).name}"
@@ -110,22 +113,6 @@ class Server:
         with child_view(plan.data.cluster, plan.account) as (launch, path):
             command = [plan.binaries.program("postgres"), "-D", path, *settings]
             return launch.popen(command, stdin=subprocess.DEVNULL, watch_fd=self._watch.reading)
-
-
-class _WatchPipe:
-    """The pipe by which a watchdog learns of our death; without descriptors if not wanted."""
-
-    def __init__(self, *, wanted: bool) -> None:
-        self.reading: int | None = None
-        self._ends: tuple[int, ...] = ()
-        if wanted:
-            self._ends = os.pipe()
-            self.reading = self._ends[0]
-
-    def close(self) -> None:
-        ends, self._ends = self._ends, ()
-        for end in ends:
-            os.close(end)
 
 
 def choose_port(preferred: int | None) -> int:

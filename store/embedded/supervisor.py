@@ -10,6 +10,7 @@ on a parent's death is tied to the thread that forked, so that thread must live 
 server. A server that exits unasked is restarted, on the same port if that is still free.
 """
 
+import contextlib
 import logging
 import signal
 import threading
@@ -20,12 +21,12 @@ from typing import Self
 
 from store.embedded import binaries
 from store.embedded.account import account_for
-from store.embedded.datadir import Access, DataDir, child_view
+from store.embedded.datadir import Access, DataDir
 from store.embedded.errors import EmbeddedPostgresError
 from store.embedded.initdb import make_cluster, remove_leftovers, reset_password
 from store.embedded.limits import MAX_BACKOFF_S, MIN_BACKOFF_S, STABLE_RUN_S
 from store.embedded.orphan import clear_predecessor
-from store.embedded.process import KERNEL_SIGNALS_PARENT_DEATH, ProgramFailedError
+from store.embedded.process import KERNEL_SIGNALS_PARENT_DEATH, Launch, ProgramFailedError
 from store.embedded.server import Plan, Server, choose_port
 from store.embedded.settings import EmbeddedSettings, refuse_managed
 
@@ -77,9 +78,9 @@ class EmbeddedPostgres:
             self._gone.clear()
             self._failure = None
             refuse_managed(self._settings.extra)
-            self._data.prepare()
-            self._data.lock()
             try:
+                self._data.prepare()
+                self._data.lock()
                 self._start_locked()
             except BaseException as error:
                 self._end_keeper()
@@ -153,13 +154,18 @@ class EmbeddedPostgres:
         self._settled.wait()
         if self._failure is not None:
             raise self._explained(self._failure)
+        if self._stopping.is_set():
+            raise EmbeddedPostgresError(
+                f"The embedded Postgres in {self._data.path} was stopped while it was starting:"
+                " start it again if it is wanted."
+            )
 
     def _plan(self) -> Plan:
         data = self._data
         major = data.cluster_major()
+        chosen = binaries.choose(major)
         account = account_for(data.cluster)
-        with child_view(data.path, account) as (launch, _):
-            installation = binaries.reachable(binaries.choose(major), launch)
+        installation = binaries.reachable(chosen, Launch(account))
         self._version = installation.version
         remove_leftovers(data)
         if major is None:
@@ -230,13 +236,9 @@ class EmbeddedPostgres:
             return self._server
 
     def _watched(self, server: Server, event: str) -> bool:
-        try:
-            ready = server.await_ready(self._settings.start_timeout_s)
-            if ready and not self._stopping.is_set():
-                self._publish(server, event)
-        except TimeoutError:
-            ready = False
-            server.send(signal.SIGQUIT)
+        ready = server.await_ready(self._settings.start_timeout_s)
+        if ready and not self._stopping.is_set():
+            self._publish(server, event)
         server.wait()
         with self._hand_over:
             self._server = None
@@ -246,7 +248,9 @@ class EmbeddedPostgres:
         self._port = server.port
         if self._access is not None and self._access.port != server.port:
             self._access = Access(self._access.password, server.port)
-            self._data.write_access(self._access)
+            # To find the same port free next time is a convenience; a full disk may forbid it.
+            with contextlib.suppress(OSError):
+                self._data.write_access(self._access)
         seconds = _since(server.launched_at_s)
         self._emit(event, pid=server.pid, port=server.port, version=self._version, seconds=seconds)
         self._settled.set()
@@ -264,7 +268,7 @@ class EmbeddedPostgres:
         if not self._gone.wait(self._settings.stop_timeout_s):
             server = self._server
             if server is not None:
-                server.end_by_force(self._gone)
+                server.end_by_force()
         self._keeper.join()
         self._keeper = None
 

@@ -1,0 +1,37 @@
+"""One cluster that is made once; tests that only need some cluster work on copies of it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from tests.embedded.helpers import insert
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stopped data directory whose table `kept` holds the value 1."""
+    data_dir = tmp_path_factory.mktemp("made-once") / "data"
+    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+        insert(server.url, 1)
+    return data_dir
+
+
+@pytest.fixture
+def data_dir(made_once: Path, tmp_path: Path) -> Path:
+    """A copy of that directory for one test, with owners and modes as they were."""
+    copy = tmp_path / "data"
+    _copy(made_once, copy)
+    return copy
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)
+    for path in [source, *source.rglob("*")]:
+        _own_like(path, target / path.relative_to(source))
+
+
+def _own_like(source: Path, target: Path) -> None:
+    about = source.lstat()
+    shutil.chown(target, about.st_uid, about.st_gid)

@@ -1,0 +1,119 @@
+"""As root and without privileges, in directories that only their owner may enter."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from store.embedded import (
+    EmbeddedPostgres,
+    EmbeddedPostgresError,
+    EmbeddedSettings,
+    account,
+    binaries,
+)
+from store.embedded.process import Launch
+from tests.embedded.helpers import AS_ROOT, insert, node, open_directory, unprivileged, values
+
+
+def _private_installation(below: Path) -> binaries.Installation:
+    """The programs as they are in an environment below a directory of mode 0700."""
+    source = binaries.choose(None)
+    package = source.bin_dir.parents[1]
+    ignored = shutil.ignore_patterns("include", "*.a")
+    for tree in (source.bin_dir.parent, package.with_name(package.name + ".libs")):
+        if tree.is_dir():
+            target = below / "private" / tree.relative_to(package.parent)
+            shutil.copytree(tree, target, ignore=ignored, symlinks=True)
+    bin_dir = below / "private" / source.bin_dir.relative_to(package.parent)
+    (below / "private").chmod(0o700)
+    return binaries.Installation(bin_dir, source.version, movable=True)
+
+
+def test_everything_below_a_private_directory_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_directory() as base:
+        hidden = _private_installation(base)
+        copies = base / "copies"
+        copies.mkdir()
+        monkeypatch.setattr(binaries, "choose", lambda _major: hidden)
+        monkeypatch.setattr(binaries, "_PRIVATE_COPY_BASES", (str(copies),))
+        parents = [base / "private", base, *base.parents]
+        modes = [each.stat().st_mode for each in parents]
+        for value in (1, 2):
+            with EmbeddedPostgres(EmbeddedSettings(base / "private" / "data")) as server:
+                insert(server.url, value)
+                assert values(server.url)[-1] == value
+        assert [each.stat().st_mode for each in parents] == modes
+        assert len([*copies.glob("storenode/*")]) == (1 if AS_ROOT else 0)
+
+
+def test_programs_are_copied_only_where_root_alone_can_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    who = account.account_for(Path("/nonexistent"))
+    with open_directory() as base:
+        hidden = _private_installation(base)
+        shared = base / "shared"
+        (shared / "storenode").mkdir(parents=True)
+        (shared / "storenode").chmod(0o777)
+        linked = base / "linked"
+        linked.mkdir()
+        (linked / "storenode").symlink_to(shared)
+        good = base / "good"
+        good.mkdir()
+        places = (str(base / "absent"), str(shared), str(linked), str(good))
+        monkeypatch.setattr(binaries, "_PRIVATE_COPY_BASES", places)
+        found = binaries.reachable(hidden, Launch(who))
+        assert [*(shared / "storenode").iterdir()] == []
+        if AS_ROOT:
+            assert found.bin_dir.is_relative_to(good)
+            writable = [p for p in good.rglob("*") if p.stat().st_mode & 0o022]
+            assert writable == []
+        else:
+            assert found == hidden
+
+
+def test_a_node_without_privileges_has_its_own_database() -> None:
+    options = unprivileged()
+    with open_directory() as base:
+        uid = options.get("uid", os.geteuid())
+        assert isinstance(uid, int)
+        os.chown(base, uid, -1)
+        for value in (1, 2):
+            with node(base / "data", **options) as running:
+                insert(running.said["url"], value)
+                assert values(running.said["url"])[-1] == value
+                assert running.stop() == 0
+        assert {path.stat().st_uid for path in base.rglob("*")} == {uid}
+        # Whoever has the rights may serve it in between; it stays its owner's.
+        with EmbeddedPostgres(EmbeddedSettings(base / "data")) as server:
+            assert values(server.url) == [1, 2]
+        assert {path.stat().st_uid for path in base.rglob("*")} == {uid}
+        with node(base / "data", **options) as running:
+            assert values(running.said["url"]) == [1, 2]
+
+
+def test_the_servers_account_is_the_owner_of_the_cluster(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = data_dir / "postgres"
+    owner = cluster.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    chosen = account.account_for(cluster)
+    assert chosen is not None
+    assert chosen.uid == owner != 0
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(EmbeddedPostgresError, match=f"belongs to user ID {owner}"):
+        account.account_for(cluster)
+
+
+def test_a_cluster_of_roots_is_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(EmbeddedPostgresError, match="chown -R"):
+        account.account_for(Path("/usr"))
+    monkeypatch.setattr(account, "_PREFERRED_NAMES", ("no-such-account",))
+    with pytest.raises(EmbeddedPostgresError, match="create the account `storenode`"):
+        account.account_for(Path("/nonexistent"))

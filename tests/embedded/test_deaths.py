@@ -1,0 +1,171 @@
+"""Sudden deaths: of the process that runs the server, of the server, and of what they left."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from store.embedded import (
+    EmbeddedPostgres,
+    EmbeddedPostgresError,
+    EmbeddedSettings,
+    orphan,
+    running_url,
+)
+from store.embedded import server as server_module
+from tests.embedded.helpers import PATIENCE_S, Events, insert, node, values, wait_gone
+
+
+@pytest.mark.parametrize("watch_by_pipe", [False, True], ids=["kernel", "watchdog"])
+def test_the_server_goes_when_its_node_is_killed(data_dir: Path, *, watch_by_pipe: bool) -> None:
+    with node(data_dir, watch_by_pipe=watch_by_pipe) as running:
+        insert(running.said["url"], 2)
+        running.kill()
+        wait_gone(running.said["pid"])
+    assert running_url(data_dir) is None
+    assert "received fast shutdown request" in (data_dir / "postgres.log").read_text()
+    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+        assert values(server.url) == [1, 2]
+
+
+def test_a_node_that_follows_at_once_waits_for_the_old_server(data_dir: Path) -> None:
+    with node(data_dir) as running:
+        insert(running.said["url"], 2)
+        running.kill()
+        with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+            assert server.pid != running.said["pid"]
+            assert values(server.url) == [1, 2]
+
+
+def test_a_server_that_outlived_its_node_is_stopped_first(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orphan, "KILL_TIMEOUT_S", 0.2)
+    with node(data_dir) as running:
+        old = psutil.Process(running.said["pid"])
+        # Stopped like this it cannot act on its parent's death: it is found fully alive.
+        old.suspend()
+        running.kill()
+        events = Events()
+        server = EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2), events)
+        server.start()
+        assert events.wait_for("waiting")["pid"] == old.pid
+        wait_gone(old.pid)
+        assert values(server.url) == [1]
+        server.stop()
+
+
+@pytest.mark.parametrize("victim", ["postmaster", "backend"])
+def test_a_killed_server_is_restarted_with_its_data(data_dir: Path, victim: str) -> None:
+    events = Events()
+    with EmbeddedPostgres(EmbeddedSettings(data_dir), events) as server:
+        url, first = server.url, events.wait_for("started")["pid"]
+        insert(url, 2)
+        assert isinstance(first, int)
+        if victim == "backend":
+            # The postmaster recovers by itself from the death of one of its processes.
+            children = psutil.Process(first).children()
+            checkpointer = next(each for each in children if "checkpointer" in each.cmdline()[0])
+            checkpointer.kill()
+            wait_gone(checkpointer.pid)
+            os.kill(first, signal.SIGQUIT)
+        else:
+            os.kill(first, signal.SIGKILL)
+        assert events.wait_for("exited")["pid"] == first
+        restarted = events.wait_for("restarted")
+        assert restarted["pid"] == server.pid != first
+        assert server.url == url
+        assert values(url) == [1, 2]
+
+
+def test_an_exit_is_reported_with_its_reason_and_recovery(data_dir: Path) -> None:
+    events = Events()
+    with EmbeddedPostgres(EmbeddedSettings(data_dir), events) as server:
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        assert events.wait_for("exited")["reason"] == "killed by SIGKILL"
+        events.wait_for("recovering")
+        events.wait_for("restarted")
+
+
+def test_a_server_that_keeps_dying_is_restarted_every_time(data_dir: Path) -> None:
+    events = Events()
+    with EmbeddedPostgres(EmbeddedSettings(data_dir), events) as server:
+        pids = {server.pid}
+        for _ in range(3):
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGKILL)
+            pids.add(events.wait_for("restarted")["pid"])  # type: ignore[arg-type]
+        assert len(pids) == 4
+        assert values(server.url) == [1]
+
+
+def test_stop_comes_through_while_the_server_cannot_restart(data_dir: Path) -> None:
+    events = Events()
+    server = EmbeddedPostgres(EmbeddedSettings(data_dir), events)
+    server.start()
+    assert server.pid is not None
+    control = data_dir / "postgres" / "global" / "pg_control"
+    control.rename(control.with_name("hidden"))
+    os.kill(server.pid, signal.SIGKILL)
+    assert events.wait_for("exited")["reason"] == "killed by SIGKILL"
+    assert "pg_control" in str(events.wait_for("exited")["reason"])
+    server.stop()
+    control.with_name("hidden").rename(control)
+    with server:
+        assert values(server.url) == [1]
+
+
+def test_a_server_that_hangs_is_stopped_by_force(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "KILL_TIMEOUT_S", 0.2)
+    server = EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2))
+    server.start()
+    assert server.pid is not None
+    process = psutil.Process(server.pid)
+    process.suspend()
+    server.stop()
+    wait_gone(process.pid)
+    with server:
+        assert values(server.url) == [1]
+
+
+def test_a_stale_pid_file_is_no_obstacle(data_dir: Path) -> None:
+    pid_file = data_dir / "postgres" / "postmaster.pid"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(PATIENCE_S)
+    _leave_pid_file(pid_file, ended.pid)
+    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+        assert values(server.url) == [1]
+
+
+def test_a_pid_file_whose_process_is_now_another_program_is_no_obstacle(data_dir: Path) -> None:
+    owner = (data_dir / "postgres").stat().st_uid
+    # The same account as the server's, or Postgres would not mistake it for one.
+    other = subprocess.Popen(["sh", "-c", "read end"], stdin=subprocess.PIPE, user=owner)
+    _leave_pid_file(data_dir / "postgres" / "postmaster.pid", other.pid)
+    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+        assert values(server.url) == [1]
+    assert other.poll() is None
+    other.communicate(b"\n", timeout=PATIENCE_S)
+
+
+def test_a_server_of_somebody_else_on_the_cluster_is_left_alone(data_dir: Path) -> None:
+    # A program with such a name stands for a server that was started by hand.
+    other = subprocess.Popen(["sh", "-c", "read end", "postgres"], stdin=subprocess.PIPE)
+    _leave_pid_file(data_dir / "postgres" / "postmaster.pid", other.pid)
+    with pytest.raises(EmbeddedPostgresError, match=f"Process {other.pid} is a Postgres server"):
+        EmbeddedPostgres(EmbeddedSettings(data_dir)).start()
+    assert other.poll() is None
+    other.communicate(b"\n", timeout=PATIENCE_S)
+
+
+def _leave_pid_file(path: Path, pid: int) -> None:
+    path.write_text(f"{pid}\n{path.parent}\n1\n5432\n\n127.0.0.1\n\nready   \n")
+    os.chown(path, path.parent.stat().st_uid, -1)
+    path.chmod(0o600)

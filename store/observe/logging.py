@@ -1,6 +1,6 @@
 """Structured logs on standard error: one line of text or JSON per event.
 
-Fields of every line: `timestamp` (RFC 3339, UTC), `level`, `event`, `logger`, and what the event
+Fields of every line: `timestamp` (RFC 3339, UTC), `level`, `event`, `component`, and what the event
 brings; inside a call also `request_id`. Standard output is not for logs: a node prints its ready
 line there. Warnings and errors pass a `FloodGate`, so that bad input cannot flood the log.
 """
@@ -39,8 +39,8 @@ leave_request_context = reset_contextvars
 
 
 def get_logger(name: str) -> Logger:
-    """A logger whose lines carry `logger=name`; cheap enough for module level."""
-    return cast("Logger", structlog.get_logger(logger=name))
+    """A logger whose lines carry `component=name`; cheap enough for module level."""
+    return cast("Logger", structlog.get_logger(component=name))
 
 
 def configure(log_format: str, level: str, stream: TextIO | None = None) -> None:
@@ -121,7 +121,7 @@ def _configure_libraries(threshold: int, renderer: Processor, out: _Unbreakable)
     handler = logging.StreamHandler(cast("TextIO", out))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.add_logger_name, *_shared()],
+            foreign_pre_chain=[_name_library, *_shared()],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 *_ending(),
@@ -164,6 +164,11 @@ def _stop_floods(_logger: WrappedLogger, method: str, event: EventDict) -> Event
         raise structlog.DropEvent
     if missed:
         event["suppressed"] = missed
+    return event
+
+
+def _name_library(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    event["component"] = event["_record"].name
     return event
 
 

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 
@@ -26,6 +26,9 @@ KEEPALIVE_TIMEOUT_MS: Final = 20_000
 
 MIN_PING_INTERVAL_MS: Final = 10_000
 """Clients may ping this often without data; those that ping more are disconnected."""
+
+
+Handler: TypeAlias = "grpc.GenericRpcHandler[Any, Any]"
 
 
 class BindError(Exception):
@@ -66,7 +69,7 @@ class Listener:
 
 def bind(
     where: ListenAddress,
-    handlers: Sequence[grpc.GenericRpcHandler],
+    handlers: Sequence[Handler],
     tls: TlsFiles | None = None,
     *,
     peers: bool = False,

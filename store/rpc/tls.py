@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ssl
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import grpc
 
@@ -49,7 +50,10 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """
     source = _Reloader(files)
     return grpc.dynamic_ssl_server_credentials(
-        source.current, source.fetch, require_client_authentication=files.client_ca is not None
+        source.current,
+        # The stubs leave out that the library takes None for "no change".
+        cast("Callable[[], grpc.ServerCertificateConfiguration]", source.fetch),
+        require_client_authentication=files.client_ca is not None,
     )
 
 

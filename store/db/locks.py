@@ -1,0 +1,22 @@
+"""Keys of the advisory locks, which are the same for every node on one database.
+
+A transaction takes them in this order, after the tables' own locks: PARTITIONS before the tables
+that it creates, COMMIT_ORDER last of all. The upper half spells "stor", so that other programs in
+the same database are not met by accident.
+"""
+
+from typing import Final
+
+_NAMESPACE: Final = 0x73746F72 << 32
+
+COMMIT_ORDER: Final = _NAMESPACE | 1
+"""Held by a writing transaction for its last step: positions appear in commit order."""
+
+PARTITIONS: Final = _NAMESPACE | 2
+"""Held while partitions are created or dropped."""
+
+MAINTENANCE: Final = _NAMESPACE | 3
+"""Held by the session of the one node that does the maintenance."""
+
+MIGRATION: Final = _NAMESPACE | 4
+"""Held while the schema is upgraded."""

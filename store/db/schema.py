@@ -1,0 +1,114 @@
+"""The tables as the newest migration leaves them, for comparison with what a database has.
+
+Statements elsewhere are plain SQL; nothing is generated from these definitions but the search for
+differences (`storenode db check`). Partitions are not listed: Postgres's own catalog is the truth
+about them.
+"""
+
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
+
+SCHEMA: Final = "storenode"
+FINE_TABLE: Final = "messages"
+COARSE_TABLES: Final = ("hashes", "sds", "topics")
+COMMITS_TABLE: Final = "commits"
+PARTITIONED_TABLES: Final = (FINE_TABLE, *COARSE_TABLES, COMMITS_TABLE)
+"""In the order in which their locks are taken."""
+
+SEQUENCES: Final = ("batch_seq", "position_seq")
+OLDEST_POSTGRES: Final = 140_000
+"""``server_version_num`` of the oldest supported release."""
+
+metadata: Final = sa.MetaData(schema=SCHEMA)
+
+_NOW: Final = sa.func.clock_timestamp()
+
+
+def _timestamp(name: str = "ts") -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, primary_key=True, autoincrement=False)
+
+
+sa.Table(
+    "store",
+    metadata,
+    sa.Column("store_id", sa.Uuid, primary_key=True, server_default=sa.func.gen_random_uuid()),
+    sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=_NOW),
+    sa.Column("horizon_ns", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Index("store_one_row_idx", sa.text("(true)"), unique=True),
+)
+
+sa.Table(
+    "messages",
+    metadata,
+    _timestamp(),
+    sa.Column("hash", sa.LargeBinary, primary_key=True),
+    sa.Column("topic", sa.Uuid, nullable=False),
+    sa.Column("batch", sa.BigInteger, nullable=False),
+    sa.Column("head", sa.LargeBinary, nullable=False),
+    sa.Column("payload", sa.LargeBinary, nullable=False),
+    sa.Column("tail", sa.LargeBinary, nullable=False),
+    sa.Index("messages_topic_idx", "topic", "ts", "hash"),
+    sa.Index("messages_batch_idx", "batch"),
+    postgresql_partition_by="RANGE (ts)",
+)
+
+sa.Table(
+    "hashes",
+    metadata,
+    sa.Column("hash", sa.LargeBinary, primary_key=True),
+    _timestamp(),
+    sa.Column("topic", sa.Uuid, nullable=False),
+    postgresql_partition_by="RANGE (ts)",
+)
+
+sa.Table(
+    "sds",
+    metadata,
+    sa.Column("key", sa.Uuid, primary_key=True),
+    sa.Column("channel_key", sa.Uuid, nullable=False),
+    _timestamp(),
+    sa.Column("hash", sa.LargeBinary, primary_key=True),
+    sa.Column("channel", sa.LargeBinary, nullable=False),
+    sa.Column("message_id", sa.LargeBinary, nullable=False),
+    sa.Column("sender", sa.LargeBinary, nullable=False),
+    sa.Column("lamport", sa.BigInteger),
+    sa.Column("parent_keys", ARRAY(sa.Uuid), nullable=False),
+    sa.Column("parent_ids", ARRAY(sa.LargeBinary), nullable=False),
+    sa.Column("parent_hints", ARRAY(sa.LargeBinary), nullable=False),
+    sa.CheckConstraint(
+        "cardinality(parent_keys) = cardinality(parent_ids)"
+        " AND cardinality(parent_keys) = cardinality(parent_hints)",
+        name="sds_parents_check",
+    ),
+    sa.Index("sds_channel_idx", "channel_key", "ts", "hash"),
+    postgresql_partition_by="RANGE (ts)",
+)
+
+sa.Table(
+    "topics",
+    metadata,
+    sa.Column("key", sa.Uuid, primary_key=True),
+    _timestamp(),
+    sa.Column("pubsub_topic", sa.Text(collation="C"), nullable=False),
+    sa.Column("content_topic", sa.Text(collation="C"), nullable=False),
+    sa.Index("topics_pubsub_idx", "pubsub_topic"),
+    sa.Index("topics_content_idx", "content_topic"),
+    postgresql_partition_by="RANGE (ts)",
+)
+
+sa.Table(
+    "commits",
+    metadata,
+    _timestamp("position"),
+    sa.Column("batch", sa.BigInteger, nullable=False),
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("messages", sa.Integer, nullable=False),
+    sa.Column("min_ts", sa.BigInteger, nullable=False),
+    sa.Column("max_ts", sa.BigInteger, nullable=False),
+    sa.Column("topics", ARRAY(sa.Uuid)),
+    sa.Column("source", sa.Text, nullable=False),
+    sa.Column("committed_at", sa.DateTime(timezone=True), nullable=False, server_default=_NOW),
+    postgresql_partition_by="RANGE (position)",
+)

@@ -1,0 +1,59 @@
+"""What tests of every kind share: a Postgres server, its databases, and how properties are tried.
+
+`postgres` is one server for the whole run. `database_url` names a fresh database with the newest
+schema, `empty_database_url` one without any; both are dropped after the test.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from store.db.migrate import upgrade
+from tests.support.postgres import PostgresServer
+
+settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("search", parent=settings.get_profile("ci"), derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """The server that tests share."""
+    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres: PostgresServer) -> str:
+    """Name of a database with the newest schema, to be copied."""
+    name = postgres.create_database()
+    upgrade(postgres.url(name))
+    return name
+
+
+@pytest.fixture
+def database_url(postgres: PostgresServer, template_database: str) -> Iterator[str]:
+    """URL of a fresh database with the newest schema and no messages."""
+    name = postgres.create_database(template_database)
+    yield postgres.url(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def empty_database_url(postgres: PostgresServer) -> Iterator[str]:
+    """URL of a fresh database without a schema of ours."""
+    name = postgres.create_database()
+    yield postgres.url(name)
+    postgres.drop_database(name)

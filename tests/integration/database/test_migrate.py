@@ -1,0 +1,84 @@
+"""Upgrading a real database, and refusing what does not fit."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from store.db import migrate
+from store.db.errors import SchemaError
+from tests.support.postgres import SUPERUSER, PostgresServer
+
+
+def execute(url: str, statement: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+
+def test_an_empty_database_has_no_revision_and_is_refused(empty_database_url: str) -> None:
+    assert migrate.current(empty_database_url) is None
+    with pytest.raises(SchemaError, match="create it with `storenode db upgrade`"):
+        migrate.require_current(empty_database_url)
+
+
+def test_upgrade_makes_the_newest_schema_once(empty_database_url: str) -> None:
+    assert migrate.upgrade(empty_database_url) == migrate.head()
+    first = execute(empty_database_url, "SELECT store_id, horizon_ns FROM storenode.store")
+    assert migrate.upgrade(empty_database_url) == migrate.head()
+    assert migrate.current(empty_database_url) == migrate.head()
+    migrate.require_current(empty_database_url)
+    assert execute(empty_database_url, "SELECT store_id, horizon_ns FROM storenode.store") == first
+    assert first[0][1] == 0
+
+
+def test_nodes_that_upgrade_at_once_wait_for_each_other(empty_database_url: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(migrate.upgrade, [empty_database_url] * 4))
+    assert found == [migrate.head()] * 4
+    assert execute(empty_database_url, "SELECT count(*) FROM storenode.store") == [(1,)]
+
+
+def test_a_schema_from_the_future_is_refused(database_url: str) -> None:
+    execute(database_url, "UPDATE storenode.alembic_version SET version_num = '9999'")
+    for refused in (migrate.require_current, migrate.upgrade):
+        with pytest.raises(SchemaError, match=r"revision 9999.*upgrade storenode"):
+            refused(database_url)
+
+
+def test_a_schema_without_a_revision_is_refused(database_url: str) -> None:
+    execute(database_url, "DELETE FROM storenode.alembic_version")
+    with pytest.raises(SchemaError, match="storenode db upgrade"):
+        migrate.require_current(database_url)
+
+
+def test_an_encoding_that_cannot_hold_topics_is_refused(postgres: PostgresServer) -> None:
+    name = postgres.create_database(encoding="SQL_ASCII")
+    try:
+        with pytest.raises(SchemaError, match="UTF8"):
+            migrate.upgrade(postgres.url(name))
+        assert migrate.current(postgres.url(name)) is None
+    finally:
+        postgres.drop_database(name)
+
+
+def test_a_role_that_may_not_create_is_told_what_it_needs(
+    postgres: PostgresServer, empty_database_url: str
+) -> None:
+    name = empty_database_url.rsplit("/", 1)[1]
+    admin = postgres.url(name, SUPERUSER)
+    execute(admin, "CREATE ROLE stranger LOGIN")
+    try:
+        with pytest.raises(SchemaError, match="grant the role CREATE"):
+            migrate.upgrade(postgres.url(name, "stranger"))
+        execute(admin, "CREATE SCHEMA storenode AUTHORIZATION stranger")
+        assert migrate.upgrade(postgres.url(name, "stranger")) == migrate.head()
+    finally:
+        execute(admin, "DROP SCHEMA storenode CASCADE; DROP ROLE stranger")
+
+
+def test_the_one_row_of_the_store_cannot_be_doubled(database_url: str) -> None:
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        execute(database_url, "INSERT INTO storenode.store DEFAULT VALUES")

@@ -1,0 +1,89 @@
+"""A Postgres server for tests: many databases, no password, quick rather than durable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from store.embedded import EmbeddedPostgres, EmbeddedSettings
+
+SUPERUSER: Final = "postgres"
+ROLE: Final = "storenode"
+
+QUICK: Final[Mapping[str, str]] = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_connections": "150",
+    "shared_buffers": "64MB",
+}
+"""Settings of the server that tests share; what is about durability starts one of its own."""
+
+
+class PostgresServer:
+    """A server on 127.0.0.1 that lets everybody in; it ends with the process that runs the tests.
+
+    Databases belong to the role `storenode`, which is no superuser, as that of a node.
+    """
+
+    def __init__(self, directory: Path, settings: Mapping[str, str] = QUICK) -> None:
+        self.directory = directory
+        self._embedded = EmbeddedPostgres(EmbeddedSettings(directory, dict(settings)))
+        self._names = count(1)
+
+    def start(self) -> None:
+        """Make the cluster, open it to tests, and start it."""
+        with self._embedded:
+            pass
+        hba = self.directory / "postgres" / "pg_hba.conf"
+        hba.write_text("host all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n")
+        self._embedded.start()
+
+    def stop(self) -> None:
+        """Shut it down."""
+        self._embedded.stop()
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+        assert self._embedded.port is not None, "the server does not run"
+        return self._embedded.port
+
+    def url(self, database: str, role: str = ROLE) -> str:
+        """libpq URL of a database."""
+        return f"postgresql://{role}@127.0.0.1:{self.port}/{database}"
+
+    @property
+    def admin_url(self) -> str:
+        """libpq URL for the superuser."""
+        return self.url("postgres", SUPERUSER)
+
+    def create_database(self, template: str = "template0", encoding: str = "UTF8") -> str:
+        """Make a database of the role `storenode` and return its name.
+
+        As a copy of ``template`` when that is another one of its databases.
+        """
+        name = f"test_{next(self._names)}"
+        statement = sql.SQL(
+            "CREATE DATABASE {} OWNER {} TEMPLATE {} ENCODING {} STRATEGY {}"
+        ).format(
+            sql.Identifier(name),
+            sql.Identifier(ROLE),
+            sql.Identifier(template),
+            sql.Literal(encoding),
+            sql.Literal("wal_log"),
+        )
+        self._execute(statement)
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Remove a database, whoever is connected to it."""
+        self._execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def _execute(self, statement: sql.Composed) -> None:
+        with psycopg.connect(self.admin_url, autocommit=True) as connection:
+            connection.execute(statement)

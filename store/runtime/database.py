@@ -1,0 +1,202 @@
+"""Where the database comes from: an embedded server of the node's own, or a URL.
+
+Either is a `DatabaseHost`: started before anything that needs the database, stopped after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import psycopg
+
+from store.config.node import NodeConfig
+from store.db import migrate
+from store.db.errors import SchemaError
+from store.db.pool import complete_url
+from store.embedded.datadir import DataDir
+from store.embedded.errors import EmbeddedPostgresError
+from store.embedded.settings import EmbeddedSettings
+from store.embedded.supervisor import EmbeddedPostgres
+from store.observe.logging import get_logger
+from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError
+from store.runtime.limits import CONNECT_RETRY_FIRST_S, CONNECT_RETRY_MOST_S
+
+_LOG = get_logger("store.runtime.database")
+_NS_PER_S = 1_000_000_000
+
+_HOPELESS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "not permitted")
+"""Parts of libpq's complaints about a connection that waiting does not mend; libpq gives no
+SQLSTATE for them. Where the server speaks another language, the node waits in vain first."""
+
+HostEvent = Callable[[str, Mapping[str, object]], None]
+"""Told, from any thread, what happens to an embedded server: `exited`, `restarted`, ..."""
+
+
+class DatabaseHost(Protocol):
+    """Something that provides a database for as long as the node runs."""
+
+    kind: str
+    """`embedded` or `external`, as the ready line says."""
+
+    async def start(self) -> str:
+        """Make the database ready, its schema included, and return its URL."""
+        ...
+
+    def url(self) -> str:
+        """The URL as it is now: an embedded server may come back on another port."""
+        ...
+
+    async def stop(self) -> None:
+        """Give back what was taken; may be called before `start` has ended."""
+        ...
+
+
+def database_host(config: NodeConfig, on_event: HostEvent) -> DatabaseHost:
+    """The host that the configuration asks for."""
+    if config.database_url is None:
+        return EmbeddedHost(config, on_event)
+    return ExternalHost(config, config.database_url)
+
+
+class EmbeddedHost:
+    """A Postgres in the data directory; its schema is brought up to date at the start."""
+
+    kind = "embedded"
+
+    def __init__(self, config: NodeConfig, on_event: HostEvent) -> None:
+        settings = EmbeddedSettings(config.data_dir, dict(config.postgres_setting))
+        self._on_event = on_event
+        self._server = EmbeddedPostgres(settings, self._heard)
+
+    async def start(self) -> str:
+        """Start the server and upgrade the schema.
+
+        Raises:
+            NodeError: One of them is impossible.
+        """
+        try:
+            url = await asyncio.to_thread(self._server.start)
+            await asyncio.to_thread(migrate.upgrade, url)
+        except EmbeddedPostgresError as error:
+            raise NodeError(str(error)) from error
+        except (SchemaError, psycopg.Error) as error:
+            raise NodeError(_upgrade_failed(error)) from error
+        return url
+
+    def url(self) -> str:
+        """The server's URL, with its present port."""
+        return self._server.url
+
+    async def stop(self) -> None:
+        """Shut the server down."""
+        await asyncio.to_thread(self._server.stop)
+
+    def _heard(self, name: str, fields: Mapping[str, object]) -> None:
+        write = _LOG.warning if name == "exited" else _LOG.info
+        write(f"postgres_{name}", **fields)
+        self._on_event(name, fields)
+
+
+class ExternalHost:
+    """A Postgres that others run; its schema is theirs to upgrade.
+
+    The data directory is locked all the same: the node ID in it is this node's alone.
+    """
+
+    kind = "external"
+
+    def __init__(self, config: NodeConfig, url: str) -> None:
+        self._data = DataDir(config.data_dir.absolute())
+        self._url = url
+        self._patience_s = config.start_timeout / _NS_PER_S
+
+    async def start(self) -> str:
+        """Wait for the database, within the start timeout, and check its schema.
+
+        Raises:
+            WrongConfigurationError: The URL cannot be read.
+            UnreachableError: No connection in time.
+            NodeError: The schema is missing, too old or too new, or the directory is in use.
+        """
+        try:
+            url = complete_url(self._url)
+        except ValueError:
+            # What libpq says about it may repeat the password.
+            raise WrongConfigurationError(
+                "--database-url cannot be read as a connection string of libpq: write it as"
+                " postgresql://USER@HOST:PORT/DATABASE."
+            ) from None
+        try:
+            self._data.prepare()
+            self._data.lock()
+        except EmbeddedPostgresError as error:
+            raise NodeError(str(error)) from error
+        await self._wait_for_schema(url)
+        return self._url
+
+    def url(self) -> str:
+        """The URL as it was given."""
+        return self._url
+
+    async def stop(self) -> None:
+        """Give the data directory back."""
+        self._data.unlock()
+
+    async def _wait_for_schema(self, url: str) -> None:
+        deadline_s = time.monotonic() + self._patience_s
+        pause_s = CONNECT_RETRY_FIRST_S
+        while True:
+            try:
+                await asyncio.to_thread(migrate.require_current, url)
+            except SchemaError as error:
+                raise NodeError(_sentence(error)) from error
+            except psycopg.OperationalError as error:
+                reason = _reason(error)
+                hopeless = any(part in reason for part in _HOPELESS)
+                if hopeless or time.monotonic() + pause_s > deadline_s:
+                    raise UnreachableError(_unreachable(url, reason)) from error
+                _LOG.warning("database_not_reached", reason=reason, retry_in_s=pause_s)
+            else:
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, CONNECT_RETRY_MOST_S)
+
+
+def _unreachable(url: str, reason: str) -> str:
+    return (
+        f"The database at {_shown_host(url)} could not be reached ({reason}): check"
+        " --database-url, and that Postgres runs and lets this node in."
+    )
+
+
+def _shown_host(url: str) -> str:
+    """Host, port and database of a URL; never its user or password."""
+    given: Mapping[str, object] = {}
+    with contextlib.suppress(psycopg.ProgrammingError):
+        given = psycopg.conninfo.conninfo_to_dict(url)
+    hosts = str(given.get("host") or given.get("hostaddr") or "the default host")
+    port = f" port {given['port']}" if given.get("port") else ""
+    return f"{hosts}{port}"
+
+
+def _upgrade_failed(error: Exception) -> str:
+    if isinstance(error, SchemaError):
+        return _sentence(error)
+    return (
+        "The schema of the embedded database could not be brought up to date"
+        f" ({_reason(error)}): look into postgres.log in the data directory."
+    )
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

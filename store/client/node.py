@@ -6,7 +6,8 @@ messages, `store.client.plain` turns them into values for JSON.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Self
 
 import grpc
@@ -104,7 +105,7 @@ class NodeClient:
 
     async def publish_stream(
         self, requests: Iterable[store_pb2.PublishRequest] | AsyncIterable[store_pb2.PublishRequest]
-    ) -> AsyncIterator[tuple[store_pb2.PublishRequest, store_pb2.PublishResponse]]:
+    ) -> AsyncGenerator[tuple[store_pb2.PublishRequest, store_pb2.PublishResponse], None]:
         """Store many batches without waiting for each; yields each request with its answer.
 
         Goes on after the node was away: what was not acknowledged is sent again, which may turn
@@ -115,14 +116,15 @@ class NodeClient:
             self._retry,
             self.address,
         )
-        async for request, response in pipeline.run(requests):
-            if len(response.results) != len(request.messages):
-                raise NodeError(
-                    "INTERNAL",
-                    f"The node at {self.address} gave {len(response.results)} results for "
-                    f"{len(request.messages)} messages: publish them again.",
-                )
-            yield request, response
+        async with aclosing(pipeline.run(requests)) as answers:
+            async for request, response in answers:
+                if len(response.results) != len(request.messages):
+                    raise NodeError(
+                        "INTERNAL",
+                        f"The node at {self.address} gave {len(response.results)} results for "
+                        f"{len(request.messages)} messages: publish them again.",
+                    )
+                yield request, response
 
     async def publish_all(
         self,
@@ -130,14 +132,15 @@ class NodeClient:
         *,
         min_confirms: int = 0,
         confirm_timeout_s: float | None = None,
-    ) -> AsyncIterator[tuple[WakuMessageAndTopic, store_pb2.PublishResult]]:
+    ) -> AsyncGenerator[tuple[WakuMessageAndTopic, store_pb2.PublishResult], None]:
         """Store any number of messages by `publish_stream`; yields each with its result."""
         requests = publish_requests(
             messages, min_confirms=min_confirms, confirm_timeout_s=confirm_timeout_s
         )
-        async for request, response in self.publish_stream(requests):
-            for pair in zip(request.messages, response.results, strict=True):
-                yield pair
+        async with aclosing(self.publish_stream(requests)) as answers:
+            async for request, response in answers:
+                for pair in zip(request.messages, response.results, strict=True):
+                    yield pair
 
     async def query(
         self, request: waku_pb2.StoreQueryRequest, *, timeout_s: float | None = None
@@ -151,7 +154,7 @@ class NodeClient:
 
     async def query_pages(
         self, request: waku_pb2.StoreQueryRequest
-    ) -> AsyncIterator[waku_pb2.StoreQueryResponse]:
+    ) -> AsyncGenerator[waku_pb2.StoreQueryResponse, None]:
         """Every page from the request's cursor on, in its direction."""
         request = waku_pb2.StoreQueryRequest.FromString(request.SerializeToString())
         while True:
@@ -161,7 +164,7 @@ class NodeClient:
                 return
             request.pagination_cursor = page.pagination_cursor
 
-    async def scan(
+    def scan(
         self,
         *,
         filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
@@ -170,7 +173,7 @@ class NodeClient:
         include_data: bool = True,
         cursor: bytes = b"",
         page_size: int = 0,
-    ) -> AsyncIterator[store_pb2.ScanPage]:
+    ) -> AsyncGenerator[store_pb2.ScanPage, None]:
         """Every match in ascending (timestamp, hash) order; times in nanoseconds, end exclusive.
 
         Goes on from the last page's cursor when the node was away.
@@ -189,17 +192,16 @@ class NodeClient:
             request.cursor = after
             return self._store.Scan(request, metadata=self._metadata)
 
-        async for page in resumed(call, cursor, self._retry, self.address):
-            yield page
+        return resumed(call, cursor, self._retry, self.address)
 
-    async def follow(
+    def follow(
         self,
         *,
         filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
         cursor: bytes = b"",
         from_beginning: bool = False,
         include_data: bool = True,
-    ) -> AsyncIterator[store_pb2.FollowPage]:
+    ) -> AsyncGenerator[store_pb2.FollowPage, None]:
         """Every match in commit order, then live, without end.
 
         Goes on from the last page's cursor when the node was away; nothing is missed or sent
@@ -215,8 +217,7 @@ class NodeClient:
             request.cursor = after
             return self._store.Follow(request, metadata=self._metadata)
 
-        async for page in resumed(call, cursor, self._retry, self.address):
-            yield page
+        return resumed(call, cursor, self._retry, self.address)
 
     async def get_sds(
         self,
@@ -224,7 +225,7 @@ class NodeClient:
         entries: Iterable[Entry],
         *,
         filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
-    ) -> AsyncIterator[store_pb2.SdsMessagesPage]:
+    ) -> AsyncGenerator[store_pb2.SdsMessagesPage, None]:
         """SDS messages by ID, and by hint where one is given."""
         request = store_pb2.GetSdsMessagesRequest(
             channel_id=channel_id, entries=_history(entries), filter=filter
@@ -242,7 +243,7 @@ class NodeClient:
         max_messages: int = 0,
         max_depth: int = 0,
         filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
-    ) -> AsyncIterator[store_pb2.CausalHistoryPage]:
+    ) -> AsyncGenerator[store_pb2.CausalHistoryPage, None]:
         """The causal past of some messages, every parent before its children."""
         request = store_pb2.GetCausalHistoryRequest(
             channel_id=channel_id,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -16,9 +16,9 @@ import grpc
 
 from store.client.errors import NodeError
 from store.client.limits import MAX_REQUESTS_IN_FLIGHT
+from store.client.retry import Attempts, Retry
 
 if TYPE_CHECKING:
-    from store.client.retry import Retry
     from wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
 
     Requests = Iterable[PublishRequest] | AsyncIterable[PublishRequest]
@@ -43,7 +43,7 @@ class PublishPipeline:
 
     async def run(
         self, requests: Requests
-    ) -> AsyncIterator[tuple[PublishRequest, PublishResponse]]:
+    ) -> AsyncGenerator[tuple[PublishRequest, PublishResponse], None]:
         """Yield each request with its answer, in order.
 
         Raises:
@@ -51,19 +51,18 @@ class PublishPipeline:
             Exception: What the source raised, after the answers to what came before.
         """
         source = asyncio.create_task(self._fill(requests))
-        failures = 0
+        attempts = Attempts(self._retry, self._address)
         try:
             while True:
                 call = self._open_call()
                 sender = asyncio.create_task(self._send(call))
                 try:
                     async for response in call:
-                        failures = 0
+                        attempts.progressed()
                         yield self._answered(), response
                     break
                 except grpc.aio.AioRpcError as error:
-                    failures += 1
-                    await self._retry.wait(error, failures, self._address)
+                    await attempts.failed(error)
                 finally:
                     call.cancel()
                     await _cancelled(sender)
@@ -101,7 +100,7 @@ class PublishPipeline:
             # The end stays in the queue for the sender of a next call.
             self._ready.put_nowait(_END)
             await call.done_writing()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
             # The call is over; whoever reads its answers learns why.
             return
         except Exception:

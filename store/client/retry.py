@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -22,25 +22,46 @@ _MAX_DOUBLINGS = 64
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """At most ``attempts`` in a row without progress, after pauses that double up to a bound."""
+    """At most ``attempts`` in a row without progress, after pauses that double up to a bound.
+
+    A stream that never made progress is tried again only with ``at_start``.
+    """
 
     attempts: int = DEFAULT_RETRY_ATTEMPTS
     first_delay_s: float = DEFAULT_RETRY_FIRST_DELAY_S
     max_delay_s: float = DEFAULT_RETRY_MAX_DELAY_S
+    at_start: bool = False
 
     def delay_s(self, failures: int) -> float:
         """The pause after the given number of failures in a row, from 1 on."""
         return min(self.max_delay_s, self.first_delay_s * 2.0 ** min(failures - 1, _MAX_DOUBLINGS))
 
-    async def wait(self, error: grpc.aio.AioRpcError, failures: int, address: str) -> None:
+
+class Attempts:
+    """The attempts of one stream."""
+
+    def __init__(self, retry: Retry, address: str) -> None:
+        self._retry = retry
+        self._address = address
+        self._failures = 0
+        self._may_retry = retry.at_start
+
+    def progressed(self) -> None:
+        """Note that something came: failures count from here again."""
+        self._failures = 0
+        self._may_retry = True
+
+    async def failed(self, error: grpc.aio.AioRpcError) -> None:
         """Pause before the next attempt.
 
         Raises:
             NodeError: Another attempt cannot help, or the attempts are used up.
         """
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or failures > self.attempts:
-            raise node_error(error, address) from error
-        await asyncio.sleep(self.delay_s(failures))
+        self._failures += 1
+        unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
+        if not (unavailable and self._may_retry and self._failures <= self._retry.attempts):
+            raise node_error(error, self._address) from error
+        await asyncio.sleep(self._retry.delay_s(self._failures))
 
 
 class _Page(Protocol):
@@ -57,23 +78,22 @@ async def resumed(
     cursor: bytes,
     retry: Retry,
     address: str,
-) -> AsyncIterator[_P]:
+) -> AsyncGenerator[_P, None]:
     """Stream pages, and go on after the last one received when the node was away.
 
     Raises:
         NodeError: The call failed for good.
     """
-    failures = 0
+    attempts = Attempts(retry, address)
     while True:
         call = open_call(cursor)
         try:
             async for page in call:
-                failures = 0
+                attempts.progressed()
                 cursor = page.cursor or cursor
                 yield page
         except grpc.aio.AioRpcError as error:
-            failures += 1
-            await retry.wait(error, failures, address)
+            await attempts.failed(error)
         else:
             return
         finally:

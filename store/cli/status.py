@@ -1,0 +1,70 @@
+"""`storenode status`: what a node says about itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from message.limits import NS_PER_S
+from store.cli.client.limits import STATUS_TIMEOUT_S
+from store.cli.client.session import DEFAULT_ADMIN, Session, connected
+from store.cli.client.text import format_time, safe
+from store.cli.errors import OK
+from store.config.layers import LayeredCommand, option
+from store.config.types import POSITIVE_DURATION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from store.client.types import NodeStatus, PeerStatus
+
+_LABEL_CHARS = 10
+
+
+@click.command(cls=LayeredCommand)
+@option(
+    "--timeout",
+    type=POSITIVE_DURATION,
+    default=f"{STATUS_TIMEOUT_S:.0f}s",
+    show_default=True,
+    help="Give up when the node has not answered by then.",
+)
+@connected("--admin", DEFAULT_ADMIN)
+async def status(session: Session, *, timeout: int) -> int:  # noqa: ASYNC109 - the option's name
+    """Show what the node holds and how it is."""
+    answer = await session.client.status(timeout_s=timeout / NS_PER_S)
+    if session.out.as_json:
+        session.out.message(answer)
+    else:
+        for line in _table(answer):
+            session.out.line(line)
+    return OK
+
+
+def _table(answer: NodeStatus) -> Iterator[str]:
+    rows = [
+        ("node", safe(answer.node_id)),
+        ("version", safe(answer.version)),
+        ("ready", "yes" if answer.ready else "no"),
+        ("messages", f"{answer.messages:,}"),
+        ("oldest", _time(answer.oldest_timestamp)),
+        ("newest", _time(answer.newest_timestamp)),
+        ("index", f"{answer.index_entries:,} entries"),
+    ]
+    for label, value in rows:
+        yield f"{label:<{_LABEL_CHARS}}{value}"
+    for peer in answer.peers:
+        yield f"{'peer':<{_LABEL_CHARS}}{_peer(peer)}"
+
+
+def _peer(peer: PeerStatus) -> str:
+    name = safe(f"{peer.node_id}@{peer.address}" if peer.node_id else peer.address)
+    state = "connected" if peer.connected else "not connected"
+    last = f"last sync {_time(peer.last_sync)}"
+    error = f", {safe(peer.last_error)}" if peer.last_error else ""
+    return f"{name}  {state}, {last}{error}"
+
+
+def _time(time_ns: int) -> str:
+    return format_time(time_ns) if time_ns else "never"

@@ -61,23 +61,20 @@ def choose(major: int | None) -> Installation:
     Raises:
         EmbeddedPostgresError: There is none, or none of that version.
     """
-    found = [*_installations(_wheel_bin_dirs(), movable=True)]
-    for installation in found:
-        if major is None or installation.major == major:
-            return installation
-    system = [*_installations(_system_bin_dirs(), movable=False)]
-    for installation in system:
-        if major is None or installation.major == major:
-            return installation
-    if major is None or not found + system:
+    versions: set[str] = set()
+    for find_bin_dirs, movable in ((_wheel_bin_dirs, True), (_system_bin_dirs, False)):
+        for installation in _installations(find_bin_dirs(), movable=movable):
+            if major is None or installation.major == major:
+                return installation
+            versions.add(installation.version)
+    if not versions:
         raise EmbeddedPostgresError(
             f"No Postgres programs were found for the embedded database: {_INSTALL_HINT}."
         )
-    versions = ", ".join(sorted({each.version for each in found + system}))
     raise EmbeddedPostgresError(
-        f"The embedded database was made by Postgres {major} and only {versions} is installed:"
-        f" install Postgres {major}, or upgrade the database with pg_upgrade or with pg_dump and"
-        " an empty data directory."
+        f"The embedded database was made by Postgres {major} and only"
+        f" {', '.join(sorted(versions))} is installed: install Postgres {major}, or upgrade the"
+        " database with pg_upgrade or with pg_dump and an empty data directory."
     )
 
 

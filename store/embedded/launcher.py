@@ -72,6 +72,8 @@ def watch(watch_fd: int, target: int) -> None:
 
 def main(options: dict[str, Any], command: list[str]) -> None:
     """Become the program of `command`, or say on standard error why that is impossible."""
+    # A shell's background jobs ignore SIGINT; until Postgres handles it, it must end this process.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         if options["uid"] is not None:
             become(options["uid"], options["gid"])

@@ -25,6 +25,9 @@ ON_LINUX = platform.system() == "Linux"
 """Whether there is a /proc to look at processes and to reach directories through."""
 KERNEL_SIGNALS_PARENT_DEATH = ON_LINUX
 """Whether PR_SET_PDEATHSIG exists; elsewhere a pipe and a watchdog do its work."""
+DISK_IS_FULL = ("No space left on device", "Disk quota exceeded", "Disc quota", "wrote only")
+"""How a full disk shows in English, the language that all programs here are told to speak."""
+_COMPLAINT_MARKS = ("PANIC:", "FATAL:", "error:", "ERROR:")
 
 
 class ProgramFailedError(Exception):
@@ -125,11 +128,23 @@ def clean_environment() -> Mapping[str, str]:
 def complaint(output: str) -> str:
     """The line of a program's output that says why it failed, in a bounded length."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    for mark in ("PANIC:", "FATAL:", "error:", "ERROR:"):
+    # What else goes wrong on a full disk only follows from it.
+    full = [line for line in lines if any(text in line for text in DISK_IS_FULL)]
+    if full:
+        return _without_prefix(full[0])
+    for mark in _COMPLAINT_MARKS:
         for line in reversed(lines):
             if mark in line:
-                return line[line.index(mark) + len(mark) :].strip()[:MAX_REASON_CHARS]
-    return lines[-1][:MAX_REASON_CHARS] if lines else "it ended without a word"
+                return _without_prefix(line)
+    return _without_prefix(lines[-1]) if lines else "it ended without a word"
+
+
+def _without_prefix(line: str) -> str:
+    for mark in _COMPLAINT_MARKS:
+        _, found, rest = line.partition(mark)
+        if found:
+            return rest.strip()[:MAX_REASON_CHARS]
+    return line[:MAX_REASON_CHARS]
 
 
 def command_line(pid: int) -> str | None:

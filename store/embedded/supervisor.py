@@ -26,7 +26,12 @@ from store.embedded.errors import EmbeddedPostgresError
 from store.embedded.initdb import make_cluster, remove_leftovers, reset_password
 from store.embedded.limits import MAX_BACKOFF_S, MIN_BACKOFF_S, STABLE_RUN_S
 from store.embedded.orphan import clear_predecessor
-from store.embedded.process import KERNEL_SIGNALS_PARENT_DEATH, Launch, ProgramFailedError
+from store.embedded.process import (
+    DISK_IS_FULL,
+    KERNEL_SIGNALS_PARENT_DEATH,
+    Launch,
+    ProgramFailedError,
+)
 from store.embedded.server import Plan, Server, choose_port
 from store.embedded.settings import EmbeddedSettings, refuse_managed
 
@@ -40,8 +45,16 @@ class EmbeddedPostgres:
     """A Postgres server in a data directory, started and stopped with this object.
 
     All methods may be called from any thread; they block, so an event loop calls them through
-    `asyncio.to_thread`. `on_event` is called, from any thread, with a name and a few fields:
-    `initialised`, `waiting`, `recovering`, `started`, `exited`, `restarted`, `stopped`.
+    `asyncio.to_thread`. `on_event` is called, from any thread, with one of these names and fields:
+
+    - `initialised` (version, seconds): a new cluster was made
+    - `waiting` (pid): the server of a killed supervisor has still to end
+    - `recovering` (pid): the server of that ID did not shut down, so the next one recovers
+    - `started`, `restarted` (pid, port, version, seconds): ready
+    - `exited` (pid, reason): unasked; a restart follows
+    - `stopped`: by `stop`
+
+    A listener must not call `start` or `stop`, whose caller may be waiting for the listener.
     """
 
     def __init__(self, settings: EmbeddedSettings, on_event: OnEvent | None = None) -> None:
@@ -86,7 +99,7 @@ class EmbeddedPostgres:
                 self._end_keeper()
                 self._data.unlock()
                 if isinstance(error, (OSError, ProgramFailedError)):
-                    raise self._explained(_text_of(error)) from error
+                    raise self._explained(_text_of(error), "") from error
                 raise
             return self.url
 
@@ -153,7 +166,7 @@ class EmbeddedPostgres:
         self._keeper.start()
         self._settled.wait()
         if self._failure is not None:
-            raise self._explained(self._failure)
+            raise self._explained(self._failure, f" and read {self._data.log}")
         if self._stopping.is_set():
             raise EmbeddedPostgresError(
                 f"The embedded Postgres in {self._data.path} was stopped while it was starting:"
@@ -199,7 +212,7 @@ class EmbeddedPostgres:
             try:
                 self._live_once(plan, "restarted")
             except OSError as error:
-                self._emit("exited", reason=_text_of(error))
+                self._emit("exited", pid=None, reason=_text_of(error))
             stable = time.monotonic() - begun > STABLE_RUN_S
             pause_s = MIN_BACKOFF_S if stable else min(2 * pause_s, MAX_BACKOFF_S)
 
@@ -272,16 +285,15 @@ class EmbeddedPostgres:
         self._keeper.join()
         self._keeper = None
 
-    def _explained(self, reason: str) -> EmbeddedPostgresError:
-        data = self._data
-        if "No space left on device" in reason or "Disk quota exceeded" in reason:
+    def _explained(self, reason: str, more: str) -> EmbeddedPostgresError:
+        path = self._data.path
+        if any(text in reason for text in DISK_IS_FULL):
             return EmbeddedPostgresError(
-                f"The disk that holds {data.path} is full ({reason}): free some space, then start"
-                " again."
+                f"The disk that holds {path} is full ({reason}): free some space, then start again."
             )
         return EmbeddedPostgresError(
-            f"The embedded Postgres in {data.path} does not start ({reason}): {data.log} may say"
-            " more."
+            f"The embedded Postgres in {path} does not start ({reason}): mend that{more}, then"
+            " start again."
         )
 
     def _emit(self, name: str, **fields: object) -> None:

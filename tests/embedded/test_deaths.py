@@ -59,22 +59,16 @@ def test_a_server_that_outlived_its_node_is_stopped_first(
         server.stop()
 
 
-@pytest.mark.parametrize("victim", ["postmaster", "backend"])
-def test_a_killed_server_is_restarted_with_its_data(data_dir: Path, victim: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT, signal.SIGTERM])
+def test_a_server_that_ends_unasked_is_restarted_with_its_data(
+    data_dir: Path, number: signal.Signals
+) -> None:
     events = Events()
     with EmbeddedPostgres(EmbeddedSettings(data_dir), events) as server:
         url, first = server.url, events.wait_for("started")["pid"]
         insert(url, 2)
         assert isinstance(first, int)
-        if victim == "backend":
-            # The postmaster recovers by itself from the death of one of its processes.
-            children = psutil.Process(first).children()
-            checkpointer = next(each for each in children if "checkpointer" in each.cmdline()[0])
-            checkpointer.kill()
-            wait_gone(checkpointer.pid)
-            os.kill(first, signal.SIGQUIT)
-        else:
-            os.kill(first, signal.SIGKILL)
+        os.kill(first, number)
         assert events.wait_for("exited")["pid"] == first
         restarted = events.wait_for("restarted")
         assert restarted["pid"] == server.pid != first
@@ -133,6 +127,43 @@ def test_a_server_that_hangs_is_stopped_by_force(
     wait_gone(process.pid)
     with server:
         assert values(server.url) == [1]
+
+
+def test_a_server_that_never_gets_ready_is_given_up(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(server_module, "POLL_INTERVAL_S", 0.0)
+        server = EmbeddedPostgres(EmbeddedSettings(data_dir, start_timeout_s=0.0))
+        with pytest.raises(EmbeddedPostgresError, match="said nothing for 0 s while starting"):
+            server.start()
+    assert server.pid is None
+    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as again:
+        assert values(again.url) == [1]
+
+
+def test_stop_breaks_a_start_off(tmp_path: Path) -> None:
+    def stop_at_once(name: str, _fields: object) -> None:
+        if name == "initialised":
+            # The same thread may do this, which makes the moment certain.
+            server.stop()
+
+    server = EmbeddedPostgres(EmbeddedSettings(tmp_path / "data"), stop_at_once)
+    with pytest.raises(EmbeddedPostgresError, match="was stopped while it was starting"):
+        server.start()
+    assert server.pid is None
+    with server:
+        insert(server.url, 1)
+
+
+def test_what_a_killed_initialisation_left_is_removed(data_dir: Path) -> None:
+    left = data_dir / "postgres.new-half" / "cluster"
+    left.mkdir(parents=True)
+    (left / "PG_VERSION").write_text("18\n")
+    (data_dir / "postgres.json-half").write_text("{")
+    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+        assert values(server.url) == [1]
+    assert not [*data_dir.glob("*half")]
 
 
 def test_a_stale_pid_file_is_no_obstacle(data_dir: Path) -> None:

@@ -62,9 +62,9 @@ class FollowCursor:
     """How far a follower has come in the commit order of one database.
 
     ``store_id`` (16 bytes) names the database, ``position`` the commit, and ``token`` (64 bits)
-    identifies that commit, so that a database which lost it is recognised. ``timestamp`` and
-    ``hash`` are the last message sent inside the commit after ``position``; without ``hash`` the
-    follower stands exactly at ``position``, and ``timestamp`` is 0.
+    identifies that commit, so that a database which lost it is recognised. With ``hash``, the
+    follower stands inside that commit, right after the message that ``timestamp`` and ``hash``
+    name; without, it stands after the whole commit, and ``timestamp`` is 0.
     """
 
     store_id: bytes

@@ -57,7 +57,9 @@ def _header(element_oid: int, count: int) -> bytes:
 def bigints(values: Sequence[int]) -> BigintArray:
     """Lay out signed 64-bit integers."""
     flat = [item for value in values for item in (8, value)]
-    return BigintArray(_header(BIGINT_OID, len(values)) + struct.pack(">" + "iq" * len(values), *flat))
+    return BigintArray(
+        _header(BIGINT_OID, len(values)) + struct.pack(">" + "iq" * len(values), *flat)
+    )
 
 
 def fixed_bytes(values: Sequence[bytes], size: int) -> ByteaArray:

@@ -132,7 +132,9 @@ def _sds_parameters(batch: RecordBatch) -> dict[str, object]:
         "s_key": arrays.uuids([sds_key(row.channel_id, row.message_id) for row in rows]),
         "s_channel_key": arrays.uuids([channel_key(row.channel_id) for row in rows]),
         "s_ts": arrays.bigints([batch.timestamps[index] for index in batch.sds_index]),
-        "s_hash": arrays.fixed_bytes([batch.hashes[index] for index in batch.sds_index], HASH_BYTES),
+        "s_hash": arrays.fixed_bytes(
+            [batch.hashes[index] for index in batch.sds_index], HASH_BYTES
+        ),
         "s_channel": arrays.varied_bytes([row.channel_id for row in rows]),
         "s_message_id": arrays.varied_bytes([row.message_id for row in rows]),
         "s_sender": arrays.varied_bytes([row.sender_id for row in rows]),
@@ -154,15 +156,18 @@ def _parents(row: SdsMetadata) -> tuple[str, str, str]:
     """
     keys = [sds_key(row.channel_id, parent).hex() for parent, _ in row.parents]
     return (
-        "{%s}" % ",".join(keys),
+        _array_literal(keys),
         _bytea_literal(parent for parent, _ in row.parents),
         _bytea_literal(hint for _, hint in row.parents),
     )
 
 
 def _bytea_literal(values: Iterable[bytes | None]) -> str:
-    quoted = ["NULL" if value is None else '"\\\\x%s"' % value.hex() for value in values]
-    return "{%s}" % ",".join(quoted)
+    return _array_literal("NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values)
+
+
+def _array_literal(elements: Iterable[str]) -> str:
+    return "{" + ",".join(elements) + "}"
 
 
 async def insert(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:

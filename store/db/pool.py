@@ -222,9 +222,7 @@ class Database:
                     raise unavailable(error) from error
 
     @asynccontextmanager
-    async def connection(
-        self, pool: AsyncConnectionPool[Connection]
-    ) -> AsyncIterator[Connection]:
+    async def connection(self, pool: AsyncConnectionPool[Connection]) -> AsyncIterator[Connection]:
         """Lend a connection of a pool.
 
         Raises:

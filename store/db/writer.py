@@ -196,7 +196,7 @@ class DatabaseWriter:
         except asyncio.CancelledError:
             self._fail(group, StoreBusy("the node is stopping; retry elsewhere"))
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits is told
             await self._isolate(group, error)
         else:
             _answer(group, added)

@@ -1,0 +1,280 @@
+"""The feed: messages in the database's commit order, from a cursor on, then live.
+
+One task tails ``storenode.commits`` (woken by a notification, or once a second) and hands new
+commits to the hub; a follower that is behind reads pages from the database by itself until it
+stands at the head. Positions appear in commit order (see ``docs/database.md``), so a follower
+that has been given everything up to a position has missed nothing below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Final
+
+import psycopg
+
+from message.cursor import FollowCursor
+from message.limits import MAX_RESPONSE_BYTES
+from store.db.backlog import (
+    FOREIGN,
+    LOST,
+    START,
+    BacklogPage,
+    CommitRow,
+    Stand,
+    commits_between,
+    is_served,
+    messages_ever,
+    newest,
+    read_backlog,
+    rows_of,
+    topic_names,
+)
+from store.db.pool import Backoff, Connection, Database
+from store.db.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
+from store.domain.hub import Commit, Delivery, Hub, Place, Subscriber
+from store.domain.ports import (
+    CursorOutOfRange,
+    Ephemeral,
+    FollowPage,
+    FollowRequest,
+    StoreUnavailable,
+)
+
+POLL_S: Final = 1.0
+IDLE_PAGE_S: Final = 60.0
+"""An idle follower is sent an empty page this often, so that its cursor does not grow old."""
+
+MAX_PAGE_BYTES: Final = MAX_RESPONSE_BYTES - 64 * 1024
+_COMMITS_AT_ONCE: Final = 500
+_MESSAGES_AT_ONCE: Final = 5_000
+_FOREVER_S: Final = 1e9
+
+LostListener = Callable[[Place, Place], None]
+"""Told when commits were lost: the place that was reached, and the newest that is left."""
+
+
+class DatabaseFeed:
+    """`store.domain.ports.Feed` on Postgres."""
+
+    def __init__(self, database: Database, *, on_lost: LostListener | None = None) -> None:
+        self._database = database
+        self._on_lost = on_lost
+        self._hub = Hub(START)
+        self._messages_ever = 0
+        self._tail: asyncio.Task[None] | None = None
+
+    @property
+    def messages_ever(self) -> int:
+        """Messages stored in all commits up to the head, those pruned since included."""
+        return self._messages_ever
+
+    @property
+    def followers(self) -> int:
+        """Live followers."""
+        return len(self._hub)
+
+    @property
+    def head(self) -> Place:
+        """The newest commit that was handed to followers."""
+        return self._hub.head
+
+    async def start(self) -> None:
+        """Begin at the newest commit and tail from there."""
+
+        async def begin(connection: Connection) -> tuple[Place, int]:
+            async with connection.transaction():
+                await connection.execute("set transaction isolation level repeatable read")
+                return await newest(connection), await messages_ever(connection)
+
+        self._hub.head, self._messages_ever = await self._database.read(begin)
+        self._tail = asyncio.create_task(self._keep_tailing(), name="feed")
+
+    async def stop(self) -> None:
+        """End every follower and the tailing."""
+        if self._tail is not None:
+            self._tail.cancel()
+            await asyncio.gather(self._tail, return_exceptions=True)
+
+    def announce_ephemeral(self, messages: Sequence[Ephemeral]) -> None:
+        """Hand messages to the live followers of this node, at most once."""
+        self._hub.announce(messages)
+
+    # Tailing
+
+    async def _keep_tailing(self) -> None:
+        while True:
+            backoff = Backoff(_FOREVER_S)
+            try:
+                async with await self._database.connect() as connection:
+                    await connection.execute("listen storenode_feed")
+                    await self._check_head(connection)
+                    await self._tail_on(connection)
+            except (psycopg.Error, StoreUnavailable, TimeoutError):
+                await backoff.wait()
+
+    async def _check_head(self, connection: Connection) -> None:
+        if await is_served(connection, self._hub.head):
+            return
+        reached, left = self._hub.head, await newest(connection)
+        self._messages_ever = await messages_ever(connection)
+        self._hub.lose(left)
+        if self._on_lost is not None:
+            self._on_lost(reached, left)
+
+    async def _tail_on(self, connection: Connection) -> None:
+        while True:
+            commits = await commits_between(
+                connection, self._hub.head[0] + 1, 2**63 - 1, EVERY_TOPIC, _COMMITS_AT_ONCE
+            )
+            for some in _portions(commits):
+                await self._pass_on(connection, some)
+            if len(commits) < _COMMITS_AT_ONCE:
+                async for _ in connection.notifies(timeout=POLL_S, stop_after=1):
+                    break
+
+    async def _pass_on(self, connection: Connection, commits: Sequence[CommitRow]) -> None:
+        rows = {}
+        if len(self._hub):
+            wanted = await self._wanted(connection, commits)
+            if wanted.keys != ():
+                rows = await rows_of(connection, commits, wanted)
+        if any(commit.topics is None for commit in commits):
+            found = {row[0] for batch in rows.values() for row in batch}
+            await self._learn(connection, found)
+        for commit in commits:
+            self._messages_ever += commit.messages
+            self._hub.dispatch(Commit(commit.place, rows.get(commit.batch, ())))
+
+    async def _wanted(self, connection: Connection, commits: Sequence[CommitRow]) -> Topics:
+        topics: set[bytes] = set()
+        for commit in commits:
+            if commit.topics is None:
+                return EVERY_TOPIC
+            topics.update(commit.topics)
+        await self._learn(connection, topics)
+        return Topics(tuple(self._hub.wanted(topics)))
+
+    async def _learn(self, connection: Connection, topics: set[bytes]) -> None:
+        unnamed = self._hub.unnamed(topics)
+        if unnamed:
+            self._hub.learn(await topic_names(connection, unnamed))
+
+    # Following
+
+    async def follow(self, request: FollowRequest) -> AsyncIterator[FollowPage]:
+        """The backlog from a cursor on, then live (see `store.domain.ports.Feed`)."""
+        stand = await self._begin(request)
+        live = told = False
+        while True:
+            if self._reached(stand):
+                with self._subscribed(request, stand.place) as subscription:
+                    if not live:
+                        live = told = True
+                        yield self._page(b"", 0, stand, live=True)
+                    async for delivery in subscription.deliveries():
+                        stand = Stand(delivery.place)
+                        yield self._page(delivery.frames, delivery.count, stand, live=True)
+            else:
+                page = await self._backlog(request, stand)
+                stand = page.stand
+                live = live or self._reached(stand)
+                if page.count or live or not told:
+                    told = True
+                    yield self._page(page.frames, page.count, stand, live=live)
+
+    def _reached(self, stand: Stand) -> bool:
+        return stand.inside is None and stand.place[0] >= self._hub.head[0]
+
+    def _page(self, frames: bytes, count: int, stand: Stand, *, live: bool) -> FollowPage:
+        timestamp, digest = stand.inside or (0, None)
+        cursor = FollowCursor(self._database.store_id, *stand.place, timestamp, digest)
+        return FollowPage(frames, count, cursor, live)
+
+    @contextlib.contextmanager
+    def _subscribed(self, request: FollowRequest, place: Place) -> Iterator[_Subscription]:
+        subscription = _Subscription(self._hub, request, place)
+        self._hub.subscribe(subscription.subscriber)
+        try:
+            yield subscription
+        finally:
+            self._hub.unsubscribe(subscription.subscriber)
+
+    async def _begin(self, request: FollowRequest) -> Stand:
+        cursor = request.cursor
+
+        async def look(connection: Connection) -> Stand:
+            if cursor is None:
+                return Stand(START if request.from_beginning else await newest(connection))
+            place = (cursor.position, cursor.token)
+            if cursor.store_id != self._database.store_id:
+                raise CursorOutOfRange(FOREIGN)
+            if not await is_served(connection, place):
+                raise CursorOutOfRange(LOST)
+            return Stand(place, None if cursor.hash is None else (cursor.timestamp, cursor.hash))
+
+        return await self._database.read(look)
+
+    async def _backlog(self, request: FollowRequest, stand: Stand) -> BacklogPage:
+        entry = FRAME if request.include_data else PRESENCE
+
+        async def read(connection: Connection) -> BacklogPage:
+            return await read_backlog(connection, request.filter, stand, entry, MAX_PAGE_BYTES)
+
+        return await self._database.read(read, self._database.bulk_pool)
+
+
+class _Subscription:
+    """A live follower's end of the hub."""
+
+    def __init__(self, hub: Hub, request: FollowRequest, place: Place) -> None:
+        self._hub = hub
+        self._ready = asyncio.Event()
+        self.subscriber = Subscriber(
+            request.filter, request.include_data, place, wake=self._ready.set
+        )
+
+    async def deliveries(self) -> AsyncIterator[Delivery]:
+        """What arrives, until the follower lags behind and must go on from the database.
+
+        Raises:
+            CursorOutOfRange: commits were lost.
+        """
+        subscriber = self.subscriber
+        while not subscriber.lagging:
+            if subscriber.lost:
+                raise CursorOutOfRange(LOST)
+            delivery = subscriber.take(MAX_PAGE_BYTES)
+            if delivery is not None:
+                yield delivery
+            elif not await self._wait() and not subscriber.queue:
+                place = self._hub.place_of(subscriber)
+                if place > subscriber.place and not subscriber.lagging:
+                    subscriber.place = place
+                    yield Delivery(b"", 0, place)
+
+    async def _wait(self) -> bool:
+        """Wait for something to take; False when nothing came for long."""
+        try:
+            async with asyncio.timeout(IDLE_PAGE_S):
+                await self._ready.wait()
+        except TimeoutError:
+            return False
+        self._ready.clear()
+        return True
+
+
+def _portions(commits: Sequence[CommitRow]) -> Iterator[list[CommitRow]]:
+    """Split commits so that the rows of each portion are bounded."""
+    portion: list[CommitRow] = []
+    messages = 0
+    for commit in commits:
+        if portion and messages + commit.messages > _MESSAGES_AT_ONCE:
+            yield portion
+            portion, messages = [], 0
+        portion.append(commit)
+        messages += commit.messages
+    if portion:
+        yield portion

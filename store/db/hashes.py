@@ -1,0 +1,198 @@
+"""Look-ups by hash: through the hash table to timestamps, then to the messages.
+
+Two statements, because the second can then be pruned to the partitions in which the timestamps
+lie. Small look-ups that arrive while others are under way share the next pair of statements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from message.limits import HASH_BYTES
+from store.db.arrays import bigints, fixed_bytes
+from store.db.pages import NOTHING, Joined, Shape, joined, joined_statement
+from store.db.pool import Connection, Database
+from store.db.select import (
+    QUERY_FRAME,
+    QUERY_PRESENCE,
+    Entry,
+    rights_clause,
+    rights_parameters,
+)
+from store.domain.ports import PageRequest, QueryPage, SyncId, TopicRights
+
+MAX_SHARED_HASHES: Final = 64
+"""Hashes of one shared look-up: with messages of the largest size, about 10 MB."""
+
+MAX_SMALL_HASHES: Final = 8
+_FLIGHTS: Final = 2
+
+_LOCATE: Final = "select ts, hash from storenode.hashes where hash = any(%b::bytea[])"
+
+_ROWS: Final = """
+select m.ts, m.hash, m.head, m.payload, m.tail
+from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
+join storenode.messages m on m.ts = k.ts and m.hash = k.hash
+where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint{rights}
+order by m.ts {way}, m.hash {way} limit %(limit)b::bigint
+"""
+
+_ENTRIES: Final = """
+select m.ts, m.hash, {entry}
+from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
+join storenode.messages m on m.ts = k.ts and m.hash = k.hash
+where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
+"""
+
+
+async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId]:
+    """Positions of hashes that are known, those of pruned messages included, in no order."""
+    cursor = await connection.execute(_LOCATE, (fixed_bytes(hashes, HASH_BYTES),), binary=True)
+    return await cursor.fetchall()  # type: ignore[return-value]
+
+
+def position_parameters(positions: Sequence[SyncId]) -> dict[str, object]:
+    """Parameters that name messages by position, and the span of time in which they lie."""
+    timestamps = [timestamp for timestamp, _ in positions]
+    return {
+        "ts": bigints(timestamps),
+        "hash": fixed_bytes([digest for _, digest in positions], HASH_BYTES),
+        "low": min(timestamps),
+        "high": max(timestamps),
+    }
+
+
+@cache
+def _page_statement(entry: Entry, *, restricted: bool, forward: bool) -> str:
+    way = "asc" if forward else "desc"
+    rights = rights_clause(TopicRights(("",) if restricted else ()))
+    return joined_statement(entry, _ROWS.format(way=way, rights=rights), forward=forward)
+
+
+async def page_by_hashes(connection: Connection, request: PageRequest, shape: Shape) -> Joined:
+    """Read one page of the messages with given hashes."""
+    positions = await locate(connection, request.hashes or ())
+    if request.after is not None:
+        after = request.after
+        positions = [at for at in positions if (at > after if request.forward else at < after)]
+    if not positions:
+        return NOTHING
+    rights = request.filter.rights
+    statement = _page_statement(
+        shape.entry, restricted=not rights.unrestricted, forward=request.forward
+    )
+    parameters = position_parameters(positions) | rights_parameters(rights)
+    parameters |= {"limit": shape.read, "show": shape.show, "max_bytes": shape.max_bytes}
+    cursor = await connection.execute(statement, parameters, binary=True)
+    return joined(await cursor.fetchone())
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: PageRequest
+    answer: asyncio.Future[QueryPage]
+
+
+_Found = dict[bytes, tuple[int, bytes]]
+"""Hash -> (timestamp, entry)."""
+
+
+class HashLookups:
+    """Small look-ups by hash of unrestricted callers, grouped into shared statements."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._queues: dict[bool, deque[_Waiting]] = {True: deque(), False: deque()}
+        self._flights = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @staticmethod
+    def takes(request: PageRequest) -> bool:
+        """True for look-ups that are small enough to share a statement."""
+        return (
+            request.hashes is not None
+            and len(request.hashes) <= MAX_SMALL_HASHES
+            and request.filter.rights.unrestricted
+        )
+
+    async def query(self, request: PageRequest) -> QueryPage:
+        """Answer a look-up that `takes` accepts."""
+        answer: asyncio.Future[QueryPage] = asyncio.get_running_loop().create_future()
+        self._queues[request.include_data].append(_Waiting(request, answer))
+        self._launch()
+        return await answer
+
+    def _launch(self) -> None:
+        for include_data, queue in self._queues.items():
+            if queue and self._flights < _FLIGHTS:
+                self._flights += 1
+                task = asyncio.create_task(self._fly(include_data))
+                self._tasks.add(task)
+                task.add_done_callback(self._landed)
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._flights -= 1
+        self._launch()
+
+    async def _fly(self, include_data: bool) -> None:
+        group = self._take(self._queues[include_data])
+        wanted = {digest for waiting in group for digest in waiting.request.hashes or ()}
+        entry = QUERY_FRAME if include_data else QUERY_PRESENCE
+
+        async def read(connection: Connection) -> _Found:
+            return await _fetch(connection, entry, list(wanted))
+
+        try:
+            found = await self._database.read(read)
+        except BaseException as error:
+            for waiting in group:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for waiting in group:
+            if not waiting.answer.done():
+                waiting.answer.set_result(_pick(waiting.request, found))
+
+    @staticmethod
+    def _take(queue: deque[_Waiting]) -> list[_Waiting]:
+        group: list[_Waiting] = []
+        hashes = 0
+        while queue:
+            hashes += len(queue[0].request.hashes or ())
+            if group and hashes > MAX_SHARED_HASHES:
+                break
+            waiting = queue.popleft()
+            if not waiting.answer.done():
+                group.append(waiting)
+        return group
+
+
+async def _fetch(connection: Connection, entry: Entry, hashes: Sequence[bytes]) -> _Found:
+    positions = await locate(connection, hashes) if hashes else []
+    if not positions:
+        return {}
+    statement = _ENTRIES.format(entry=entry.expression)
+    cursor = await connection.execute(statement, position_parameters(positions), binary=True)
+    rows: list[tuple[int, bytes, bytes]] = await cursor.fetchall()  # type: ignore[assignment]
+    return {digest: (timestamp, data) for timestamp, digest, data in rows}
+
+
+def _pick(request: PageRequest, found: _Found) -> QueryPage:
+    """The page of one look-up out of what a shared statement found."""
+    held = sorted((found[digest][0], digest) for digest in request.hashes or () if digest in found)
+    after = request.after
+    if after is not None:
+        held = [at for at in held if (at > after if request.forward else at < after)]
+    page = held[: request.limit] if request.forward else held[-request.limit :]
+    entries = b"".join([found[digest][1] for _, digest in page])
+    if len(page) == len(held):
+        return QueryPage(entries, len(page), None)
+    return QueryPage(entries, len(page), page[-1 if request.forward else 0][1])

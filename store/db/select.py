@@ -1,0 +1,128 @@
+"""Pieces of the statements that read messages.
+
+Every statement names its bounds in time twice, as ``ts >= lo and ts < hi`` and as a position, so
+that partitions outside are left out when the statement starts. Entries are concatenated, cut by
+bytes and joined in SQL: a page reaches the node as one value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from message.topics import topic_key
+from store.db.arrays import uuids
+from store.db.pool import Connection
+from store.domain.ports import TopicFilter, TopicRights
+
+MAX_MERGED_TOPICS: Final = 200
+"""Up to so many topics are merged from the topic index; beyond, the time index is filtered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message of a page: an SQL expression over ``m``, and another for its size in bytes."""
+
+    expression: str
+    size: str
+
+
+_DATA_BYTES: Final = "octet_length(m.head) + octet_length(m.payload) + octet_length(m.tail)"
+
+FRAME: Final = Entry("m.head || m.payload || m.tail", _DATA_BYTES)
+"""Field 1 with data, as it is stored."""
+
+PRESENCE: Final = Entry(r"'\x0a220a20'::bytea || m.hash", "36")
+"""Field 1 without data: the hash alone."""
+
+QUERY_FRAME: Final = Entry(
+    r"'\xa201'::bytea || substr(m.head, 2) || m.payload || m.tail", f"{_DATA_BYTES} + 1"
+)
+"""Field 20 with data (13/WAKU2-STORE, ``StoreQueryResponse.messages``)."""
+
+QUERY_PRESENCE: Final = Entry(r"'\xa201220a20'::bytea || m.hash", "37")
+"""Field 20 without data."""
+
+_RIGHTS: Final = """
+ and m.topic in (select t.key from storenode.topics t
+      where (cardinality(%(pubsub_prefixes)s::text[]) = 0
+             or t.pubsub_topic ^@ any(%(pubsub_prefixes)s::text[]))
+        and (cardinality(%(content_prefixes)s::text[]) = 0
+             or t.content_topic ^@ any(%(content_prefixes)s::text[])))"""
+
+_MATCHING_TOPICS: Final = """
+select distinct t.key from storenode.topics t
+where (%(pubsub)s::text is null or t.pubsub_topic = %(pubsub)s::text)
+  and (cardinality(%(contents)s::text[]) = 0 or t.content_topic = any(%(contents)s::text[]))
+  and (cardinality(%(pubsub_prefixes)s::text[]) = 0
+       or t.pubsub_topic ^@ any(%(pubsub_prefixes)s::text[]))
+  and (cardinality(%(content_prefixes)s::text[]) = 0
+       or t.content_topic ^@ any(%(content_prefixes)s::text[]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """A filter as topic keys; ``keys`` None: every topic."""
+
+    keys: tuple[bytes, ...] | None
+
+    @property
+    def mergeable(self) -> bool:
+        """True when the topic index can serve the order by merging."""
+        return self.keys is not None and len(self.keys) <= MAX_MERGED_TOPICS
+
+
+EVERY_TOPIC: Final = Topics(None)
+
+
+def rights_clause(rights: TopicRights) -> str:
+    """Condition on ``m`` that a restricted caller's rights add (see `rights_parameters`)."""
+    return "" if rights.unrestricted else _RIGHTS
+
+
+def rights_parameters(rights: TopicRights) -> dict[str, object]:
+    """Parameters of `rights_clause`."""
+    if rights.unrestricted:
+        return {}
+    return {
+        "pubsub_prefixes": list(rights.pubsub_prefixes),
+        "content_prefixes": list(rights.content_prefixes),
+    }
+
+
+async def resolve(connection: Connection, wanted: TopicFilter) -> Topics:
+    """Turn a filter into topic keys; full pairs need no look-up."""
+    rights = wanted.rights
+    if wanted.pubsub_topic is not None and wanted.content_topics:
+        pairs = set(wanted.content_topics)
+        return Topics(
+            tuple(
+                topic_key(wanted.pubsub_topic, content)
+                for content in sorted(pairs)
+                if rights.allows(wanted.pubsub_topic, content)
+            )
+        )
+    if wanted.pubsub_topic is None and not wanted.content_topics and rights.unrestricted:
+        return EVERY_TOPIC
+    cursor = await connection.execute(
+        _MATCHING_TOPICS,
+        {
+            "pubsub": wanted.pubsub_topic,
+            "contents": list(wanted.content_topics),
+            "pubsub_prefixes": list(rights.pubsub_prefixes),
+            "content_prefixes": list(rights.content_prefixes),
+        },
+        binary=True,
+    )
+    return Topics(tuple(row[0] for row in await cursor.fetchall()))  # type: ignore[misc]
+
+
+def topics_clause(topics: Topics) -> str:
+    """Condition on ``m`` for a selection that is not merged (see `topics_parameters`)."""
+    return "" if topics.keys is None else " and m.topic in (select unnest(%(topics)b::uuid[]))"
+
+
+def topics_parameters(topics: Topics) -> dict[str, object]:
+    """Parameters of `topics_clause` and of merging."""
+    return {} if topics.keys is None else {"topics": uuids(topics.keys)}

@@ -1,0 +1,243 @@
+"""Who gets what as commits arrive: the live part of ``Follow``, without input or output.
+
+Rules:
+
+1. Commits come in order, each once (`Hub.dispatch`). A subscriber whose place is at or beyond a
+   commit does not get it.
+2. A commit reaches only the subscribers that a topic of it matches. All others stand at the head
+   all the same: an idle subscriber costs nothing while others are served.
+3. A subscriber that lets more than `MAX_QUEUED_BYTES` or `MAX_QUEUED_COMMITS` wait is cut off
+   (`Subscriber.lagging`): its queue is dropped, its place stays, and it goes on from the
+   database.
+4. An ephemeral message is queued like a commit but moves nobody's place.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from message.frames import presences
+from message.limits import MAX_RESPONSE_BYTES
+from message.topics import topic_key
+from store.domain.ports import Ephemeral, TopicFilter
+
+MAX_QUEUED_BYTES: Final = MAX_RESPONSE_BYTES - 64 * 1024
+"""So that whatever waits fits into one response."""
+
+MAX_QUEUED_COMMITS: Final = 256
+MAX_NAMED_TOPICS: Final = 65_536
+
+Place = tuple[int, int]
+"""Commit position and its token (unsigned 64 bits)."""
+
+TopicName = tuple[str, str]
+"""Pubsub and content topic."""
+
+Row = tuple[bytes, bytes, bytes]
+"""Topic key, message hash, frame with data."""
+
+
+class Commit:
+    """One commit with the rows that somebody wants, in (timestamp, hash) order."""
+
+    __slots__ = ("_joined", "place", "rows", "topics")
+
+    def __init__(self, place: Place, rows: Sequence[Row]) -> None:
+        self.place = place
+        self.rows = rows
+        self.topics = frozenset(row[0] for row in rows)
+        self._joined: dict[tuple[frozenset[bytes], bool], tuple[bytes, int]] = {}
+
+    def entries(self, topics: frozenset[bytes], *, include_data: bool) -> tuple[bytes, int]:
+        """Joined frames of the rows on some topics, and their number; shared by subscribers."""
+        known = self._joined.get((topics, include_data))
+        if known is None:
+            rows = [row for row in self.rows if row[0] in topics]
+            joined = (
+                b"".join([row[2] for row in rows])
+                if include_data
+                else presences(row[1] for row in rows)
+            )
+            known = self._joined[topics, include_data] = (joined, len(rows))
+        return known
+
+
+@dataclass(slots=True)
+class Delivery:
+    """Frames for one subscriber, and where it stands afterwards."""
+
+    frames: bytes
+    count: int
+    place: Place
+
+
+@dataclass(slots=True, eq=False)
+class Subscriber:
+    """A live follower. ``wake`` is called when there is something to take."""
+
+    filter: TopicFilter
+    include_data: bool
+    place: Place
+    wake: Callable[[], None]
+    lagging: bool = False
+    lost: bool = False
+    queue: deque[Delivery] = field(default_factory=deque)
+    queued_bytes: int = 0
+
+    def put(self, delivery: Delivery) -> None:
+        """Queue a delivery, or cut the subscriber off when it is too far behind."""
+        if self.lagging:
+            return
+        self.queued_bytes += len(delivery.frames)
+        if self.queued_bytes > MAX_QUEUED_BYTES or len(self.queue) >= MAX_QUEUED_COMMITS:
+            self.queue.clear()
+            self.queued_bytes = 0
+            self.lagging = True
+        else:
+            self.queue.append(delivery)
+        self.wake()
+
+    def take(self, max_bytes: int) -> Delivery | None:
+        """Join what waits, up to ``max_bytes`` but at least one delivery."""
+        if not self.queue:
+            return None
+        frames: list[bytes] = []
+        count = size = 0
+        while self.queue and (not frames or size + len(self.queue[0].frames) <= max_bytes):
+            delivery = self.queue.popleft()
+            frames.append(delivery.frames)
+            count += delivery.count
+            size += len(delivery.frames)
+            self.place = max(self.place, delivery.place)
+        self.queued_bytes -= size
+        return Delivery(b"".join(frames), count, self.place)
+
+
+class Hub:
+    """Routes commits to subscribers."""
+
+    def __init__(self, head: Place) -> None:
+        self.head = head
+        self._exact: dict[bytes, set[Subscriber]] = {}
+        self._wide: set[Subscriber] = set()
+        self._keys: dict[Subscriber, tuple[bytes, ...]] = {}
+        self._names: OrderedDict[bytes, TopicName] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Count the subscribers."""
+        return len(self._keys)
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Add a follower that stands at the head, or ahead of it; one behind is lagging."""
+        keys = _exact_keys(subscriber.filter)
+        if keys is None:
+            self._wide.add(subscriber)
+        for key in keys or ():
+            self._exact.setdefault(key, set()).add(subscriber)
+        self._keys[subscriber] = keys or ()
+        subscriber.lagging = subscriber.place[0] < self.head[0]
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Remove a follower."""
+        self._wide.discard(subscriber)
+        for key in self._keys.pop(subscriber, ()):
+            followers = self._exact[key]
+            followers.discard(subscriber)
+            if not followers:
+                del self._exact[key]
+
+    def place_of(self, subscriber: Subscriber) -> Place:
+        """Where a subscriber stands: at the head, when nothing waits for it."""
+        if subscriber.queue or subscriber.lagging:
+            return subscriber.place
+        return max(subscriber.place, self.head)
+
+    def unnamed(self, topics: Iterable[bytes]) -> list[bytes]:
+        """Topic keys whose names must be learned before they can be routed."""
+        if not self._wide:
+            return []
+        return [key for key in topics if key not in self._names]
+
+    def learn(self, names: Mapping[bytes, TopicName]) -> None:
+        """Remember the names of topic keys, the newest `MAX_NAMED_TOPICS` of them."""
+        self._names.update(names)
+        while len(self._names) > MAX_NAMED_TOPICS:
+            self._names.popitem(last=False)
+
+    def wanted(self, topics: Iterable[bytes]) -> list[bytes]:
+        """Topic keys that some subscriber follows."""
+        return [key for key in topics if self._followers(key)]
+
+    def advance(self, place: Place) -> None:
+        """Move the head over commits that nobody wants."""
+        self.head = max(self.head, place)
+
+    def dispatch(self, commit: Commit) -> None:
+        """Hand a commit to whom it concerns, and move the head to it."""
+        matched: dict[Subscriber, set[bytes]] = {}
+        for key in commit.topics:
+            for subscriber in self._followers(key):
+                matched.setdefault(subscriber, set()).add(key)
+        for subscriber, keys in matched.items():
+            if subscriber.place[0] < commit.place[0]:
+                frames, count = commit.entries(
+                    frozenset(keys), include_data=subscriber.include_data
+                )
+                subscriber.put(Delivery(frames, count, commit.place))
+        self.advance(commit.place)
+
+    def announce(self, messages: Sequence[Ephemeral]) -> None:
+        """Hand ephemeral messages to whom they concern."""
+        for message in messages:
+            self._names.setdefault(message.topic_key, (message.pubsub_topic, message.content_topic))
+            for subscriber in self._followers(message.topic_key):
+                frame = (
+                    message.frame if subscriber.include_data else presences((message.message_hash,))
+                )
+                subscriber.put(Delivery(frame, 1, _behind(subscriber)))
+
+    def lose(self, head: Place) -> None:
+        """Commits were lost: every subscriber's place has become meaningless."""
+        self.head = head
+        for subscriber in self._keys:
+            subscriber.lost = True
+            subscriber.wake()
+
+    def _followers(self, key: bytes) -> list[Subscriber]:
+        followers = list(self._exact.get(key, ()))
+        name = self._names.get(key)
+        if name is not None:
+            followers += [wide for wide in self._wide if wide.filter.matches(*name)]
+        return followers
+
+    def check(self) -> None:
+        """Verify that every subscriber is routed exactly where its filter says.
+
+        Raises:
+            ValueError: it is not; the text says what is wrong.
+        """
+        for subscriber, keys in self._keys.items():
+            if any(subscriber not in self._exact.get(key, ()) for key in keys):
+                raise ValueError("a subscriber is missing from the route of its topic")
+            if (_exact_keys(subscriber.filter) is None) != (subscriber in self._wide):
+                raise ValueError("a subscriber is on the wrong kind of route")
+        routed = {subscriber for followers in self._exact.values() for subscriber in followers}
+        if (routed | self._wide) - set(self._keys):
+            raise ValueError("a route leads to somebody who is not subscribed")
+
+
+def _exact_keys(wanted: TopicFilter) -> tuple[bytes, ...] | None:
+    if wanted.pubsub_topic is None or not wanted.content_topics:
+        return None
+    return tuple(
+        topic_key(wanted.pubsub_topic, content)
+        for content in set(wanted.content_topics)
+        if wanted.rights.allows(wanted.pubsub_topic, content)
+    )
+
+
+def _behind(subscriber: Subscriber) -> Place:
+    return subscriber.queue[-1].place if subscriber.queue else subscriber.place

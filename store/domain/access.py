@@ -1,0 +1,442 @@
+"""Who may do what: the token file, the decision on one call, the door for what is published.
+
+The format of the file is in ``docs/access.md``. Rules:
+
+1. Without a token file everybody may do everything but administer; the admin listener on loopback
+   then serves everybody who reaches it.
+2. With one, every call carries ``authorization: Bearer TOKEN``. The file holds SHA-256 digests of
+   tokens, never tokens; digests are compared in constant time.
+3. A right that is missing is `PERMISSION_DENIED`, a token that is missing or unknown
+   `UNAUTHENTICATED`. What lies outside a client's topics is not there for it: no error tells it
+   that something exists. Only what it publishes there itself is refused by name.
+4. What a client publishes is judged in chunks (`PublishDoor`), so that a large request does not
+   keep others waiting; the result does not depend on where it was cut.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from enum import StrEnum
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+from message.limits import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, MAX_TOPIC_BYTES
+from message.record import RecordBatch
+from message.validate import Admission, Policy, Verdict, admit
+from sds.codec import index_batch
+from store.domain.ports import Ephemeral, TopicRights
+from store.domain.quota import ClientLimits
+
+MAX_TOKEN_CHARS: Final = 4_096
+MAX_CLIENT_NAME_CHARS: Final = 64
+
+_DIGEST: Final = re.compile(r"[0-9a-fA-F]{64}")
+_NAME: Final = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_CLIENT_NAME_CHARS}}}")
+_BEARER: Final = "bearer "
+_INDEX_BYTES: Final = 8
+_NOBODY: Final = bytes(32)
+
+
+class Right(StrEnum):
+    """What a client may do, as the token file names it."""
+
+    READ = "read"
+    PUBLISH = "publish"
+    FOLLOW = "follow"
+    ADMIN = "admin"
+
+
+class TokenFileError(ValueError):
+    """The token file cannot be used; the text names the line or the entry."""
+
+
+class Denial(StrEnum):
+    """Why a call is refused: the names of the gRPC status codes."""
+
+    UNAUTHENTICATED = "UNAUTHENTICATED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A caller that is let in. ``named``: it has its own entry in the token file."""
+
+    name: str
+    rights: frozenset[Right]
+    topics: TopicRights = field(default_factory=TopicRights)
+    limits: ClientLimits = field(default_factory=ClientLimits)
+    named: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A caller that is not let in, and one sentence for it."""
+
+    denial: Denial
+    sentence: str
+
+
+_EVERYBODY: Final = frozenset({Right.READ, Right.PUBLISH, Right.FOLLOW})
+_OPERATOR: Final = frozenset(Right)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    digest: bytes
+    client: Client
+
+
+class Access:
+    """The decision on calls. Immutable: a changed token file makes a new one.
+
+    Made by `Access.open` (no token file) or `parse_token_file`.
+    """
+
+    __slots__ = ("_entries", "_stranger_limits")
+
+    def __init__(
+        self, entries: Iterable[tuple[bytes, Client]] | None, stranger_limits: ClientLimits
+    ) -> None:
+        self._stranger_limits = stranger_limits
+        self._entries: dict[bytes, list[_Entry]] | None = None
+        if entries is not None:
+            self._entries = {}
+            for digest, client in entries:
+                # Only the place in this table depends on the digest, and a digest cannot be
+                # steered by who does not know a token; the comparison itself is constant-time.
+                key = digest[:_INDEX_BYTES]
+                self._entries.setdefault(key, []).append(_Entry(digest, client))
+
+    @classmethod
+    def open(cls, limits: ClientLimits | None = None) -> Access:
+        """Without a token file; ``limits`` hold for every caller."""
+        return cls(None, limits or ClientLimits())
+
+    @property
+    def demands_token(self) -> bool:
+        """True when there is a token file."""
+        return self._entries is not None
+
+    def clients(self) -> list[Client]:
+        """Every client of the token file."""
+        groups = (self._entries or {}).values()
+        return [entry.client for group in groups for entry in group]
+
+    def authorize(
+        self, authorization: str | None, right: Right, stranger: str, *, open_admin: bool = False
+    ) -> Client | Denied:
+        """Decide on one call.
+
+        ``authorization`` is the call's metadata of that name. ``stranger`` names a caller without
+        a token (the host it comes from). ``open_admin``: the call came in on the admin listener
+        on loopback.
+        """
+        if self._entries is None:
+            return self._authorize_stranger(right, stranger, open_admin=open_admin)
+        client = self._identify(authorization)
+        if isinstance(client, Denied) or right in client.rights:
+            return client
+        return Denied(
+            Denial.PERMISSION_DENIED,
+            f"client {client.name} lacks the right `{right}`: ask the operator of the node for it",
+        )
+
+    def _authorize_stranger(
+        self, right: Right, stranger: str, *, open_admin: bool
+    ) -> Client | Denied:
+        if right is not Right.ADMIN or open_admin:
+            rights = _OPERATOR if open_admin else _EVERYBODY
+            return Client(stranger, rights, limits=self._stranger_limits)
+        return Denied(
+            Denial.PERMISSION_DENIED,
+            "this node has no token file, so it is administered over its admin listener on "
+            "loopback only: call it there, or start the node with --client-token-file",
+        )
+
+    def _identify(self, authorization: str | None) -> Client | Denied:
+        if authorization is None:
+            return _unauthenticated(
+                "the call carries no token: send the metadata `authorization: Bearer TOKEN`"
+            )
+        token = authorization[len(_BEARER) :].strip()
+        if authorization[: len(_BEARER)].lower() != _BEARER or not 0 < len(token) <= (
+            MAX_TOKEN_CHARS
+        ):
+            return _unauthenticated(
+                "the metadata `authorization` is not of the form `Bearer TOKEN`: correct it"
+            )
+        digest = sha256(token.encode()).digest()
+        assert self._entries is not None
+        for entry in self._entries.get(digest[:_INDEX_BYTES], ()):
+            if hmac.compare_digest(entry.digest, digest):
+                return entry.client
+        hmac.compare_digest(_NOBODY, digest)
+        return _unauthenticated(
+            "the token is not known to this node: check it, or ask the operator for a new one"
+        )
+
+
+def _unauthenticated(sentence: str) -> Denied:
+    return Denied(Denial.UNAUTHENTICATED, sentence)
+
+
+def parse_token_file(text: str, defaults: ClientLimits | None = None) -> Access:
+    """Read a token file (see ``docs/access.md``).
+
+    ``defaults`` are the limits of a client whose entry sets none.
+
+    Raises:
+        TokenFileError: the text is no TOML (with the line), or an entry is wrong (with its name).
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise TokenFileError(f"not a TOML file: {error}") from None
+    _only("the file", document, ("limits", "clients"))
+    limits = _limits("[limits]", _table("[limits]", document.get("limits", {})), defaults)
+    entries: list[tuple[bytes, Client]] = []
+    owners: dict[bytes, str] = {}
+    for name, entry in _table("[clients]", document.get("clients", {})).items():
+        digest, client = _client(name, entry, limits)
+        other = owners.setdefault(digest, name)
+        if other != name:
+            raise TokenFileError(
+                f"[clients.{name}] has the token of [clients.{other}]: give each its own"
+            )
+        entries.append((digest, client))
+    return Access(entries, limits)
+
+
+def _client(name: str, value: object, limits: ClientLimits) -> tuple[bytes, Client]:
+    where = f"[clients.{name}]"
+    if not _NAME.fullmatch(name):
+        raise TokenFileError(
+            f"{where}: a name has 1 to {MAX_CLIENT_NAME_CHARS} letters, digits, dots, dashes and "
+            "underscores: rename the client"
+        )
+    entry = _table(where, value)
+    _only(where, entry, ("token_sha256", "rights", "pubsub_topics", "content_topics", "limits"))
+    limits = _limits(f"[clients.{name}.limits]", _table(where, entry.get("limits", {})), limits)
+    return _digest(where, entry), Client(
+        name, _rights(where, entry), _topics(where, entry), limits, named=True
+    )
+
+
+def _digest(where: str, entry: Mapping[str, Any]) -> bytes:
+    text = entry.get("token_sha256")
+    if not isinstance(text, str) or not _DIGEST.fullmatch(text):
+        raise TokenFileError(
+            f"{where}: token_sha256 must be 64 hexadecimal digits, the SHA-256 of the token: "
+            "make it with `printf %s TOKEN | sha256sum`"
+        )
+    return bytes.fromhex(text)
+
+
+def _rights(where: str, entry: Mapping[str, Any]) -> frozenset[Right]:
+    names = _strings(where, "rights", entry.get("rights"))
+    known = {right.value for right in Right}
+    for name in names:
+        if name not in known:
+            raise TokenFileError(
+                f"{where}: there is no right {name!r}: use some of {', '.join(Right)}"
+            )
+    return frozenset(map(Right, names))
+
+
+def _topics(where: str, entry: Mapping[str, Any]) -> TopicRights:
+    prefixes = {}
+    for key in ("pubsub_topics", "content_topics"):
+        prefixes[key] = _strings(where, key, entry[key]) if key in entry else ()
+        for prefix in prefixes[key]:
+            if not prefix or len(prefix.encode()) > MAX_TOPIC_BYTES or "\0" in prefix:
+                raise TokenFileError(
+                    f"{where}: {key} holds {prefix[:80]!r}, with which no topic can begin: give "
+                    "prefixes of topics, or leave the key out to allow every topic"
+                )
+    return TopicRights(prefixes["pubsub_topics"], prefixes["content_topics"])
+
+
+_LIMIT_NAMES: Final = {
+    "requests_per_second": "requests_per_s",
+    "messages_per_second": "messages_per_s",
+    "bytes_per_second": "received_bytes_per_s",
+    "concurrent_calls": "calls",
+    "concurrent_streams": "streams",
+    "request_bytes": "request_bytes",
+    "message_bytes": "message_bytes",
+}
+_LIMIT_CEILINGS: Final = {
+    "request_bytes": MAX_REQUEST_BYTES,
+    "message_bytes": MAX_MESSAGE_BYTES,
+}
+assert set(_LIMIT_NAMES.values()) == {item.name for item in fields(ClientLimits)}
+
+
+def _limits(where: str, entry: Mapping[str, Any], base: ClientLimits | None) -> ClientLimits:
+    _only(where, entry, _LIMIT_NAMES)
+    changes = {}
+    for key, value in entry.items():
+        ceiling = _LIMIT_CEILINGS.get(key)
+        if type(value) is not int or value < 1 or (ceiling is not None and value > ceiling):
+            span = "of 1 or more" if ceiling is None else f"from 1 to {ceiling}"
+            raise TokenFileError(f"{where}: {key} must be a whole number {span}")
+        changes[_LIMIT_NAMES[key]] = value
+    return replace(base or ClientLimits(), **changes)
+
+
+def _strings(where: str, key: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or not value:
+        raise TokenFileError(f"{where}: {key} must be a list of one or more strings")
+    return tuple(dict.fromkeys(value))
+
+
+def _table(where: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TokenFileError(f"{where}: this must be a table")
+    return value
+
+
+def _only(where: str, entry: Mapping[str, Any], known: Iterable[str]) -> None:
+    names = list(known)
+    for key in entry:
+        if key not in names:
+            near = get_close_matches(key, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
+            raise TokenFileError(f"{where}: there is no key {key!r}: {hint}")
+
+
+class Refusal(NamedTuple):
+    """A message that is refused: a closed set of labels for the metrics, and one sentence."""
+
+    label: str
+    sentence: str
+
+
+OUTSIDE_TOPICS: Final = "outside_topics"
+"""Label of messages on topics that the client may not publish to."""
+
+
+@dataclass(slots=True)
+class Published:
+    """The verdict on each message of a request, as columns in request order.
+
+    For ACCEPTED and DUPLICATE, ``positions[i]`` is the place in ``batch`` (of the first copy).
+    ``hashes[i]`` is empty when the hash cannot be computed. ``refusals`` has the REJECTED ones.
+    """
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    batch: RecordBatch = field(default_factory=RecordBatch)
+    ephemerals: list[Ephemeral] = field(default_factory=list)
+    refusals: dict[int, Refusal] = field(default_factory=dict)
+
+
+class PublishDoor:
+    """Judges the messages of one client's request, chunk by chunk, and lays out what is accepted.
+
+    ``now_ns`` is the node's clock in Unix nanoseconds. SDS messages are indexed on the way.
+    """
+
+    def __init__(self, policy: Policy, now_ns: int, client: Client) -> None:
+        largest = client.limits.message_bytes
+        if largest is not None and largest < policy.max_message_bytes:
+            policy = replace(policy, max_message_bytes=largest)
+        self._policy = policy
+        self._now_ns = now_ns
+        self._client = client
+        self._places: dict[bytes, int] = {}
+        self._relayed: set[bytes] = set()
+        self.published = Published()
+
+    def admit(self, messages: Sequence[Any]) -> None:
+        """Judge the next messages: decoded ``WakuMessageAndTopic`` entries."""
+        chunk = admit(messages, self._now_ns, self._policy)
+        index_batch(chunk.batch)
+        if not self.published.verdicts and self._client.topics.unrestricted:
+            self._adopt(chunk)
+        else:
+            self._merge(chunk)
+        self._relay(chunk, messages)
+
+    def _adopt(self, chunk: Admission) -> None:
+        # The usual request is one chunk: its columns are taken over as they are.
+        result = self.published
+        result.verdicts, result.positions = chunk.verdicts, chunk.positions
+        result.hashes, result.batch = chunk.hashes, chunk.batch
+        result.refusals = {index: Refusal(*why) for index, why in chunk.rejections.items()}
+        self._places = {digest: place for place, digest in enumerate(chunk.batch.hashes)}
+
+    def _merge(self, chunk: Admission) -> None:
+        result, start = self.published, len(self.published.verdicts)
+        known = len(self._places)
+        self._merge_records(chunk.batch)
+        places = [self._places.get(digest, -1) for digest in chunk.batch.hashes]
+        result.hashes += chunk.hashes
+        result.positions += chunk.positions
+        result.verdicts += chunk.verdicts
+        for index, verdict in enumerate(chunk.verdicts):
+            at = start + index
+            if verdict is Verdict.REJECTED:
+                result.refusals[at] = Refusal(*chunk.rejections[index])
+            elif verdict is not Verdict.EPHEMERAL:
+                place = result.positions[at] = places[chunk.positions[index]]
+                if place < 0:
+                    self._refuse_topic(at)
+                elif place < known:
+                    result.verdicts[at] = Verdict.DUPLICATE
+
+    def _merge_records(self, chunk: RecordBatch) -> None:
+        batch, places = self.published.batch, self._places
+        barred = {key for key, names in chunk.topics.items() if not self._may(*names)}
+        fresh = [
+            index
+            for index, digest in enumerate(chunk.hashes)
+            if digest not in places and chunk.topic_keys[index] not in barred
+        ]
+        for index in fresh:
+            places[chunk.hashes[index]] = len(places)
+        for column in _COLUMNS:
+            values = getattr(chunk, column)
+            getattr(batch, column).extend([values[index] for index in fresh])
+        batch.topics |= {key: chunk.topics[key] for key in chunk.topics.keys() - barred}
+        kept = set(fresh)
+        for index, metadata in zip(chunk.sds_index, chunk.sds, strict=True):
+            if index in kept:
+                batch.sds_index.append(places[chunk.hashes[index]])
+                batch.sds.append(metadata)
+
+    def _relay(self, chunk: Admission, messages: Sequence[Any]) -> None:
+        result = self.published
+        start = len(result.verdicts) - len(chunk.verdicts)
+        barred = set()
+        for place, item in enumerate(chunk.ephemerals):
+            message = messages[item.position]
+            names = message.pubsub_topic, message.message.content_topic
+            if not self._may(*names):
+                barred.add(place)
+            elif item.hash not in self._relayed:
+                self._relayed.add(item.hash)
+                result.ephemerals.append(Ephemeral(item.topic_key, *names, item.frame, item.hash))
+        for index, verdict in enumerate(chunk.verdicts) if barred else ():
+            if verdict is Verdict.EPHEMERAL and chunk.positions[index] in barred:
+                self._refuse_topic(start + index)
+
+    def _may(self, pubsub_topic: str, content_topic: str) -> bool:
+        return self._client.topics.allows(pubsub_topic, content_topic)
+
+    def _refuse_topic(self, index: int) -> None:
+        self.published.verdicts[index] = Verdict.REJECTED
+        self.published.refusals[index] = Refusal(
+            OUTSIDE_TOPICS,
+            f"client {self._client.name} may not publish on these topics: use those that the "
+            "operator allowed",
+        )
+
+
+_COLUMNS: Final = ("timestamps", "hashes", "topic_keys", "heads", "payloads", "tails")

@@ -1,0 +1,262 @@
+"""What a read asks for: every rule of a request before the database sees it.
+
+``Query`` (13/WAKU2-STORE v3) in two steps, because the position of a cursor is the database's to
+know:
+
+1. `plan_query` checks the request and gives a `QueryPlan`, or raises `QueryError`.
+2. With ``plan.cursor``, the caller looks its position up and goes on with `QueryPlan.page`; an
+   unknown position is a 404. Without, ``plan.page(None)`` is the request at once.
+
+Rules, beside those of the standard: a field that is set counts although it is empty; limit 0 is
+unset; repeated hashes count once; hashes exclude every content filter field, times included;
+pubsub topic and content topics come together; ``time_start`` at or past ``time_end`` matches
+nothing. All limits are the same on every page.
+
+The other reads (`filter_by`, `time_range`, `sds_lookup`, `causal_request`) raise `RequestError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from message.limits import (
+    DEFAULT_PAGE_MESSAGES,
+    HASH_BYTES,
+    MAX_CAUSAL_HEADS,
+    MAX_CAUSAL_KNOWN_IDS,
+    MAX_CAUSAL_MESSAGES,
+    MAX_PAGE_MESSAGES,
+    MAX_QUERY_CONTENT_TOPICS,
+    MAX_QUERY_HASHES,
+    MAX_SDS_ENTRIES,
+    MAX_TIMESTAMP_NS,
+)
+from sds.limits import MAX_ID_BYTES
+from store.domain.ports import (
+    CausalRequest,
+    HistoryEntry,
+    PageRequest,
+    SdsLookup,
+    SyncId,
+    TopicFilter,
+    TopicRights,
+)
+
+OK: Final = 200
+BAD_REQUEST: Final = 400
+NOT_FOUND: Final = 404
+TOO_MANY_REQUESTS: Final = 429
+UNAVAILABLE: Final = 503
+
+
+class QueryError(Exception):
+    """A refusal inside a ``StoreQueryResponse``: status code and description."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+
+
+class RequestError(ValueError):
+    """A request that can never be served; the text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryInput:
+    """The fields of a ``StoreQueryRequest``; ``None`` is "not set"."""
+
+    include_data: bool = False
+    pubsub_topic: str | None = None
+    content_topics: Sequence[str] = ()
+    time_start: int | None = None
+    time_end: int | None = None
+    message_hashes: Sequence[bytes] = ()
+    cursor: bytes | None = None
+    forward: bool = False
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """A request that keeps the rules. ``request`` is complete but for the cursor's position.
+
+    ``cursor``: hash whose position the database is to be asked for. ``empty``: nothing can match.
+    """
+
+    request: PageRequest
+    cursor: bytes | None
+    empty: bool
+
+    def page(self, position: SyncId | None) -> PageRequest:
+        """The page to read; ``position`` is that of the cursor.
+
+        Raises:
+            QueryError: 404, there is a cursor and nobody knows it.
+        """
+        if self.cursor is None:
+            return self.request
+        if position is None:
+            raise QueryError(
+                NOT_FOUND,
+                "the cursor is not known to this node: begin again without one",
+            )
+        return replace(self.request, after=position)
+
+
+def plan_query(query: QueryInput, rights: TopicRights) -> QueryPlan:
+    """Check a ``Query`` request; ``rights`` are the caller's.
+
+    Raises:
+        QueryError: 400, and what to change.
+    """
+    if query.cursor is not None:
+        _check_hash("pagination_cursor", query.cursor)
+    try:
+        topics = TopicFilter(
+            query.pubsub_topic, _checked_topics(query.pubsub_topic, query.content_topics), rights
+        )
+    except RequestError as error:
+        raise QueryError(BAD_REQUEST, str(error)) from None
+    hashes = _checked_hashes(query) if query.message_hashes else None
+    if hashes is None and (query.pubsub_topic is None) != (not query.content_topics):
+        given, lacking = ("pubsub_topic", "content_topics")
+        if query.pubsub_topic is None:
+            given, lacking = lacking, given
+        raise QueryError(
+            BAD_REQUEST, f"{given} is set without {lacking}: set both of them or neither"
+        )
+    start_ns, end_ns = time_range(query.time_start, query.time_end)
+    limit = min(query.limit or DEFAULT_PAGE_MESSAGES, MAX_PAGE_MESSAGES)
+    request = PageRequest(
+        topics, hashes, start_ns, end_ns, None, query.forward, limit, query.include_data
+    )
+    return QueryPlan(request, query.cursor, start_ns >= end_ns)
+
+
+def time_range(time_start: int | None, time_end: int | None) -> tuple[int, int]:
+    """Bounds in nanoseconds (inclusive, exclusive) within the legal timestamps.
+
+    Unset means unbounded. The range is empty when the first is not smaller than the second.
+    """
+    start_ns = 0 if time_start is None else max(0, time_start)
+    end_ns = MAX_TIMESTAMP_NS if time_end is None else max(0, time_end)
+    return start_ns, end_ns
+
+
+def filter_by(
+    pubsub_topic: str | None, content_topics: Sequence[str], rights: TopicRights
+) -> TopicFilter:
+    """Check a ``ContentFilter``, whose fields may be set one without the other.
+
+    Raises:
+        RequestError: a topic that no message can have, or too many.
+    """
+    return TopicFilter(pubsub_topic, _checked_topics(pubsub_topic, content_topics), rights)
+
+
+def sds_lookup(channel_id: str, entries: Sequence[HistoryEntry], topics: TopicFilter) -> SdsLookup:
+    """Check a ``GetSdsMessages`` request; repeated entries count once.
+
+    Raises:
+        RequestError: no channel, an empty ID, or too many entries.
+    """
+    _check_count("entries", len(entries), MAX_SDS_ENTRIES)
+    return SdsLookup(_channel(channel_id), _entries("entries", entries), topics)
+
+
+def causal_request(
+    channel_id: str,
+    heads: Sequence[HistoryEntry],
+    *,
+    known_ids: Sequence[str],
+    max_messages: int,
+    max_depth: int,
+    topics: TopicFilter,
+) -> CausalRequest:
+    """Check a ``GetCausalHistory`` request; a larger ``max_messages`` is clamped.
+
+    Raises:
+        RequestError: no channel, an empty head, or too many heads or known IDs.
+    """
+    _check_count("heads", len(heads), MAX_CAUSAL_HEADS)
+    _check_count("known_ids", len(known_ids), MAX_CAUSAL_KNOWN_IDS)
+    return CausalRequest(
+        _channel(channel_id),
+        _entries("heads", heads),
+        frozenset(known.encode() for known in known_ids),
+        min(max_messages or MAX_CAUSAL_MESSAGES, MAX_CAUSAL_MESSAGES),
+        max_depth,
+        topics,
+    )
+
+
+def _checked_hashes(query: QueryInput) -> tuple[bytes, ...]:
+    beside = {
+        "pubsub_topic": query.pubsub_topic is not None,
+        "content_topics": bool(query.content_topics),
+        "time_start": query.time_start is not None,
+        "time_end": query.time_end is not None,
+    }
+    for name, given in beside.items():
+        if given:
+            raise QueryError(
+                BAD_REQUEST, f"{name} is set beside message_hashes: ask for one of the two"
+            )
+    for digest in query.message_hashes:
+        _check_hash("message_hashes", digest)
+    hashes = tuple(dict.fromkeys(query.message_hashes))
+    if len(hashes) > MAX_QUERY_HASHES:
+        raise QueryError(
+            BAD_REQUEST, f"message_hashes holds {len(hashes)} hashes: at most {MAX_QUERY_HASHES}"
+        )
+    return hashes
+
+
+def _check_hash(name: str, digest: bytes) -> None:
+    if len(digest) != HASH_BYTES:
+        raise QueryError(
+            BAD_REQUEST, f"{name} has {len(digest)} bytes: a message hash has {HASH_BYTES}"
+        )
+
+
+def _checked_topics(pubsub_topic: str | None, content_topics: Sequence[str]) -> tuple[str, ...]:
+    if pubsub_topic is not None:
+        _check_topic("pubsub_topic", pubsub_topic)
+    if len(content_topics) > MAX_QUERY_CONTENT_TOPICS:
+        raise RequestError(
+            f"content_topics holds {len(content_topics)} topics: at most {MAX_QUERY_CONTENT_TOPICS}"
+        )
+    for topic in content_topics:
+        _check_topic("content_topics", topic)
+    return tuple(dict.fromkeys(content_topics))
+
+
+def _check_topic(name: str, topic: str) -> None:
+    if not topic:
+        raise RequestError(f"{name} holds an empty topic, which no message has: leave it out")
+    if "\0" in topic:
+        raise RequestError(f"{name} holds a topic with a NUL character, which no message has")
+
+
+def _check_count(name: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise RequestError(f"{name} holds {count} entries: at most {limit}")
+
+
+def _channel(channel_id: str) -> bytes:
+    channel = channel_id.encode()
+    if not channel:
+        raise RequestError("channel_id is empty: name the channel to look in")
+    if len(channel) > MAX_ID_BYTES:
+        raise RequestError(f"channel_id has {len(channel)} bytes: at most {MAX_ID_BYTES}")
+    return channel
+
+
+def _entries(name: str, entries: Iterable[HistoryEntry]) -> tuple[HistoryEntry, ...]:
+    kept = tuple(dict.fromkeys(entries))
+    if not all(entry.message_id for entry in kept):
+        raise RequestError(f"{name} holds an entry without message_id: set it")
+    return kept

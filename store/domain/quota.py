@@ -1,0 +1,268 @@
+"""How much a caller may ask for: rates, and calls and streams at one time.
+
+Rules:
+
+1. A rate is a token bucket that holds one second's worth (`Bucket`). What does not fit is refused,
+   never queued. An amount larger than the bucket passes when the bucket is full, and is paid back
+   before anything else passes: the average holds for every size of batch.
+2. Every caller has an `Account`, named by a key: its name in the token file, or the host it comes
+   from. Of strangers at most ``max_strangers`` are kept apart; those at rest make room for new
+   ones, and what comes beyond shares one account, so that nobody gets a fresh bucket by pushing
+   out old ones, and no crowd of strangers touches the accounts of those the operator named.
+3. Calls and streams under way are counted per account and for the node as a whole.
+
+Time is a monotonic clock's nanoseconds, given as ``now_ns``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from message.limits import MAX_REQUEST_BYTES, NS_PER_S
+
+DEFAULT_REQUESTS_PER_S: Final = 20_000
+DEFAULT_MESSAGES_PER_S: Final = 500_000
+DEFAULT_RECEIVED_BYTES_PER_S: Final = 1024 * 1024 * 1024
+DEFAULT_CALLS: Final = 2_000
+"""Unary calls of one caller at one time."""
+
+DEFAULT_STREAMS: Final = 10_000
+"""Streaming calls of one caller at one time; an idle follower is one of them."""
+
+MAX_NODE_CALLS: Final = 10_000
+MAX_NODE_STREAMS: Final = 20_000
+"""Calls and streams of all callers together."""
+
+MAX_STRANGERS: Final = 10_000
+"""Callers without a name in the token file that are told apart."""
+
+_BURST_NS: Final = NS_PER_S
+"""How long a rate may be used up at once: a bucket holds one second's worth."""
+
+_SWEEP_INTERVAL_NS: Final = NS_PER_S
+"""Least time between two searches for accounts at rest, which look at all of them."""
+
+
+class CallKind(StrEnum):
+    """Which count a call belongs to."""
+
+    CALL = "concurrent calls"
+    STREAM = "concurrent streams"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Limits of one caller; ``None`` leaves a rate unlimited.
+
+    Rates are per second. ``request_bytes`` bounds one request, ``message_bytes`` one encoded
+    message (``None``: the node's own limit).
+    """
+
+    requests_per_s: int | None = DEFAULT_REQUESTS_PER_S
+    messages_per_s: int | None = DEFAULT_MESSAGES_PER_S
+    received_bytes_per_s: int | None = DEFAULT_RECEIVED_BYTES_PER_S
+    calls: int = DEFAULT_CALLS
+    streams: int = DEFAULT_STREAMS
+    request_bytes: int = MAX_REQUEST_BYTES
+    message_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exceeded:
+    """A refusal: which limit, its value, and after how many nanoseconds a retry may pass (0: when
+    a call under way has ended).
+    """
+
+    limit: str
+    value: int
+    retry_after_ns: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """What was too much, the limit and what to do."""
+        if self.retry_after_ns:
+            wait_ms = -(-self.retry_after_ns // 1_000_000)
+            return f"limit of {self.value:,} {self.limit} is used up: retry in {wait_ms:,} ms"
+        return f"limit of {self.value:,} {self.limit} is reached: end one, then retry"
+
+
+class Bucket:
+    """A token bucket as one number: the time at which all that was taken is paid for."""
+
+    __slots__ = ("_due_ns", "rate")
+
+    def __init__(self, rate_per_s: int) -> None:
+        if rate_per_s <= 0:
+            raise ValueError(f"a rate of {rate_per_s} per second is impossible: give 1 or more")
+        self.rate = rate_per_s
+        self._due_ns = 0
+
+    def take(self, amount: int, now_ns: int) -> int:
+        """Take ``amount`` tokens: 0 when they were taken, else nanoseconds until they could be."""
+        due_ns = max(self._due_ns, now_ns)
+        cost_ns = -(-amount * NS_PER_S // self.rate)
+        wait_ns = due_ns - now_ns - _BURST_NS + min(cost_ns, _BURST_NS)
+        if wait_ns > 0:
+            return wait_ns
+        self._due_ns = due_ns + cost_ns
+        return 0
+
+    def is_full(self, now_ns: int) -> bool:
+        """True when nothing is owed, so that a new bucket would be no different."""
+        return self._due_ns <= now_ns
+
+    def check(self) -> None:
+        """Verify the invariants.
+
+        Raises:
+            AssertionError: the bucket is damaged.
+        """
+        assert self.rate > 0
+        assert self._due_ns >= 0
+
+
+class Account:
+    """What one caller has used. Made by `Quota`, which also bounds the calls of all."""
+
+    __slots__ = ("_bytes", "_messages", "_quota", "_requests", "_running", "limits")
+
+    def __init__(self, quota: Quota, limits: ClientLimits) -> None:
+        self._quota = quota
+        self._running = {CallKind.CALL: 0, CallKind.STREAM: 0}
+        self.set_limits(limits)
+
+    def set_limits(self, limits: ClientLimits) -> None:
+        """Go on under other limits, with full buckets; calls under way stay counted."""
+        self.limits = limits
+        self._requests = _bucket(limits.requests_per_s)
+        self._messages = _bucket(limits.messages_per_s)
+        self._bytes = _bucket(limits.received_bytes_per_s)
+
+    def begin(self, kind: CallKind, now_ns: int) -> Exceeded | None:
+        """Count a call that begins; after ``None``, `end` must follow once."""
+        running = self._running
+        allowed = self.limits.calls if kind is CallKind.CALL else self.limits.streams
+        if running[kind] >= allowed:
+            return Exceeded(f"{kind} of one client", allowed)
+        exceeded = self._quota.enter(kind)
+        if exceeded is not None:
+            return exceeded
+        exceeded = _take(self._requests, 1, now_ns, "requests per second")
+        if exceeded is not None:
+            self._quota.leave(kind)
+            return exceeded
+        running[kind] += 1
+        return None
+
+    def end(self, kind: CallKind) -> None:
+        """Count the end of a call that `begin` let in."""
+        assert self._running[kind] > 0, "a call ended that never began"
+        self._running[kind] -= 1
+        self._quota.leave(kind)
+
+    def request(self, size_bytes: int, now_ns: int, *, counted: bool = False) -> Exceeded | None:
+        """Charge a request's size, and the request itself unless `begin` has ``counted`` it."""
+        exceeded = None if counted else _take(self._requests, 1, now_ns, "requests per second")
+        return exceeded or _take(self._bytes, size_bytes, now_ns, "received bytes per second")
+
+    def messages(self, count: int, now_ns: int) -> Exceeded | None:
+        """Charge messages that are to be published."""
+        return _take(self._messages, count, now_ns, "messages per second")
+
+    def at_rest(self, now_ns: int) -> bool:
+        """True when forgetting the account changes nothing: no call, nothing owed."""
+        return not any(self._running.values()) and all(
+            bucket is None or bucket.is_full(now_ns)
+            for bucket in (self._requests, self._messages, self._bytes)
+        )
+
+
+class Quota:
+    """The accounts of all callers."""
+
+    def __init__(
+        self,
+        max_strangers: int = MAX_STRANGERS,
+        max_calls: int = MAX_NODE_CALLS,
+        max_streams: int = MAX_NODE_STREAMS,
+    ) -> None:
+        self._max_strangers = max_strangers
+        self._allowed = {CallKind.CALL: max_calls, CallKind.STREAM: max_streams}
+        self._running = {CallKind.CALL: 0, CallKind.STREAM: 0}
+        self._named: dict[str, Account] = {}
+        self._strangers: dict[str, Account] = {}
+        self._shared: Account | None = None
+        self._swept_ns: int | None = None
+
+    def __len__(self) -> int:
+        """Count the accounts that are kept apart."""
+        return len(self._named) + len(self._strangers)
+
+    def account(self, key: str, limits: ClientLimits, now_ns: int, *, named: bool) -> Account:
+        """The account of ``key``, under ``limits`` from now on.
+
+        ``named``: the operator named this caller, so the number of such keys is the operator's.
+        """
+        account = (self._named if named else self._strangers).get(key)
+        if account is None:
+            return self._open(key, limits, now_ns, named=named)
+        if account.limits is not limits and account.limits != limits:
+            account.set_limits(limits)
+        return account
+
+    def enter(self, kind: CallKind) -> Exceeded | None:
+        """Count a call of any caller; used by `Account`."""
+        if self._running[kind] >= self._allowed[kind]:
+            return Exceeded(f"{kind} of this node", self._allowed[kind])
+        self._running[kind] += 1
+        return None
+
+    def leave(self, kind: CallKind) -> None:
+        """Count the end of a call of any caller; used by `Account`."""
+        self._running[kind] -= 1
+
+    def running(self, kind: CallKind) -> int:
+        """Calls of this kind that are under way."""
+        return self._running[kind]
+
+    def check(self) -> None:
+        """Verify the invariants.
+
+        Raises:
+            AssertionError: the counts contradict each other.
+        """
+        assert len(self._strangers) <= self._max_strangers
+        for kind, allowed in self._allowed.items():
+            assert 0 <= self._running[kind] <= allowed
+
+    def _open(self, key: str, limits: ClientLimits, now_ns: int, *, named: bool) -> Account:
+        if named:
+            return self._named.setdefault(key, Account(self, limits))
+        if len(self._strangers) >= self._max_strangers:
+            self._sweep(now_ns)
+        if len(self._strangers) < self._max_strangers:
+            return self._strangers.setdefault(key, Account(self, limits))
+        if self._shared is None or self._shared.at_rest(now_ns):
+            self._shared = Account(self, limits)
+        return self._shared
+
+    def _sweep(self, now_ns: int) -> None:
+        if self._swept_ns is not None and now_ns - self._swept_ns < _SWEEP_INTERVAL_NS:
+            return
+        self._swept_ns = now_ns
+        self._strangers = {
+            key: account for key, account in self._strangers.items() if not account.at_rest(now_ns)
+        }
+
+
+def _bucket(rate_per_s: int | None) -> Bucket | None:
+    return None if rate_per_s is None else Bucket(rate_per_s)
+
+
+def _take(bucket: Bucket | None, amount: int, now_ns: int, limit: str) -> Exceeded | None:
+    if bucket is None:
+        return None
+    wait_ns = bucket.take(amount, now_ns)
+    return Exceeded(limit, bucket.rate, wait_ns) if wait_ns else None

@@ -1,0 +1,263 @@
+"""The wrapper around every call: who calls, may it, how it ends.
+
+In this order: metadata, identity and right, readiness, quota, the handler; then the status, one
+log line for a failure, and the metrics. Handlers deal in bytes and raise; they never see a status
+code that they did not choose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+import grpc
+
+from store.domain.access import Client, Denied, Right
+from store.domain.quota import Account, CallKind
+from store.observe.logging import get_logger, request_context
+from store.rpc.context import RpcContext
+from store.rpc.failure import RpcFailure, exceeded, over_limit, translate, unready
+from store.rpc.identity import (
+    AUTHORIZATION,
+    REQUEST_ID,
+    identify_peer,
+    is_believed_peer,
+    own_metadata,
+    read_metadata,
+    remote,
+    request_id,
+)
+from store.rpc.limits import MAX_READ_REQUEST_BYTES
+
+ListenerKind = Literal["client", "peer", "admin"]
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+UnaryHandler = Callable[["Call", bytes], Awaitable[bytes]]
+StreamHandler = Callable[["Call", bytes], AsyncGenerator[bytes, None]]
+BidiHandler = Callable[["Call", Context], Awaitable[None]]
+Refusal = Callable[[bytes, RpcFailure], bytes]
+
+_T = TypeVar("_T")
+_NS_PER_S: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What the wrapper must know of a method.
+
+    ``right``: what a caller needs; None lets everybody in, without a look at tokens.
+    ``peers``: peers may call it. ``endless``: it goes on until somebody ends it. ``always``: it
+    is served although the node is not ready. ``timed``: its duration is a read's.
+    """
+
+    name: str
+    right: Right | None
+    kind: CallKind
+    peers: bool = False
+    endless: bool = False
+    always: bool = False
+    timed: bool = False
+    max_request_bytes: int = MAX_READ_REQUEST_BYTES
+
+
+@dataclass(slots=True)
+class Call:
+    """One call under way."""
+
+    node: RpcContext
+    method: Method
+    client: Client
+    account: Account
+    request_id: str
+
+    def charge(self, size_bytes: int, *, counted: bool) -> None:
+        """Charge one request; ``counted``: the beginning of the call has counted it.
+
+        Raises:
+            RpcFailure: it is too large, or too much was sent lately.
+        """
+        largest = min(self.client.limits.request_bytes, self.method.max_request_bytes)
+        if size_bytes > largest:
+            raise over_limit(f"the request has {size_bytes:,} bytes: at most {largest:,}")
+        limit = self.account.request(size_bytes, self.node.monotonic_ns(), counted=counted)
+        if limit is not None:
+            raise exceeded(limit)
+
+    def charge_messages(self, count: int) -> None:
+        """Charge messages that are to be published.
+
+        Raises:
+            RpcFailure: too many were sent lately.
+        """
+        limit = self.account.messages(count, self.node.monotonic_ns())
+        if limit is not None:
+            raise exceeded(limit)
+
+    def check_ready(self) -> None:
+        """Raise `RpcFailure` when the node cannot serve now."""
+        reason = None if self.method.always else self.node.unready()
+        if reason is not None:
+            raise unready(reason)
+
+
+class CallerGone(Exception):
+    """The caller hung up while it was being answered."""
+
+
+async def receive(context: Context) -> bytes | None:
+    """Read one request; None after the last."""
+    request: object = await context.read()
+    return request if isinstance(request, bytes) else None
+
+
+async def send(context: Context, response: bytes) -> None:
+    """Write one response; waits while the caller does not read.
+
+    Raises:
+        CallerGone: nobody is there to read it.
+    """
+    try:
+        await context.write(response)
+    except (grpc.aio.BaseError, asyncio.InvalidStateError):
+        raise CallerGone from None
+
+
+class Wrapper:
+    """Wraps the handlers of one listener."""
+
+    def __init__(self, listener: ListenerKind, node: RpcContext) -> None:
+        self._listener = listener
+        self._node = node
+        self._own_metadata = own_metadata(node.identity)
+        # Bound once: the lazy logger of a module costs more than the rest of this wrapper.
+        self._log = get_logger("store.rpc").bind()
+
+    def unary(
+        self, method: Method, handle: UnaryHandler, refuse: Refusal | None = None
+    ) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """A unary method; ``refuse`` makes a response of what may be retried later."""
+
+        async def serve(request: bytes, context: Context) -> bytes:
+            async def answer(call: Call) -> bytes:
+                try:
+                    call.check_ready()
+                    call.charge(len(request), counted=True)
+                    return await handle(call, request)
+                except Exception as error:
+                    failure, _ = translate(error, call.request_id)
+                    if refuse is None or not failure.retry:
+                        raise
+                    return refuse(request, failure)
+
+            return await self._serve(method, context, answer)
+
+        return grpc.unary_unary_rpc_method_handler(serve)
+
+    def stream(self, method: Method, handle: StreamHandler) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """A method that answers one request by a stream; each page waits for the reader."""
+
+        async def serve(request: bytes, context: Context) -> None:
+            async def answer(call: Call) -> None:
+                call.check_ready()
+                call.charge(len(request), counted=True)
+                async with aclosing(handle(call, request)) as pages:
+                    async for page in pages:
+                        await send(context, page)
+
+            await self._serve(method, context, answer)
+
+        return grpc.unary_stream_rpc_method_handler(serve)
+
+    def bidi(self, method: Method, handle: BidiHandler) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """A method that reads and writes as it likes."""
+
+        async def serve(_requests: object, context: Context) -> None:
+            async def answer(call: Call) -> None:
+                call.check_ready()
+                await handle(call, context)
+
+            await self._serve(method, context, answer)
+
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+    async def _serve(
+        self, method: Method, context: Context, answer: Callable[[Call], Awaitable[_T]]
+    ) -> _T:
+        node, began_ns = self._node, self._node.monotonic_ns()
+        call_id, call, code = request_id(context), None, "OK"
+        request_context(request_id=call_id)
+        try:
+            call = await self._open(method, context, call_id)
+            if not method.endless:
+                return await answer(call)
+            with node.drain.endless():
+                return await answer(call)
+        except (asyncio.CancelledError, CallerGone):
+            code = "CANCELLED"
+            raise asyncio.CancelledError from None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+            failure, foreseen = translate(error, call_id)
+            code = failure.code.name
+            self._report(method, call, failure, None if foreseen else error)
+            await context.abort(
+                failure.code, failure.sentence, trailing_metadata=((REQUEST_ID, call_id),)
+            )
+        finally:
+            if call is not None:
+                call.account.end(method.kind)
+            self._measure(method, code, began_ns)
+
+    async def _open(self, method: Method, context: Context, call_id: str) -> Call:
+        node = self._node
+        client, is_peer = self._identify(method, context)
+        if is_peer:
+            await context.send_initial_metadata(self._own_metadata)
+        now_ns = node.monotonic_ns()
+        account = node.quota.account(client.name, client.limits, now_ns, named=client.named)
+        limit = account.begin(method.kind, now_ns)
+        if limit is not None:
+            raise exceeded(limit)
+        return Call(node, method, client, account, call_id)
+
+    def _identify(self, method: Method, context: Context) -> tuple[Client, bool]:
+        origin = remote(context.peer())
+        if method.right is None:
+            return Client(origin.name, frozenset()), False
+        node, metadata = self._node, read_metadata(context)
+        rules = node.peers
+        if rules is not None and (
+            self._listener == "peer" or (method.peers and is_believed_peer(metadata, rules, origin))
+        ):
+            return identify_peer(metadata, context, rules, node.peer_limits), True
+        open_admin = node.open_admin and self._listener == "admin"
+        found = node.access().authorize(
+            metadata.get(AUTHORIZATION), method.right, origin.name, open_admin=open_admin
+        )
+        if isinstance(found, Denied):
+            raise RpcFailure(grpc.StatusCode[found.denial], found.sentence)
+        return found, False
+
+    def _report(
+        self, method: Method, call: Call | None, failure: RpcFailure, error: Exception | None
+    ) -> None:
+        fields = {
+            "method": method.name,
+            "client": None if call is None else call.client.name,
+            "code": failure.code.name,
+            "reason": failure.sentence,
+        }
+        if error is None:
+            self._log.warning("call_failed", **fields)
+        else:
+            self._log.error("call_crashed", exc_info=error, **fields)
+
+    def _measure(self, method: Method, code: str, began_ns: int) -> None:
+        seconds = (self._node.monotonic_ns() - began_ns) / _NS_PER_S
+        metrics = self._node.metrics
+        metrics.calls.labels(method.name, code).inc()
+        if method.timed:
+            metrics.query_seconds.labels(method.name).observe(seconds)
+        self._log.debug("call_ended", method=method.name, code=code, seconds=seconds)

@@ -1,0 +1,85 @@
+"""What the handlers of a node need besides its services; ``store.runtime`` fills it in."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from message.validate import Policy
+from store.domain.access import Access
+from store.domain.quota import ClientLimits, Quota
+from store.observe.metrics import Metrics
+from store.rpc.drain import Drain
+from store.rpc.health import Health
+from store.rpc.limits import MAX_IN_FLIGHT_PUBLISH_BYTES
+from store.rpc.window import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """Who this node is, towards peers and in its status.
+
+    ``store_id`` names the database behind the node: two nodes on one database have the same.
+    """
+
+    node_id: str
+    store_id: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What ``Admin.GetStatus`` answers, besides the node's identity.
+
+    Timestamps in Unix nanoseconds, 0 when nothing is held. ``index_entries``: SyncIDs in memory.
+    """
+
+    ready: bool
+    messages: int
+    oldest_timestamp_ns: int
+    newest_timestamp_ns: int
+    index_entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRules:
+    """Who may call as a peer.
+
+    ``tls``: the listener demands client certificates, whose first DNS name is the node ID; without
+    it the ID in the metadata is believed, from loopback, or from anywhere with ``insecure``.
+    ``allowed``: node IDs that may call; without TLS, empty allows every one.
+    """
+
+    tls: bool = False
+    insecure: bool = False
+    allowed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RpcContext:
+    """Everything that handlers take from the node that they run in.
+
+    ``policy``: the rules for messages of clients, as they are now, horizon included.
+    ``access``: the token file's present content.
+    ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
+    ``unready``: one sentence why the node cannot serve now, or None.
+    ``state``: what the node holds; may raise the errors of ``store.domain.ports``.
+    ``peers``: None when no peer may call on these listeners.
+    ``open_admin``: the admin listener is on loopback (then it needs no token file).
+    """
+
+    identity: NodeIdentity
+    policy: Callable[[], Policy]
+    access: Callable[[], Access]
+    now_ns: Callable[[], int]
+    monotonic_ns: Callable[[], int]
+    unready: Callable[[], str | None]
+    state: Callable[[], Awaitable[NodeState]]
+    metrics: Metrics
+    health: Health
+    quota: Quota = field(default_factory=Quota)
+    peers: PeerRules | None = None
+    peer_limits: ClientLimits = field(default_factory=ClientLimits)
+    open_admin: bool = False
+    drain: Drain = field(default_factory=Drain)
+    in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))

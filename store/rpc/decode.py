@@ -1,0 +1,112 @@
+"""Requests as bytes into what the domain takes.
+
+Requests come undecoded from gRPC, because a request that does not parse would end as INTERNAL
+there, before any code of the node could say what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
+from store.domain.query import QueryInput, filter_by
+from store.rpc.failure import malformed
+from wire.sds.v1 import message_pb2
+from wire.storenode.v1 import store_pb2
+from wire.waku.store.v3 import store_pb2 as waku_store_pb2
+
+_M = TypeVar("_M", bound=Message)
+
+_VARINT: Final = 0
+_FIXED64: Final = 1
+_DELIMITED: Final = 2
+_FIXED32: Final = 5
+_FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
+
+
+def decode(kind: type[_M], request: bytes) -> _M:
+    """Parse a request.
+
+    Raises:
+        RpcFailure: INVALID_ARGUMENT, the bytes are no such request.
+    """
+    try:
+        return kind.FromString(request)
+    except DecodeError:
+        name = kind.DESCRIPTOR.full_name
+        raise malformed(f"the request is no {name}: encode it as the schema says") from None
+
+
+def clip(request: bytes, field: int, limit: int) -> bytes:
+    """The request up to and with the entry number ``limit`` of a repeated, delimited ``field``.
+
+    A request that is within the limit, or is no encoded message, comes back as it is. Decoding an
+    entry costs far more memory than the two bytes that an empty one takes.
+    """
+    position, count, size = 0, 0, len(request)
+    while position < size and count < limit:
+        tag, position = _varint(request, position)
+        wire_type = tag & 7
+        if wire_type == _VARINT:
+            _, position = _varint(request, position)
+        elif wire_type == _DELIMITED:
+            length, position = _varint(request, position)
+            position += length
+            count += tag >> 3 == field
+        elif wire_type in _FIXED_BYTES:
+            position += _FIXED_BYTES[wire_type]
+        else:
+            return request
+    return request[:position]
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while position < len(data):
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80 or shift > 63:
+            break
+        shift += 7
+    return value, position
+
+
+def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:
+    """The fields of a ``StoreQueryRequest`` that the rules are about."""
+    has = request.HasField
+    return QueryInput(
+        include_data=request.include_data,
+        pubsub_topic=request.pubsub_topic if has("pubsub_topic") else None,
+        content_topics=request.content_topics,
+        time_start=request.time_start if has("time_start") else None,
+        time_end=request.time_end if has("time_end") else None,
+        message_hashes=request.message_hashes,
+        cursor=request.pagination_cursor if has("pagination_cursor") else None,
+        forward=request.pagination_forward,
+        limit=request.pagination_limit if has("pagination_limit") else None,
+    )
+
+
+def topic_filter(content: store_pb2.ContentFilter, rights: TopicRights) -> TopicFilter:
+    """A ``ContentFilter`` and the caller's rights as one filter.
+
+    Raises:
+        RequestError: see `store.domain.query.filter_by`.
+    """
+    pubsub_topic = content.pubsub_topic if content.HasField("pubsub_topic") else None
+    return filter_by(pubsub_topic, content.content_topics, rights)
+
+
+def history_entries(entries: Sequence[message_pb2.HistoryEntry]) -> list[HistoryEntry]:
+    """Entries of a request; a hint that is set counts although it is empty."""
+    return [
+        HistoryEntry(
+            entry.message_id.encode(),
+            entry.retrieval_hint if entry.HasField("retrieval_hint") else None,
+        )
+        for entry in entries
+    ]

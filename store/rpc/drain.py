@@ -1,0 +1,59 @@
+"""Ends the calls that would go on for ever when the node shuts down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Draining(Exception):
+    """The node is shutting down and ends this call: the caller goes on at another node."""
+
+
+class Drain:
+    """Knows the calls without an end of their own, and ends them with `begin`.
+
+    Other calls are left to finish.
+    """
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def begun(self) -> bool:
+        """True from `begin` on."""
+        return self._begun
+
+    def begin(self) -> None:
+        """End every endless call, those that begin later too."""
+        self._begun = True
+        for task in self._tasks:
+            task.cancel()
+
+    @contextmanager
+    def endless(self) -> Iterator[None]:
+        """Around the part of a call that waits for ever.
+
+        Raises:
+            Draining: the node is shutting down.
+        """
+        if self._begun:
+            raise Draining
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            # The client's own cancellation may come at the same moment; then it counts.
+            if self._ended(task):
+                raise Draining from None
+            raise
+        finally:
+            self._tasks.discard(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> bool:
+        return self._begun and task.uncancel() == 0

@@ -1,0 +1,93 @@
+"""Responses of the node as bytes, written without an object per message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from message.frames import sds_missing, sds_page
+from message.limits import HASH_BYTES
+from message.validate import Verdict
+from message.varint import delimited, varint
+from store.domain.access import Published
+from store.domain.ports import QueryPage, SdsPage
+from store.domain.query import OK
+from wire.storenode.v1 import store_pb2
+
+_Result = store_pb2.PublishResult
+
+_FIELD_1: Final = b"\x0a"
+_FIELD_3: Final = b"\x1a"
+_FIELD_10_VARINT: Final = b"\x50"
+_FIELD_11: Final = b"\x5a"
+_FIELD_51: Final = b"\x9a\x03"
+_OUTCOME: Final = b"\x10"
+
+_HASH_FIELD: Final = b"\x0a" + varint(HASH_BYTES)
+_SHORT: Final = b"\x0a" + varint(len(_HASH_FIELD) + HASH_BYTES + 2) + _HASH_FIELD
+_STORED: Final = _OUTCOME + varint(_Result.STORED)
+_DUPLICATE: Final = _OUTCOME + varint(_Result.DUPLICATE)
+_EPHEMERAL: Final = _OUTCOME + varint(_Result.EPHEMERAL)
+_SUCCESS: Final = _FIELD_10_VARINT + varint(OK) + delimited(_FIELD_11, b"OK")
+
+
+def publish_response(published: Published, stored: Iterable[bool], min_confirms: int) -> bytes:
+    """Encode a ``PublishResponse``.
+
+    ``stored`` says of each record of the batch whether it was new. With ``min_confirms`` what is
+    held is UNCONFIRMED: no other store confirms to this node.
+    """
+    if min_confirms:
+        held = [_unconfirmed(digest, min_confirms) for digest in published.batch.hashes]
+        again = held
+    else:
+        held, again = [], []
+        for digest, new in zip(published.batch.hashes, stored, strict=True):
+            duplicate = _SHORT + digest + _DUPLICATE
+            again.append(duplicate)
+            held.append(_SHORT + digest + _STORED if new else duplicate)
+    if len(held) == len(published.verdicts):
+        return b"".join(held)
+    return b"".join(_results(published, held, again))
+
+
+def _results(published: Published, held: list[bytes], again: list[bytes]) -> Iterable[bytes]:
+    columns = zip(published.verdicts, published.positions, published.hashes, strict=True)
+    for index, (verdict, position, digest) in enumerate(columns):
+        if verdict is Verdict.ACCEPTED:
+            yield held[position]
+        elif verdict is Verdict.DUPLICATE:
+            yield again[position]
+        elif verdict is Verdict.EPHEMERAL:
+            yield _SHORT + digest + _EPHEMERAL
+        else:
+            yield _result(digest, _Result.REJECTED, published.refusals[index].sentence)
+
+
+def _unconfirmed(digest: bytes, min_confirms: int) -> bytes:
+    return _result(
+        digest,
+        _Result.UNCONFIRMED,
+        f"0 of {min_confirms} stores confirmed: this node exchanges no read confirmations; the "
+        "message is stored here",
+    )
+
+
+def _result(digest: bytes, outcome: _Result.Outcome.ValueType, reason: str) -> bytes:
+    head = _HASH_FIELD + digest if digest else b""
+    return delimited(
+        _FIELD_1, head + _OUTCOME + varint(outcome) + delimited(_FIELD_3, reason.encode())
+    )
+
+
+def query_page(request_id: str, page: QueryPage) -> bytes:
+    """Encode a ``StoreQueryResponse`` that succeeded, around the spliced entries."""
+    echo = delimited(_FIELD_1, request_id.encode()) if request_id else b""
+    cursor = delimited(_FIELD_51, page.next_cursor) if page.next_cursor is not None else b""
+    return b"".join((echo, _SUCCESS, page.entries, cursor))
+
+
+def sds_response(page: SdsPage) -> bytes:
+    """Encode an ``SdsMessagesPage`` or ``CausalHistoryPage`` around the spliced entries."""
+    missing = [sds_missing(entry.message_id, entry.retrieval_hint) for entry in page.missing]
+    return sds_page((page.messages,), missing, truncated=page.truncated)

@@ -1,0 +1,78 @@
+"""How a call fails: every error becomes one gRPC status with one sentence, here and only here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+
+from message.cursor import CursorError
+from store.domain.ports import CursorOutOfRange, StoreBusy, StoreUnavailable
+from store.domain.query import RequestError
+from store.domain.quota import Exceeded
+from store.rpc.drain import Draining
+
+_CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
+    (StoreUnavailable, grpc.StatusCode.UNAVAILABLE),
+    (StoreBusy, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (CursorOutOfRange, grpc.StatusCode.OUT_OF_RANGE),
+    (CursorError, grpc.StatusCode.INVALID_ARGUMENT),
+    (RequestError, grpc.StatusCode.INVALID_ARGUMENT),
+)
+
+RETRYABLE: Final = (StoreUnavailable, StoreBusy)
+
+
+class RpcFailure(Exception):
+    """The status that a call ends with.
+
+    ``retry``: the same request may succeed later (a rate, a full queue, a node that is not ready).
+    """
+
+    def __init__(self, code: grpc.StatusCode, sentence: str, *, retry: bool = False) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.sentence = sentence
+        self.retry = retry
+
+
+def malformed(sentence: str) -> RpcFailure:
+    """The request cannot be read or served, whenever it is sent."""
+    return RpcFailure(grpc.StatusCode.INVALID_ARGUMENT, sentence)
+
+
+def over_limit(sentence: str) -> RpcFailure:
+    """The request passes a limit that time does not lift."""
+    return RpcFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
+
+
+def exceeded(limit: Exceeded) -> RpcFailure:
+    """A quota is used up for now."""
+    return RpcFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, limit.sentence, retry=True)
+
+
+def unready(sentence: str) -> RpcFailure:
+    """The node does not serve now."""
+    return RpcFailure(grpc.StatusCode.UNAVAILABLE, sentence, retry=True)
+
+
+def translate(error: Exception, request_id: str) -> tuple[RpcFailure, bool]:
+    """The status for any error, and whether it was expected.
+
+    An error that nobody foresaw tells the caller the request ID only, by which the operator finds
+    it in the log.
+    """
+    if isinstance(error, RpcFailure):
+        return error, True
+    if isinstance(error, Draining):
+        return unready("the node is shutting down: go on at another node, or here later"), True
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return RpcFailure(code, str(error), retry=isinstance(error, RETRYABLE)), True
+    return (
+        RpcFailure(
+            grpc.StatusCode.INTERNAL,
+            f"the node failed on this call: give its operator the request ID {request_id}",
+        ),
+        False,
+    )

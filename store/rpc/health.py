@@ -1,0 +1,90 @@
+"""``grpc.health.v1.Health``: what probes ask, on every listener and without a token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from store.rpc.failure import RpcFailure, malformed
+
+SERVICE: Final = "grpc.health.v1.Health"
+
+_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+_SERVICE_UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class Health:
+    """The state of the node as probes see it: not serving until told otherwise.
+
+    All services share it, and so does the empty name, which stands for the node.
+    """
+
+    def __init__(self) -> None:
+        self._serving = False
+        self._changed = asyncio.Event()
+
+    @property
+    def serving(self) -> bool:
+        """What probes are told."""
+        return self._serving
+
+    def set_serving(self, *, serving: bool) -> None:
+        """Tell probes, and those that watch, whether the node is able to serve."""
+        if serving != self._serving:
+            self._serving = serving
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        await self._changed.wait()
+
+
+class HealthService:
+    """The handlers of a listener that serves ``services``."""
+
+    def __init__(self, health: Health, services: frozenset[str]) -> None:
+        self._health = health
+        self._services = services | {"", SERVICE}
+
+    async def check(self, _call: object, request: bytes) -> bytes:
+        """Answer ``Check``."""
+        service = _service(request)
+        if service not in self._services:
+            raise RpcFailure(
+                grpc.StatusCode.NOT_FOUND,
+                "there is no such service on this listener: reflection lists those that are",
+            )
+        return self._status(service)
+
+    async def watch(self, _call: object, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Answer ``Watch``: the state now, and again whenever it changes."""
+        service = _service(request)
+        last = b""
+        while True:
+            status = self._status(service)
+            if status != last:
+                last = status
+                yield status
+            # Looked at again first: it may have changed while the reader took its time.
+            if self._status(service) == last:
+                await self._health.changed()
+
+    def _status(self, service: str) -> bytes:
+        status = _SERVING if self._health.serving else _NOT_SERVING
+        if service not in self._services:
+            status = _SERVICE_UNKNOWN
+        return bytes(health_pb2.HealthCheckResponse(status=status).SerializeToString())
+
+
+def _service(request: bytes) -> str:
+    try:
+        return str(health_pb2.HealthCheckRequest.FromString(request).service)
+    except DecodeError:
+        raise malformed("the request is no HealthCheckRequest: send one") from None

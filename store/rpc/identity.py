@@ -1,0 +1,161 @@
+"""Who calls: the metadata, the address and the certificate of a call.
+
+Metadata that is read: ``authorization``, ``x-request-id``, and of peers ``storenode-node-id``,
+``storenode-store-id`` and ``storenode-version``. Source: the contract, "Clients" and "Peers".
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
+from typing import Final, cast
+from urllib.parse import unquote
+
+import grpc
+
+from store.domain.access import Client, Right
+from store.domain.quota import ClientLimits
+from store.rpc.context import NodeIdentity, PeerRules
+from store.rpc.failure import RpcFailure, malformed
+from store.rpc.limits import MAX_PEER_FIELD_CHARS, MAX_REQUEST_ID_CHARS
+
+AUTHORIZATION: Final = "authorization"
+REQUEST_ID: Final = "x-request-id"
+NODE_ID: Final = "storenode-node-id"
+STORE_ID: Final = "storenode-store-id"
+VERSION: Final = "storenode-version"
+
+PEER_RIGHTS: Final = frozenset({Right.READ, Right.FOLLOW})
+
+_WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION})
+_SANE_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
+_PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
+_CACHED_ADDRESSES: Final = 4_096
+
+_process = secrets.token_hex(6)
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Where a call comes from: a name for the accounts, and whether it is this machine."""
+
+    name: str
+    loopback: bool
+
+
+@lru_cache(maxsize=_CACHED_ADDRESSES)
+def remote(address: str) -> Remote:
+    """Read the address that gRPC gives: ``ipv4:HOST:PORT``, ``ipv6:%5BHOST%5D:PORT``, ``unix:``.
+
+    Of IPv6 the first 64 bits count: a host may have all the addresses behind them.
+    """
+    kind, _, rest = unquote(address).partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return Remote(f"host {kind}", kind == "unix")
+    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        ip = ip_address(host)
+    except ValueError:
+        return Remote("host unknown", loopback=False)
+    if isinstance(ip, IPv6Address):
+        if ip.ipv4_mapped is not None:
+            return Remote(f"host {ip.ipv4_mapped}", ip.ipv4_mapped.is_loopback)
+        if not ip.is_loopback:
+            return Remote(f"host {IPv6Address(int(ip) >> 64 << 64)}/64", loopback=False)
+    return Remote(f"host {ip}", ip.is_loopback)
+
+
+def read_metadata(context: grpc.aio.ServicerContext[bytes, bytes]) -> dict[str, str]:
+    """The metadata that tell who calls, by name.
+
+    Raises:
+        RpcFailure: one of them is given twice.
+    """
+    found: dict[str, str] = {}
+    for name, value in _pairs(context):
+        if name in _WANTED:
+            if name in found:
+                raise malformed(f"the metadata `{name}` is given twice: send it once")
+            found[name] = value
+    return found
+
+
+def request_id(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
+    """The caller's request ID if it is fit for a log, else one of this node's."""
+    for name, value in _pairs(context):
+        if name == REQUEST_ID and _SANE_REQUEST_ID.fullmatch(value):
+            return str(value)
+    return f"{_process}-{next(_numbers):x}"
+
+
+def is_believed_peer(metadata: dict[str, str], rules: PeerRules, origin: Remote) -> bool:
+    """True when a call without a token on a clear-text listener counts as a peer's."""
+    return (
+        NODE_ID in metadata
+        and AUTHORIZATION not in metadata
+        and not rules.tls
+        and (origin.loopback or rules.insecure)
+    )
+
+
+def identify_peer(
+    metadata: dict[str, str],
+    context: grpc.aio.ServicerContext[bytes, bytes],
+    rules: PeerRules,
+    limits: ClientLimits,
+) -> Client:
+    """The peer that calls, as a client with the rights of one.
+
+    Raises:
+        RpcFailure: metadata are missing or malformed, or it is nobody who may call.
+    """
+    for name in (NODE_ID, STORE_ID, VERSION):
+        if not _PEER_FIELD.fullmatch(metadata.get(name, "")):
+            raise malformed(
+                f"the metadata `{name}` is missing or malformed: a peer sends {NODE_ID}, "
+                f"{STORE_ID} and {VERSION}"
+            )
+    node_id = metadata[NODE_ID]
+    if rules.tls and node_id != (certified := _certified_name(context)):
+        raise _forbidden(
+            f"the metadata `{NODE_ID}` does not name {certified}, as the certificate does: "
+            "send the certificate's first DNS name"
+        )
+    if (rules.tls or rules.allowed) and node_id not in rules.allowed:
+        raise _forbidden(
+            f"node {node_id} may not call this node: its operator allows it by --allow-peer"
+        )
+    return Client(f"peer {node_id}", PEER_RIGHTS, limits=limits, named=bool(rules.allowed))
+
+
+def own_metadata(identity: NodeIdentity) -> tuple[tuple[str, str], ...]:
+    """What this node tells a peer about itself."""
+    return (
+        (NODE_ID, identity.node_id),
+        (STORE_ID, identity.store_id),
+        (VERSION, identity.version),
+    )
+
+
+def _pairs(context: grpc.aio.ServicerContext[bytes, bytes]) -> Iterable[tuple[str, str]]:
+    # A tuple of pairs, whatever the type stubs say.
+    return cast("Iterable[tuple[str, str]]", context.invocation_metadata() or ())
+
+
+def _certified_name(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
+    for name in context.auth_context().get("peer_dns", ()):
+        return name.decode("ascii", "replace")
+    raise RpcFailure(
+        grpc.StatusCode.UNAUTHENTICATED,
+        "the client certificate has no DNS name: issue one whose first DNS name is the node ID",
+    )
+
+
+def _forbidden(sentence: str) -> RpcFailure:
+    return RpcFailure(grpc.StatusCode.PERMISSION_DENIED, sentence)

@@ -1,0 +1,32 @@
+"""Bounds of the gRPC edge; those of messages and pages are in ``message.limits``."""
+
+from typing import Final
+
+MAX_READ_REQUEST_BYTES: Final = 4 * 1024 * 1024
+"""A request of any call but ``Publish``: the largest legal one has about 2.6 MiB of known IDs."""
+
+COUNTED_REQUEST_BYTES: Final = 256 * 1024
+"""A larger ``PublishRequest`` has its messages counted before it is decoded, since two bytes of
+it may become an object of fifty."""
+
+ADMISSION_CHUNK_MESSAGES: Final = 500
+"""Messages that are judged at one go, about 4 ms, before other calls get their turn."""
+
+STREAM_WINDOW_REQUESTS: Final = 8
+STREAM_WINDOW_BYTES: Final = 16 * 1024 * 1024
+"""Requests of one ``PublishStream`` that are under way at one time."""
+
+MAX_IN_FLIGHT_PUBLISH_BYTES: Final = 256 * 1024 * 1024
+"""Requests of all publishers together that are decoded and not yet answered."""
+
+MAX_SCAN_PAGE_MESSAGES: Final = 10_000
+"""``ScanRequest.page_size``; larger wishes are clamped. A page is cut by its size in any case."""
+
+MAX_REQUEST_ID_CHARS: Final = 64
+"""``x-request-id`` of a caller; a longer one is replaced."""
+
+MAX_QUERY_REQUEST_ID_BYTES: Final = 1024
+"""``StoreQueryRequest.request_id``, which is sent back as it came."""
+
+MAX_PEER_FIELD_CHARS: Final = 253
+"""Node ID (a DNS name), store ID and version in a peer's metadata."""

@@ -1,0 +1,199 @@
+"""``Publish`` and ``PublishStream``: from the bytes of a request to durable messages.
+
+Rules of the stream: requests are judged in order, stored side by side (the writer puts what comes
+together into shared transactions) and answered in order, each when its batch is durable. At most
+`STREAM_WINDOW_REQUESTS` and `STREAM_WINDOW_BYTES` are under way; then the stream is not read. A
+request that fails ends the stream, after the answers to all before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from message.limits import MAX_BATCH_MESSAGES
+from message.validate import Verdict
+from store.domain.access import PublishDoor, Published
+from store.domain.ports import Services, Source
+from store.observe.metrics import Metrics
+from store.rpc.call import Call, Context, receive, send
+from store.rpc.decode import clip, decode
+from store.rpc.encode import publish_response
+from store.rpc.failure import RpcFailure, over_limit
+from store.rpc.limits import (
+    ADMISSION_CHUNK_MESSAGES,
+    COUNTED_REQUEST_BYTES,
+    STREAM_WINDOW_BYTES,
+    STREAM_WINDOW_REQUESTS,
+)
+from store.rpc.window import Budget
+from wire.storenode.v1 import store_pb2
+
+MESSAGES_FIELD: Final = 1
+"""Number of ``PublishRequest.messages``."""
+
+_NS_PER_S: Final = 1e9
+_SOURCE: Final = Source.CLIENT.value
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A request whose messages are judged; it arrived at ``began_ns`` of the monotonic clock."""
+
+    published: Published
+    min_confirms: int
+    began_ns: int
+
+
+class Publisher:
+    """The handlers of the two methods."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def publish(self, call: Call, request: bytes) -> bytes:
+        """Answer ``Publish``."""
+        budget, size = call.node.in_flight, len(request)
+        if not budget.try_take(size):
+            raise RpcFailure(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"limit of {budget.limit_bytes:,} bytes of requests under way on this node is "
+                "reached: retry with backoff",
+                retry=True,
+            )
+        try:
+            batch = await self.admit(call, request)
+            return await self.store(call, batch)
+        finally:
+            budget.give_back(size)
+
+    async def publish_stream(self, call: Call, context: Context) -> None:
+        """Answer ``PublishStream``."""
+        await _Stream(self, call, context).run()
+
+    async def admit(self, call: Call, request: bytes) -> Batch:
+        """Judge the messages of a request, letting others have a turn now and then."""
+        node = call.node
+        began_ns = node.monotonic_ns()
+        decoded = _decode(request)
+        messages = decoded.messages
+        count = len(messages)
+        if count > MAX_BATCH_MESSAGES:
+            raise over_limit(
+                f"the request holds more than {MAX_BATCH_MESSAGES:,} messages: send fewer in one"
+            )
+        call.charge_messages(count)
+        door = PublishDoor(node.policy(), node.now_ns(), call.client)
+        for start in range(0, count, ADMISSION_CHUNK_MESSAGES):
+            if start:
+                await asyncio.sleep(0)
+            door.admit(messages[start : start + ADMISSION_CHUNK_MESSAGES])
+        return Batch(door.published, decoded.min_confirms, began_ns)
+
+    async def store(self, call: Call, batch: Batch) -> bytes:
+        """Store what was accepted and answer when it is durable."""
+        published, metrics = batch.published, call.node.metrics
+        stored: Sequence[bool] = ()
+        metrics.publishes_in_flight.inc()
+        try:
+            if published.batch.hashes:
+                stored = await self._services.writer.store(published.batch, Source.CLIENT)
+        finally:
+            metrics.publishes_in_flight.dec()
+        if published.ephemerals:
+            # After the commit: a batch that fails is sent again as a whole.
+            self._services.feed.announce_ephemeral(published.ephemerals)
+        _count(metrics, published, stored)
+        response = publish_response(published, stored, batch.min_confirms)
+        elapsed_ns = call.node.monotonic_ns() - batch.began_ns
+        metrics.publish_batch_seconds.observe(elapsed_ns / _NS_PER_S)
+        return response
+
+
+class _Stream:
+    """One ``PublishStream``: a task that reads and judges, and this one, which answers."""
+
+    def __init__(self, publisher: Publisher, call: Call, context: Context) -> None:
+        self._publisher = publisher
+        self._call = call
+        self._context = context
+        self._slots = asyncio.Semaphore(STREAM_WINDOW_REQUESTS)
+        self._room = Budget(STREAM_WINDOW_BYTES)
+        self._answers: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+
+    async def run(self) -> None:
+        reader = asyncio.create_task(self._read())
+        try:
+            while (answer := await self._answers.get()) is not None:
+                await send(self._context, await answer)
+                self._slots.release()
+            await reader
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, *self._left(), return_exceptions=True)
+
+    def _left(self) -> Iterator[asyncio.Task[bytes]]:
+        while not self._answers.empty():
+            answer = self._answers.get_nowait()
+            if answer is not None:
+                answer.cancel()
+                yield answer
+
+    async def _read(self) -> None:
+        try:
+            while (request := await self._next()) is not None:
+                self._call.charge(len(request), counted=False)
+                self._call.check_ready()
+                await self._accept(request)
+        finally:
+            self._answers.put_nowait(None)
+
+    async def _next(self) -> bytes | None:
+        await self._slots.acquire()
+        with self._call.node.drain.endless():
+            return await receive(self._context)
+
+    async def _accept(self, request: bytes) -> None:
+        size, budgets = len(request), (self._room, self._call.node.in_flight)
+        held: list[Budget] = []
+        try:
+            for budget in budgets:
+                await budget.take(size)
+                held.append(budget)
+            batch = await self._publisher.admit(self._call, request)
+        except BaseException:
+            _give_back(held, size)
+            raise
+        answer = asyncio.create_task(self._publisher.store(self._call, batch))
+        answer.add_done_callback(lambda _: _give_back(held, size))
+        self._answers.put_nowait(answer)
+
+
+def _give_back(budgets: Iterable[Budget], size_bytes: int) -> None:
+    for budget in budgets:
+        budget.give_back(size_bytes)
+
+
+def _decode(request: bytes) -> store_pb2.PublishRequest:
+    if len(request) > COUNTED_REQUEST_BYTES:
+        request = clip(request, MESSAGES_FIELD, MAX_BATCH_MESSAGES + 1)
+    return decode(store_pb2.PublishRequest, request)
+
+
+def _count(metrics: Metrics, published: Published, stored: Sequence[bool]) -> None:
+    new = sum(stored)
+    ephemeral = published.verdicts.count(Verdict.EPHEMERAL)
+    rejected = len(published.refusals)
+    metrics.messages_stored.labels(_SOURCE).inc(new)
+    duplicate = len(published.verdicts) - new - ephemeral - rejected
+    if duplicate:
+        metrics.messages_duplicate.labels(_SOURCE).inc(duplicate)
+    if ephemeral:
+        metrics.messages_ephemeral.inc(ephemeral)
+    for label, count in Counter(refusal.label for refusal in published.refusals.values()).items():
+        metrics.messages_rejected.labels(_SOURCE, label).inc(count)

@@ -1,0 +1,145 @@
+"""``Query``, ``Scan``, ``Follow``, ``GetSdsMessages`` and ``GetCausalHistory``.
+
+Pages come from the database as spliced bytes and leave as they are. A stream holds one page: the
+next one is read when the caller has taken the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import grpc
+
+from message.cursor import FollowCursor, ScanCursor
+from message.frames import follow_page, query_response, scan_page
+from store.domain.ports import FollowRequest, QueryPage, ScanRequest, Services
+from store.domain.query import (
+    BAD_REQUEST,
+    TOO_MANY_REQUESTS,
+    UNAVAILABLE,
+    QueryError,
+    QueryPlan,
+    causal_request,
+    plan_query,
+    sds_lookup,
+    time_range,
+)
+from store.rpc.call import Call
+from store.rpc.decode import decode, history_entries, query_input, topic_filter
+from store.rpc.encode import query_page, sds_response
+from store.rpc.failure import RpcFailure
+from store.rpc.limits import MAX_QUERY_REQUEST_ID_BYTES, MAX_SCAN_PAGE_MESSAGES
+from wire.storenode.v1 import store_pb2
+from wire.waku.store.v3 import store_pb2 as waku_store_pb2
+
+_NOTHING: Final = QueryPage(b"", 0, None)
+
+
+class Reads:
+    """The handlers of the reads."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def query(self, call: Call, request: bytes) -> bytes:
+        """Answer ``Query``; errors of the protocol are status codes inside the response."""
+        query = decode(waku_store_pb2.StoreQueryRequest, request)
+        try:
+            request_id = _echo(query.request_id)
+            plan = plan_query(query_input(query), call.client.topics)
+            return query_page(request_id, await self._page(call, plan))
+        except QueryError as error:
+            return query_response(_cut(query.request_id), error.status, error.sentence)
+
+    async def _page(self, call: Call, plan: QueryPlan) -> QueryPage:
+        reader, position = self._services.reader, None
+        if plan.cursor is not None:
+            position = await reader.position(plan.cursor, call.client.topics)
+        request = plan.page(position)
+        return _NOTHING if plan.empty else await reader.query(request)
+
+    async def scan(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Answer ``Scan``."""
+        scan = decode(store_pb2.ScanRequest, request)
+        cursor = ScanCursor.decode(scan.cursor) if scan.cursor else None
+        start_ns, end_ns = time_range(
+            scan.time_start if scan.HasField("time_start") else None,
+            scan.time_end if scan.HasField("time_end") else None,
+        )
+        wanted = ScanRequest(
+            topic_filter(scan.filter, call.client.topics),
+            start_ns,
+            end_ns,
+            None if cursor is None else (cursor.timestamp, cursor.hash),
+            scan.include_data,
+            min(scan.page_size, MAX_SCAN_PAGE_MESSAGES),
+        )
+        if start_ns >= end_ns:
+            return
+        async for page in self._services.reader.scan(wanted):
+            yield scan_page(page.frames, ScanCursor(*page.last).encode())
+
+    async def follow(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Answer ``Follow``."""
+        follow = decode(store_pb2.FollowRequest, request)
+        wanted = FollowRequest(
+            topic_filter(follow.filter, call.client.topics),
+            FollowCursor.decode(follow.cursor) if follow.cursor else None,
+            follow.from_beginning,
+            follow.include_data,
+        )
+        followers = call.node.metrics.followers
+        followers.inc()
+        try:
+            async for page in self._services.feed.follow(wanted):
+                yield follow_page(page.frames, page.cursor.encode(), live=page.live)
+        finally:
+            followers.dec()
+
+    async def sds_messages(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Answer ``GetSdsMessages``."""
+        lookup = decode(store_pb2.GetSdsMessagesRequest, request)
+        wanted = sds_lookup(
+            lookup.channel_id,
+            history_entries(lookup.entries),
+            topic_filter(lookup.filter, call.client.topics),
+        )
+        async for page in self._services.sds.messages(wanted):
+            yield sds_response(page)
+
+    async def causal_history(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Answer ``GetCausalHistory``."""
+        walk = decode(store_pb2.GetCausalHistoryRequest, request)
+        wanted = causal_request(
+            walk.channel_id,
+            history_entries(walk.heads),
+            known_ids=walk.known_ids,
+            max_messages=walk.max_messages,
+            max_depth=walk.max_depth,
+            topics=topic_filter(walk.filter, call.client.topics),
+        )
+        async for page in self._services.sds.causal_history(wanted):
+            yield sds_response(page)
+
+
+def refuse_query(request: bytes, failure: RpcFailure) -> bytes:
+    """The ``StoreQueryResponse`` for what may be retried later: 429, or 503 when not ready."""
+    query = decode(waku_store_pb2.StoreQueryRequest, request)
+    busy = failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    status = TOO_MANY_REQUESTS if busy else UNAVAILABLE
+    return query_response(_cut(query.request_id), status, failure.sentence)
+
+
+def _echo(request_id: str) -> str:
+    size = len(request_id.encode())
+    if size > MAX_QUERY_REQUEST_ID_BYTES:
+        raise QueryError(
+            BAD_REQUEST,
+            f"request_id has {size} bytes: at most {MAX_QUERY_REQUEST_ID_BYTES}",
+        )
+    return request_id
+
+
+def _cut(request_id: str) -> str:
+    return request_id.encode()[:MAX_QUERY_REQUEST_ID_BYTES].decode(errors="ignore")

@@ -1,0 +1,38 @@
+"""Server reflection (``grpc.reflection.v1alpha``), by which grpcurl learns the services."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from store.rpc.call import Call, Context, receive, send
+from store.rpc.failure import malformed
+
+SERVICE: Final = reflection.SERVICE_NAME
+
+
+class ReflectionService:
+    """The handler of a listener that serves ``services``."""
+
+    def __init__(self, services: frozenset[str]) -> None:
+        # The type stubs do not know of the servicer for asyncio.
+        library: Any = reflection
+        self._servicer = library.aio.ReflectionServicer(sorted(services))
+
+    async def info(self, call: Call, context: Context) -> None:
+        """Answer ``ServerReflectionInfo``."""
+        async for answer in self._servicer.ServerReflectionInfo(_requests(call, context), context):
+            await send(context, answer.SerializeToString())
+
+
+async def _requests(call: Call, context: Context) -> AsyncGenerator[Any, None]:
+    while (request := await receive(context)) is not None:
+        call.charge(len(request), counted=False)
+        try:
+            parsed = reflection_pb2.ServerReflectionRequest.FromString(request)
+        except DecodeError:
+            raise malformed("the request is no ServerReflectionRequest: send one") from None
+        yield parsed

@@ -1,0 +1,101 @@
+"""Which listener serves which methods.
+
+`build_handlers` gives what a ``grpc.aio`` server is made with. ``client`` listeners serve all of
+``Store``, ``peer`` listeners its reads, ``admin`` listeners ``Admin``; health and reflection are
+everywhere. What the contract names and a node does not serve is UNIMPLEMENTED by gRPC itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import grpc
+
+from message.limits import MAX_REQUEST_BYTES
+from store.domain.access import Right
+from store.domain.ports import Services
+from store.domain.quota import CallKind
+from store.rpc import health, reflection
+from store.rpc.admin import get_status
+from store.rpc.call import ListenerKind, Method, Wrapper
+from store.rpc.context import RpcContext
+from store.rpc.publish import Publisher
+from store.rpc.reads import Reads, refuse_query
+from wire.storenode.v1 import admin_pb2, store_pb2
+
+STORE: Final = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
+ADMIN: Final = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
+
+_Handlers = dict[str, grpc.RpcMethodHandler[Any, Any]]
+
+
+def build_handlers(
+    listener: ListenerKind, services: Services, context: RpcContext
+) -> list[grpc.GenericRpcHandler[Any, Any]]:
+    """The handlers of one listener.
+
+    Requests and responses are bytes, so servers need no serializers. Everything a call needs
+    comes from ``services`` and ``context``; both are shared by all listeners of a node.
+    """
+    wrapper = Wrapper(listener, context)
+    served: dict[str, _Handlers] = {}
+    if listener == "admin":
+        served[ADMIN] = _admin(wrapper)
+    else:
+        served[STORE] = _reads(wrapper, Reads(services))
+    if listener == "client":
+        served[STORE] |= _publishing(wrapper, Publisher(services))
+    names = frozenset(served)
+    served[health.SERVICE] = _health(wrapper, health.HealthService(context.health, names))
+    served[reflection.SERVICE] = _reflection(
+        wrapper, reflection.ReflectionService(names | {health.SERVICE, reflection.SERVICE})
+    )
+    return [
+        grpc.method_handlers_generic_handler(service, handlers)
+        for service, handlers in served.items()
+    ]
+
+
+def _reads(wrapper: Wrapper, reads: Reads) -> _Handlers:
+    query = Method("Query", Right.READ, CallKind.CALL, peers=True, timed=True)
+    scan = Method("Scan", Right.READ, CallKind.STREAM, peers=True, timed=True)
+    follow = Method("Follow", Right.FOLLOW, CallKind.STREAM, peers=True, endless=True)
+    lookup = Method("GetSdsMessages", Right.READ, CallKind.STREAM, peers=True, timed=True)
+    walk = Method("GetCausalHistory", Right.READ, CallKind.STREAM, peers=True, timed=True)
+    return {
+        query.name: wrapper.unary(query, reads.query, refuse_query),
+        scan.name: wrapper.stream(scan, reads.scan),
+        follow.name: wrapper.stream(follow, reads.follow),
+        lookup.name: wrapper.stream(lookup, reads.sds_messages),
+        walk.name: wrapper.stream(walk, reads.causal_history),
+    }
+
+
+def _publishing(wrapper: Wrapper, publisher: Publisher) -> _Handlers:
+    single = Method("Publish", Right.PUBLISH, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES)
+    stream = Method(
+        "PublishStream", Right.PUBLISH, CallKind.STREAM, max_request_bytes=MAX_REQUEST_BYTES
+    )
+    return {
+        single.name: wrapper.unary(single, publisher.publish),
+        stream.name: wrapper.bidi(stream, publisher.publish_stream),
+    }
+
+
+def _admin(wrapper: Wrapper) -> _Handlers:
+    status = Method("GetStatus", Right.ADMIN, CallKind.CALL, always=True)
+    return {status.name: wrapper.unary(status, get_status)}
+
+
+def _health(wrapper: Wrapper, service: health.HealthService) -> _Handlers:
+    check = Method("Check", None, CallKind.CALL, always=True)
+    watch = Method("Watch", None, CallKind.STREAM, always=True, endless=True)
+    return {
+        check.name: wrapper.unary(check, service.check),
+        watch.name: wrapper.stream(watch, service.watch),
+    }
+
+
+def _reflection(wrapper: Wrapper, service: reflection.ReflectionService) -> _Handlers:
+    info = Method("ServerReflectionInfo", None, CallKind.STREAM, always=True)
+    return {info.name: wrapper.bidi(info, service.info)}

@@ -1,0 +1,65 @@
+"""Bounded room for requests that are decoded and not yet answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Budget:
+    """A number of bytes that calls take and give back; whoever waits is served in turn.
+
+    One request larger than the whole budget passes when nothing else is under way.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._used_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def used_bytes(self) -> int:
+        """What is taken now."""
+        return self._used_bytes
+
+    def try_take(self, size_bytes: int) -> bool:
+        """Take without waiting; False when there is no room or somebody waits already."""
+        if self._waiting or not self._fits(size_bytes):
+            return False
+        self._used_bytes += size_bytes
+        return True
+
+    async def take(self, size_bytes: int) -> None:
+        """Take, after those that waited before."""
+        if self.try_take(size_bytes):
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size_bytes, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(size_bytes)
+            else:
+                self._serve()
+            raise
+
+    def give_back(self, size_bytes: int) -> None:
+        """Return what was taken."""
+        self._used_bytes -= size_bytes
+        assert self._used_bytes >= 0, "more was given back than taken"
+        self._serve()
+
+    def _serve(self) -> None:
+        waiting = self._waiting
+        while waiting:
+            size_bytes, turn = waiting[0]
+            if not turn.done():
+                if not self._fits(size_bytes):
+                    return
+                self._used_bytes += size_bytes
+                turn.set_result(None)
+            waiting.popleft()
+
+    def _fits(self, size_bytes: int) -> bool:
+        return not self._used_bytes or self._used_bytes + size_bytes <= self.limit_bytes

@@ -19,6 +19,9 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 LOG_TAIL_CHARS = 4_000
 
+LISTENERS = {"--listen": "listen", "--admin-listen": "admin", "--metrics-listen": "metrics"}
+"""Options of the listeners, and their names in the ready line."""
+
 COMMAND = str(Path(sys.executable).with_name("storenode"))
 """The installed command, as an operator runs it."""
 
@@ -35,7 +38,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 @dataclass
 class NodeProcess:
-    """One node on a data directory; `start` may be called again after it ended.
+    """One node on a data directory; `start` may be called again, on the same ports, after it ended.
 
     ``args`` are further options of ``storenode run``; without ``database_url`` the node has a
     Postgres of its own. Every listener is on a free port of 127.0.0.1 unless ``args`` say else.
@@ -86,11 +89,10 @@ class NodeProcess:
 
     def command(self) -> list[str]:
         """The command line; later options win, so ``args`` may name other listeners."""
-        listeners = ("--listen", "--admin-listen", "--metrics-listen")
         line = [COMMAND, "run", "--data-dir", str(self.data_dir)]
-        for option in listeners:
+        for option, name in LISTENERS.items():
             if option not in self.args:
-                line += [option, "127.0.0.1:0"]
+                line += [option, self.ready.get(name, "127.0.0.1:0")]
         if self.database_url is not None:
             line += ["--database-url", self.database_url]
         return [*line, *self.args]

@@ -1,0 +1,319 @@
+"""Publish the history of a git repository as an SDS channel, and check what a node makes of it.
+
+Commits are messages with parents and authors: the commit's ID is the message ID, its parents are
+the causal history (with the hash of each parent's message as retrieval hint), its author is the
+sender. Messages are published now, so their timestamps are now; the commit's own time goes into
+the content, and as milliseconds into the Lamport timestamp, which is always greater than those of
+the parents.
+
+With --verify the causal history of each head is fetched in one call and compared with what
+`git rev-list` says. With --withhold some commits are not published; then the history must end at
+them, and exactly those that it reaches must be listed as missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from store.client.errors import ClientOptionError, NodeError
+from store.client.messages import hash_of, new_message, outcome_name
+from store.client.node import NodeClient, connect
+from store.client.sds_messages import sds_payload, sds_view
+
+if TYPE_CHECKING:
+    from store.client.types import WakuMessageAndTopic
+
+PUBSUB_TOPIC = "/waku/2/rs/1/0"
+CONTENT_TOPIC = "/git-history/1/commits/proto"
+MAX_SUBJECT_CHARS = 1_000
+MAX_SHOWN = 3
+MS_PER_S = 1_000
+FIELDS = ("%H", "%P", "%an <%ae>", "%ct", "%s")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line."""
+
+    repo: Path
+    node: str
+    channel: str
+    withhold: float
+    seed: int
+    verify: bool
+    heads: tuple[str, ...]
+
+
+class ExampleError(Exception):
+    """The example cannot go on; the text is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit says; ``time_s`` is when it was committed, Unix time."""
+
+    name: str
+    parents: tuple[str, ...]
+    author: str
+    time_s: int
+    subject: str
+
+
+def git(repo: Path, *arguments: str) -> str:
+    """Run git on a repository and return its output.
+
+    Raises:
+        ExampleError: git is not installed, or it refuses.
+    """
+    command = ["git", "-C", str(repo), "-c", "log.showSignature=false", *arguments]
+    # Variables of git's own could name another repository, as they do inside a hook.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, env=env)
+    except FileNotFoundError:
+        raise ExampleError("There is no git on the path: install it.") from None
+    except subprocess.CalledProcessError as error:
+        cause = " ".join(error.stderr.decode(errors="replace").split())
+        raise ExampleError(f"git could not read {repo}: {cause}") from None
+    return done.stdout.decode(errors="replace")
+
+
+def read_history(repo: Path) -> list[Commit]:
+    """Every commit that a branch, a tag or HEAD reaches, parents before children."""
+    line = "%x00".join(FIELDS)
+    order = ("--all", "--topo-order", "--reverse")
+    text = git(repo, "log", *order, "-z", "--encoding=UTF-8", f"--format=tformat:{line}")
+    fields = text.split("\0")
+    return [
+        Commit(name, tuple(parents.split()), author, int(time_s), subject[:MAX_SUBJECT_CHARS])
+        for name, parents, author, time_s, subject in zip(
+            *(fields[start::5] for start in range(len(FIELDS))), strict=False
+        )
+    ]
+
+
+def heads_of(commits: Sequence[Commit]) -> list[str]:
+    """The commits that are nobody's parent."""
+    parents = {parent for commit in commits for parent in commit.parents}
+    return [commit.name for commit in commits if commit.name not in parents]
+
+
+@dataclass
+class Channel:
+    """Turns commits into messages, parents first; remembers what their children need."""
+
+    name: str
+    hashes: dict[str, bytes] = field(default_factory=dict)
+    lamports: dict[str, int] = field(default_factory=dict)
+    last_ns: int = 0
+
+    def message(self, commit: Commit) -> WakuMessageAndTopic:
+        """The message of one commit, with a timestamp that no other has."""
+        self.last_ns = max(time.time_ns(), self.last_ns + 1)
+        lamport = self.lamport(commit)
+        payload = sds_payload(
+            self.name,
+            commit.name,
+            content_of(commit),
+            sender_id=commit.author,
+            lamport=lamport,
+            parents=[(parent, self.hashes.get(parent)) for parent in commit.parents],
+        )
+        message = new_message(payload, CONTENT_TOPIC, PUBSUB_TOPIC, self.last_ns)
+        self.hashes[commit.name] = hash_of(message)
+        self.lamports[commit.name] = lamport
+        return message
+
+    def lamport(self, commit: Commit) -> int:
+        """The commit's time in milliseconds, or later if a parent claims to be younger."""
+        parents = [self.lamports[parent] for parent in commit.parents if parent in self.lamports]
+        return max(commit.time_s * MS_PER_S, *(parent + 1 for parent in parents), 0)
+
+
+def content_of(commit: Commit) -> bytes:
+    """What the message says: JSON."""
+    moment = (EPOCH + timedelta(seconds=commit.time_s)).isoformat()
+    return json.dumps({"time": moment, "subject": commit.subject}, ensure_ascii=False).encode()
+
+
+async def publish(
+    client: NodeClient, channel: Channel, commits: Sequence[Commit], withheld: frozenset[str]
+) -> int:
+    """Publish all commits but the withheld ones; returns how many.
+
+    Raises:
+        ExampleError: The node refused one.
+    """
+
+    def messages() -> Iterator[WakuMessageAndTopic]:
+        for commit in commits:
+            # Made also when it is withheld: its children know its hash, as they would in earnest.
+            message = channel.message(commit)
+            if commit.name not in withheld:
+                yield message
+
+    published = 0
+    async for _, result in client.publish_all(messages()):
+        if outcome_name(result) != "STORED":
+            raise ExampleError(f"The node answered {outcome_name(result)}: {result.reason}")
+        published += 1
+    return published
+
+
+@dataclass
+class Walk:
+    """What a node returned as the history of a head."""
+
+    received: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+async def fetch(client: NodeClient, channel: Channel, head: str) -> Walk:
+    """Fetch the causal history of a head in one call.
+
+    Raises:
+        ExampleError: The history is larger than a node returns at once.
+    """
+    walk = Walk()
+    async for page in client.causal_history(channel.name, [(head, channel.hashes.get(head))]):
+        if page.truncated:
+            raise ExampleError(f"The history of {head} is larger than a node returns at once.")
+        for item in page.messages:
+            view = sds_view(item.stored.message.payload)
+            if view is None or view.message_id != item.entry.message_id:
+                raise ExampleError(f"The message of {item.entry.message_id} is not that commit.")
+            walk.received.append(view.message_id)
+        walk.missing.extend(entry.message_id for entry in page.missing)
+    return walk
+
+
+def expected(
+    head: str, history: dict[str, Commit], withheld: frozenset[str]
+) -> tuple[set[str], set[str]]:
+    """What a walk from a head receives, and what it finds missing."""
+    received: set[str] = set()
+    missing: set[str] = set()
+    waiting = [head]
+    while waiting:
+        name = waiting.pop()
+        if name in withheld:
+            missing.add(name)
+        elif name not in received:
+            received.add(name)
+            waiting.extend(history[name].parents)
+    return received, missing
+
+
+async def verify(
+    client: NodeClient,
+    channel: Channel,
+    head: str,
+    *,
+    repo: Path,
+    commits: Sequence[Commit],
+    withheld: frozenset[str],
+) -> str:
+    """Compare a head's causal history with git's own; returns a line that says what was found.
+
+    Raises:
+        ExampleError: They differ.
+    """
+    history = {commit.name: commit for commit in commits}
+    walk = await fetch(client, channel, head)
+    received, missing = expected(head, history, withheld)
+    if not withheld:
+        received = set(git(repo, "rev-list", head).split())
+    _same(f"the history of {head}", walk.received, received)
+    _same(f"what is missing from the history of {head}", walk.missing, missing)
+    seen: set[str] = set()
+    for name in walk.received:
+        late = [each for each in history[name].parents if each in received and each not in seen]
+        if late:
+            raise ExampleError(f"The node sent {name} before its parent {late[0]}.")
+        seen.add(name)
+    return f"{head}: {len(received)} commits as git has them, {len(missing)} missing as withheld"
+
+
+def _same(what: str, found: Sequence[str], wanted: set[str]) -> None:
+    if len(found) != len(set(found)):
+        raise ExampleError(f"The node repeats itself in {what}.")
+    lacking, extra = sorted(wanted - set(found)), sorted(set(found) - wanted)
+    if lacking or extra:
+        raise ExampleError(
+            f"The node and git differ in {what}: {len(lacking)} are lacking, such as "
+            f"{lacking[:MAX_SHOWN]}, and {len(extra)} are too many, such as {extra[:MAX_SHOWN]}."
+        )
+
+
+async def run(options: Options) -> None:
+    """Publish a repository and verify it where that is asked for."""
+    commits = await asyncio.to_thread(read_history, options.repo)
+    if not commits:
+        raise ExampleError(f"The repository {options.repo} has no commits.")
+    names = [commit.name for commit in commits]
+    count = round(len(names) * options.withhold)
+    withheld = frozenset(random.Random(options.seed).sample(names, count))  # noqa: S311 - a draw
+    channel = Channel(options.channel or f"git:{options.repo.resolve().name}")
+    async with connect(options.node) as client:
+        published = await publish(client, channel, commits, withheld)
+        print(f"published {published} of {len(commits)} commits on channel {channel.name}")
+        if options.verify:
+            for head in options.heads or heads_of(commits):
+                name = git(options.repo, "rev-parse", "--verify", f"{head}^{{commit}}").strip()
+                line = await verify(
+                    client, channel, name, repo=options.repo, commits=commits, withheld=withheld
+                )
+                print(line)
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--repo", type=click.Path(path_type=Path), default=".", help="The repository.")
+@click.option("--node", default="127.0.0.1:7420", metavar="HOST:PORT", help="The node to call.")
+@click.option(
+    "--channel",
+    default="",
+    show_default="git:NAME",
+    help="The SDS channel; a new one for each run.",
+)
+@click.option(
+    "--withhold", type=click.FloatRange(0, 1), default=0.0, help="Share of commits to leave out."
+)
+@click.option("--seed", default=0, help="Chooses which commits are left out.")
+@click.option("--verify", is_flag=True, help="Compare the causal histories with git's.")
+@click.option(
+    "--head", "heads", multiple=True, metavar="REV", help="What to verify; without it all heads."
+)
+def main(
+    *,
+    repo: Path,
+    node: str,
+    channel: str,
+    withhold: float,
+    seed: int,
+    verify: bool,
+    heads: tuple[str, ...],
+) -> None:
+    """Publish the history of a git repository as an SDS channel."""
+    options = Options(repo, node, channel, withhold, seed, verify, heads)
+    try:
+        asyncio.run(run(options))
+    except (ClientOptionError, ExampleError, NodeError) as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -34,6 +34,10 @@ def create_store() -> None:
             server_default=sa.func.clock_timestamp(),
         ),
         sa.Column("horizon_ns", sa.BigInteger, nullable=False, server_default="0"),
+        # Messages in partitions that were dropped, and messages that dropped rows of commits
+        # counted: what is held = folded + sum(commits.messages) - pruned.
+        sa.Column("pruned_messages", sa.BigInteger, nullable=False, server_default="0"),
+        sa.Column("folded_messages", sa.BigInteger, nullable=False, server_default="0"),
         schema=SCHEMA,
     )
     op.create_index("store_one_row_idx", "store", [sa.text("(true)")], unique=True, schema=SCHEMA)

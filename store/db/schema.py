@@ -36,6 +36,8 @@ sa.Table(
     sa.Column("store_id", sa.Uuid, primary_key=True, server_default=sa.func.gen_random_uuid()),
     sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=_NOW),
     sa.Column("horizon_ns", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("pruned_messages", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("folded_messages", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("store_one_row_idx", sa.text("(true)"), unique=True),
 )
 

@@ -43,7 +43,7 @@ def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
     """The error of a call as the caller sees it."""
     code, details = error.code().name, (error.details() or "").strip()
     if code == "UNAVAILABLE" and details.lower().startswith(_NOT_CONNECTED):
-        cause = details.rpartition("last error: ")[2]
+        cause = details.rpartition("last error: ")[2].rpartition("remote host: ")[2]
         return NodeError(
             code,
             f"No node could be reached at {address} ({cause}): check the address, that the node "

@@ -1,0 +1,103 @@
+"""What the commands print is safe for a terminal, and what they read of times is exact."""
+
+import unicodedata
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from message.limits import MAX_TIMESTAMP_NS
+from store.cli.client.limits import PREVIEW_CHARS
+from store.cli.client.session import entry
+from store.cli.client.text import format_time, parse_hex, parse_time_ns, preview, safe
+
+UNSAFE_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def moves_nothing(text: str) -> bool:
+    return not any(unicodedata.category(each) in UNSAFE_CATEGORIES for each in text)
+
+
+@given(st.text(st.characters(exclude_categories=())))
+@example("\x1b[2J\x1b]0;title\x07")
+@example("\u202etxt.exe")
+@example("\x9b31m\x7f")
+@example("line\u2028break\ud800")
+def test_no_text_reaches_the_terminal_with_a_control_character(text: str) -> None:
+    assert moves_nothing(safe(text))
+
+
+@given(st.binary(max_size=1_000))
+def test_a_preview_is_short_and_safe_for_any_payload(payload: bytes) -> None:
+    shown = preview(payload)
+    assert moves_nothing(shown)
+    assert len(shown) <= PREVIEW_CHARS
+
+
+def test_a_preview_shows_text_as_text_and_bytes_as_hexadecimal() -> None:
+    assert preview("grüße 👋".encode()) == "grüße 👋"
+    assert preview(b"\xff\x00") == "0xff00"
+    assert preview(b"a\nb") == r"a\nb"
+    assert preview(b"x" * 500) == "x" * (PREVIEW_CHARS - 3) + "..."
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ns"),
+    [
+        ("0", 0),
+        ("-5", -5),
+        ("1700000000123456789", 1_700_000_000_123_456_789),
+        ("1970-01-01T00:00:00Z", 0),
+        ("1970-01-01T00:00:00.000000001Z", 1),
+        ("1970-01-01t01:00:00.5+01:00", 500_000_000),
+        ("1969-12-31 23:59:59.999999999z", -1),
+        ("2026-11-20T09:30:00-00:30", 1_795_168_800_000_000_000),
+        (str(MAX_TIMESTAMP_NS), MAX_TIMESTAMP_NS),
+    ],
+)
+def test_times_are_read_to_the_nanosecond(text: str, time_ns: int) -> None:
+    assert parse_time_ns(text) == time_ns
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "now",
+        "2026-11-20",
+        "2026-11-20T09:30:00",
+        "2026-02-30T00:00:00Z",
+        "2026-11-20T25:00:00Z",
+        "2026-11-20T09:30:00.1234567890Z",
+        "9999-01-01T00:00:00Z",
+        "9223372036854775808",
+        "99999999999999999999",
+        "1.5",
+        "٣",
+    ],
+)
+def test_what_is_no_time_is_refused_by_a_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a time|is beyond the times"):
+        parse_time_ns(text)
+
+
+@given(st.integers(-MAX_TIMESTAMP_NS - 1, MAX_TIMESTAMP_NS))
+def test_a_printed_time_is_the_time_without_its_microseconds(time_ns: int) -> None:
+    lowest_ns = -MAX_TIMESTAMP_NS - 1
+    printed = format_time(time_ns)
+    if time_ns - lowest_ns > 1_000_000:
+        assert parse_time_ns(printed) == time_ns // 1_000_000 * 1_000_000
+
+
+def test_hexadecimal_is_read_in_either_case() -> None:
+    assert parse_hex(" 0aFF ") == b"\x0a\xff"
+    with pytest.raises(ValueError, match="is not hexadecimal"):
+        parse_hex("0x0a")
+
+
+def test_an_entry_has_a_hint_only_after_the_last_at_sign() -> None:
+    hint = "ab" * 32
+    assert entry(f"alice@home@{hint}") == ("alice@home", bytes.fromhex(hint))
+    assert entry("alice@home") == ("alice@home", None)
+    assert entry(f"alice@{hint[:-1]}") == (f"alice@{hint[:-1]}", None)
+    assert entry(f"@{hint}") == (f"@{hint}", None)

@@ -19,6 +19,16 @@ INTERRUPTED: Final = 130
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "run": ("store.cli.run:run", "Run a node in the foreground."),
+    "publish": ("store.cli.client.publish:publish", "Publish messages."),
+    "query": ("store.cli.client.query:query", "Fetch messages by hash, topic and time, in pages."),
+    "scan": ("store.cli.client.scan:scan", "Fetch a whole time range in order."),
+    "follow": ("store.cli.client.follow:follow", "Receive messages as they are stored."),
+    "get": ("store.cli.client.get:get", "Fetch SDS messages by message ID."),
+    "causal-history": (
+        "store.cli.client.causal_history:causal_history",
+        "Fetch what SDS messages causally depend on.",
+    ),
+    "status": ("store.cli.status:status", "Show what a node holds and whether it serves."),
 }
 """Where each command is, and its line in the list of commands: modules are imported when used,
 so that a client command does not load a server."""
@@ -47,7 +57,10 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(importlib.metadata.version("storenode"), message="storenode %(version)s")
 def cli() -> None:
     """A store node for Waku and SDS messages: publish, keep, query and follow, on Postgres."""

@@ -29,6 +29,11 @@ CONFIG_META: Final = "storenode.config_file"
 
 MAX_CONFIG_BYTES: Final = 1024 * 1024
 _CONFIG = "config"
+_EPILOG: Final = (
+    "Every option can also be set by an environment variable, --sync-range by"
+    f" {ENV_PREFIX}SYNC_RANGE, and in the file of --config. Durations read 90s, 5m, 1h, 30d; sizes"
+    " 64KiB, 10GiB."
+)
 
 
 class LayeredOption(click.Option):
@@ -64,11 +69,11 @@ class LayeredCommand(click.Command):
         name: str | None,
         **kwargs: Any,  # noqa: ANN401 - those of click.Command, unchanged
     ) -> None:
+        kwargs.setdefault("epilog", _EPILOG)
         super().__init__(name, **kwargs)
         self.params.append(_config_option())
         for param in _options_of(self):
             param.envvar = param.envvar or ENV_PREFIX + option_name(param).upper()
-            param.show_envvar = True
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options by section, in the order in which the sections first appear."""

@@ -90,7 +90,8 @@ class NodeConfig:
     @property
     def separate_peer_listener(self) -> bool:
         """True when peers have a listener that is not the clients'."""
-        return self.peer_listen is not None and self.peer_listen != self.listen
+        peer = self.peer_listen
+        return peer is not None and (peer != self.listen or peer.port == 0)
 
     def check(self) -> None:
         """Refuse options that contradict each other.

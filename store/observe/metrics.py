@@ -136,11 +136,6 @@ class Metrics:
             "Commit position up to which live followers have been served.",
             registry=registry,
         )
-        self.feed_lag_seconds = Gauge(
-            "storenode_feed_lag_seconds",
-            "Time between the last commit seen by the feed and its delivery.",
-            registry=registry,
-        )
         self.partitions = Gauge(
             "storenode_partitions", "Partitions, by table.", ["table"], registry=registry
         )

@@ -57,6 +57,15 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     )
 
 
+def check(files: TlsFiles) -> None:
+    """Make sure that a listener can use the files.
+
+    Raises:
+        TlsError: A file cannot be read or used.
+    """
+    _configuration(files)
+
+
 def first_dns_name(cert: Path, key: Path) -> str:
     """The first DNS name of a certificate: the node ID with TLS (contract, "Peers").
 

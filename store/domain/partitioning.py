@@ -1,0 +1,338 @@
+"""Which partitions must exist: calendar units for messages, few wide ones for what looks them up.
+
+Rules.
+
+- Messages: one partition per UTC day from `NEAR_DAYS` before now on; further back one per month,
+  and more than `MONTHS_DAYS` back one per year, where the whole unit lies in that zone and nothing
+  in it is covered yet; else the next finer unit. Days are never in each other's way, so there is a
+  partition for every timestamp.
+- Look-up tables ("coarse"): contiguous, at most `MAX_COARSE`, so that a probe of all of them stays
+  cheap. What lies below the lowest is covered by one partition without a lower bound. From
+  `WIDEN_AT` bounded ones on, a new one is as wide as all of them together; when there are
+  `MAX_COARSE`, the outermost one is extended instead.
+- Commits: `COMMITS_PER_PARTITION` positions each, the next one made ahead.
+
+Bounds are inclusive below and exclusive above, as Postgres has them ("Table Partitioning").
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from message.limits import NS_PER_S
+
+DAY_NS: Final = 86_400 * NS_PER_S
+UNBOUNDED_LOW: Final = -(2**63)
+"""Stands for MINVALUE."""
+UNBOUNDED_HIGH: Final = 2**63
+"""Stands for MAXVALUE: greater than any ``bigint``."""
+
+AHEAD_DAYS: Final = 2
+"""Days after today whose partitions exist before they are needed."""
+NEAR_DAYS: Final = 60
+MONTHS_DAYS: Final = 730
+
+MAX_COARSE: Final = 8
+WIDEN_AT: Final = 6
+RETENTION_PARTS: Final = 4
+"""Coarse partitions that one retention period spans."""
+ENDLESS_COARSE_DAYS: Final = 92
+"""Width of a coarse partition when nothing is dropped by age."""
+
+COMMITS_PER_PARTITION: Final = 1 << 20
+
+_DEFAULT: Final = "DEFAULT"
+_BOUNDS: Final = re.compile(
+    r"FOR VALUES FROM \((?:MINVALUE|'?(?P<low>-?\d+)'?)\) TO \((?:MAXVALUE|'?(?P<high>-?\d+)'?)\)"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Bounds:
+    """A range of the partition key: ``low`` inclusive, ``high`` exclusive."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not UNBOUNDED_LOW <= self.low < self.high <= UNBOUNDED_HIGH:
+            raise ValueError(f"a partition from {self.low} to {self.high} holds nothing")
+
+    def __contains__(self, key: int) -> bool:
+        return self.low <= key < self.high
+
+    @property
+    def clause(self) -> str:
+        """``FROM (...) TO (...)`` as CREATE TABLE and ATTACH PARTITION take it."""
+        low = "MINVALUE" if self.low == UNBOUNDED_LOW else str(self.low)
+        high = "MAXVALUE" if self.high == UNBOUNDED_HIGH else str(self.high)
+        return f"FROM ({low}) TO ({high})"
+
+    def condition(self, column: str) -> str:
+        """The same as a condition on rows; ``column`` is trusted."""
+        parts = [] if self.low == UNBOUNDED_LOW else [f"{column} >= {self.low}"]
+        parts += [] if self.high == UNBOUNDED_HIGH else [f"{column} < {self.high}"]
+        return " AND ".join(parts) or "true"
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """A partition that is to have wider bounds."""
+
+    old: Bounds
+    new: Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class CoarsePlan:
+    """What the coarse tables lack; the extension, if any, is done first."""
+
+    extensions: tuple[Extension, ...] = ()
+    create: tuple[Bounds, ...] = ()
+
+
+class Cover:
+    """The bounds of a table's partitions, ready to be asked what they contain."""
+
+    def __init__(self, bounds: Iterable[Bounds]) -> None:
+        self.bounds: list[Bounds] = sorted(bounds)
+        self._lows = [each.low for each in self.bounds]
+        self._runs = _merged(self.bounds)
+        self._run_lows = [each.low for each in self._runs]
+
+    def find(self, key: int) -> Bounds | None:
+        """The partition that contains a key. Cost: logarithmic."""
+        return _at(self.bounds, self._lows, key)
+
+    def spans(self, first: int, last: int) -> bool:
+        """True when every key from ``first`` to ``last``, both included, has a partition."""
+        run = _at(self._runs, self._run_lows, first)
+        return run is not None and last in run
+
+    def overlaps(self, other: Bounds) -> bool:
+        """True when a partition with these bounds could not be added."""
+        place = bisect_right(self._lows, other.low)
+        before = place > 0 and self.bounds[place - 1].high > other.low
+        after = place < len(self._lows) and self._lows[place] < other.high
+        return before or after
+
+    def gaps(self, first: int, last: int) -> list[Bounds]:
+        """The parts of [``first``, ``last``], both included, without a partition."""
+        found, start = [], first
+        for run in self._runs:
+            if run.high <= start:
+                continue
+            if run.low > last:
+                break
+            if run.low > start:
+                found.append(Bounds(start, run.low))
+            start = run.high
+        return found if start > last else [*found, Bounds(start, last + 1)]
+
+    def check(self) -> None:
+        """Verify that no two partitions overlap.
+
+        Raises:
+            ValueError: two do.
+        """
+        for one, other in zip(self.bounds, self.bounds[1:], strict=False):
+            if one.high > other.low:
+                raise ValueError(f"the partitions {one} and {other} overlap")
+
+
+def parse_bounds(text: str) -> Bounds | None:
+    """Read ``pg_get_expr(relpartbound)``; None for a default partition, which has no bounds.
+
+    Raises:
+        ValueError: the text is not about one range of integers.
+    """
+    if text == _DEFAULT:
+        return None
+    match = _BOUNDS.fullmatch(text)
+    if match is None:
+        raise ValueError(f"the partition bound {text!r} is not a range of integers")
+    low, high = match["low"], match["high"]
+    return Bounds(
+        UNBOUNDED_LOW if low is None else int(low), UNBOUNDED_HIGH if high is None else int(high)
+    )
+
+
+def ahead(now_ns: int) -> list[int]:
+    """Timestamps whose partitions must exist before they are needed: today and what follows."""
+    return [now_ns + days * DAY_NS for days in range(AHEAD_DAYS + 1)]
+
+
+def plan_messages(
+    existing: Iterable[Bounds], timestamps: Iterable[int], now_ns: int
+) -> list[Bounds]:
+    """Partitions of messages to create so that each timestamp has one; ascending.
+
+    Raises:
+        ValueError: a timestamp is not positive.
+    """
+    cover, made = Cover(existing), list[Bounds]()
+    for ts in sorted(set(timestamps)):
+        if cover.find(ts) is not None or (made and ts in made[-1]):
+            continue
+        if ts <= 0:
+            raise ValueError(f"no partition is made for the timestamp {ts}: it must be positive")
+        made.append(_fine(ts, now_ns, cover, made[-1].high if made else UNBOUNDED_LOW))
+    return made
+
+
+def coarse_width_ns(retention_ns: int | None) -> int:
+    """Width of a new coarse partition in whole days; ``retention_ns`` None: nothing is dropped."""
+    if retention_ns is None:
+        return ENDLESS_COARSE_DAYS * DAY_NS
+    span = retention_ns + AHEAD_DAYS * DAY_NS
+    return -(-span // (RETENTION_PARTS * DAY_NS)) * DAY_NS
+
+
+def plan_coarse(
+    existing: Iterable[Bounds], timestamps: Iterable[int], now_ns: int, retention_ns: int | None
+) -> CoarsePlan:
+    """What makes the coarse partitions cover each timestamp; see the rules of this module."""
+    planner = _CoarsePlanner(sorted(existing), coarse_width_ns(retention_ns))
+    if not planner.bounds:
+        low = _day(max(now_ns, 0)).low
+        planner.add(Bounds(low, low + planner.width_ns))
+    for ts in sorted(set(timestamps)):
+        planner.cover(ts)
+    return planner.plan()
+
+
+def plan_commits(existing: Iterable[Bounds], position: int) -> list[Bounds]:
+    """Partitions of commits to create: the one of ``position`` and the one after it."""
+    cover = Cover(existing)
+    first = position // COMMITS_PER_PARTITION
+    wanted = [
+        Bounds(number * COMMITS_PER_PARTITION, (number + 1) * COMMITS_PER_PARTITION)
+        for number in (first, first + 1)
+    ]
+    return [bounds for bounds in wanted if not cover.overlaps(bounds)]
+
+
+def fine_name(bounds: Bounds) -> str:
+    """``messages_20261120``, ``messages_2026m11`` or ``messages_2026``."""
+    if bounds == _day(bounds.low):
+        return f"messages_{_calendar(bounds.low):%Y%m%d}"
+    if bounds == _month(bounds.low):
+        return f"messages_{_calendar(bounds.low):%Ym%m}"
+    return f"messages_{_calendar(bounds.low):%Y}"
+
+
+def coarse_name(table: str, bounds: Bounds) -> str:
+    """``hashes_20261120``, or ``hashes_before_20261120`` when there is no lower bound."""
+    if bounds.low == UNBOUNDED_LOW:
+        return f"{table}_before_{_calendar(bounds.high):%Y%m%d}"
+    return f"{table}_{_calendar(bounds.low):%Y%m%d}"
+
+
+def commits_name(bounds: Bounds) -> str:
+    """``commits_0``, ``commits_1`` and so on."""
+    return f"commits_{bounds.low // COMMITS_PER_PARTITION}"
+
+
+class _CoarsePlanner:
+    def __init__(self, bounds: list[Bounds], width_ns: int) -> None:
+        self.bounds = bounds
+        self.width_ns = width_ns
+        self._origin = {each: each for each in bounds}
+        self._new: set[Bounds] = set()
+
+    def add(self, bounds: Bounds) -> None:
+        self.bounds = sorted([*self.bounds, bounds])
+        self._new.add(bounds)
+
+    def cover(self, ts: int) -> None:
+        if any(ts in each for each in self.bounds):
+            return
+        lower = [each for each in self.bounds if each.high <= ts]
+        higher = [each for each in self.bounds if each.low > ts]
+        if not lower:
+            self._fill(UNBOUNDED_LOW, higher[0].low, neighbour=higher[0])
+        elif higher:
+            self._fill(lower[-1].high, higher[0].low, neighbour=lower[-1])
+        else:
+            top = lower[-1].high
+            step = self._step_ns()
+            self._fill(top, top + -(-(ts + 1 - top) // step) * step, neighbour=lower[-1])
+
+    def plan(self) -> CoarsePlan:
+        extensions = [
+            Extension(origin, each)
+            for each, origin in sorted(self._origin.items())
+            if each != origin and each not in self._new
+        ]
+        return CoarsePlan(tuple(extensions), tuple(sorted(self._new)))
+
+    def _step_ns(self) -> int:
+        spans = [each.high - each.low for each in self.bounds if each.low != UNBOUNDED_LOW]
+        return max(self.width_ns, sum(spans)) if len(spans) >= WIDEN_AT else self.width_ns
+
+    def _fill(self, low: int, high: int, neighbour: Bounds) -> None:
+        if len(self.bounds) < MAX_COARSE:
+            self.add(Bounds(low, high))
+            return
+        wider = Bounds(min(low, neighbour.low), max(high, neighbour.high))
+        self.bounds = sorted([*(each for each in self.bounds if each != neighbour), wider])
+        if neighbour in self._new:
+            self._new.remove(neighbour)
+            self._new.add(wider)
+        else:
+            self._origin[wider] = self._origin.pop(neighbour)
+
+
+def _merged(bounds: Sequence[Bounds]) -> list[Bounds]:
+    runs: list[Bounds] = []
+    for each in bounds:
+        if runs and runs[-1].high >= each.low:
+            runs[-1] = Bounds(runs[-1].low, max(runs[-1].high, each.high))
+        else:
+            runs.append(each)
+    return runs
+
+
+def _at(bounds: Sequence[Bounds], lows: Sequence[int], key: int) -> Bounds | None:
+    place = bisect_right(lows, key)
+    if place == 0:
+        return None
+    candidate = bounds[place - 1]
+    return candidate if key in candidate else None
+
+
+def _fine(ts: int, now_ns: int, cover: Cover, made_up_to: int) -> Bounds:
+    today = _day(max(now_ns, 0)).low
+    months_end, years_end = today - NEAR_DAYS * DAY_NS, today - MONTHS_DAYS * DAY_NS
+    for unit, zone_end in ((_year(ts), years_end), (_month(ts), months_end)):
+        free = unit.low >= made_up_to and not cover.overlaps(unit)
+        if free and unit.high <= zone_end:
+            return unit
+    return _day(ts)
+
+
+def _calendar(key: int) -> datetime:
+    return datetime.fromtimestamp(key // NS_PER_S, UTC)
+
+
+def _ns(moment: datetime) -> int:
+    return int(moment.timestamp()) * NS_PER_S
+
+
+def _day(ts: int) -> Bounds:
+    low = ts // DAY_NS * DAY_NS
+    return Bounds(low, low + DAY_NS)
+
+
+def _month(ts: int) -> Bounds:
+    first = _calendar(ts).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    years, month = divmod(first.month, 12)
+    return Bounds(_ns(first), _ns(first.replace(year=first.year + years, month=month + 1)))
+
+
+def _year(ts: int) -> Bounds:
+    first = _calendar(ts).replace(month=1, day=1, hour=0, minute=0, second=0, microsecond=0)
+    return Bounds(_ns(first), _ns(first.replace(year=first.year + 1)))

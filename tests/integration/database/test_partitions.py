@@ -1,0 +1,264 @@
+"""Partitions in a real database: made when needed, by many at once, without making anybody wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+
+from store.db import partitions
+from store.db.errors import is_missing_partition
+from store.db.partitions import PartitionMap, ensure_ahead, ensure_commits, ensure_for, read_catalog
+from store.db.schema import COARSE_TABLES
+from store.domain import partitioning as rules
+from store.domain.partitioning import COMMITS_PER_PARTITION, DAY_NS, MAX_COARSE, Cover
+
+NOW = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()) * 1_000_000_000
+MONTH_NS = 30 * DAY_NS
+Connection = AsyncConnection[tuple[object, ...]]
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[Connection]:
+    async with await AsyncConnection.connect(database_url, autocommit=True) as opened:
+        yield opened
+
+
+async def insert(connection: Connection, timestamps: Iterable[int]) -> None:
+    for ts in timestamps:
+        await connection.execute(
+            "insert into storenode.messages values (%s, %s, gen_random_uuid(), 1, '', '', '')",
+            (ts, ts.to_bytes(32, "big")),
+        )
+        await connection.execute(
+            "insert into storenode.hashes values (%s, %s, gen_random_uuid())",
+            (ts.to_bytes(32, "big"), ts),
+        )
+        await connection.execute(
+            "insert into storenode.topics values (gen_random_uuid(), %s, 'p', 'c')", (ts,)
+        )
+        await connection.execute(
+            "insert into storenode.sds values (gen_random_uuid(), gen_random_uuid(), %s, %s, 'c',"
+            " 'm', '', 1, '{}', '{}', '{}')",
+            (ts, ts.to_bytes(32, "big")),
+        )
+
+
+async def values(connection: Connection, statement: str) -> list[object]:
+    cursor = await connection.execute(statement)
+    return [row[0] for row in await cursor.fetchall()]
+
+
+async def names(connection: Connection, table: str) -> list[str]:
+    catalog = await read_catalog(connection)
+    return sorted(each.name for each in catalog.partitions if each.table == table)
+
+
+async def test_a_migrated_database_has_partitions_of_commits_only(connection: Connection) -> None:
+    catalog = await read_catalog(connection)
+    assert {each.name for each in catalog.partitions} == {"commits_0", "commits_1"}
+    assert catalog.position == 1
+
+
+async def test_every_legal_timestamp_can_be_written(connection: Connection) -> None:
+    day, year = DAY_NS, 366 * DAY_NS
+    timestamps = [1, year, NOW - 3 * year, NOW - 200 * day, NOW - 59 * day, NOW - 1, NOW, NOW + day]
+    held = PartitionMap(lambda: NOW, MONTH_NS)
+    assert held.missing(timestamps) == timestamps
+    await held.ensure(connection, timestamps)
+    assert held.missing(timestamps) == []
+    await insert(connection, timestamps)
+    assert await names(connection, "messages") == [
+        "messages_1970",
+        "messages_1971",
+        "messages_2023",
+        "messages_20260922",
+        "messages_20261120",
+        "messages_20261121",
+        "messages_2026m05",
+    ]
+    assert await names(connection, "hashes") == ["hashes_20261120", "hashes_before_20261120"]
+
+
+async def test_what_has_no_partition_is_recognised(connection: Connection) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation) as missing:
+        await insert(connection, [NOW])
+    assert is_missing_partition(missing.value)
+    await ensure_for(connection, [NOW], NOW, MONTH_NS)
+    with pytest.raises(psycopg.errors.CheckViolation) as other:
+        await connection.execute(
+            "insert into storenode.sds values (gen_random_uuid(), gen_random_uuid(), %s, '', '',"
+            " '', '', 1, '{}', '{a}', '{}')",
+            (NOW,),
+        )
+    assert not is_missing_partition(other.value)
+
+
+async def test_ahead_covers_the_next_two_days_and_is_idempotent(connection: Connection) -> None:
+    await ensure_ahead(connection, NOW, MONTH_NS)
+    first = await read_catalog(connection)
+    assert await names(connection, "messages") == [
+        "messages_20261120",
+        "messages_20261121",
+        "messages_20261122",
+    ]
+    for table in COARSE_TABLES:
+        assert Cover(first.bounds(table)).spans(NOW, NOW + 2 * DAY_NS)
+    await ensure_ahead(connection, NOW, MONTH_NS)
+    assert await read_catalog(connection) == first
+
+
+async def test_a_partition_is_like_its_table(connection: Connection) -> None:
+    await ensure_ahead(connection, NOW, MONTH_NS)
+    for table in ("messages", "hashes", "sds", "topics"):
+        catalog = await read_catalog(connection)
+        name = next(each.name for each in catalog.partitions if each.table == table)
+        shapes = [
+            await values(
+                connection,
+                f"select array_agg(row(attname, atttypid, attnotnull, attstorage, attcollation)"
+                f"::text order by attnum) from pg_attribute"
+                f" where attrelid = 'storenode.{each}'::regclass and attnum > 0",
+            )
+            for each in (table, name)
+        ]
+        assert shapes[0] == shapes[1]
+        unattached = await values(
+            connection,
+            f"select count(*) from pg_index where indrelid = 'storenode.{name}'::regclass"
+            " and not exists (select from pg_inherits where inhrelid = indexrelid)",
+        )
+        assert unattached == [0]
+        checks = await values(
+            connection,
+            "select conname from pg_constraint where contype = 'c'"
+            f" and conrelid = 'storenode.{name}'::regclass",
+        )
+        assert checks == (["sds_parents_check"] if table == "sds" else [])
+
+
+async def test_many_nodes_make_the_same_partitions_at_once(database_url: str) -> None:
+    async def one(number: int) -> None:
+        async with await AsyncConnection.connect(database_url, autocommit=True) as own:
+            for days in range(6):
+                await ensure_for(own, [NOW - days * DAY_NS, NOW - number], NOW, MONTH_NS)
+
+    await asyncio.gather(*(one(number) for number in range(5)))
+    async with await AsyncConnection.connect(database_url, autocommit=True) as own:
+        assert len(await names(own, "messages")) == 6
+        for table in COARSE_TABLES:
+            Cover((await read_catalog(own)).bounds(table)).check()
+
+
+async def test_readers_and_writers_in_transactions_do_not_wait(
+    database_url: str, connection: Connection
+) -> None:
+    await ensure_for(connection, [NOW], NOW, MONTH_NS)
+    async with (
+        await AsyncConnection.connect(database_url) as writer,
+        await AsyncConnection.connect(database_url) as reader,
+    ):
+        await insert(writer, [NOW])
+        await reader.execute("select count(*) from storenode.messages")
+        await ensure_for(connection, [NOW - DAY_NS], NOW, MONTH_NS)
+        await insert(writer, [NOW + 1, NOW - DAY_NS])
+        cursor = await reader.execute("select count(*) from storenode.messages")
+        assert await cursor.fetchone() == (0,)
+        await writer.commit()
+    assert await values(connection, "select count(*) from storenode.messages") == [3]
+
+
+async def test_creation_gives_up_when_a_lock_is_kept(
+    database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "CREATE_LOCK_TIMEOUT_MS", 20)
+    async with await AsyncConnection.connect(database_url) as other:
+        await other.execute("lock table storenode.messages in access exclusive mode")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            await ensure_for(connection, [NOW], NOW, MONTH_NS)
+    await ensure_for(connection, [NOW], NOW, MONTH_NS)
+
+
+async def test_commits_have_their_partition_and_the_next(connection: Connection) -> None:
+    await connection.execute(
+        "select setval('storenode.position_seq', %s)", (COMMITS_PER_PARTITION + 5,)
+    )
+    held = PartitionMap(lambda: NOW)
+    await held.ensure(connection, [])
+    assert await names(connection, "commits") == ["commits_0", "commits_1", "commits_2"]
+    await ensure_commits(connection, 9 * COMMITS_PER_PARTITION)
+    assert {"commits_9", "commits_10"} <= set(await names(connection, "commits"))
+
+
+async def test_the_map_knows_when_partitions_changed(connection: Connection) -> None:
+    held = PartitionMap(lambda: NOW, MONTH_NS)
+    await held.ensure(connection, [NOW])
+    generation = held.generation
+    await held.refresh(connection)
+    assert held.generation == generation
+    await connection.execute("drop table storenode.messages_20261120")
+    await ensure_for(connection, [NOW], NOW, MONTH_NS)
+    assert held.covers(NOW, NOW)
+    await held.refresh(connection)
+    assert held.generation == generation + 1
+
+
+async def test_the_map_places_topics(connection: Connection) -> None:
+    held = PartitionMap(lambda: NOW, MONTH_NS)
+    with pytest.raises(LookupError):
+        held.coarse_lower(NOW)
+    await held.ensure(connection, [1, NOW])
+    today = NOW // DAY_NS * DAY_NS
+    assert [held.coarse_lower(ts) for ts in (1, today - 1, today, NOW)] == [0, 0, today, today]
+
+
+async def test_the_outermost_coarse_partitions_are_extended_when_there_are_enough(
+    connection: Connection,
+) -> None:
+    now = NOW
+    held = PartitionMap(lambda: now)
+    await held.ensure(connection, [NOW])
+    while len(await names(connection, "hashes")) < MAX_COARSE:
+        now = max(bounds.high for bounds in (await read_catalog(connection)).bounds("hashes"))
+        await held.ensure(connection, [now])
+        await insert(connection, [now])
+    before = (await read_catalog(connection)).partitions
+    top = max(bounds.high for bounds in (await read_catalog(connection)).bounds("hashes"))
+    await held.ensure(connection, [1, top])
+    await insert(connection, [1, top])
+    for table in COARSE_TABLES:
+        assert await names(connection, table) == sorted(
+            each.name for each in before if each.table == table
+        )
+    assert await values(
+        connection, "select count(*) from pg_constraint where conname like '%bounds'"
+    ) == [0]
+    assert held.coarse_lower(1) == 0
+    assert await values(connection, "select count(*) from storenode.hashes") == [MAX_COARSE + 1]
+
+
+async def test_two_nodes_extend_at_once(database_url: str, connection: Connection) -> None:
+    today = NOW // DAY_NS * DAY_NS
+    for number in range(MAX_COARSE):
+        low = today + number * DAY_NS
+        for table in COARSE_TABLES:
+            name = rules.coarse_name(table, rules.Bounds(low, low + DAY_NS))
+            await connection.execute(
+                f"create table storenode.{name} partition of storenode.{table}"
+                f" for values from ({low}) to ({low + DAY_NS})"
+            )
+    wanted = [today + MAX_COARSE * DAY_NS]
+
+    async def one() -> None:
+        async with await AsyncConnection.connect(database_url, autocommit=True) as own:
+            await ensure_for(own, wanted, NOW, DAY_NS)
+
+    await asyncio.gather(*(one() for _ in range(4)))
+    catalog = await read_catalog(connection)
+    for table in COARSE_TABLES:
+        assert len(catalog.bounds(table)) == MAX_COARSE
+        assert Cover(catalog.bounds(table)).spans(today, wanted[0])

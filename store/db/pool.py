@@ -25,8 +25,11 @@ from store.domain.ports import StoreUnavailable
 Connection = AsyncConnection[tuple[object, ...]]
 _Result = TypeVar("_Result")
 
+# Every statement here has an index to go by, and plans are kept: a plan that was made while a
+# partition was new and empty must still be right when it is full.
 _SESSION_SETTINGS: Final = (
-    "set plan_cache_mode = force_generic_plan; set jit = off; set timezone = 'UTC';"
+    "set plan_cache_mode = force_generic_plan; set enable_seqscan = off; set jit = off;"
+    " set max_parallel_workers_per_gather = 0; set timezone = 'UTC';"
     " set idle_in_transaction_session_timeout = '60s'"
 )
 _RETRY_FIRST_S: Final = 0.05

@@ -23,6 +23,7 @@ from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
 from message.record import RecordBatch
+from store.db.errors import is_missing_partition
 from store.db.insert import Inserted, insert, insert_topics, new_token, take_place
 from store.db.partitions import PartitionMap
 from store.db.pool import (
@@ -226,8 +227,8 @@ class DatabaseWriter:
                 async with self._database.connection(self._database.write_pool) as connection:
                     return await self._attempt(connection, group)
             except pg.CheckViolation as error:
-                # No partition for a row: another node dropped or never made it.
-                if not await backoff.wait():
+                # The map was old: a partition was dropped since, or commits need their next.
+                if not is_missing_partition(error) or not await backoff.wait():
                     raise
                 await self._refresh_partitions(error)
             except (psycopg.Error, PoolTimeout) as error:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import grpc
 
@@ -33,7 +33,7 @@ from store.rpc.identity import (
 from store.rpc.limits import MAX_READ_REQUEST_BYTES
 
 ListenerKind = Literal["client", "peer", "admin"]
-Context = grpc.aio.ServicerContext[bytes, bytes]
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 
 UnaryHandler = Callable[["Call", bytes], Awaitable[bytes]]
 StreamHandler = Callable[["Call", bytes], AsyncGenerator[bytes, None]]

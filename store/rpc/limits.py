@@ -5,7 +5,7 @@ from typing import Final
 MAX_READ_REQUEST_BYTES: Final = 4 * 1024 * 1024
 """A request of any call but ``Publish``: the largest legal one has about 2.6 MiB of known IDs."""
 
-COUNTED_REQUEST_BYTES: Final = 256 * 1024
+COUNTED_REQUEST_BYTES: Final = 1024 * 1024
 """A larger ``PublishRequest`` has its messages counted before it is decoded, since two bytes of
 it may become an object of fifty."""
 

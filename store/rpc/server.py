@@ -7,7 +7,7 @@ everywhere. What the contract names and a node does not serve is UNIMPLEMENTED b
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
 
@@ -26,7 +26,7 @@ from wire.storenode.v1 import admin_pb2, store_pb2
 STORE: Final = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
 ADMIN: Final = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 
-_Handlers = dict[str, grpc.RpcMethodHandler[Any, Any]]
+_Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
 
 
 def build_handlers(

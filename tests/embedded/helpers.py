@@ -55,7 +55,7 @@ class Node:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         )
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], PATIENCE_S)[0], "no answer in time"

@@ -86,7 +86,9 @@ def test_a_node_without_privileges_has_its_own_database() -> None:
                 assert values(running.said["url"])[-1] == value
                 assert running.stop() == 0
         assert {path.stat().st_uid for path in base.rglob("*")} == {uid}
-        # Whoever has the rights may serve it in between; it stays its owner's.
+        # Whoever has the rights may serve it in between; what that makes is its owner's too.
+        for name in ("postgres.json", "postgres.log", "storenode.lock"):
+            (base / "data" / name).unlink()
         with EmbeddedPostgres(EmbeddedSettings(base / "data")) as server:
             assert values(server.url) == [1, 2]
         assert {path.stat().st_uid for path in base.rglob("*")} == {uid}

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -41,22 +43,27 @@ def test_a_node_that_follows_at_once_waits_for_the_old_server(data_dir: Path) ->
             assert values(server.url) == [1, 2]
 
 
+@pytest.fixture
+def suspended(data_dir: Path) -> Iterator[psutil.Process]:
+    """A server whose node was killed and which, being suspended, cannot act on that."""
+    with node(data_dir) as running:
+        server = psutil.Process(running.said["pid"])
+        server.suspend()
+        running.kill()
+        yield server
+        with suppress(psutil.NoSuchProcess):
+            server.kill()
+
+
 def test_a_server_that_outlived_its_node_is_stopped_first(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+    data_dir: Path, suspended: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orphan, "KILL_TIMEOUT_S", 0.2)
-    with node(data_dir) as running:
-        old = psutil.Process(running.said["pid"])
-        # Stopped like this it cannot act on its parent's death: it is found fully alive.
-        old.suspend()
-        running.kill()
-        events = Events()
-        server = EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2), events)
-        server.start()
-        assert events.wait_for("waiting")["pid"] == old.pid
-        wait_gone(old.pid)
+    events = Events()
+    with EmbeddedPostgres(EmbeddedSettings(data_dir, stop_timeout_s=0.2), events) as server:
+        assert events.wait_for("waiting")["pid"] == suspended.pid
+        wait_gone(suspended.pid)
         assert values(server.url) == [1]
-        server.stop()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT, signal.SIGTERM])

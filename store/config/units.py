@@ -32,9 +32,9 @@ MAX_DURATION_NS: Final = 2**63 - 1
 MAX_SIZE_BYTES: Final = 2**63 - 1
 
 _MAX_TEXT_CHARS: Final = 64
-_DURATION = re.compile(r"(?:\d+(?:\.\d{1,9})?(?:ns|us|ms|s|m|h|d|w))+")
-_PART = re.compile(r"(\d+)(?:\.(\d{1,9}))?([a-z]+)")
-_SIZE = re.compile(r"(\d+)(?:\.(\d{1,9}))?\s*([A-Za-z]*)")
+_DURATION = re.compile(r"(?:\d+(?:\.\d{1,9})?(?:ns|us|ms|s|m|h|d|w))+", re.ASCII)
+_PART = re.compile(r"(\d+)(?:\.(\d{1,9}))?([a-z]+)", re.ASCII)
+_SIZE = re.compile(r"(\d+)(?:\.(\d{1,9}))?\s*([A-Za-z]*)", re.ASCII)
 
 
 def parse_duration_ns(text: str) -> int:

@@ -1,0 +1,128 @@
+"""Flags win over the environment, the environment over the file, the file over the default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from store.config.types import Address
+from tests.unit.config.cases import CommandLine
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    return tmp_path / "node.toml"
+
+
+def test_each_layer_wins_over_the_one_below(command_line: CommandLine, config_file: Path) -> None:
+    config_file.write_text('drain-timeout = "1ms"\n')
+    in_file = ("--config", str(config_file))
+    env = {"STORENODE_DRAIN_TIMEOUT": "2ms"}
+    assert command_line.run().drain_timeout == 30_000 * MS
+    assert command_line.run(*in_file).drain_timeout == 1 * MS
+    assert command_line.run(*in_file, env=env).drain_timeout == 2 * MS
+    assert command_line.run(*in_file, "--drain-timeout=3ms", env=env).drain_timeout == 3 * MS
+
+
+def test_the_file_itself_can_be_named_by_the_environment(
+    command_line: CommandLine, config_file: Path
+) -> None:
+    config_file.write_text("cluster = 7\n")
+    assert command_line.run(env={"STORENODE_CONFIG": str(config_file)}).cluster == 7
+
+
+def test_an_empty_variable_is_unset(command_line: CommandLine) -> None:
+    assert command_line.run(env={"STORENODE_CLUSTER": ""}).cluster == 1
+
+
+@pytest.mark.parametrize("value", ["3,5", "3 5", " 3, 5 ", "3\n5"])
+def test_lists_in_the_environment_and_in_texts_of_the_file(
+    command_line: CommandLine, config_file: Path, value: str
+) -> None:
+    assert command_line.run(env={"STORENODE_SHARD": value}).shard == {3, 5}
+    config_file.write_text(f'shard = """{value}"""\n')
+    assert command_line.run("--config", str(config_file)).shard == {3, 5}
+
+
+def test_lists_of_flags_replace_those_of_lower_layers(
+    command_line: CommandLine, config_file: Path
+) -> None:
+    config_file.write_text("shard = [1, 2]\n")
+    arguments = ("--config", str(config_file))
+    assert command_line.run(*arguments).shard == {1, 2}
+    assert command_line.run(*arguments, "--shard=9").shard == {9}
+
+
+def test_the_file_takes_dashes_underscores_numbers_and_truth_values(
+    command_line: CommandLine, config_file: Path
+) -> None:
+    config_file.write_text(
+        'admin_listen = "[::1]:1"\nmetrics-listen = "127.0.0.1:2"\nsync-interval = 0\n'
+        "gossip = false\nshard = 4\n"
+    )
+    config = command_line.run("--config", str(config_file))
+    assert config.admin_listen == Address("::1", 1)
+    assert config.metrics_listen == Address("127.0.0.1", 2)
+    assert config.sync_interval == 0
+    assert config.gossip is False
+    assert config.shard == {4}
+
+
+def test_a_table_is_for_its_command_alone(command_line: CommandLine, config_file: Path) -> None:
+    config_file.write_text(
+        'retention = "10d"\n[run]\nretention = "20d"\n[db.prune]\nretention = "off"\n'
+        'dry-run = true\nfrom = "1"\n'
+    )
+    arguments = ("--config", str(config_file))
+    assert command_line.run(*arguments).retention == 20 * 86_400_000 * MS
+    prune = command_line("db", "prune", *arguments)
+    assert prune.other == {"retention": "off", "dry_run": True, "start": "1"}
+
+
+def test_a_key_at_the_top_may_be_of_another_command(
+    command_line: CommandLine, config_file: Path
+) -> None:
+    config_file.write_text("dry-run = true\ncluster = 3\n")
+    assert command_line.run("--config", str(config_file)).cluster == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('lisen = "127.0.0.1:1"\n', "sets lisen, which is no option of storenode: did you mean"),
+        ('lisen = "127.0.0.1:1"\n', "did you mean listen?"),
+        ("[run]\ndry-run = true\n", "sets dry-run in [run], which is no option of storenode"),
+        (
+            "[rum]\ncluster = 1\n",
+            "sets [rum], which is no option of storenode: did you mean [run]?",
+        ),
+        ("config = 'x'\n", "sets config, which is no option"),
+        ("cluster = [1]\n", "cluster in {file} is a list"),
+        ("cluster = 2026-11-20\n", "cluster in {file} is a date"),
+        ("cluster = 'many'\n", "Invalid value for cluster in {file}: 'many' is not a valid"),
+        ("drain_timeout = 5\n", "Invalid value for drain_timeout in {file}: '5' is not a duration"),
+        ("cluster =\n", "{file} is not TOML: Invalid value (at line 1, column 10)"),
+    ],
+)
+def test_a_file_with_faults_is_refused_with_the_place(
+    command_line: CommandLine, config_file: Path, text: str, expected: str
+) -> None:
+    config_file.write_text(text)
+    refusal = command_line.refusal("--config", str(config_file))
+    assert expected.format(file=config_file) in refusal
+    assert str(config_file) in refusal
+
+
+def test_a_file_that_is_not_there(command_line: CommandLine, tmp_path: Path) -> None:
+    refusal = command_line.refusal("--config", str(tmp_path / "absent.toml"))
+    assert "absent.toml cannot be read (No such file or directory)" in refusal
+
+
+def test_a_bad_value_is_named_by_where_it_came_from(command_line: CommandLine) -> None:
+    by_flag = command_line.refusal("--listen", "nowhere")
+    by_variable = command_line.refusal(env={"STORENODE_LISTEN": "nowhere"})
+    assert by_flag.startswith("Invalid value for --listen: 'nowhere' is not HOST:PORT")
+    assert by_variable.startswith("Invalid value for STORENODE_LISTEN: 'nowhere' is not HOST:PORT")

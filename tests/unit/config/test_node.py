@@ -1,0 +1,140 @@
+"""What a configuration of a node says, and which ones are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from store.config.types import Address, Peer
+from tests.unit.config.cases import CommandLine
+
+DAY_NS = 86_400 * 1_000_000_000
+TLS = ("--tls-cert=c.pem", "--tls-key=k.pem")
+
+
+def test_the_defaults_are_those_of_the_contract(command_line: CommandLine) -> None:
+    config = command_line.run()
+    assert config.data_dir == Path("storenode-data")
+    assert config.database_url is None
+    assert str(config.listen) == "127.0.0.1:7420"
+    assert config.peer_listen is None
+    assert str(config.admin_listen) == "127.0.0.1:7421"
+    assert str(config.metrics_listen) == "127.0.0.1:7422"
+    assert (config.cluster, config.shard) == (1, frozenset())
+    assert config.sync_interval == 300 * 10**9
+    assert config.sync_range == 3600 * 10**9
+    assert config.sync_offset == config.max_clock_drift == 20 * 10**9
+    assert config.retention == 30 * DAY_NS
+    assert config.retention_size is None
+    assert (config.max_confirms, config.gossip) == (0, True)
+    assert config.max_message_size == 150 * 1024
+    assert config.drain_timeout == 30 * 10**9
+    assert (config.log_format, config.log_level) == (None, "info")
+
+
+def test_words_switch_limits_off(command_line: CommandLine) -> None:
+    config = command_line.run(
+        "--retention=off", "--max-clock-drift=off", "--sync-range=all", "--gossip=off"
+    )
+    assert config.retention is None
+    assert config.max_clock_drift is None
+    assert config.sync_range is None
+    assert config.gossip is False
+
+
+def test_repeated_options_are_collected(command_line: CommandLine) -> None:
+    config = command_line.run(
+        *("--peer=b.example@10.0.0.2:1", "--peer=10.0.0.3:2"),
+        *("--postgres-setting=shared_buffers=1GB", "--postgres-setting=work_mem = 8MB"),
+    )
+    assert config.peer == (
+        Peer(Address("10.0.0.2", 1), "b.example"),
+        Peer(Address("10.0.0.3", 2)),
+    )
+    assert config.postgres_setting == (("shared_buffers", "1GB"), ("work_mem", "8MB"))
+
+
+def test_the_database_url_is_never_shown(command_line: CommandLine) -> None:
+    config = command_line.run("--database-url=postgresql://u:hunter2@h/d")
+    assert config.database_url == "postgresql://u:hunter2@h/d"
+    assert "hunter2" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--listen=0.0.0.0:1"], "--listen 0.0.0.0:1 can be reached from other machines"),
+        (["--listen=0.0.0.0:1"], "--insecure listen"),
+        (["--listen=[::]:1"], "--listen [::]:1 can be reached from other machines"),
+        (["--listen=node.example:1"], "--listen node.example:1 can be reached"),
+        (["--listen=0.0.0.0:1", "--insecure=admin"], "--insecure listen"),
+        (["--peer-listen=10.0.0.1:1"], "--insecure peer"),
+        (["--admin-listen=10.0.0.1:1"], "--insecure admin"),
+        (["--metrics-listen=10.0.0.1:1"], "--insecure metrics"),
+        ([*TLS, "--peer-listen=:1", "--metrics-listen=10.0.0.1:1"], "is not HOST:PORT"),
+        (
+            [*TLS, "--peer-listen=10.0.0.1:1", "--metrics-listen=10.0.0.1:1"],
+            "--insecure metrics",
+        ),
+        (["--tls-cert=c.pem"], "--tls-cert is given without --tls-key"),
+        (["--tls-key=k.pem"], "--tls-key is given without --tls-cert"),
+        ([*TLS], "--peer-listen must be given with --tls-cert"),
+        ([*TLS, "--peer-listen=127.0.0.1:7420"], "with TLS, peers need an address of their own"),
+        ([*TLS, "--peer-listen=127.0.0.1:1", "--allow-peer=b"], "--allow-peer needs --tls-ca"),
+        (["--allow-peer=b"], "--allow-peer needs --tls-cert"),
+        (["--client-ca=ca.pem"], "--client-ca needs --tls-cert"),
+        (["--insecure=all"], "Invalid value for --insecure: 'all' is not one of"),
+        (["--shard=65536"], "Invalid value for --shard: 65536 is not in the range 0<=x<=65535."),
+        (["--cluster=-1"], "Invalid value for --cluster"),
+        (["--retention=0"], "must be more than 0, or the word off"),
+        (["--retention=30"], "Invalid value for --retention: '30' is not a duration"),
+        (["--retention-size=0"], "the size must be more than 0"),
+        (["--max-message-size=big"], "'big' is not a size"),
+        (["--gossip=maybe"], "'maybe' is neither on nor off"),
+        (["--postgres-setting=work_mem"], "a setting is written NAME=VALUE"),
+        (["--log-level=loud"], "Invalid value for --log-level: 'loud' is not one of"),
+        (["--read-connections=0"], "Invalid value for --read-connections"),
+        (["--lisen=127.0.0.1:1"], "No such option '--lisen'. (Did you mean one of"),
+        (["extra"], "Got unexpected extra argument"),
+    ],
+)
+def test_wrong_options_are_refused_with_one_sentence(
+    command_line: CommandLine, arguments: list[str], expected: str
+) -> None:
+    refusal = command_line.refusal(*arguments)
+    assert expected in refusal
+    assert "\n" not in refusal
+    assert refusal[-1] in ".?!)"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--listen=0.0.0.0:1", "--insecure=listen"],
+        ["--peer-listen=0.0.0.0:1", "--insecure=peer"],
+        ["--admin-listen=0.0.0.0:1", "--insecure=admin"],
+        ["--metrics-listen=0.0.0.0:1", "--insecure=metrics"],
+        [*TLS, "--listen=0.0.0.0:1", "--peer-listen=0.0.0.0:2", "--admin-listen=0.0.0.0:3"],
+        ["--listen=127.0.0.2:1", "--admin-listen=localhost:1", "--metrics-listen=[::1]:1"],
+    ],
+)
+def test_what_is_loopback_secure_or_allowed_may_listen(
+    command_line: CommandLine, arguments: list[str]
+) -> None:
+    assert command_line.run(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "separate"),
+    [
+        ([], False),
+        (["--peer-listen=127.0.0.1:7420"], False),
+        (["--peer-listen=127.0.0.1:7430"], True),
+        (["--listen=127.0.0.1:0", "--peer-listen=127.0.0.1:0"], True),
+    ],
+)
+def test_peers_share_the_clients_listener_unless_they_have_an_address(
+    command_line: CommandLine, arguments: list[str], separate: bool
+) -> None:
+    assert command_line.run(*arguments).separate_peer_listener is separate

@@ -46,7 +46,7 @@ class _Input:
     """Where payloads come from, and what becomes of them."""
 
     payload: str | None
-    file: Path | None
+    fd: int
     by_line: bool
     read: _Read
 
@@ -55,10 +55,10 @@ class _Input:
         if self.payload is not None:
             yield self._read([self.payload.encode("utf-8", "surrogateescape")])
         elif self.by_line:
-            async for chunk in lines(open_input(self.file)):
+            async for chunk in lines(self.fd):
                 yield self._read(chunk)
         else:
-            yield self._read([await whole(open_input(self.file))])
+            yield self._read([await whole(self.fd)])
 
     def _read(self, payloads: list[bytes]) -> list[WakuMessageAndTopic]:
         made = (self.read(payload) for payload in payloads)
@@ -162,7 +162,7 @@ async def publish(
         envelope = Envelope(pubsub_topic, content_topic or "", timestamp, meta, ephemeral)
         sds = None if channel is None else SdsDraft(channel, sender, parents, message_id)
         read = MessageMaker(envelope, sds).make
-    source = _Input(payload, file, by_line or json_input, read)
+    source = _Input(payload, open_input(file), by_line or json_input, read)
     requests = _requests(
         source, min_confirms, None if confirm_timeout is None else confirm_timeout / NS_PER_S
     )

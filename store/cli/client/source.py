@@ -21,7 +21,7 @@ STANDARD_INPUT = Path("-")
 
 
 def open_input(path: Path | None) -> int:
-    """Open a file, or standard input for ``None`` and `-`; returns the file descriptor.
+    """The file descriptor of a file, or of standard input for ``None`` and `-`.
 
     Raises:
         CliError: The file cannot be opened.

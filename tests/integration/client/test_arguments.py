@@ -1,0 +1,160 @@
+"""What a client command refuses before it calls a node, and how it says so."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import Command
+
+TOPIC = "--content-topic=/app/1/chat/proto"
+COMMANDS = {
+    "publish": ("publish", TOPIC, "hello"),
+    "query": ("query",),
+    "scan": ("scan",),
+    "follow": ("follow",),
+    "get": ("get", "--channel=c", "id"),
+    "causal-history": ("causal-history", "--channel=c", "id"),
+    "status": ("status",),
+}
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where connections are refused: bound, so that nobody else takes it."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS.keys())
+def test_exit_code_3_when_no_node_answers(arguments: tuple[str, ...], nobody: str) -> None:
+    ended = Command()(*arguments, STORENODE_NODE=nobody, STORENODE_ADMIN=nobody)
+    assert ended.code == 3
+    assert ended.out == ""
+    assert ended.err == (
+        f"storenode: No node could be reached at {nobody} (Connection refused): check the "
+        "address, that the node runs, and the TLS options.\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS.keys())
+def test_a_token_is_not_sent_in_clear_beyond_loopback(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret-word\n")
+    far = "192.0.2.1:7420"
+    flags = ("--token-file", str(token))
+    ended = Command()(*arguments, *flags, STORENODE_NODE=far, STORENODE_ADMIN=far)
+    assert ended.code == 2
+    assert "would travel in clear" in ended.err
+    assert "secret-word" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("publish", "hello"), "Missing option --content-topic"),
+        (("publish", TOPIC, "hello", "--file", "x"), "not both"),
+        (("publish", TOPIC, "hello", "--lines"), "not both"),
+        (("publish", "--json-input", "hello"), "leave out the payload"),
+        (("publish", "--json-input", TOPIC), "leave out the payload"),
+        (("publish", "--json-input", "--channel", "c"), "leave out the payload"),
+        (("publish", TOPIC, "--sender", "s", "hello"), "need a --channel"),
+        (("publish", TOPIC, "--parent", "p", "hello"), "need a --channel"),
+        (("publish", TOPIC, "--channel=c", "--message-id=i", "--lines"), "leave out --lines"),
+        (("publish", TOPIC, "--meta", "xyz", "hello"), "is not hexadecimal"),
+        (("publish", TOPIC, "--timestamp", "noon", "hello"), "is not a time"),
+        (("publish", TOPIC, "--min-confirms=-1", "hello"), "--min-confirms"),
+        (("publish", TOPIC, "--confirm-timeout=0", "hello"), "more than 0"),
+        (("publish", TOPIC, "--file", "/nowhere/at/all"), "cannot be opened"),
+        (("query", "--from", "noon"), "is not a time"),
+        (("query", "--hash", "0g"), "is not hexadecimal"),
+        (("query", "--limit", "-1"), "--limit"),
+        (("scan", "--limit", "0"), "--limit"),
+        (("follow", "--cursor", "??"), "is not hexadecimal"),
+        (("get", "id"), "--channel"),
+        (("get", "--channel=c"), "ID[@HINT]"),
+        (("get", "--channel=c", "--hint=00", "a", "b"), "--hint goes with a single ID"),
+        (("causal-history", "--channel=c"), "HEAD[@HINT]"),
+        (("status", "--timeout", "soon"), "is not a duration"),
+        (("status", "--admin", "nowhere"), "write HOST:PORT"),
+        (("query", "--node", "::1:7420"), "write HOST:PORT"),
+        (("query", "--tls-cert", "/nowhere"), "go together"),
+        (("query", "--tls-ca", "/nowhere"), "cannot be read"),
+        (("query", "--token-file", "/nowhere"), "cannot be read"),
+        (("query", "--no-such-option"), "No such option"),
+        (("query", "superfluous"), "superfluous"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_one_sentence(
+    arguments: tuple[str, ...], sentence: str
+) -> None:
+    ended = Command()(*arguments)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert sentence in ended.err
+    assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "The token is empty"),
+        (b"\xff\xfe", "is not text"),
+        (b"two words", "The token is empty or holds"),
+        (b"x" * 20_000, "has more than"),
+    ],
+)
+def test_a_token_file_without_a_token_is_refused(
+    content: bytes, sentence: str, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_bytes(content)
+    ended = Command()("query", "--token-file", str(token))
+    assert ended.code == 2
+    assert sentence in ended.err
+
+
+def test_a_certificate_authority_that_is_not_pem_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ca.der"
+    path.write_bytes(b"\x30\x82")
+    ended = Command()("query", "--tls-ca", str(path))
+    assert ended.code == 2
+    assert "is not PEM" in ended.err
+
+
+def test_every_option_is_also_read_from_the_environment_and_from_a_file(
+    nobody: str, tmp_path: Path
+) -> None:
+    config = tmp_path / "storenode.toml"
+    config.write_text(f'node = "{nobody}"\n[query]\nlimit = 5\n')
+    assert nobody in Command()("query", "--config", str(config)).err
+    assert nobody in Command()("query", STORENODE_CONFIG=str(config)).err
+    far = "127.0.0.1:1"
+    assert far in Command()("query", "--config", str(config), STORENODE_NODE=far).err
+    flag = Command()("query", "--node", nobody, "--config", str(config), STORENODE_NODE=far)
+    assert nobody in flag.err
+
+
+def test_settings_of_the_environment_do_not_contradict_an_input_of_json(nobody: str) -> None:
+    line = b'{"message": {"payload": "00", "timestamp": 1}, "pubsub_topic": "/p"}\n'
+    ended = Command()(
+        *("publish", "--json-input", "--node", nobody),
+        stdin=line,
+        STORENODE_CONTENT_TOPIC="/app/1/chat/proto",
+        STORENODE_CHANNEL="c",
+    )
+    assert ended.code == 3
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_the_options_of_the_connection(name: str) -> None:
+    text = Command().ok(name, "--help").out
+    address = "--admin" if name == "status" else "--node"
+    for flag in (address, "--token-file", "--tls-ca", "--tls-cert", "--tls-key", "--json"):
+        assert f"  {flag} " in text

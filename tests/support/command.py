@@ -1,0 +1,72 @@
+"""The installed command in a process of its own, for tests of the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.node import COMMAND, NodeProcess, clean_environment
+
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        """What it printed, by line."""
+        return self.out.splitlines()
+
+    @property
+    def objects(self) -> list[Any]:
+        """What it printed as JSON, by line."""
+        return [json.loads(line) for line in self.lines]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """``storenode`` with the environment of a tester who has set the node's address."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, node: NodeProcess) -> Command:
+        """The command, set to call this node."""
+        return cls({"STORENODE_NODE": node.listen, "STORENODE_ADMIN": node.admin})
+
+    def __call__(self, *arguments: str, stdin: bytes = b"", **env: str) -> Ended:
+        """Run to the end."""
+        done = subprocess.run(
+            [COMMAND, *arguments],
+            input=stdin,
+            capture_output=True,
+            env=clean_environment(**{**self.env, **env}),
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def ok(self, *arguments: str, stdin: bytes = b"", **env: str) -> Ended:
+        """Run to the end, which must be a success."""
+        ended = self(*arguments, stdin=stdin, **env)
+        assert ended.code == 0, f"{arguments} ended with {ended}"
+        return ended
+
+    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        """Start without waiting; the caller ends it."""
+        return subprocess.Popen(
+            [COMMAND, *arguments],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=clean_environment(**self.env),
+        )

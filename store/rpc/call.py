@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias, TypeVar
 
 import grpc
@@ -30,7 +31,7 @@ from store.rpc.identity import (
     remote,
     request_id,
 )
-from store.rpc.limits import MAX_READ_REQUEST_BYTES
+from store.rpc.limits import MAX_READ_REQUEST_BYTES, MAX_SERIES
 
 ListenerKind = Literal["client", "peer", "admin"]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -254,10 +255,18 @@ class Wrapper:
         else:
             self._log.error("call_crashed", exc_info=error, **fields)
 
+    @lru_cache(maxsize=MAX_SERIES)  # noqa: B019 - a wrapper lives as long as its node
+    def _series(
+        self, method: Method, code: str
+    ) -> tuple[Callable[[], None], Callable[[float], None] | None]:
+        metrics = self._node.metrics
+        timer = metrics.query_seconds.labels(method.name).observe if method.timed else None
+        return metrics.calls.labels(method.name, code).inc, timer
+
     def _measure(self, method: Method, code: str, began_ns: int) -> None:
         seconds = (self._node.monotonic_ns() - began_ns) / _NS_PER_S
-        metrics = self._node.metrics
-        metrics.calls.labels(method.name, code).inc()
-        if method.timed:
-            metrics.query_seconds.labels(method.name).observe(seconds)
+        count, timer = self._series(method, code)
+        count()
+        if timer is not None:
+            timer(seconds)
         self._log.debug("call_ended", method=method.name, code=code, seconds=seconds)

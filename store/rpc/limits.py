@@ -22,6 +22,9 @@ MAX_IN_FLIGHT_PUBLISH_BYTES: Final = 256 * 1024 * 1024
 MAX_SCAN_PAGE_MESSAGES: Final = 10_000
 """``ScanRequest.page_size``; larger wishes are clamped. A page is cut by its size in any case."""
 
+MAX_SERIES: Final = 512
+"""Pairs of a method and a status code whose counters are kept at hand."""
+
 MAX_REQUEST_ID_CHARS: Final = 64
 """``x-request-id`` of a caller; a longer one is replaced."""
 

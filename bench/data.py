@@ -1,0 +1,100 @@
+"""The same data for every benchmark: messages with 200-byte payloads on 50 content topics."""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from message.hashing import message_hash
+from wire.storenode.v1.store_pb2 import PublishRequest
+
+PUBSUB_TOPIC = "/waku/2/rs/1/0"
+TOPICS = 50
+PAYLOAD_BYTES = 200
+STEP_NS = 20_000
+BATCH = 1_000
+
+COPY_HEADER = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
+COPY_TRAILER = b"\xff\xff"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One message before it is encoded in any way."""
+
+    timestamp: int
+    content_topic: str
+    payload: bytes
+
+
+def content_topic(number: int) -> str:
+    """Name of a topic."""
+    return f"/bench/1/topic-{number % TOPICS:02d}/proto"
+
+
+def rows(count: int, *, seed: int = 1, start_ns: int | None = None) -> list[Row]:
+    """Messages whose timestamps end about now, in ascending order, with random payloads."""
+    generator = random.Random(seed)
+    first = time.time_ns() - count * STEP_NS if start_ns is None else start_ns
+    return [
+        Row(first + n * STEP_NS, content_topic(n), generator.randbytes(PAYLOAD_BYTES))
+        for n in range(count)
+    ]
+
+
+def publish_request(batch: list[Row]) -> PublishRequest:
+    """A batch as a client builds it."""
+    request = PublishRequest()
+    add = request.messages.add
+    for row in batch:
+        item = add(pubsub_topic=PUBSUB_TOPIC)
+        message = item.message
+        message.payload = row.payload
+        message.content_topic = row.content_topic
+        message.timestamp = row.timestamp
+    return request
+
+
+def batches(data: list[Row], size: int = BATCH) -> Iterator[list[Row]]:
+    """Split rows."""
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+def hashes(data: list[Row]) -> list[bytes]:
+    """Hash of every row."""
+    return [
+        message_hash(PUBSUB_TOPIC, row.payload, row.content_topic, None, row.timestamp)
+        for row in data
+    ]
+
+
+def copy_blocks(data: list[Row], digests: list[bytes]) -> list[bytes]:
+    """Rows (timestamp, hash, pubsub topic, content topic, payload) as blocks of a binary COPY.
+
+    Source: PostgreSQL manual, "COPY", "Binary Format".
+    """
+    pubsub = field(PUBSUB_TOPIC.encode())
+    blocks = [COPY_HEADER]
+    for start in range(0, len(data), BATCH):
+        parts: list[bytes] = []
+        for row, digest in zip(
+            data[start : start + BATCH], digests[start : start + BATCH], strict=True
+        ):
+            parts += (
+                struct.pack(">hiq", 5, 8, row.timestamp),
+                field(digest),
+                pubsub,
+                field(row.content_topic.encode()),
+                field(row.payload),
+            )
+        blocks.append(b"".join(parts))
+    return [*blocks, COPY_TRAILER]
+
+
+def field(value: bytes) -> bytes:
+    """A value of a binary COPY: its length, then its bytes."""
+    return len(value).to_bytes(4, "big") + value

@@ -1,0 +1,78 @@
+"""``Scan`` of everything with data against psycopg reading the same rows in binary.
+
+The baseline reads keyset pages of 1,000 rows from a plain table. On the node's side the client
+parses every page.
+"""
+
+from __future__ import annotations
+
+from bench.data import copy_blocks, hashes, rows
+from bench.publish import copy_in
+from bench.support import (
+    PLAIN_COLUMNS,
+    PLAIN_TABLE,
+    Bench,
+    bench_node,
+    options,
+    publish,
+    report,
+    seconds,
+    settle,
+)
+from wire.storenode.v1.store_pb2 import ScanPage, ScanRequest
+
+REPEATS = 3
+_PAGE = (
+    f"select {PLAIN_COLUMNS} from plain where (ts, hash) > (%s, %s) order by ts, hash limit 1000"
+)
+
+
+def scan(bench: Bench, expected: int) -> None:
+    """Read everything from the node."""
+    with bench.channel() as channel:
+        call = channel.unary_stream(
+            "/storenode.v1.Store/Scan",
+            request_serializer=ScanRequest.SerializeToString,
+            response_deserializer=ScanPage.FromString,
+        )
+        read = sum(len(page.messages) for page in call(ScanRequest(include_data=True)))
+    assert read == expected, f"{read} of {expected} messages were read"
+
+
+def keyset(bench: Bench, expected: int) -> None:
+    """Read everything from the plain table."""
+    read, at = 0, (0, b"")
+    with bench.connection.cursor(binary=True) as cursor:
+        while page := cursor.execute(_PAGE, at, prepare=True).fetchall():
+            read += len(page)
+            at = page[-1][:2]
+    assert read == expected, f"{read} of {expected} rows were read"
+
+
+def main() -> None:
+    """Measure both sides in turn; the best of three each."""
+    count = options(__doc__ or "").messages
+    with bench_node("--max-clock-drift", "off") as bench:
+        data = rows(count)
+        publish(bench, data)
+        bench.connection.execute(PLAIN_TABLE.format(constraint="primary key (ts, hash)"))
+        statement = f"copy plain ({PLAIN_COLUMNS}) from stdin (format binary)"
+        copy_in(bench, statement, copy_blocks(data, hashes(data)))
+        settle(bench)
+        pairs = [
+            (seconds(lambda: keyset(bench, count)), seconds(lambda: scan(bench, count)))
+            for _ in range(REPEATS)
+        ]
+    baseline, node = (min(column) for column in zip(*pairs, strict=True))
+    report(
+        benchmark="scan",
+        messages=count,
+        node_per_s=count / node,
+        psycopg_per_s=count / baseline,
+        ratio=baseline / node,
+        ratios=[round(pair[0] / pair[1], 3) for pair in pairs],
+    )
+
+
+if __name__ == "__main__":
+    main()

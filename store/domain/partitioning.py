@@ -199,7 +199,7 @@ def plan_coarse(
     if not planner.bounds:
         low = _day(max(now_ns, 0)).low
         planner.add(Bounds(low, low + planner.width_ns))
-    for ts in sorted(set(timestamps)):
+    for ts in sorted(set(timestamps), reverse=True):
         planner.cover(ts)
     return planner.plan()
 
@@ -257,9 +257,9 @@ class _CoarsePlanner:
         elif higher:
             self._fill(lower[-1].high, higher[0].low, neighbour=lower[-1])
         else:
-            top = lower[-1].high
-            step = self._step_ns()
-            self._fill(top, top + -(-(ts + 1 - top) // step) * step, neighbour=lower[-1])
+            top, step = lower[-1].high, self._step_ns()
+            high = top + -(-(ts + 1 - top) // step) * step
+            self._fill(top, min(high, UNBOUNDED_HIGH), neighbour=lower[-1])
 
     def plan(self) -> CoarsePlan:
         extensions = [

@@ -1,0 +1,280 @@
+"""Which partitions are made, against oracles that a reader can see are right."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.domain.partitioning import (
+    COMMITS_PER_PARTITION,
+    DAY_NS,
+    MAX_COARSE,
+    MONTHS_DAYS,
+    NEAR_DAYS,
+    UNBOUNDED_HIGH,
+    UNBOUNDED_LOW,
+    WIDEN_AT,
+    Bounds,
+    CoarsePlan,
+    Cover,
+    ahead,
+    coarse_name,
+    coarse_width_ns,
+    commits_name,
+    fine_name,
+    parse_bounds,
+    plan_coarse,
+    plan_commits,
+    plan_messages,
+)
+
+LATEST = datetime(2200, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+HOUR_NS = DAY_NS // 24
+
+
+def ns(*date: int) -> int:
+    return (datetime(*date, tzinfo=UTC) - EPOCH) // timedelta(microseconds=1) * 1_000  # type: ignore[arg-type,misc]
+
+
+NOW = ns(2026, 11, 20, 12)
+clocks = st.integers(ns(1970, 1, 2), ns(2200, 1, 1))
+retentions = st.one_of(st.none(), st.integers(1, 4_000).map(lambda hours: hours * HOUR_NS))
+
+
+@st.composite
+def disjoint(draw: st.DrawFn) -> list[Bounds]:
+    edges = sorted(draw(st.sets(st.integers(-40, 40), max_size=16)))
+    pairs = pairwise(edges)
+    return [Bounds(low, high) for low, high in pairs if draw(st.booleans())]
+
+
+@given(disjoint(), st.integers(-45, 45), st.integers(-45, 45))
+def test_a_cover_answers_as_a_list_does(bounds: list[Bounds], one: int, other: int) -> None:
+    first, last = sorted((one, other))
+    cover = Cover(reversed(bounds))
+    cover.check()
+    inside = {key for each in bounds for key in range(each.low, each.high)}
+    assert (cover.find(one) is not None) == (one in inside)
+    assert cover.spans(first, last) == (set(range(first, last + 1)) <= inside)
+    found = [key for gap in cover.gaps(first, last) for key in range(gap.low, gap.high)]
+    assert found == sorted(set(range(first, last + 1)) - inside)
+    asked = Bounds(first, last + 1)
+    assert cover.overlaps(asked) == bool(set(range(first, last + 1)) & inside)
+
+
+def test_overlapping_partitions_are_an_error_of_a_cover() -> None:
+    with pytest.raises(ValueError, match="overlap"):
+        Cover([Bounds(0, 10), Bounds(9, 12)]).check()
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [
+        ("FOR VALUES FROM ('5') TO ('7')", Bounds(5, 7)),
+        ("FOR VALUES FROM (5) TO (7)", Bounds(5, 7)),
+        ("FOR VALUES FROM ('-5') TO ('7')", Bounds(-5, 7)),
+        ("FOR VALUES FROM (MINVALUE) TO ('7')", Bounds(UNBOUNDED_LOW, 7)),
+        ("FOR VALUES FROM ('7') TO (MAXVALUE)", Bounds(7, UNBOUNDED_HIGH)),
+        ("DEFAULT", None),
+    ],
+)
+def test_bounds_are_read_as_postgres_writes_them(text: str, bounds: Bounds | None) -> None:
+    assert parse_bounds(text) == bounds
+    if bounds is not None:
+        assert parse_bounds(f"FOR VALUES {bounds.clause}") == bounds
+
+
+@pytest.mark.parametrize("text", ["", "FOR VALUES IN (1)", "FOR VALUES FROM ('a') TO ('b')"])
+def test_bounds_of_another_kind_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="range"):
+        parse_bounds(text)
+
+
+def test_bounds_as_a_condition() -> None:
+    assert Bounds(5, 7).condition("ts") == "ts >= 5 AND ts < 7"
+    assert Bounds(UNBOUNDED_LOW, 7).condition("ts") == "ts < 7"
+    assert Bounds(UNBOUNDED_LOW, UNBOUNDED_HIGH).condition("ts") == "true"
+    with pytest.raises(ValueError, match="holds nothing"):
+        Bounds(7, 7)
+
+
+@pytest.mark.parametrize(
+    ("ts", "name"),
+    [
+        (ns(2026, 11, 20), "messages_20261120"),
+        (ns(2026, 11, 21) - 1, "messages_20261120"),
+        (NOW + DAY_NS, "messages_20261121"),
+        (NOW - NEAR_DAYS * DAY_NS, "messages_20260921"),
+        (ns(2026, 9, 20), "messages_20260920"),
+        (ns(2026, 8, 31), "messages_2026m08"),
+        (ns(2025, 2, 28), "messages_2025m02"),
+        (NOW - MONTHS_DAYS * DAY_NS, "messages_2024m11"),
+        (ns(2024, 6, 1), "messages_2024m06"),
+        (ns(2023, 12, 31, 23), "messages_2023"),
+        (1, "messages_1970"),
+    ],
+)
+def test_units_grow_with_the_distance_from_now(ts: int, name: str) -> None:
+    (made,) = plan_messages([], [ts], NOW)
+    assert fine_name(made) == name
+
+
+def test_what_is_covered_in_part_is_filled_by_days() -> None:
+    june = Bounds(ns(2025, 6, 10), ns(2025, 6, 11))
+    assert [fine_name(each) for each in plan_messages([june], [ns(2025, 6, 20)], NOW)] == [
+        "messages_20250620"
+    ]
+    months = plan_messages([], [ns(2020, 3, 5)], ns(2020, 8, 1))
+    assert [fine_name(each) for each in plan_messages(months, [ns(2020, 5, 5)], NOW)] == [
+        "messages_2020m05"
+    ]
+
+
+def test_a_timestamp_that_is_never_legal_gets_no_partition() -> None:
+    for ts in (0, -1):
+        with pytest.raises(ValueError, match="positive"):
+            plan_messages([], [ts], NOW)
+
+
+def is_calendar_unit(bounds: Bounds) -> bool:
+    low = EPOCH + timedelta(microseconds=bounds.low // 1_000)
+    high = EPOCH + timedelta(microseconds=bounds.high // 1_000)
+    day = high - low == timedelta(days=1) and low.time() == EPOCH.time()
+    following = (low + timedelta(days=31)).replace(day=1)
+    month = low.day == 1 and high == following and low.time() == EPOCH.time()
+    year = low == EPOCH.replace(year=low.year) and high == EPOCH.replace(year=low.year + 1)
+    return day or month or year
+
+
+@given(
+    st.lists(
+        st.tuples(
+            clocks,
+            st.lists(st.tuples(st.booleans(), st.integers(1, 40_000 * 24)), max_size=8),
+        ),
+        max_size=6,
+    )
+)
+def test_every_legal_timestamp_gets_a_partition_whatever_was_made_before(
+    days: list[tuple[int, list[tuple[bool, int]]]],
+) -> None:
+    held: list[Bounds] = []
+    for now, shifts in days:
+        wanted = [1, now, now + DAY_NS, *ahead(now)]
+        wanted += [max(1, min(now + DAY_NS, now - hours * HOUR_NS)) for _, hours in shifts]
+        wanted += [max(1, now - hours * HOUR_NS // 24) for near, hours in shifts if near]
+        made = plan_messages(held, wanted, now)
+        held += made
+        cover = Cover(held)
+        cover.check()
+        assert all(cover.find(ts) is not None for ts in wanted)
+        assert all(any(ts in each for ts in wanted) for each in made)
+        assert all(is_calendar_unit(each) for each in made)
+        assert plan_messages(held, wanted, now) == []
+        assert len({fine_name(each) for each in held}) == len(held)
+
+
+@given(st.integers(0, 2**62), st.sets(st.integers(0, 5)))
+def test_commits_have_the_partition_of_a_position_and_the_next(
+    position: int, offsets: set[int]
+) -> None:
+    first = position // COMMITS_PER_PARTITION
+    held = [
+        Bounds(number * COMMITS_PER_PARTITION, (number + 1) * COMMITS_PER_PARTITION)
+        for number in (first + offset for offset in offsets)
+    ]
+    made = plan_commits(held, position)
+    cover = Cover([*held, *made])
+    cover.check()
+    assert cover.spans(position, position + COMMITS_PER_PARTITION)
+    assert [commits_name(each) for each in made] == [
+        f"commits_{first + offset}" for offset in (0, 1) if offset not in offsets
+    ]
+
+
+def applied(held: list[Bounds], plan: CoarsePlan) -> list[Bounds]:
+    for extension in plan.extensions:
+        assert extension.old in held
+        assert extension.new.low <= extension.old.low
+        assert extension.new.high >= extension.old.high
+        held = [extension.new if each == extension.old else each for each in held]
+    return sorted([*held, *plan.create])
+
+
+def test_the_width_of_coarse_partitions() -> None:
+    day = DAY_NS
+    widths = {retention: coarse_width_ns(retention * day) // day for retention in (1, 4, 30, 365)}
+    assert widths == {1: 1, 4: 2, 30: 8, 365: 92}
+    assert coarse_width_ns(None) == 92 * day
+    assert coarse_width_ns(1) == day
+
+
+def test_the_first_coarse_partition_starts_today_and_older_ones_have_no_lower_bound() -> None:
+    today = ns(2026, 11, 20)
+    plan = plan_coarse([], [NOW - 500 * DAY_NS, NOW], NOW, 30 * DAY_NS)
+    assert plan.create == (Bounds(UNBOUNDED_LOW, today), Bounds(today, today + 8 * DAY_NS))
+    assert [coarse_name("sds", each) for each in plan.create] == [
+        "sds_before_20261120",
+        "sds_20261120",
+    ]
+
+
+def test_a_long_pause_makes_one_partition_and_not_hundreds() -> None:
+    held = [Bounds(ns(2025, 1, 1), ns(2025, 1, 2))]
+    plan = plan_coarse(held, ahead(NOW), NOW, DAY_NS)
+    (made,) = plan.create
+    assert made.low == held[0].high
+    assert NOW + 2 * DAY_NS < made.high <= NOW + 4 * DAY_NS
+
+
+def test_many_partitions_make_wide_ones_and_the_most_of_them_are_extended() -> None:
+    day = DAY_NS
+    held = [Bounds(number * day, (number + 1) * day) for number in range(10, 10 + WIDEN_AT)]
+    held = applied(held, plan_coarse(held, [held[-1].high], NOW, day))
+    assert held[-1] == Bounds(16 * day, 22 * day)
+    held = applied(held, plan_coarse(held, [held[-1].high], NOW, day))
+    assert (len(held), held[-1]) == (MAX_COARSE, Bounds(22 * day, 34 * day))
+    plan = plan_coarse(held, [1, held[-1].high], NOW, day)
+    assert plan.create == ()
+    assert [each.new for each in plan.extensions] == [
+        Bounds(UNBOUNDED_LOW, 11 * day),
+        Bounds(22 * day, 58 * day),
+    ]
+
+
+def test_a_hole_between_coarse_partitions_is_filled() -> None:
+    day = DAY_NS
+    held = [Bounds(10 * day, 11 * day), Bounds(14 * day, 15 * day)]
+    plan = plan_coarse(held, [12 * day], NOW, day)
+    assert plan.create == (Bounds(11 * day, 14 * day),)
+    full = [*held, *(Bounds(number * day, (number + 1) * day) for number in range(15, 21))]
+    (extension,) = plan_coarse(full, [12 * day], NOW, day).extensions
+    assert extension.new == Bounds(10 * day, 14 * day)
+
+
+@given(
+    st.lists(
+        st.tuples(clocks, retentions, st.lists(st.integers(1, 40_000 * 24), max_size=4)),
+        min_size=1,
+        max_size=14,
+    )
+)
+def test_coarse_partitions_cover_everything_and_stay_few(
+    days: list[tuple[int, int | None, list[int]]],
+) -> None:
+    held: list[Bounds] = []
+    for now, retention, shifts in days:
+        wanted = [*ahead(now), *(max(1, now - hours * HOUR_NS) for hours in shifts)]
+        held = applied(held, plan_coarse(held, wanted, now, retention))
+        cover = Cover(held)
+        cover.check()
+        assert len(held) <= MAX_COARSE
+        assert cover.spans(held[0].low, held[-1].high - 1)
+        assert all(cover.find(ts) is not None for ts in wanted)
+        assert plan_coarse(held, wanted, now, retention) == CoarsePlan()
+        assert len({coarse_name("x", each) for each in held}) == len(held)

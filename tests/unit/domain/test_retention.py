@@ -1,0 +1,297 @@
+"""Which partitions may go, one rule at a time and over simulated decades."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.domain.partitioning import (
+    DAY_NS,
+    MAX_COARSE,
+    Bounds,
+    Cover,
+    ahead,
+    plan_coarse,
+    plan_messages,
+)
+from store.domain.retention import (
+    Partition,
+    PrunePlan,
+    Reason,
+    RetentionPolicy,
+    effective_age_ns,
+    plan_prune,
+)
+
+DAY_0 = 20_000
+NOW = DAY_0 * DAY_NS + DAY_NS // 2
+MIB = 1 << 20
+
+
+def part(low: int, high: int, table: str = "messages", size_bytes: int = MIB) -> Partition:
+    """A partition from and to days before (negative) or after today's midnight."""
+    bounds = Bounds((DAY_0 + low) * DAY_NS, (DAY_0 + high) * DAY_NS)
+    return Partition(table, f"{table}_{low}", bounds, size_bytes)
+
+
+def days(first: int, end: int, table: str = "messages") -> list[Partition]:
+    return [part(low, low + 1, table) for low in range(first, end)]
+
+
+def prune(
+    fine: list[Partition],
+    coarse: list[list[Partition]],
+    policy: RetentionPolicy,
+    horizon_ns: int = 0,
+    now_ns: int = NOW,
+) -> PrunePlan:
+    return plan_prune(fine, coarse, policy=policy, now_ns=now_ns, horizon_ns=horizon_ns)
+
+
+def gone(plan: PrunePlan) -> list[tuple[str, str]]:
+    return [(each.partition.name, each.reason.value) for step in plan.steps for each in step.drops]
+
+
+def test_without_limits_nothing_goes() -> None:
+    assert prune(days(-900, 2), [], RetentionPolicy()) == PrunePlan(())
+
+
+def test_by_age_what_ended_before_goes_oldest_first() -> None:
+    plan = prune(days(-4, 2), [], RetentionPolicy(age_ns=2 * DAY_NS))
+    # Midday: the partition that ended two days and a half ago is the newest that may go.
+    assert gone(plan) == [("messages_-4", "age"), ("messages_-3", "age")]
+    assert [step.horizon_ns for step in plan.steps] == [
+        (DAY_0 - 3) * DAY_NS,
+        (DAY_0 - 2) * DAY_NS,
+    ]
+
+
+def test_a_partition_goes_at_the_moment_when_its_end_is_old_enough() -> None:
+    policy = RetentionPolicy(age_ns=DAY_NS)
+    end = (DAY_0 - 1) * DAY_NS
+    assert gone(prune([part(-2, -1)], [], policy, now_ns=end + DAY_NS - 1)) == []
+    assert gone(prune([part(-2, -1)], [], policy, now_ns=end + DAY_NS)) != []
+
+
+def test_the_current_partition_never_goes() -> None:
+    tiny = RetentionPolicy(age_ns=1, size_bytes=1)
+    assert gone(prune(days(-1, 3), [], tiny)) == [("messages_-1", "age")]
+    year = part(-200, 165)
+    plan = prune([year], [], tiny)
+    assert gone(plan) == []
+    assert plan.left_over_bytes == MIB - 1
+
+
+def test_a_clock_that_was_set_back_protects_more() -> None:
+    plan = prune(days(-4, 2), [], RetentionPolicy(age_ns=1), now_ns=NOW - 3 * DAY_NS)
+    assert gone(plan) == [("messages_-4", "age")]
+
+
+def test_by_size_the_oldest_go_until_the_rest_fits() -> None:
+    plan = prune(days(-5, 2), [], RetentionPolicy(size_bytes=4 * MIB))
+    assert gone(plan) == [(f"messages_{day}", "size") for day in (-5, -4, -3)]
+    assert plan.left_over_bytes == 0
+
+
+def test_everything_counts_towards_the_size() -> None:
+    fine = days(-2, 1)
+    plan = plan_prune(
+        fine,
+        [[part(-9, 9, "hashes", 5 * MIB)]],
+        policy=RetentionPolicy(size_bytes=8 * MIB),
+        now_ns=NOW,
+        horizon_ns=0,
+        other_bytes=MIB,
+    )
+    assert gone(plan) == [("messages_-2", "size")]
+
+
+def test_coarse_partitions_go_one_later_and_in_the_same_step() -> None:
+    tables = [
+        [part(-9, -6, table), part(-6, -3, table), part(-3, 3, table)]
+        for table in ("hashes", "sds", "topics")
+    ]
+    plan = prune(days(-9, 2), tables, RetentionPolicy(age_ns=2 * DAY_NS))
+    with_coarse = [step for step in plan.steps if len(step.drops) > 1]
+    assert [each.partition.name for each in with_coarse[0].drops] == [
+        "messages_-4",
+        "hashes_-9",
+        "sds_-9",
+        "topics_-9",
+    ]
+    assert len(with_coarse) == 1
+    assert with_coarse[0].horizon_ns == (DAY_0 - 3) * DAY_NS
+
+
+def test_a_message_that_is_still_held_keeps_its_coarse_partition() -> None:
+    coarse = [[part(-90, -60, "hashes"), part(-60, -30, "hashes"), part(-30, 30, "hashes")]]
+    horizon = (DAY_0 - 10) * DAY_NS
+    endless = RetentionPolicy()
+    assert gone(prune([part(-80, -79), *days(-10, 1)], coarse, endless, horizon)) == []
+    assert gone(prune(days(-10, 1), coarse, endless, horizon)) == [
+        ("hashes_-90", "behind the horizon")
+    ]
+
+
+def test_a_limit_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        RetentionPolicy(age_ns=0)
+    with pytest.raises(ValueError, match="positive"):
+        RetentionPolicy(size_bytes=0)
+
+
+def test_the_age_that_decides_the_width_of_coarse_partitions() -> None:
+    held = days(-5, 2)
+    half = DAY_NS // 2
+    assert effective_age_ns(held, RetentionPolicy(), NOW) is None
+    assert effective_age_ns(held, RetentionPolicy(age_ns=7), NOW) == 7
+    assert effective_age_ns(held, RetentionPolicy(size_bytes=1), NOW) == 5 * DAY_NS + half
+    assert effective_age_ns(held, RetentionPolicy(age_ns=9, size_bytes=1), NOW) == 9
+    assert effective_age_ns([], RetentionPolicy(size_bytes=1), NOW) == 0
+
+
+@dataclass
+class World:
+    """A node without a database: partitions as sets, pruned and extended once in a while."""
+
+    fine: list[Bounds] = field(default_factory=list)
+    coarse: list[Bounds] = field(default_factory=list)
+    horizon_ns: int = 0
+    most_coarse: int = 0
+
+    def live(self, now_ns: int, policy: RetentionPolicy, late: list[int]) -> None:
+        self.prune(now_ns, policy)
+        age = effective_age_ns(self.partitions("messages"), policy, now_ns)
+        oldest = max(self.horizon_ns, 1, now_ns - (policy.age_ns or now_ns))
+        wanted = [*ahead(now_ns), *(ts for ts in late if ts >= oldest)]
+        self.fine = sorted([*self.fine, *plan_messages(self.fine, wanted, now_ns)])
+        plan = plan_coarse(self.coarse, wanted, now_ns, age)
+        for extension in plan.extensions:
+            self.coarse.remove(extension.old)
+            self.coarse.append(extension.new)
+        self.coarse = sorted([*self.coarse, *plan.create])
+        self.check(now_ns, policy)
+
+    def partitions(self, table: str) -> list[Partition]:
+        bounds = self.fine if table == "messages" else self.coarse
+        return [Partition(table, str(each), each, MIB) for each in bounds]
+
+    def prune(self, now_ns: int, policy: RetentionPolicy) -> None:
+        plan = plan_prune(
+            self.partitions("messages"),
+            [self.partitions("hashes")],
+            policy=policy,
+            now_ns=now_ns,
+            horizon_ns=self.horizon_ns,
+        )
+        for step in plan.steps:
+            assert step.horizon_ns >= self.horizon_ns
+            self.horizon_ns = step.horizon_ns
+            for drop in step.drops:
+                held = self.fine if drop.partition.table == "messages" else self.coarse
+                held.remove(drop.partition.bounds)
+                if drop.reason is Reason.AGE:
+                    assert policy.age_ns is not None
+                    assert drop.partition.bounds.high <= now_ns - policy.age_ns
+            self.check_order()
+
+    def check_order(self) -> None:
+        """One coarse partition wholly below the horizon is kept, and never two."""
+        floor = min([self.horizon_ns, *(each.low for each in self.fine[:1])])
+        assert len([each for each in self.coarse if each.high <= floor]) <= 1
+
+    def check(self, now_ns: int, policy: RetentionPolicy) -> None:
+        fine, coarse = Cover(self.fine), Cover(self.coarse)
+        fine.check()
+        coarse.check()
+        self.most_coarse = max(self.most_coarse, len(self.coarse))
+        assert len(self.coarse) <= MAX_COARSE
+        assert fine.spans(now_ns, now_ns + DAY_NS)
+        assert coarse.spans(now_ns, now_ns + DAY_NS)
+        assert all(coarse.spans(each.low, each.high - 1) for each in self.fine)
+        if policy.age_ns is not None:
+            assert not any(each.high <= now_ns - policy.age_ns for each in self.fine)
+
+
+YEAR_DAYS = 365
+MONTH = RetentionPolicy(age_ns=30 * DAY_NS)
+DAILY = RetentionPolicy(age_ns=DAY_NS)
+ENDLESS = RetentionPolicy()
+SMALL = RetentionPolicy(size_bytes=20 * MIB)
+
+
+def pause_days(policy: RetentionPolicy) -> int:
+    """Between two rounds; where much is held, a round a day would only cost time."""
+    return 30 if policy is ENDLESS else max(1, (policy.age_ns or 0) // (30 * DAY_NS))
+
+
+@pytest.mark.parametrize(
+    ("policies", "most_coarse"),
+    [
+        ([MONTH], 7),
+        ([DAILY], 6),
+        ([RetentionPolicy(age_ns=4 * DAY_NS)], 8),
+        ([RetentionPolicy(age_ns=YEAR_DAYS * DAY_NS)], 8),
+        ([ENDLESS], 8),
+        ([SMALL], 8),
+        ([DAILY, ENDLESS, DAILY, MONTH, ENDLESS, SMALL], 8),
+    ],
+)
+def test_decades_of_operation(policies: list[RetentionPolicy], most_coarse: int) -> None:
+    world, day = World(), DAY_0
+    for year in range(24):
+        policy = policies[year % len(policies)]
+        step = pause_days(policy)
+        for _ in range(0, YEAR_DAYS, step):
+            late = [(day - back) * DAY_NS for back in (3, 40, 400) if day % 90 == back % 90]
+            world.live(day * DAY_NS + DAY_NS // 3, policy, late)
+            day += step
+    assert world.most_coarse <= most_coarse
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3_000),
+            st.sampled_from([MONTH, DAILY, ENDLESS, SMALL]),
+            st.lists(st.integers(0, 4_000), max_size=3),
+        ),
+        min_size=2,
+        max_size=12,
+    )
+)
+def test_pauses_changes_of_mind_and_late_messages(
+    visits: list[tuple[int, RetentionPolicy, list[int]]],
+) -> None:
+    world, now = World(), NOW
+    for pause, policy, late in visits:
+        now += pause * DAY_NS // 10
+        world.live(now, policy, [now - back * DAY_NS // 4 for back in late])
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=12),
+    st.integers(1, 30),
+    st.integers(1, 14),
+)
+def test_size_and_age_against_dropping_one_by_one(
+    sizes: list[int], limit: int, age_days: int
+) -> None:
+    fine = [
+        part(place - len(sizes) + 1, place - len(sizes) + 2, size_bytes=size)
+        for place, size in enumerate(sizes)
+    ]
+    policy = RetentionPolicy(age_ns=age_days * DAY_NS, size_bytes=limit)
+    expected = []
+    left = list(fine)
+    while left[0].bounds.high <= NOW and (
+        left[0].bounds.high <= NOW - age_days * DAY_NS
+        or sum(each.size_bytes for each in left) > limit
+    ):
+        expected.append(left.pop(0).name)
+    plan = prune(fine, [], policy)
+    assert [name for name, _ in gone(plan)] == expected
+    assert plan.left_over_bytes == max(0, sum(each.size_bytes for each in left) - limit)

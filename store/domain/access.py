@@ -325,7 +325,8 @@ OUTSIDE_TOPICS: Final = "outside_topics"
 class Published:
     """The verdict on each message of a request, as columns in request order.
 
-    For ACCEPTED and DUPLICATE, ``positions[i]`` is the place in ``batch`` (of the first copy).
+    ``positions[i]`` is the place in ``batch`` (of the first copy) for ACCEPTED and DUPLICATE, else
+    -1.
     ``hashes[i]`` is empty when the hash cannot be computed. ``refusals`` has the REJECTED ones.
     """
 
@@ -423,9 +424,11 @@ class PublishDoor:
             elif item.hash not in self._relayed:
                 self._relayed.add(item.hash)
                 result.ephemerals.append(Ephemeral(item.topic_key, *names, item.frame, item.hash))
-        for index, verdict in enumerate(chunk.verdicts) if barred else ():
-            if verdict is Verdict.EPHEMERAL and chunk.positions[index] in barred:
-                self._refuse_topic(start + index)
+        for index, verdict in enumerate(chunk.verdicts) if chunk.ephemerals else ():
+            if verdict is Verdict.EPHEMERAL:
+                if chunk.positions[index] in barred:
+                    self._refuse_topic(start + index)
+                result.positions[start + index] = -1
 
     def _may(self, pubsub_topic: str, content_topic: str) -> bool:
         return self._client.topics.allows(pubsub_topic, content_topic)

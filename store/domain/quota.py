@@ -244,8 +244,10 @@ class Quota:
             self._sweep(now_ns)
         if len(self._strangers) < self._max_strangers:
             return self._strangers.setdefault(key, Account(self, limits))
-        if self._shared is None or self._shared.at_rest(now_ns):
+        if self._shared is None:
             self._shared = Account(self, limits)
+        elif self._shared.at_rest(now_ns):
+            self._shared.set_limits(limits)
         return self._shared
 
     def _sweep(self, now_ns: int) -> None:

@@ -1,0 +1,254 @@
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from message.limits import MAX_PAGE_MESSAGES, MAX_TIMESTAMP_NS
+from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter, TopicRights
+from store.domain.query import (
+    QueryError,
+    QueryInput,
+    RequestError,
+    causal_request,
+    filter_by,
+    plan_query,
+    sds_lookup,
+    time_range,
+)
+
+EVERYTHING = TopicRights()
+DIGEST = bytes(range(32))
+BY_TOPIC = QueryInput(pubsub_topic="/p", content_topics=["/c"])
+BY_HASH = QueryInput(message_hashes=[DIGEST])
+
+
+def refusal(query: QueryInput) -> QueryError:
+    with pytest.raises(QueryError) as caught:
+        plan_query(query, EVERYTHING)
+    return caught.value
+
+
+def test_nothing_set_asks_for_the_newest_hundred() -> None:
+    plan = plan_query(QueryInput(), EVERYTHING)
+    request = plan.page(None)
+    assert (request.hashes, request.after, request.forward) == (None, None, False)
+    assert (request.time_start_ns, request.time_end_ns) == (0, MAX_TIMESTAMP_NS)
+    assert request.limit == 100
+    assert not request.include_data
+    assert request.filter == TopicFilter()
+    assert not plan.empty
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit"),
+    [(None, 100), (0, 100), (1, 1), (1000, 1000), (1001, 1000), (2**64 - 1, 1000)],
+)
+@pytest.mark.parametrize("cursor", [None, DIGEST])
+def test_limits_are_the_same_on_every_page(
+    asked: int | None, limit: int, cursor: bytes | None
+) -> None:
+    plan = plan_query(QueryInput(limit=asked, cursor=cursor), EVERYTHING)
+    assert plan.page((1, DIGEST)).limit == limit
+
+
+def test_a_cursor_needs_its_position() -> None:
+    plan = plan_query(QueryInput(cursor=DIGEST, forward=True), EVERYTHING)
+    assert plan.cursor == DIGEST
+    assert plan.page((7, DIGEST)).after == (7, DIGEST)
+    with pytest.raises(QueryError) as caught:
+        plan.page(None)
+    assert caught.value.status == 404
+
+
+@pytest.mark.parametrize("cursor", [b"", b"short", DIGEST + b"x"])
+def test_a_cursor_that_is_no_hash_is_refused(cursor: bytes) -> None:
+    error = refusal(QueryInput(cursor=cursor))
+    assert error.status == 400
+    assert f"{len(cursor)} bytes" in error.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"content_topics": []}, "pubsub_topic is set without content_topics"),
+        ({"pubsub_topic": None}, "content_topics is set without pubsub_topic"),
+        ({"pubsub_topic": ""}, "pubsub_topic holds an empty topic"),
+        ({"content_topics": ["/c", ""]}, "content_topics holds an empty topic"),
+        ({"content_topics": ["/c\0"]}, "NUL"),
+        ({"pubsub_topic": "/p\0"}, "NUL"),
+        ({"content_topics": [f"/{n}" for n in range(101)]}, "101 topics: at most 100"),
+    ],
+)
+def test_content_filters_that_are_refused(changes: dict[str, Any], named: str) -> None:
+    error = refusal(replace(BY_TOPIC, **changes))
+    assert error.status == 400
+    assert named in error.sentence
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"pubsub_topic": "/p"},
+        {"pubsub_topic": "/p", "content_topics": ["/c"]},
+        {"content_topics": ["/c"]},
+        {"time_start": 0},
+        {"time_end": 0},
+        {"time_start": 1, "time_end": 2},
+    ],
+)
+def test_hashes_exclude_every_content_filter_field(beside: dict[str, Any]) -> None:
+    error = refusal(replace(BY_HASH, **beside))
+    assert error.status == 400
+    assert next(iter(beside)) in error.sentence
+
+
+@pytest.mark.parametrize("digest", [b"", b"\1" * 31, b"\1" * 33])
+def test_a_hash_of_another_size_is_refused(digest: bytes) -> None:
+    error = refusal(QueryInput(message_hashes=[DIGEST, digest]))
+    assert error.status == 400
+    assert f"{len(digest)} bytes" in error.sentence
+
+
+def test_repeated_hashes_count_once() -> None:
+    hashes = [n.to_bytes(32, "big") for n in range(1000)]
+    plan = plan_query(QueryInput(message_hashes=hashes * 3), EVERYTHING)
+    assert plan.request.hashes == tuple(hashes)
+    error = refusal(QueryInput(message_hashes=[*hashes, DIGEST]))
+    assert error.status == 400
+    assert "1001 hashes: at most 1000" in error.sentence
+
+
+def test_repeated_content_topics_count_once() -> None:
+    plan = plan_query(replace(BY_TOPIC, content_topics=["/a", "/b", "/a"]), EVERYTHING)
+    assert plan.request.filter.content_topics == ("/a", "/b")
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "expected", "empty"),
+    [
+        (None, None, (0, MAX_TIMESTAMP_NS), False),
+        (5, 9, (5, 9), False),
+        (5, 5, (5, 5), True),
+        (9, 5, (9, 5), True),
+        (-(2**63), None, (0, MAX_TIMESTAMP_NS), False),
+        (None, -1, (0, 0), True),
+        (0, 0, (0, 0), True),
+        (MAX_TIMESTAMP_NS, None, (MAX_TIMESTAMP_NS, MAX_TIMESTAMP_NS), True),
+    ],
+)
+def test_times(start: int | None, end: int | None, expected: tuple[int, int], empty: bool) -> None:
+    assert time_range(start, end) == expected
+    assert plan_query(QueryInput(time_start=start, time_end=end), EVERYTHING).empty is empty
+
+
+def test_the_caller_s_rights_are_part_of_every_filter() -> None:
+    rights = TopicRights(("/p",), ("/c",))
+    assert plan_query(BY_HASH, rights).request.filter.rights == rights
+    assert plan_query(BY_TOPIC, rights).request.filter.rights == rights
+    assert filter_by(None, [], rights).rights == rights
+
+
+topics = st.sampled_from(["", "/p", "/c", "/q\0", "x" * 2000])
+inputs = st.builds(
+    QueryInput,
+    include_data=st.booleans(),
+    pubsub_topic=st.none() | topics,
+    content_topics=st.lists(topics, max_size=3),
+    time_start=st.none() | st.integers(-(2**63), 2**63 - 1),
+    time_end=st.none() | st.integers(-(2**63), 2**63 - 1),
+    message_hashes=st.lists(st.binary(max_size=40) | st.just(DIGEST), max_size=3),
+    cursor=st.none() | st.binary(max_size=40) | st.just(DIGEST),
+    forward=st.booleans(),
+    limit=st.none() | st.integers(0, 2**64 - 1),
+)
+
+
+@given(inputs)
+def test_every_request_is_planned_within_the_limits_or_refused(query: QueryInput) -> None:
+    try:
+        plan = plan_query(query, EVERYTHING)
+    except QueryError as error:
+        assert (error.status, len(error.sentence) < 200) == (400, True)  # noqa: PT017 - either way
+        return
+    request = plan.request
+    assert 1 <= request.limit <= MAX_PAGE_MESSAGES
+    assert 0 <= request.time_start_ns <= MAX_TIMESTAMP_NS
+    assert 0 <= request.time_end_ns <= MAX_TIMESTAMP_NS
+    assert (plan.cursor is None) == (query.cursor is None)
+    by_topic = request.filter.pubsub_topic is not None
+    assert by_topic == bool(request.filter.content_topics)
+    assert request.hashes is None or not by_topic
+
+
+def test_a_filter_may_set_either_field_alone() -> None:
+    assert filter_by("/p", [], EVERYTHING) == TopicFilter("/p")
+    assert filter_by(None, ["/c"], EVERYTHING) == TopicFilter(None, ("/c",))
+    with pytest.raises(RequestError, match="empty topic"):
+        filter_by("", [], EVERYTHING)
+    with pytest.raises(RequestError, match="at most 100"):
+        filter_by(None, ["/c"] * 101, EVERYTHING)
+
+
+def entries(count: int) -> list[HistoryEntry]:
+    return [HistoryEntry(str(n).encode()) for n in range(count)]
+
+
+def test_sds_look_ups() -> None:
+    lookup = sds_lookup("channel", [*entries(3), *entries(3)], TopicFilter())
+    assert lookup.entries == tuple(entries(3))
+    assert lookup.channel_id == b"channel"
+    hinted = [HistoryEntry(b"a", DIGEST), HistoryEntry(b"a")]
+    assert sds_lookup("c", hinted, TopicFilter()).entries == tuple(hinted)
+    assert sds_lookup("c", entries(1000), TopicFilter()).entries == tuple(entries(1000))
+
+
+@pytest.mark.parametrize(
+    ("channel", "asked", "named"),
+    [
+        ("", entries(1), "channel_id is empty"),
+        ("c" * 257, entries(1), "257 bytes: at most 256"),
+        ("c", [HistoryEntry(b"")], "without message_id"),
+        ("c", entries(1001), "1001 entries: at most 1000"),
+    ],
+)
+def test_sds_look_ups_that_are_refused(channel: str, asked: list[HistoryEntry], named: str) -> None:
+    with pytest.raises(RequestError, match=named):
+        sds_lookup(channel, asked, TopicFilter())
+
+
+def walk(
+    heads: Sequence[HistoryEntry] | None = None,
+    known_ids: Sequence[str] = (),
+    max_messages: int = 0,
+    max_depth: int = 0,
+) -> CausalRequest:
+    return causal_request(
+        "c",
+        entries(1) if heads is None else heads,
+        known_ids=known_ids,
+        max_messages=max_messages,
+        max_depth=max_depth,
+        topics=TopicFilter(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "given_out"), [(0, 100_000), (5, 5), (100_000, 100_000), (2**32 - 1, 100_000)]
+)
+def test_a_walk_s_size_is_clamped(asked: int, given_out: int) -> None:
+    assert walk(max_messages=asked).max_messages == given_out
+
+
+def test_a_walk_s_limits() -> None:
+    assert walk(known_ids=["a", "b", "a"]).known_ids == {b"a", b"b"}
+    assert walk(max_depth=3).max_depth == 3
+    assert len(walk(heads=entries(100), known_ids=["x"] * 10_000).heads) == 100
+    with pytest.raises(RequestError, match="heads holds 101 entries: at most 100"):
+        walk(heads=entries(101))
+    with pytest.raises(RequestError, match="known_ids holds 10001 entries: at most 10000"):
+        walk(known_ids=["x"] * 10_001)
+    with pytest.raises(RequestError, match="without message_id"):
+        walk(heads=[HistoryEntry(b"")])

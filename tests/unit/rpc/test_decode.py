@@ -1,0 +1,90 @@
+import grpc
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
+from store.domain.query import RequestError
+from store.rpc.decode import clip, decode, history_entries, query_input, topic_filter
+from store.rpc.failure import RpcFailure
+from wire.sds.v1.message_pb2 import HistoryEntry as HistoryEntryMessage
+from wire.storenode.v1.store_pb2 import ContentFilter, PublishRequest
+from wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+RIGHTS = TopicRights(("/p",))
+
+
+@given(st.binary(max_size=100))
+def test_bytes_are_a_request_or_an_invalid_argument(request: bytes) -> None:
+    try:
+        whole = PublishRequest.FromString(request)
+    except DecodeError:
+        with pytest.raises(RpcFailure) as caught:
+            decode(PublishRequest, request)
+        assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "storenode.v1.PublishRequest" in caught.value.sentence
+    else:
+        assert decode(PublishRequest, request) == whole
+
+
+@given(st.lists(st.text(max_size=200), max_size=12), st.integers(0, 2**32 - 1), st.integers(1, 14))
+def test_a_clipped_request_holds_the_first_entries(
+    topics: list[str], min_confirms: int, limit: int
+) -> None:
+    entries = [WakuMessageAndTopic(pubsub_topic=topic) for topic in topics]
+    request = PublishRequest(messages=entries, min_confirms=min_confirms).SerializeToString()
+    clipped = PublishRequest.FromString(clip(request, 1, limit))
+    assert list(clipped.messages) == entries[:limit]
+    if len(entries) < limit:
+        assert clip(request, 1, limit) == request
+
+
+def test_clipping_skips_every_kind_of_field() -> None:
+    strange = b"\x48\x96\x01" + b"\x51" + b"8" * 8 + b"\x5d" + b"4" * 4 + b"\x62\x02hi"
+    assert clip(strange + b"\x0a\x00" * 3, 1, 2) == strange + b"\x0a\x00" * 2
+
+
+@given(st.binary(max_size=60), st.integers(1, 5))
+def test_clipping_takes_any_bytes(request: bytes, limit: int) -> None:
+    assert request.startswith(clip(request, 1, limit))
+
+
+def test_a_length_past_the_end_is_left_to_the_parser() -> None:
+    request = b"\x0a\xff\xff\xff\xff\x0f" + b"x" * 10
+    assert clip(request, 1, 3) == request
+    with pytest.raises(RpcFailure):
+        decode(PublishRequest, request)
+
+
+def test_fields_that_are_not_set_are_none() -> None:
+    empty = query_input(StoreQueryRequest())
+    assert (empty.pubsub_topic, empty.time_start, empty.time_end) == (None, None, None)
+    assert (empty.cursor, empty.limit) == (None, None)
+    zeros = query_input(
+        StoreQueryRequest(
+            pubsub_topic="", time_start=0, time_end=0, pagination_cursor=b"", pagination_limit=0
+        )
+    )
+    assert (zeros.pubsub_topic, zeros.time_start, zeros.time_end) == ("", 0, 0)
+    assert (zeros.cursor, zeros.limit) == (b"", 0)
+
+
+def test_a_content_filter_carries_the_caller_s_rights() -> None:
+    assert topic_filter(ContentFilter(), RIGHTS) == TopicFilter(rights=RIGHTS)
+    both = ContentFilter(pubsub_topic="/p", content_topics=["/c"])
+    assert topic_filter(both, RIGHTS) == TopicFilter("/p", ("/c",), RIGHTS)
+    with pytest.raises(RequestError):
+        topic_filter(ContentFilter(pubsub_topic=""), RIGHTS)
+
+
+def test_an_empty_hint_is_a_hint() -> None:
+    entries = [
+        HistoryEntryMessage(message_id="é"),
+        HistoryEntryMessage(message_id="b", retrieval_hint=b""),
+    ]
+    assert history_entries(entries) == [
+        HistoryEntry("é".encode()),
+        HistoryEntry(b"b", b""),
+    ]

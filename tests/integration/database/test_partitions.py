@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
@@ -16,46 +15,21 @@ from store.db.partitions import PartitionMap, ensure_ahead, ensure_commits, ensu
 from store.db.schema import COARSE_TABLES
 from store.domain import partitioning as rules
 from store.domain.partitioning import COMMITS_PER_PARTITION, DAY_NS, MAX_COARSE, Cover
-
-NOW = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()) * 1_000_000_000
-MONTH_NS = 30 * DAY_NS
-Connection = AsyncConnection[tuple[object, ...]]
+from tests.integration.database.rows import (
+    MONTH_NS,
+    NOW,
+    Connection,
+    insert,
+    names,
+    opened,
+    values,
+)
 
 
 @pytest.fixture
 async def connection(database_url: str) -> AsyncIterator[Connection]:
-    async with await AsyncConnection.connect(database_url, autocommit=True) as opened:
-        yield opened
-
-
-async def insert(connection: Connection, timestamps: Iterable[int]) -> None:
-    for ts in timestamps:
-        await connection.execute(
-            "insert into storenode.messages values (%s, %s, gen_random_uuid(), 1, '', '', '')",
-            (ts, ts.to_bytes(32, "big")),
-        )
-        await connection.execute(
-            "insert into storenode.hashes values (%s, %s, gen_random_uuid())",
-            (ts.to_bytes(32, "big"), ts),
-        )
-        await connection.execute(
-            "insert into storenode.topics values (gen_random_uuid(), %s, 'p', 'c')", (ts,)
-        )
-        await connection.execute(
-            "insert into storenode.sds values (gen_random_uuid(), gen_random_uuid(), %s, %s, 'c',"
-            " 'm', '', 1, '{}', '{}', '{}')",
-            (ts, ts.to_bytes(32, "big")),
-        )
-
-
-async def values(connection: Connection, statement: str) -> list[object]:
-    cursor = await connection.execute(statement)
-    return [row[0] for row in await cursor.fetchall()]
-
-
-async def names(connection: Connection, table: str) -> list[str]:
-    catalog = await read_catalog(connection)
-    return sorted(each.name for each in catalog.partitions if each.table == table)
+    async with await opened(database_url) as connection:
+        yield connection
 
 
 async def test_a_migrated_database_has_partitions_of_commits_only(connection: Connection) -> None:
@@ -143,12 +117,12 @@ async def test_a_partition_is_like_its_table(connection: Connection) -> None:
 
 async def test_many_nodes_make_the_same_partitions_at_once(database_url: str) -> None:
     async def one(number: int) -> None:
-        async with await AsyncConnection.connect(database_url, autocommit=True) as own:
+        async with await opened(database_url) as own:
             for days in range(6):
                 await ensure_for(own, [NOW - days * DAY_NS, NOW - number], NOW, MONTH_NS)
 
     await asyncio.gather(*(one(number) for number in range(5)))
-    async with await AsyncConnection.connect(database_url, autocommit=True) as own:
+    async with await opened(database_url) as own:
         assert len(await names(own, "messages")) == 6
         for table in COARSE_TABLES:
             Cover((await read_catalog(own)).bounds(table)).check()
@@ -254,7 +228,7 @@ async def test_two_nodes_extend_at_once(database_url: str, connection: Connectio
     wanted = [today + MAX_COARSE * DAY_NS]
 
     async def one() -> None:
-        async with await AsyncConnection.connect(database_url, autocommit=True) as own:
+        async with await opened(database_url) as own:
             await ensure_for(own, wanted, NOW, DAY_NS)
 
     await asyncio.gather(*(one() for _ in range(4)))

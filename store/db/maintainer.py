@@ -1,0 +1,158 @@
+"""The maintenance of a database: partitions ahead, retention, statistics; by one node at a time.
+
+    waiting  --lock obtained-->      in charge: a round at once and every interval
+    any      --connection lost-->    reconnecting, with backoff --> waiting
+
+The lock belongs to the session, so it passes to another node when this one, or its connection,
+goes away.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import psycopg
+from psycopg import AsyncConnection
+
+from store.db.errors import sentence
+from store.db.locks import MAINTENANCE
+from store.db.partitions import ensure_ahead
+from store.db.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
+from store.db.schema import FINE_TABLE
+from store.db.stats import analyze_stale
+from store.domain.retention import RetentionPolicy, effective_age_ns
+
+Connection = AsyncConnection[Any]
+
+DEFAULT_INTERVAL_S: Final = 60.0
+FIRST_BACKOFF_S: Final = 0.5
+LONGEST_BACKOFF_S: Final = 30.0
+
+_TRY_LOCK: Final = "select pg_try_advisory_lock(%s)"
+
+
+class EventSink(Protocol):
+    """Takes note of what happens; called from the event loop, must not block."""
+
+    def __call__(self, name: str, /, **fields: object) -> None:
+        """Note one event."""
+
+
+class Maintainer:
+    """Runs the maintenance while it is this node's turn.
+
+    ``connect`` opens a connection in autocommit mode that is used for nothing else; ``now_ns`` is a
+    clock in nanoseconds since the epoch. Events: ``maintenance_taken``, ``partition_dropped``,
+    ``retention_problem``, ``partitions_analyzed``, ``maintenance_failed``,
+    ``maintenance_disconnected``.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        policy: RetentionPolicy,
+        *,
+        now_ns: Callable[[], int],
+        on_event: EventSink,
+        interval_s: float = DEFAULT_INTERVAL_S,
+        lock_timeout_ms: int = DEFAULT_LOCK_TIMEOUT_MS,
+    ) -> None:
+        self._connect = connect
+        self._policy = policy
+        self._now_ns = now_ns
+        self._on_event = on_event
+        self._interval_s = interval_s
+        self._lock_timeout_ms = lock_timeout_ms
+        self._wake = asyncio.Event()
+        self._in_charge = False
+        self.rounds = 0
+
+    @property
+    def in_charge(self) -> bool:
+        """True while this node holds the lock."""
+        return self._in_charge
+
+    def wake(self) -> None:
+        """Ask for a round, or another try for the lock, without waiting for the interval."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run until cancelled; errors of the database are events, and end nothing."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                async with await self._connect() as connection:
+                    backoff_s = FIRST_BACKOFF_S
+                    await self._serve(connection)
+            except psycopg.Error as error:
+                self._on_event(
+                    "maintenance_disconnected", error=sentence(error), retry_in_s=backoff_s
+                )
+            finally:
+                self._in_charge = False
+            await self._pause(backoff_s)
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+
+    async def _serve(self, connection: Connection) -> None:
+        while True:
+            if not self._in_charge:
+                self._in_charge = await _obtained(connection)
+                if self._in_charge:
+                    self._on_event("maintenance_taken")
+            if self._in_charge:
+                await self.round(connection)
+            await self._pause(self._interval_s)
+
+    async def round(self, connection: Connection) -> None:
+        """Do all maintenance once; what fails keeps nothing else from being done.
+
+        Raises:
+            psycopg.Error: the connection is lost.
+        """
+        for task in (self._prune, self._ensure_ahead, self._analyze):
+            try:
+                await task(connection)
+            except psycopg.Error as error:
+                if connection.broken or connection.closed:
+                    raise
+                self._on_event(
+                    "maintenance_failed", task=task.__name__.strip("_"), error=sentence(error)
+                )
+        self.rounds += 1
+
+    async def _prune(self, connection: Connection) -> None:
+        report = await prune(
+            connection, self._policy, self._now_ns(), lock_timeout_ms=self._lock_timeout_ms
+        )
+        for drop in report.dropped:
+            self._on_event(
+                "partition_dropped",
+                partition=drop.partition.name,
+                reason=drop.reason.value,
+                bytes=drop.partition.size_bytes,
+                horizon_ns=report.horizon_ns,
+            )
+        for problem in report.problems:
+            self._on_event("retention_problem", problem=problem)
+
+    async def _ensure_ahead(self, connection: Connection) -> None:
+        now_ns = self._now_ns()
+        fine = (await read_inventory(connection)).of(FINE_TABLE)
+        await ensure_ahead(connection, now_ns, effective_age_ns(fine, self._policy, now_ns))
+
+    async def _analyze(self, connection: Connection) -> None:
+        names = await analyze_stale(connection)
+        if names:
+            self._on_event("partitions_analyzed", partitions=names)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        self._wake.clear()
+
+
+async def _obtained(connection: Connection) -> bool:
+    row = await (await connection.execute(_TRY_LOCK, (MAINTENANCE,))).fetchone()
+    return row == (True,)

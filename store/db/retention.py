@@ -1,0 +1,198 @@
+"""Dropping what retention does not keep: whole partitions, in short transactions, or not at all.
+
+What goes is decided by `store.domain.retention`; here it is done. One transaction per partition of
+messages drops that, what follows from it in the other tables, and raises the horizon. It waits for
+locks no longer than its limit, since every query waits behind it meanwhile; what it does not get is
+left to a later round.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+from psycopg import AsyncConnection, sql
+from psycopg import errors as pg
+
+from store.db.exclusive import lock_exclusively
+from store.db.partitions import begin, read_catalog
+from store.db.schema import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, PARTITIONED_TABLES, SCHEMA
+from store.domain.partitioning import parse_bounds
+from store.domain.retention import Drop, Partition, Reason, RetentionPolicy, Step, plan_prune
+
+Connection = AsyncConnection[Any]
+
+DEFAULT_LOCK_TIMEOUT_MS: Final = 250
+"""How long queries may queue behind a drop."""
+
+_INVENTORY: Final[LiteralString] = """
+select p.relname::text, c.relname::text, pg_get_expr(c.relpartbound, c.oid),
+       pg_total_relation_size(c.oid), c.reltuples::bigint
+from pg_inherits i
+join pg_class p on p.oid = i.inhparent
+join pg_class c on c.oid = i.inhrelid
+where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and not i.inhdetachpending
+  and c.relkind = 'r'
+"""
+_HORIZON: Final[LiteralString] = "select horizon_ns from storenode.store"
+_RAISE_HORIZON: Final = """
+update storenode.store set horizon_ns = %s where horizon_ns < %s
+"""
+_NEWEST_POSITION: Final[LiteralString] = "select max(position) from storenode.commits"
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All partitions with their sizes, and the horizon (nanoseconds)."""
+
+    partitions: tuple[Partition, ...]
+    horizon_ns: int
+
+    def of(self, table: str) -> list[Partition]:
+        """The partitions of one table, lowest first."""
+        found = [each for each in self.partitions if each.table == table]
+        return sorted(found, key=lambda each: each.bounds.low)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all tables with their indexes."""
+        return sum(each.size_bytes for each in self.partitions)
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """What was dropped, or would be in a dry run.
+
+    ``problems`` are sentences about what could not be done. Sizes are those from before.
+    """
+
+    dropped: tuple[Drop, ...]
+    horizon_ns: int
+    size_bytes: int
+    problems: tuple[str, ...] = ()
+
+    @property
+    def freed_bytes(self) -> int:
+        """Size of what was dropped."""
+        return sum(each.partition.size_bytes for each in self.dropped)
+
+
+async def read_inventory(connection: Connection) -> Inventory:
+    """Read which partitions there are and how large they are."""
+    found = []
+    for table, name, text, size_bytes, rows in await _rows(connection, _INVENTORY):
+        # A partition that is dropped meanwhile has neither bounds nor a size.
+        bounds = None if text is None or size_bytes is None else parse_bounds(text)
+        if bounds is not None:
+            found.append(Partition(table, name, bounds, size_bytes, rows))
+    ((horizon_ns,),) = await _rows(connection, _HORIZON)
+    return Inventory(tuple(found), horizon_ns)
+
+
+async def prune(
+    connection: Connection,
+    policy: RetentionPolicy,
+    now_ns: int,
+    *,
+    dry_run: bool = False,
+    lock_timeout_ms: int = DEFAULT_LOCK_TIMEOUT_MS,
+) -> PruneReport:
+    """Drop the partitions that the policy does not keep; never the current one.
+
+    ``connection`` must not be in a transaction. Lock timeouts end the work early and are a
+    problem of the report; other errors of the database are raised (`psycopg.Error`).
+    """
+    inventory = await read_inventory(connection)
+    plan = plan_prune(
+        inventory.of(FINE_TABLE),
+        [inventory.of(table) for table in COARSE_TABLES],
+        policy=policy,
+        now_ns=now_ns,
+        horizon_ns=inventory.horizon_ns,
+        other_bytes=sum(each.size_bytes for each in inventory.of(COMMITS_TABLE)),
+    )
+    work = _Prune(connection, inventory, dry_run=dry_run, lock_timeout_ms=lock_timeout_ms)
+    await work.run(plan.steps)
+    if plan.left_over_bytes > 0 and policy.size_bytes is not None:
+        work.problems.append(
+            f"the limit of {policy.size_bytes} bytes is passed by {plan.left_over_bytes} without"
+            " anything left that may go: the current partition and what looks its messages up"
+            " stay, so raise the limit"
+        )
+    return PruneReport(
+        tuple(work.dropped), work.horizon_ns, inventory.size_bytes, tuple(work.problems)
+    )
+
+
+class _Prune:
+    def __init__(
+        self, connection: Connection, inventory: Inventory, *, dry_run: bool, lock_timeout_ms: int
+    ) -> None:
+        self.dropped: list[Drop] = []
+        self.problems: list[str] = []
+        self.horizon_ns = inventory.horizon_ns
+        self._connection = connection
+        self._dry_run = dry_run
+        self._lock_timeout_ms = lock_timeout_ms
+        self._commits = inventory.of(COMMITS_TABLE)
+
+    async def run(self, steps: tuple[Step, ...]) -> None:
+        """Take the steps in order; the commits go with the first that lets them."""
+        for step in steps or (Step((), self.horizon_ns),):
+            commits = await self._commits_behind(step.horizon_ns)
+            drops = (*step.drops, *(Drop(each, Reason.FOLLOWS) for each in commits))
+            if not drops:
+                continue
+            try:
+                self.dropped += drops if self._dry_run else await self._drop(drops, step.horizon_ns)
+            except pg.LockNotAvailable:
+                names = ", ".join(each.partition.name for each in drops)
+                self.problems.append(
+                    f"{names} could not be dropped: somebody kept a lock for more than"
+                    f" {self._lock_timeout_ms} ms; a later round tries again"
+                )
+                return
+            self.horizon_ns = step.horizon_ns
+            self._commits = self._commits[len(commits) :]
+
+    async def _commits_behind(self, horizon_ns: int) -> list[Partition]:
+        """Partitions of commits, lowest first, that are only about messages behind the horizon.
+
+        Below a position that is visible none can appear any more, so a partition below the newest
+        commit's is complete.
+        """
+        ((newest,),) = await _rows(self._connection, _NEWEST_POSITION)
+        found: list[Partition] = []
+        for each in self._commits:
+            if newest is None or each.bounds.high > newest:
+                break
+            statement = sql.SQL("select exists (select from {} where max_ts >= {})").format(
+                sql.Identifier(SCHEMA, each.name), sql.Literal(horizon_ns)
+            )
+            cursor = await self._connection.execute(statement, prepare=False)
+            if await cursor.fetchone() != (False,):
+                break
+            found.append(each)
+        return found
+
+    async def _drop(self, drops: tuple[Drop, ...], horizon_ns: int) -> list[Drop]:
+        """Drop what another node has not dropped meanwhile, and return that."""
+        async with self._connection.transaction():
+            await begin(self._connection, self._lock_timeout_ms)
+            catalog = await read_catalog(self._connection)
+            left = [
+                each
+                for each in drops
+                if catalog.find(each.partition.table, each.partition.bounds) is not None
+            ]
+            involved = {each.partition.table for each in left}
+            tables = [table for table in PARTITIONED_TABLES if table in involved]
+            names = [each.partition.name for each in left]
+            await lock_exclusively(self._connection, [*tables, *names], self._lock_timeout_ms)
+            for name in names:
+                statement = sql.SQL("DROP TABLE {}").format(sql.Identifier(SCHEMA, name))
+                await self._connection.execute(statement, prepare=False)
+            await self._connection.execute(_RAISE_HORIZON, (horizon_ns, horizon_ns))
+        return left
+
+
+async def _rows(connection: Connection, statement: LiteralString) -> list[tuple[Any, ...]]:
+    return await (await connection.execute(statement)).fetchall()

@@ -1,0 +1,71 @@
+"""Rows for tests of what holds them: well-formed enough for constraints, meaning nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from store.db.partitions import read_catalog
+from store.db.retention import read_inventory
+from store.domain.partitioning import DAY_NS
+
+NOW = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()) * 1_000_000_000
+"""Midday of a Friday."""
+
+TODAY = NOW // DAY_NS * DAY_NS
+MONTH_NS = 30 * DAY_NS
+Connection = AsyncConnection[Any]
+
+_MESSAGE = """
+insert into storenode.messages
+values (%(ts)s, %(hash)s, gen_random_uuid(), 1, '', %(data)s, '')
+"""
+_HASH = "insert into storenode.hashes values (%(hash)s, %(ts)s, gen_random_uuid())"
+_TOPIC = "insert into storenode.topics values (gen_random_uuid(), %(ts)s, 'p', 'c')"
+_SDS = """
+insert into storenode.sds values (gen_random_uuid(), gen_random_uuid(), %(ts)s, %(hash)s, 'c', 'm',
+                                  '', 1, '{}', '{}', '{}')
+"""
+
+
+async def insert(connection: Connection, timestamps: Iterable[int], size_bytes: int = 1) -> None:
+    """One row per timestamp in each of the four tables that are partitioned by time."""
+    for ts in timestamps:
+        given = {"ts": ts, "hash": ts.to_bytes(32, "big"), "data": bytes(size_bytes)}
+        for statement in (_MESSAGE, _HASH, _TOPIC, _SDS):
+            await connection.execute(statement, given)
+
+
+async def commit(connection: Connection, position: int, max_ts: int) -> None:
+    """A row of commits."""
+    await connection.execute(
+        "insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, source)"
+        " values (%s, 1, 1, 1, 1, %s, 'client')",
+        (position, max_ts),
+    )
+
+
+async def values(connection: Connection, statement: str) -> list[Any]:
+    """The first column of what a query returns."""
+    cursor = await connection.execute(statement)
+    return [row[0] for row in await cursor.fetchall()]
+
+
+async def names(connection: Connection, table: str) -> list[str]:
+    """Names of a table's partitions, ascending."""
+    catalog = await read_catalog(connection)
+    return sorted(each.name for each in catalog.partitions if each.table == table)
+
+
+async def horizon(connection: Connection) -> int:
+    """The horizon in nanoseconds."""
+    return (await read_inventory(connection)).horizon_ns
+
+
+async def opened(url: str) -> Connection:
+    """A connection in autocommit mode."""
+    return await psycopg.AsyncConnection.connect(url, autocommit=True)

@@ -1,0 +1,222 @@
+"""The maintenance of one database by several nodes, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import psycopg
+import pytest
+
+from store.db import partitions
+from store.db.maintainer import Maintainer
+from store.db.partitions import Catalog, read_catalog
+from store.db.stats import analyze_stale
+from store.domain.partitioning import DAY_NS
+from store.domain.retention import RetentionPolicy
+from tests.integration.database.rows import NOW, Connection, insert, names, opened, values
+
+NEVER_S = 3_600.0
+
+
+class Events:
+    """What a maintainer reported, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, dict[str, object]]] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, name: str, /, **fields: object) -> None:
+        self.seen.append((name, fields))
+        self._changed.set()
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.seen]
+
+    async def wait_for(self, name: str) -> dict[str, object]:
+        while name not in self.names():
+            self._changed.clear()
+            await self._changed.wait()
+        return next(fields for found, fields in self.seen if found == name)
+
+
+@asynccontextmanager
+async def running(maintainer: Maintainer) -> AsyncIterator[None]:
+    task = asyncio.create_task(maintainer.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def maintainer(
+    connect: Callable[[], Awaitable[Connection]],
+    events: Events,
+    policy: RetentionPolicy | None = None,
+    now_ns: Callable[[], int] = lambda: NOW,
+    interval_s: float = NEVER_S,
+) -> Maintainer:
+    return Maintainer(
+        connect,
+        policy or RetentionPolicy(),
+        now_ns=now_ns,
+        on_event=events,
+        interval_s=interval_s,
+    )
+
+
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    while not await check():
+        pass
+
+
+async def test_it_makes_partitions_ahead_and_drops_old_ones(database_url: str) -> None:
+    events, now = Events(), [NOW]
+    policy = RetentionPolicy(age_ns=DAY_NS)
+    node = maintainer(lambda: opened(database_url), events, policy, lambda: now[0])
+    async with await opened(database_url) as watcher, running(node):
+
+        async def rounds(count: int) -> None:
+            async def reached() -> bool:
+                await values(watcher, "select 1")
+                return node.rounds >= count
+
+            await until(reached)
+
+        await events.wait_for("maintenance_taken")
+        await rounds(1)
+        assert node.in_charge
+        assert "messages_20261122" in await names(watcher, "messages")
+        now[0] += 3 * DAY_NS
+        node.wake()
+        await rounds(2)
+        told = [fields["partition"] for name, fields in events.seen if name == "partition_dropped"]
+        assert told == ["messages_20261120", "messages_20261121"]
+        assert await names(watcher, "messages") == [
+            "messages_20261122",
+            "messages_20261123",
+            "messages_20261124",
+            "messages_20261125",
+        ]
+    assert not node.in_charge
+
+
+async def test_one_node_at_a_time_and_then_the_other(database_url: str) -> None:
+    first, second = Events(), Events()
+    one = maintainer(lambda: opened(database_url), first)
+    other = maintainer(lambda: opened(database_url), second, interval_s=0.01)
+    async with running(one):
+        await first.wait_for("maintenance_taken")
+        async with running(other):
+            async with await opened(database_url) as watcher:
+
+                async def asked() -> bool:
+                    return await values(
+                        watcher,
+                        "select count(*)::int from pg_stat_activity where"
+                        " query like '%pg_try_advisory_lock%' and pid <> pg_backend_pid()"
+                        " and datname = current_database()",
+                    ) == [1]
+
+                await until(asked)
+            assert [one.in_charge, other.in_charge] == [True, False]
+            assert second.names() == []
+            await stop_in_charge(database_url)
+            await second.wait_for("maintenance_taken")
+            await first.wait_for("maintenance_disconnected")
+
+
+async def stop_in_charge(url: str) -> None:
+    async with await opened(url) as own:
+        await own.execute(
+            "select pg_terminate_backend(pid) from pg_locks"
+            " where locktype = 'advisory' and granted and pid <> pg_backend_pid()"
+        )
+
+
+async def test_it_survives_the_loss_of_its_connection(database_url: str) -> None:
+    events = Events()
+    node = maintainer(lambda: opened(database_url), events)
+    async with running(node):
+        await events.wait_for("maintenance_taken")
+        await stop_in_charge(database_url)
+        node.wake()
+        fields = await events.wait_for("maintenance_disconnected")
+        assert fields["error"]
+        events.seen.clear()
+        node.wake()
+        await events.wait_for("maintenance_taken")
+
+
+async def test_it_goes_on_when_the_database_cannot_be_reached(database_url: str) -> None:
+    events, failures = Events(), [2]
+
+    async def connect() -> Connection:
+        if failures[0]:
+            failures[0] -= 1
+            node.wake()
+            return await psycopg.AsyncConnection.connect("postgresql://127.0.0.1:1/none")
+        return await opened(database_url)
+
+    node = maintainer(connect, events)
+    async with running(node):
+        await events.wait_for("maintenance_taken")
+    pauses = [
+        fields["retry_in_s"] for name, fields in events.seen if name == "maintenance_disconnected"
+    ]
+    assert pauses == [0.5, 1.0]
+
+
+async def test_what_fails_keeps_nothing_else_from_being_done(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "CREATE_LOCK_TIMEOUT_MS", 20)
+    events = Events()
+    node = maintainer(lambda: opened(database_url), events)
+    async with await opened(database_url) as own, await opened(database_url) as blocker:
+        async with blocker.transaction():
+            await blocker.execute("lock table storenode.messages in share update exclusive mode")
+            await node.round(own)
+        assert events.names() == ["maintenance_failed"]
+        assert events.seen[0][1]["task"] == "ensure_ahead"
+        await node.round(own)
+        assert "messages_20261120" in await names(own, "messages")
+
+
+async def test_partitions_are_analyzed_after_they_have_grown(database_url: str) -> None:
+    async with await opened(database_url) as connection:
+        catalog = await prepared(connection)
+        assert await analyze_stale(connection) == []
+        await fill(connection, 0, 3_000)
+        assert "messages_20261120" in await analyze_stale(connection)
+        estimate = await values(
+            connection,
+            "select reltuples::int from pg_class where relname = 'messages_20261120'",
+        )
+        assert estimate == [3_000]
+        await fill(connection, 3_000, 3_100)
+        assert "messages_20261120" not in await analyze_stale(connection)
+        await fill(connection, 3_100, 9_000)
+        assert "messages_20261120" in await analyze_stale(connection)
+        assert await read_catalog(connection) == catalog
+
+
+async def prepared(connection: Connection) -> Catalog:
+    await partitions.ensure_ahead(connection, NOW, DAY_NS)
+    for name in await names(connection, "messages"):
+        # Autovacuum would be a second one who analyzes.
+        await connection.execute(f"alter table storenode.{name} set (autovacuum_enabled = off)")
+    await insert(connection, [NOW])
+    return await read_catalog(connection)
+
+
+async def fill(connection: Connection, first: int, end: int) -> None:
+    await connection.execute(
+        "insert into storenode.messages select %s::bigint + n, sha256(n::text::bytea),"
+        " gen_random_uuid(), 1, '', sha256(n::text::bytea), sha256(n::text::bytea)"
+        " from generate_series(%s::int + 1, %s::int - 1) n",
+        (NOW, first, end),
+    )
+    await connection.execute("select pg_stat_force_next_flush()")

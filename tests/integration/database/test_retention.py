@@ -1,0 +1,211 @@
+"""Retention in a real database: partitions go, of every table, and nobody waits for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+
+from store.db.partitions import ensure_ahead, ensure_for
+from store.db.retention import PruneReport, prune, read_inventory
+from store.db.schema import COARSE_TABLES
+from store.domain.partitioning import COMMITS_PER_PARTITION, DAY_NS
+from store.domain.retention import RetentionPolicy
+from tests.integration.database.rows import (
+    NOW,
+    TODAY,
+    Connection,
+    commit,
+    horizon,
+    insert,
+    names,
+    opened,
+    values,
+)
+
+TWO_DAYS = RetentionPolicy(age_ns=2 * DAY_NS)
+LOCK_TIMEOUT_MS = 40
+HELD_DAYS = 9
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[Connection]:
+    """A database that has been in use for some days, with one coarse partition a day."""
+    async with await opened(database_url) as connection:
+        for days in range(HELD_DAYS, -1, -1):
+            now = NOW - days * DAY_NS
+            await ensure_ahead(connection, now, DAY_NS)
+            await insert(connection, [now])
+            await prune(connection, RetentionPolicy(age_ns=5 * DAY_NS), now)
+        yield connection
+
+
+def dropped(report: PruneReport, table: str) -> list[str]:
+    return [each.partition.name for each in report.dropped if each.partition.table == table]
+
+
+async def test_by_age_partitions_of_every_table_go(connection: Connection) -> None:
+    held = await values(connection, "select ts from storenode.messages order by ts")
+    assert held == [NOW - days * DAY_NS for days in (5, 4, 3, 2, 1, 0)]
+    before = await horizon(connection)
+    report = await prune(connection, TWO_DAYS, NOW)
+    assert dropped(report, "messages") == [
+        "messages_20261115",
+        "messages_20261116",
+        "messages_20261117",
+    ]
+    assert {each.reason.value for each in report.dropped} == {"age", "behind the horizon"}
+    assert before < report.horizon_ns == await horizon(connection) == TODAY - 2 * DAY_NS
+    assert report.problems == ()
+    assert report.freed_bytes > 0
+    assert await values(connection, "select ts from storenode.messages order by ts") == [
+        NOW - 2 * DAY_NS,
+        NOW - DAY_NS,
+        NOW,
+    ]
+    for table in COARSE_TABLES:
+        assert dropped(report, table) != []
+        wholly_behind = [
+            each
+            for each in (await read_inventory(connection)).of(table)
+            if each.bounds.high <= report.horizon_ns
+        ]
+        assert len(wholly_behind) == 1
+
+
+async def test_nothing_is_deleted_by_rows(connection: Connection) -> None:
+    await connection.execute("select pg_stat_force_next_flush()")
+    await prune(connection, TWO_DAYS, NOW)
+    await connection.execute("select pg_stat_force_next_flush()")
+    deleted = await values(
+        connection,
+        "select coalesce(sum(n_tup_del), 0)::int from pg_stat_user_tables"
+        " where schemaname = 'storenode'",
+    )
+    assert deleted == [0]
+
+
+async def test_a_dry_run_says_the_same_and_does_nothing(connection: Connection) -> None:
+    before = await read_inventory(connection)
+    told = await prune(connection, TWO_DAYS, NOW, dry_run=True)
+    assert await read_inventory(connection) == before
+    done = await prune(connection, TWO_DAYS, NOW)
+    assert told == done
+    assert done.dropped != ()
+    again = await prune(connection, TWO_DAYS, NOW)
+    assert (again.dropped, again.problems) == ((), ())
+
+
+async def test_by_size_the_oldest_go_and_never_the_current(connection: Connection) -> None:
+    fine = (await read_inventory(connection)).of("messages")
+    size = (await read_inventory(connection)).size_bytes
+    report = await prune(connection, RetentionPolicy(size_bytes=size - 1), NOW)
+    assert dropped(report, "messages") == [fine[0].name]
+    assert report.dropped[0].reason.value == "size"
+    everything = await prune(connection, RetentionPolicy(size_bytes=1), NOW)
+    assert "messages_20261120" in await names(connection, "messages")
+    assert await values(connection, "select ts from storenode.messages") == [NOW]
+    assert await horizon(connection) == TODAY
+    assert len(everything.problems) == 1
+    assert "raise the limit" in everything.problems[0]
+
+
+async def test_a_lock_that_is_kept_puts_the_drop_off(
+    database_url: str, connection: Connection
+) -> None:
+    before = await read_inventory(connection)
+    async with await AsyncConnection.connect(database_url) as reader:
+        await reader.execute("select * from storenode.messages where ts = 1")
+        report = await prune(connection, TWO_DAYS, NOW, lock_timeout_ms=LOCK_TIMEOUT_MS)
+        assert report.dropped == ()
+        assert "messages_20261115" in report.problems[0]
+        assert await read_inventory(connection) == before
+    assert (await prune(connection, TWO_DAYS, NOW)).problems == ()
+
+
+async def test_queries_wait_for_a_drop_no_longer_than_its_limit(
+    database_url: str, connection: Connection
+) -> None:
+    async with (
+        await AsyncConnection.connect(database_url) as holder,
+        await opened(database_url) as other,
+        await opened(database_url) as watcher,
+    ):
+        # The last table that is locked is the one that is kept: all others are held meanwhile.
+        await holder.execute("lock table storenode.topics in access share mode")
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        drop = asyncio.create_task(
+            prune(connection, RetentionPolicy(age_ns=1), NOW, lock_timeout_ms=1_000)
+        )
+        await wait_for_lock(watcher, "topics")
+        await other.execute("select count(*) from storenode.messages")
+        waited_s = loop.time() - begun
+        report = await drop
+    assert report.problems != ()
+    assert waited_s < 1.5
+
+
+async def wait_for_lock(watcher: AsyncConnection[Any], table: str) -> None:
+    """Return when somebody waits for an exclusive lock on a table."""
+    waiting = (
+        "select count(*) from pg_locks where not granted and mode = 'AccessExclusiveLock'"
+        f" and relation = 'storenode.{table}'::regclass"
+    )
+    while await values(watcher, waiting) == [0]:
+        pass
+
+
+async def test_two_nodes_prune_at_once(database_url: str, connection: Connection) -> None:
+    async def one() -> PruneReport:
+        async with await opened(database_url) as own:
+            return await prune(own, TWO_DAYS, NOW, lock_timeout_ms=10_000)
+
+    reports = await asyncio.gather(*(one() for _ in range(4)))
+    everything = [each.partition.name for report in reports for each in report.dropped]
+    assert len(everything) == len(set(everything))
+    assert [report.problems for report in reports] == [()] * 4
+    assert {"messages_20261115", "messages_20261116"} <= set(everything)
+    assert await horizon(connection) == TODAY - 2 * DAY_NS
+
+
+async def test_the_horizon_never_falls(connection: Connection) -> None:
+    await connection.execute("update storenode.store set horizon_ns = %s", (NOW - DAY_NS,))
+    await prune(connection, TWO_DAYS, NOW)
+    assert await horizon(connection) == NOW - DAY_NS
+
+
+async def test_messages_restored_behind_the_horizon_go_again(connection: Connection) -> None:
+    await prune(connection, TWO_DAYS, NOW)
+    old = NOW - 300 * DAY_NS
+    await ensure_for(connection, [old], NOW, DAY_NS)
+    await insert(connection, [old])
+    kept = await prune(connection, RetentionPolicy(), NOW)
+    assert kept.dropped == ()
+    report = await prune(connection, TWO_DAYS, NOW)
+    assert dropped(report, "messages") == ["messages_2026m01"]
+    assert await values(connection, "select min(ts) from storenode.messages") == [NOW - 2 * DAY_NS]
+
+
+async def test_commits_go_when_all_they_are_about_is_behind_the_horizon(
+    connection: Connection,
+) -> None:
+    await ensure_for(connection, [NOW], NOW, DAY_NS)
+    await commit(connection, 1, TODAY - 3 * DAY_NS)
+    await commit(connection, 2, TODAY - 2 * DAY_NS - 1)
+    assert dropped(await prune(connection, TWO_DAYS, NOW), "commits") == []
+    # A later commit is visible, so the first partition is complete.
+    await commit(connection, COMMITS_PER_PARTITION, NOW)
+    told = await prune(connection, TWO_DAYS, NOW, dry_run=True)
+    assert dropped(told, "commits") == ["commits_0"]
+    assert dropped(await prune(connection, TWO_DAYS, NOW), "commits") == ["commits_0"]
+    assert await names(connection, "commits") == ["commits_1"]
+
+
+async def test_commits_about_what_is_held_stay(connection: Connection) -> None:
+    await commit(connection, 1, TODAY - 2 * DAY_NS)
+    await commit(connection, COMMITS_PER_PARTITION, NOW)
+    assert dropped(await prune(connection, TWO_DAYS, NOW), "commits") == []

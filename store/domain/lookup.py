@@ -1,0 +1,71 @@
+"""``GetSdsMessages``: which stored messages a list of SDS message IDs selects.
+
+Rules: every entry is a reference (see `store.domain.claims`). The selected messages come in the
+order of the entries, each once per ID; an entry that selects nothing is missing, with its hint as
+it was given. The answer is truncated when an ID has more claimants than are returned.
+
+======================  =============================================
+`Lookup.step` answers   the caller then
+======================  =============================================
+``Read``                reads it and steps again with the `Answer`
+``None``                takes ``messages``, ``missing`` and ``truncated``
+======================  =============================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from message.limits import HASH_BYTES
+from store.domain.claims import Answer, Claim, Claims, HintQuery, Read, claim_key
+from store.domain.ports import HistoryEntry
+
+
+class Lookup:
+    """One request; ``step`` until it answers None."""
+
+    def __init__(self, channel_id: bytes, entries: Sequence[HistoryEntry]) -> None:
+        self.messages: list[Claim] = []
+        self.missing: list[HistoryEntry] = []
+        self.truncated = False
+        self._entries = tuple(dict.fromkeys(entries))
+        self._references = [
+            (claim_key(channel_id, entry.message_id), usable_hint(entry.retrieval_hint))
+            for entry in self._entries
+        ]
+        self._claims = Claims()
+
+    def step(self, answer: Answer | None = None) -> Read | None:
+        """Go on with what was read; what to read next, None when the result is complete."""
+        if answer is not None:
+            self._claims.add(answer)
+        keys = {key: None for key, _ in self._references if not self._claims.is_read(key)}
+        if keys:
+            return Read(tuple(keys))
+        hints = {
+            (key, hint): HintQuery(key, hint, None, slot)
+            for slot, (key, hint) in enumerate(self._references)
+            if hint is not None and self._claims.lacks_hint(key, hint)
+        }
+        if hints:
+            return Read((), tuple(hints.values()))
+        self._finish()
+        return None
+
+    def _finish(self) -> None:
+        sent: set[tuple[bytes, bytes]] = set()
+        for entry, (key, hint) in zip(self._entries, self._references, strict=True):
+            selection = self._claims.select(key, hint)
+            assert selection is not None, "a reference is resolved before it was read"
+            self.truncated |= selection.cut
+            if not selection.claims:
+                self.missing.append(entry)
+            for claim in selection.claims:
+                if (key, claim[2]) not in sent:
+                    sent.add((key, claim[2]))
+                    self.messages.append(claim)
+
+
+def usable_hint(hint: bytes | None) -> bytes | None:
+    """A hint that can name a message: None unless it has the size of a message hash."""
+    return hint if hint is not None and len(hint) == HASH_BYTES else None

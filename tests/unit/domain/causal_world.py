@@ -1,0 +1,249 @@
+"""A small store of SDS messages in memory: it answers the reads of walks, as a database would.
+
+Beside it stands the naive reading of the rules, one reference at a time, that walks are held to.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from message.limits import MAX_SDS_CLAIMANTS
+from store.domain.causal import CausalWalk, Done
+from store.domain.claims import CROWD, Answer, Claim, Hinted, HintQuery, Read, claim_key
+from store.domain.lookup import Lookup
+from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SyncId, TopicFilter
+
+CHANNEL = b"channel"
+Parent = tuple[bytes, bytes | None]
+
+
+def digest(number: int) -> bytes:
+    """A message hash that tells its number."""
+    return number.to_bytes(32, "big")
+
+
+def packed_keys(keys: Sequence[bytes]) -> bytes:
+    """``uuid[]`` in Postgres's binary format."""
+    return _array(2950, keys)
+
+
+def packed_hints(hints: Sequence[bytes | None]) -> bytes:
+    """``bytea[]`` in Postgres's binary format."""
+    return _array(17, hints)
+
+
+def _array(oid: int, values: Sequence[bytes | None]) -> bytes:
+    if not values:
+        return struct.pack(">iii", 0, 0, oid)
+    parts = [struct.pack(">iiiii", 1, int(None in values), oid, len(values), 1)]
+    for value in values:
+        parts.append(struct.pack(">i", -1 if value is None else len(value)))
+        parts.append(value or b"")
+    return b"".join(parts)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A stored message; without ``message_id`` its payload is opaque."""
+
+    timestamp: int
+    hash: bytes
+    message_id: bytes | None
+    parents: tuple[Parent, ...] = ()
+
+    @property
+    def claim(self) -> Claim:
+        assert self.message_id is not None
+        return (
+            claim_key(CHANNEL, self.message_id),
+            self.timestamp,
+            self.hash,
+            self.message_id,
+            packed_keys([claim_key(CHANNEL, parent) for parent, _ in self.parents]),
+            packed_hints([hint for _, hint in self.parents]),
+        )
+
+
+@dataclass
+class World:
+    """Everything that a filter lets through.
+
+    Hashes in ``foreign`` are readable in another channel. Windows and what is read ahead are cut
+    at ``most_prefetched``, so that small worlds too are walked in many reads.
+    """
+
+    messages: list[Stored] = field(default_factory=list)
+    foreign: frozenset[bytes] = frozenset()
+    most_prefetched: int = 1 << 30
+    reads: list[Read] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.messages.sort(key=lambda stored: (stored.timestamp, stored.hash))
+        self.claims = [stored.claim for stored in self.messages if stored.message_id is not None]
+        self.by_key: dict[bytes, list[Claim]] = {}
+        for claim in self.claims:
+            self.by_key.setdefault(claim[0], []).append(claim)
+        self.by_hash = {stored.hash: stored for stored in self.messages}
+
+    def answer(self, read: Read, entries: Sequence[HistoryEntry]) -> Answer:
+        """What the database says."""
+        self.reads.append(read)
+        asked = dict.fromkeys(read.keys)
+        if read.ahead:
+            limit = len(asked) + min(read.ahead, self.most_prefetched)
+            asked.update(dict.fromkeys(self._reachable(read.keys, limit)))
+        claims = [claim for key in asked for claim in self.by_key.get(key, ())[:CROWD]]
+        reached: SyncId | None = None
+        if read.window is not None:
+            limit = min(read.window.limit, self.most_prefetched)
+            rows = self._window(read.window.before, limit)
+            keys = dict.fromkeys(row[0] for row in rows if row[0] not in asked)
+            claims += [claim for key in keys for claim in self.by_key[key][:CROWD]]
+            if len(rows) == limit:
+                reached = rows[-1][1], rows[-1][2]
+        hinted = {(query.key, query.hash): self._named(query, entries) for query in read.hints}
+        return Answer(tuple(asked), claims, hinted, reached)
+
+    def _window(self, before: SyncId, limit: int) -> list[Claim]:
+        end = bisect_left(self.claims, before, key=lambda claim: (claim[1], claim[2]))
+        return self.claims[max(0, end - limit) : end][::-1]
+
+    def _reachable(self, keys: Iterable[bytes], limit: int) -> list[bytes]:
+        met = dict.fromkeys(keys)
+        queue = list(met)
+        for key in queue:
+            for claim in self.by_key.get(key, ()):
+                stored = self.by_hash[claim[2]]
+                for parent, _ in stored.parents:
+                    parent_key = claim_key(CHANNEL, parent)
+                    if parent_key not in met and len(met) < limit:
+                        met[parent_key] = None
+                        queue.append(parent_key)
+        return queue
+
+    def _named(self, query: HintQuery, entries: Sequence[HistoryEntry]) -> Hinted | None:
+        stored = self.by_hash.get(query.hash)
+        if stored is None or stored.hash in self.foreign:
+            return None
+        if stored.message_id is not None:
+            return Hinted(stored.claim, readable=True) if stored.claim[0] == query.key else None
+        if query.child is None:
+            message_id = entries[query.slot].message_id
+        else:
+            message_id = self.by_hash[query.child[2]].parents[query.slot][0]
+        assert claim_key(CHANNEL, message_id) == query.key
+        claim = (query.key, stored.timestamp, stored.hash, message_id, *_NO_PARENTS)
+        return Hinted(claim, readable=False)
+
+
+_NO_PARENTS = (packed_keys(()), packed_hints(()))
+
+
+def request(heads: Iterable[Parent], **limits: object) -> CausalRequest:
+    """A walk from heads; ``limits`` are fields of the request."""
+    fields: dict[str, object] = {
+        "known_ids": frozenset(),
+        "max_messages": 100_000,
+        "max_depth": 0,
+        "filter": TopicFilter(),
+        **limits,
+    }
+    entries = tuple(HistoryEntry(message_id, hint) for message_id, hint in heads)
+    return CausalRequest(CHANNEL, entries, **fields)  # type: ignore[arg-type]
+
+
+def walk(world: World, wanted: CausalRequest) -> CausalWalk:
+    """Run a walk to its end, checking its invariants at every step."""
+    running = CausalWalk(wanted)
+    answer: Answer | None = None
+    while not isinstance(effect := running.step(answer), Done):
+        running.check()
+        answer = world.answer(effect, wanted.heads) if isinstance(effect, Read) else None
+    return running
+
+
+def look_up(world: World, entries: Iterable[Parent]) -> Lookup:
+    """Run a look-up to its end."""
+    wanted = SdsLookup(CHANNEL, tuple(HistoryEntry(*entry) for entry in entries), TopicFilter())
+    lookup = Lookup(wanted.channel_id, wanted.entries)
+    answer: Answer | None = None
+    while (read := lookup.step(answer)) is not None:
+        answer = world.answer(read, wanted.entries)
+    return lookup
+
+
+@dataclass
+class Expected:
+    """What a walk must come to: hashes in the order of taking, missing IDs with their hints."""
+
+    taken: list[bytes] = field(default_factory=list)
+    missing: dict[bytes, bytes | None] = field(default_factory=dict)
+    truncated: bool = False
+    edges: set[tuple[bytes, bytes]] = field(default_factory=set)  # (child, parent)
+
+
+def select(world: World, message_id: bytes, hint: bytes | None) -> tuple[list[Stored], bool]:
+    """What a reference selects, and whether claimants are left out."""
+    claimants = [stored for stored in world.messages if stored.message_id == message_id]
+    named = [stored for stored in claimants if stored.hash == hint]
+    if named:
+        return named, False
+    opaque = [
+        stored
+        for stored in world.messages
+        if stored.hash == hint and stored.message_id is None and stored.hash not in world.foreign
+    ]
+    return claimants[:MAX_SDS_CLAIMANTS] + opaque, len(claimants) > MAX_SDS_CLAIMANTS
+
+
+def naive_walk(world: World, wanted: CausalRequest) -> Expected:
+    """Breadth first, one reference at a time."""
+    expected = Expected()
+    taken: dict[bytes, int] = {}  # hash -> depth
+    found_ids: set[bytes] = set()
+    queue: list[tuple[Stored | None, Parent, int]] = [
+        (None, (head.message_id, head.retrieval_hint), 0) for head in wanted.heads
+    ]
+    for child, (message_id, hint), depth in queue:
+        if message_id in wanted.known_ids:
+            continue
+        selected, cut = select(world, message_id, hint)
+        expected.truncated |= cut
+        if selected:
+            found_ids.add(message_id)
+        else:
+            expected.missing.setdefault(message_id, hint)
+        for stored in selected:
+            if stored.hash not in taken:
+                if len(taken) >= wanted.max_messages or 0 < wanted.max_depth < depth:
+                    expected.truncated = True
+                    continue
+                taken[stored.hash] = depth
+                queue += [(stored, parent, depth + 1) for parent in stored.parents]
+            if child is not None:
+                expected.edges.add((child.hash, stored.hash))
+    expected.taken = list(taken)
+    for message_id in found_ids:
+        expected.missing.pop(message_id, None)
+    return expected
+
+
+def in_one_cycle(edges: set[tuple[bytes, bytes]]) -> set[tuple[bytes, bytes]]:
+    """Edges whose child is also an ancestor of the parent."""
+    parents: dict[bytes, list[bytes]] = {}
+    for child, parent in edges:
+        parents.setdefault(child, []).append(parent)
+
+    def ancestors(start: bytes) -> set[bytes]:
+        met = {start}
+        queue = [start]
+        for one in queue:
+            fresh = [parent for parent in parents.get(one, ()) if parent not in met]
+            met.update(fresh)
+            queue += fresh
+        return met
+
+    return {(child, parent) for child, parent in edges if child in ancestors(parent)}

@@ -1,0 +1,199 @@
+"""Walks against the naive reading of the rules, on graphs of every kind."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.domain import causal
+from store.domain.causal import CausalWalk
+from tests.unit.domain.causal_world import (
+    Parent,
+    Stored,
+    World,
+    digest,
+    in_one_cycle,
+    naive_walk,
+    request,
+    walk,
+)
+
+IDS = [b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"]
+UNKNOWN = digest(999)
+MOST = 24
+
+hints = st.one_of(
+    st.none(),
+    st.integers(0, MOST - 1).map(digest),
+    st.sampled_from([UNKNOWN, b"", b"short", bytes(33)]),
+)
+references = st.tuples(st.sampled_from(IDS), hints)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """Messages whose IDs collide, whose parents form cycles, whose hints lie; some are opaque."""
+    count = draw(st.integers(0, MOST))
+    messages = []
+    for number in range(count):
+        message_id = draw(st.one_of(st.sampled_from(IDS), st.sampled_from(IDS), st.none()))
+        parents = draw(st.lists(references, max_size=4)) if message_id is not None else ()
+        timestamp = draw(st.integers(1, 6))
+        messages.append(Stored(timestamp, digest(number), message_id, tuple(parents)))
+    opaque = [stored.hash for stored in messages if stored.message_id is None]
+    foreign = draw(st.sets(st.sampled_from(opaque))) if opaque else set()
+    return World(messages, frozenset(foreign), draw(st.sampled_from([1, 2, 5, 1000])))
+
+
+def taken_by(walked: CausalWalk) -> list[bytes]:
+    return walked.hashes
+
+
+def missing_of(walked: CausalWalk, world: World, heads: list[Parent]) -> dict[bytes, bytes | None]:
+    found: dict[bytes, bytes | None] = {}
+    for origin in walked.missing.values():
+        parents = heads if origin.is_head else world.by_hash[walked.hashes[origin.node]].parents
+        message_id, hint = parents[origin.slot]
+        found[message_id] = hint
+    return found
+
+
+def assert_parents_first(walked: CausalWalk, edges: set[tuple[bytes, bytes]]) -> None:
+    order = list(walked.parents_first())
+    assert sorted(order) == list(range(len(walked)))
+    place = {walked.hashes[number]: at for at, number in enumerate(order)}
+    for child, parent in edges - in_one_cycle(edges):
+        assert place[parent] < place[child]
+
+
+limits = st.fixed_dictionaries(
+    {
+        "known_ids": st.frozensets(st.sampled_from(IDS), max_size=2),
+        "max_messages": st.sampled_from([1, 2, 5, 1000]),
+        "max_depth": st.integers(0, 4),
+    }
+)
+
+
+@settings(max_examples=300)
+@given(worlds(), st.lists(references, max_size=4), limits, st.sampled_from([0, 1, 1 << 30]))
+def test_a_walk_takes_what_the_rules_say(
+    world: World, heads: list[Parent], limited: dict[str, object], prefetched_bytes: int
+) -> None:
+    wanted = request(heads, **limited)
+    with patch.object(causal, "MAX_PREFETCHED_BYTES", prefetched_bytes):
+        walked = walk(world, wanted)
+    expected = naive_walk(world, wanted)
+    assert taken_by(walked) == expected.taken
+    assert missing_of(walked, world, heads) == expected.missing
+    assert walked.truncated == expected.truncated
+    assert_parents_first(walked, expected.edges)
+
+
+@given(worlds(), st.lists(references, min_size=1, max_size=4), st.integers(0, 12_000))
+def test_a_walk_out_of_memory_keeps_what_is_nearest(
+    world: World, heads: list[Parent], walk_bytes: int
+) -> None:
+    wanted = request(heads)
+    with patch.object(causal, "MAX_WALK_BYTES", walk_bytes):
+        walked = walk(world, wanted)
+    expected = naive_walk(world, wanted)
+    count = len(walked)
+    assert taken_by(walked) == expected.taken[:count]
+    assert walked.truncated == (expected.truncated or count < len(expected.taken))
+    taken = set(walked.hashes)
+    assert_parents_first(
+        walked, {edge for edge in expected.edges if edge[0] in taken and edge[1] in taken}
+    )
+    assert set(missing_of(walked, world, heads)) <= set(IDS)
+
+
+def chain(length: int, spacing: int = 1) -> World:
+    return World(
+        [
+            Stored(
+                1 + number * spacing,
+                digest(number),
+                b"%d" % number,
+                ((b"%d" % (number - 1), digest(number - 1)),) if number else (),
+            )
+            for number in range(length)
+        ]
+    )
+
+
+def test_a_known_id_ends_the_walk_and_is_not_missing() -> None:
+    walked = walk(chain(10), request([(b"9", None)], known_ids=frozenset((b"6",))))
+    assert walked.message_ids == [b"9", b"8", b"7"]
+    assert not walked.missing
+    assert not walked.truncated
+
+
+def test_depth_counts_from_the_heads_and_looks_one_step_further() -> None:
+    world = chain(10)
+    walked = walk(world, request([(b"9", None)], max_depth=2))
+    assert walked.message_ids == [b"9", b"8", b"7"]
+    assert walked.truncated
+    whole = walk(world, request([(b"9", None)], max_depth=9))
+    assert len(whole) == 10
+    assert not whole.truncated
+
+
+def test_a_limit_that_is_just_enough_truncates_nothing() -> None:
+    world = chain(10)
+    assert not walk(world, request([(b"9", None)], max_messages=10)).truncated
+    cut = walk(world, request([(b"9", None)], max_messages=9))
+    assert cut.truncated
+    assert cut.message_ids[-1] == b"1"
+
+
+def test_what_a_limit_keeps_still_has_its_missing_parents_named() -> None:
+    world = World([Stored(2, digest(1), b"child", ((b"lost", UNKNOWN), (b"lost", None)))])
+    walked = walk(world, request([(b"child", None)], max_messages=1))
+    assert missing_of(walked, world, [(b"child", None)]) == {b"lost": UNKNOWN}
+    assert not walked.truncated
+
+
+def test_a_cycle_is_given_out_once() -> None:
+    world = World(
+        [
+            Stored(1, digest(1), b"a", ((b"b", None),)),
+            Stored(2, digest(2), b"b", ((b"a", None),)),
+            Stored(3, digest(3), b"c", ((b"c", digest(3)), (b"a", None))),
+        ]
+    )
+    walked = walk(world, request([(b"c", None)]))
+    order = [walked.message_ids[number] for number in walked.parents_first()]
+    assert sorted(order) == [b"a", b"b", b"c"]
+    assert order[-1] == b"c"
+
+
+def test_sixteen_claimants_are_taken_and_the_cut_is_told() -> None:
+    world = World([Stored(1, digest(number), b"x") for number in range(20)])
+    walked = walk(world, request([(b"x", None)]))
+    assert walked.hashes == [digest(number) for number in range(16)]
+    assert walked.truncated
+
+
+@pytest.mark.parametrize("number", [3, 16, 17, 19])
+def test_a_hint_selects_among_claimants_wherever_it_stands(number: int) -> None:
+    world = World([Stored(1, digest(number), b"x") for number in range(20)])
+    walked = walk(world, request([(b"x", digest(number))]))
+    assert walked.hashes == [digest(number)]
+    assert not walked.truncated
+
+
+def test_an_opaque_message_is_taken_once_under_the_first_id() -> None:
+    world = World(
+        [
+            Stored(1, digest(1), None),
+            Stored(2, digest(2), b"head", ((b"secret", digest(1)), (b"other", digest(1)))),
+        ]
+    )
+    walked = walk(world, request([(b"head", None)]))
+    assert walked.message_ids == [b"head", b"secret"]
+    assert not walked.missing
+    assert list(walked.parents_first()) == [1, 0]

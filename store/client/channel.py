@@ -23,6 +23,8 @@ _OPTIONS: Final[list[tuple[str, Any]]] = [
     ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_DELAY_MS),
     ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # An idle stream is pinged for as long as it lasts.
+    ("grpc.http2.max_pings_without_data", 0),
     # Two clients of one process must not share a connection and its flow control.
     ("grpc.use_local_subchannel_pool", 1),
 ]

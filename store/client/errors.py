@@ -49,6 +49,12 @@ def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
             f"No node could be reached at {address} ({cause}): check the address, that the node "
             "runs, and the TLS options.",
         )
+    if code == "UNIMPLEMENTED":
+        return NodeError(
+            code,
+            f"The node does not serve this call at {address}: name the listener that serves it, "
+            "or a node of a newer version.",
+        )
     return NodeError(code, details or f"The node at {address} gave no reason.")
 
 

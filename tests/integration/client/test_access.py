@@ -1,0 +1,112 @@
+"""The client commands with TLS and tokens, against a node that demands both."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.support.command import Command
+from tests.support.node import running_node
+
+TOKENS = {"chat": ["read", "publish"], "operator": ["admin"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """A node with TLS and a token file, and the files that its clients need."""
+
+    command: Command
+    files: Path
+
+    def flags(self, client: str, authority: str = "ca") -> tuple[str, ...]:
+        """Options of a client with this token, which trusts this authority."""
+        token, ca = self.files / f"{client}.token", self.files / f"{authority}.pem"
+        return ("--token-file", str(token), "--tls-ca", str(ca))
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    files = tmp_path_factory.mktemp("secured")
+    write_certificates(files)
+    write_tokens(files)
+    options = (
+        *("--tls-cert", str(files / "node.pem"), "--tls-key", str(files / "node.key")),
+        *("--peer-listen", "127.0.0.1:0", "--client-token-file", str(files / "clients.toml")),
+    )
+    with running_node(files / "node", *options) as node:
+        yield Secured(Command.of(node), files)
+
+
+def write_certificates(files: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(files / "ca.pem"))
+    trustme.CA().cert_pem.write_to_path(str(files / "stranger.pem"))
+    issued = authority.issue_cert("127.0.0.1", "node-a.example")
+    for blob in issued.cert_chain_pems:
+        blob.write_to_path(str(files / "node.pem"), append=True)
+    issued.private_key_pem.write_to_path(str(files / "node.key"))
+
+
+def write_tokens(files: Path) -> None:
+    text = ""
+    for name, rights in TOKENS.items():
+        token = f"token-of-{name}"
+        (files / f"{name}.token").write_text(token + "\n")
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        text += f'[clients.{name}]\ntoken_sha256 = "{digest}"\nrights = {rights}\n'
+    (files / "forged.token").write_text("token-of-nobody\n")
+    (files / "clients.toml").write_text(text)
+
+
+def test_a_client_with_its_token_publishes_and_reads(secured: Secured) -> None:
+    flags = secured.flags("chat")
+    secured.command.ok("publish", "--content-topic", "/app/1/chat/proto", "secret", *flags)
+    (line,) = secured.command.ok("scan", *flags).lines
+    assert line.endswith("  secret")
+
+
+def test_a_client_may_do_no_more_than_its_rights(secured: Secured) -> None:
+    ended = secured.command("follow", "--until-live", *secured.flags("chat"))
+    assert (ended.code, ended.out) == (1, "")
+    assert "follow" in ended.err
+
+
+def test_only_an_operator_sees_the_status(secured: Secured) -> None:
+    (status,) = secured.command.ok("status", "--json", *secured.flags("operator")).objects
+    assert status["node_id"] == "node-a.example"
+    assert secured.command("status", *secured.flags("chat")).code == 1
+
+
+def test_a_token_that_nobody_issued_is_refused_and_not_shown(secured: Secured) -> None:
+    ended = secured.command("query", *secured.flags("forged"))
+    assert ended.code == 1
+    assert "token" in ended.err
+    assert "token-of-nobody" not in ended.err
+
+
+def test_a_call_without_a_token_is_refused(secured: Secured) -> None:
+    ended = secured.command("query", "--tls-ca", str(secured.files / "ca.pem"))
+    assert ended.code == 1
+    assert "token" in ended.err
+
+
+@pytest.mark.parametrize("flags", [(), ("--tls-ca", "stranger.pem")], ids=["clear", "stranger"])
+def test_a_node_that_cannot_be_trusted_is_not_reached(
+    secured: Secured, flags: tuple[str, ...]
+) -> None:
+    paths = tuple(str(secured.files / flag) if flag.endswith(".pem") else flag for flag in flags)
+    ended = secured.command("query", *paths)
+    assert ended.code == 3
+    assert ended.err.count("\n") == 1
+
+
+def test_the_options_also_come_from_a_file(secured: Secured, tmp_path: Path) -> None:
+    files = secured.files
+    config = tmp_path / "client.toml"
+    config.write_text(f'tls_ca = "{files / "ca.pem"}"\ntoken-file = "{files / "chat.token"}"\n')
+    secured.command.ok("query", "--config", str(config))

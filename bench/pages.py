@@ -1,6 +1,6 @@
 """What a page of ``Query`` costs at the start, in the middle and at the end of a long history.
 
-The history, ten million messages, is spread over 30 days and copied into the node's tables directly, which is quicker
+The history, ten million messages over 30 days, is copied into the node's tables, which is quicker
 than publishing it. Pages of 100 with data are read forward from cursors at each place, without a
 filter and with one content topic; the ratio is the dearest place against the cheapest.
 """

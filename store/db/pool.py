@@ -59,7 +59,7 @@ _EXHAUSTED: Final = (pg.DiskFull, pg.OutOfMemory, pg.InsufficientResources)
 class PoolSettings:
     """Sizes of the pools (connections) and how long a caller waits for the database (seconds)."""
 
-    write_connections: int = 3
+    write_connections: int = 4
     read_connections: int = 6
     bulk_connections: int = 6
     connect_timeout_s: int = 5

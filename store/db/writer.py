@@ -37,7 +37,7 @@ from store.db.pool import (
 from store.db.topics import KnownTopics
 from store.domain.ports import Source, StoreBusy
 
-MAX_GROUP_MESSAGES: Final = 5_000
+MAX_GROUP_MESSAGES: Final = 2_000
 MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
 MAX_QUEUED_BYTES: Final = 128 * 1024 * 1024
 MAX_QUEUED_BATCHES: Final = 10_000

@@ -12,7 +12,7 @@ it may become an object of fifty."""
 ADMISSION_CHUNK_MESSAGES: Final = 500
 """Messages that are judged at one go, about 4 ms, before other calls get their turn."""
 
-STREAM_WINDOW_REQUESTS: Final = 8
+STREAM_WINDOW_REQUESTS: Final = 16
 STREAM_WINDOW_BYTES: Final = 16 * 1024 * 1024
 """Requests of one ``PublishStream`` that are under way at one time."""
 

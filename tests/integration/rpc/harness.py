@@ -1,0 +1,197 @@
+"""A node's gRPC side in this process, on a real Postgres, with a clock and rules to turn."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import grpc
+
+from message.validate import Policy
+from store.db.feed import DatabaseFeed
+from store.db.partitions import PartitionMap
+from store.db.pool import Database
+from store.db.reader import DatabaseReader
+from store.db.sds import DatabaseSdsReader
+from store.db.writer import DatabaseWriter
+from store.domain.access import Access
+from store.domain.ports import Services
+from store.domain.quota import ClientLimits, Quota
+from store.observe.metrics import Metrics
+from store.rpc.context import NodeIdentity, NodeState, PeerRules, RpcContext
+from store.rpc.health import Health
+from store.rpc.server import build_handlers
+from wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
+from wire.storenode.v1.store_pb2_grpc import StoreStub
+from wire.waku.message.v1.message_pb2 import WakuMessage
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+STORE = "/storenode.v1.Store/"
+ADMIN = "/storenode.v1.Admin/"
+PUBSUB = "/waku/2/rs/1/4"
+CONTENT = "/app/1/chat/proto"
+TIMEOUT_S = 30.0
+IDENTITY = NodeIdentity("node-a", "store-a", "1.2.3")
+
+_T = TypeVar("_T")
+Metadata = Sequence[tuple[str, str]]
+
+
+@dataclass
+class Rules:
+    """What tests turn while a node serves."""
+
+    access: Access = field(default_factory=Access.open)
+    policy: Policy = field(default_factory=lambda: Policy(max_drift_ns=None))
+    unready: str | None = None
+
+
+@dataclass
+class Node:
+    """A node that serves on 127.0.0.1."""
+
+    address: str
+    context: RpcContext
+    rules: Rules
+    channel: Any
+    server: grpc.aio.Server
+
+    @property
+    def store(self) -> Any:  # noqa: ANN401 - the stubs know little of grpc.aio
+        """The service's generated stub: calls take and give messages."""
+        return StoreStub(self.channel)
+
+    async def unary(self, method: str, request: bytes, metadata: Metadata = ()) -> bytes:
+        """A unary call in bytes."""
+        call = self.channel.unary_unary(method)
+        response: bytes = await call(request, timeout=TIMEOUT_S, metadata=tuple(metadata))
+        return response
+
+    async def stream(self, method: str, request: bytes, metadata: Metadata = ()) -> list[bytes]:
+        """All responses of a call that streams them."""
+        call = self.channel.unary_stream(method)(
+            request, timeout=TIMEOUT_S, metadata=tuple(metadata)
+        )
+        return [response async for response in call]
+
+    async def publish(
+        self, *messages: WakuMessageAndTopic, min_confirms: int = 0
+    ) -> PublishResponse:
+        """Publish one batch."""
+        request = PublishRequest(messages=messages, min_confirms=min_confirms)
+        response: PublishResponse = await self.store.Publish(request, timeout=TIMEOUT_S)
+        return response
+
+    def count(self, name: str, **labels: str) -> float:
+        """The present value of a metric."""
+        return self.context.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@asynccontextmanager
+async def serve(
+    database_url: str,
+    *,
+    listener: Literal["client", "peer", "admin"] = "client",
+    rules: Rules | None = None,
+    quota: Quota | None = None,
+    peers: PeerRules | None = None,
+    peer_limits: ClientLimits | None = None,
+    open_admin: bool = False,
+    tls: grpc.ServerCredentials | None = None,
+) -> AsyncIterator[Node]:
+    """Open a database and serve it until the block ends."""
+    rules = rules or Rules()
+    async with AsyncExitStack() as stack:
+        services = await _services(stack, database_url)
+        context = _context(services, rules, quota or Quota(), open_admin=open_admin)
+        context = replace(context, peers=peers, peer_limits=peer_limits or ClientLimits())
+        server = grpc.aio.server(
+            handlers=build_handlers(listener, services, context),
+            options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)],
+        )
+        if tls is None:
+            port = server.add_insecure_port("127.0.0.1:0")
+        else:
+            port = server.add_secure_port("127.0.0.1:0", tls)
+        await server.start()
+        stack.push_async_callback(server.stop, 0)
+        context.health.set_serving(serving=True)
+        address = f"127.0.0.1:{port}"
+        channel = grpc.aio.insecure_channel(
+            address, options=[("grpc.max_send_message_length", 64 * 1024 * 1024)]
+        )
+        stack.push_async_callback(channel.close, None)
+        yield Node(address, context, rules, channel, server)
+
+
+async def _services(stack: AsyncExitStack, url: str) -> Services:
+    database = await Database.open(url)
+    stack.push_async_callback(database.close)
+    writer = DatabaseWriter(database, PartitionMap(time.time_ns))
+    await writer.start()
+    stack.push_async_callback(writer.stop)
+    feed = DatabaseFeed(database)
+    await feed.start()
+    stack.push_async_callback(feed.stop)
+    reader = DatabaseReader(database, lambda: feed.messages_ever)
+    return Services(writer, reader, feed, DatabaseSdsReader(database))
+
+
+def _context(services: Services, rules: Rules, quota: Quota, *, open_admin: bool) -> RpcContext:
+    async def state() -> NodeState:
+        summary = await services.reader.summary()
+        return NodeState(
+            rules.unready is None,
+            summary.messages,
+            summary.oldest_timestamp_ns,
+            summary.newest_timestamp_ns,
+            7,
+        )
+
+    return RpcContext(
+        identity=IDENTITY,
+        policy=lambda: rules.policy,
+        access=lambda: rules.access,
+        now_ns=time.time_ns,
+        monotonic_ns=time.monotonic_ns,
+        unready=lambda: rules.unready,
+        state=state,
+        metrics=Metrics(IDENTITY.version),
+        health=Health(),
+        quota=quota,
+        open_admin=open_admin,
+    )
+
+
+def item(
+    payload: bytes = b"payload",
+    *,
+    pubsub: str = PUBSUB,
+    content: str = CONTENT,
+    timestamp: int | None = None,
+    ephemeral: bool | None = None,
+) -> WakuMessageAndTopic:
+    """One message to publish; without a timestamp it is of now."""
+    message = WakuMessage(
+        payload=payload,
+        content_topic=content,
+        timestamp=time.time_ns() if timestamp is None else timestamp,
+        ephemeral=ephemeral,
+    )
+    return WakuMessageAndTopic(message=message, pubsub_topic=pubsub)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in use."""
+    fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return int(fields[1]) * 4096
+
+
+async def within(work: Awaitable[_T]) -> _T:
+    """Wait for something that must happen, and fail instead of hanging."""
+    return await asyncio.wait_for(work, TIMEOUT_S)

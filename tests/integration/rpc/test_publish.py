@@ -1,0 +1,211 @@
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from message.hashing import message_hash
+from message.validate import Policy
+from tests.integration.rpc.harness import CONTENT, PUBSUB, STORE, Node, item, within
+from wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
+from wire.storenode.v1.store_pb2 import PublishResult as Result
+from wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+NOW_NS = 1_763_625_600_000_000_000
+
+
+def outcomes(response: PublishResponse) -> list[int]:
+    return [result.outcome for result in response.results]
+
+
+async def held(node: Node, *hashes: bytes) -> list[bytes]:
+    response = await node.store.Query(StoreQueryRequest(message_hashes=hashes))
+    return [entry.message_hash for entry in response.messages]
+
+
+async def test_results_are_in_request_order_and_stored_means_held(node: Node) -> None:
+    messages = [item(b"%d" % n, timestamp=NOW_NS - n) for n in range(20)]
+    response = await node.publish(*messages)
+    assert outcomes(response) == [Result.STORED] * 20
+    wanted = [message_hash(PUBSUB, b"%d" % n, CONTENT, None, NOW_NS - n) for n in range(20)]
+    assert [result.message_hash for result in response.results] == wanted
+    assert await held(node, *wanted) == wanted[::-1]
+
+
+async def test_a_bad_message_is_rejected_and_the_others_are_stored(node: Node) -> None:
+    good = item(b"good", timestamp=NOW_NS)
+    response = await node.publish(
+        good,
+        WakuMessageAndTopic(),
+        item(pubsub=""),
+        item(content="/a\0"),
+        item(timestamp=2**62),
+        item(b"x" * (150 * 1024)),
+        good,
+        item(b"also good"),
+    )
+    refused = [Result.REJECTED] * 5
+    assert outcomes(response) == [Result.STORED, *refused, Result.DUPLICATE, Result.STORED]
+    reasons = [result.reason for result in response.results]
+    for index, named in enumerate(["message", "pubsub topic", "NUL", "24", "153600"], 1):
+        assert named in reasons[index] or "86400" in reasons[index]
+    assert [bool(result.message_hash) for result in response.results[1:3]] == [False, True]
+    assert response.results[6].message_hash == response.results[0].message_hash
+    assert node.count("storenode_messages_stored_total", source="client") == 2
+    assert node.count("storenode_messages_duplicate_total", source="client") == 1
+    assert node.count(
+        "storenode_messages_rejected_total", source="client", reason="too_large"
+    ) == pytest.approx(1)
+
+
+async def test_what_is_held_already_is_a_duplicate(node: Node) -> None:
+    message = item()
+    assert outcomes(await node.publish(message)) == [Result.STORED]
+    assert outcomes(await node.publish(message, item(b"new"))) == [Result.DUPLICATE, Result.STORED]
+
+
+async def test_the_policy_is_asked_for_every_request(node: Node) -> None:
+    old = item(timestamp=NOW_NS)
+    node.rules.policy = Policy(max_drift_ns=20 * 10**9)
+    response = await node.publish(old)
+    assert outcomes(response) == [Result.REJECTED]
+    assert "20 s" in response.results[0].reason
+    node.rules.policy = Policy(max_drift_ns=None)
+    assert outcomes(await node.publish(old)) == [Result.STORED]
+
+
+async def test_without_gossip_confirmations_are_answered_at_once(node: Node) -> None:
+    bad, passing = item(pubsub=""), item(b"e", ephemeral=True)
+    first = item()
+    await node.publish(first)
+    response = await node.publish(first, item(b"b"), bad, passing, min_confirms=3)
+    assert outcomes(response) == [
+        Result.UNCONFIRMED,
+        Result.UNCONFIRMED,
+        Result.REJECTED,
+        Result.EPHEMERAL,
+    ]
+    assert "0 of 3 stores confirmed" in response.results[0].reason
+    hashes = [result.message_hash for result in response.results[:2]]
+    assert sorted(await held(node, *hashes)) == sorted(hashes)
+
+
+async def test_an_ephemeral_message_reaches_live_followers_and_is_not_stored(node: Node) -> None:
+    following = node.store.Follow(FollowRequest(include_data=True))
+    assert (await within(following.read())).live
+    response = await node.publish(item(b"now", ephemeral=True))
+    assert outcomes(response) == [Result.EPHEMERAL]
+    page = await within(following.read())
+    assert [entry.message.payload for entry in page.messages] == [b"now"]
+    assert page.messages[0].pubsub_topic == PUBSUB
+    assert await held(node, response.results[0].message_hash) == []
+    following.cancel()
+
+
+async def test_an_empty_request_has_an_empty_answer(node: Node) -> None:
+    assert await node.unary(STORE + "Publish", b"") == b""
+
+
+@pytest.mark.parametrize("count", [5_001, 1_000_000])
+async def test_too_many_messages_are_refused_as_a_whole(node: Node, count: int) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await node.unary(STORE + "Publish", b"\x0a\x00" * count)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "5,000 messages" in str(caught.value.details())
+
+
+async def test_the_largest_batch_is_stored(node: Node) -> None:
+    response = await node.publish(*[item(b"%d" % n, timestamp=NOW_NS + n) for n in range(5_000)])
+    assert outcomes(response) == [Result.STORED] * 5_000
+
+
+def requests(count: int, size: int = 3) -> list[PublishRequest]:
+    return [
+        PublishRequest(messages=[item(b"%d/%d" % (n, m)) for m in range(size)])
+        for n in range(count)
+    ]
+
+
+async def test_a_stream_answers_every_request_in_order(node: Node) -> None:
+    sent = requests(50)
+    answers = [answer async for answer in node.store.PublishStream(iter(sent))]
+    assert len(answers) == len(sent)
+    for request, answer in zip(sent, answers, strict=True):
+        assert outcomes(answer) == [Result.STORED] * 3
+        first = request.messages[0]
+        assert answer.results[0].message_hash == message_hash(
+            PUBSUB, first.message.payload, CONTENT, None, first.message.timestamp
+        )
+    assert node.context.in_flight.used_bytes == 0
+
+
+async def test_of_the_same_message_in_many_requests_one_is_stored(node: Node) -> None:
+    request = PublishRequest(messages=[item()])
+    answers = [answer async for answer in node.store.PublishStream(iter([request] * 20))]
+    found = sorted(outcomes(answer)[0] for answer in answers)
+    assert found == [Result.STORED] + [Result.DUPLICATE] * 19
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [
+        (b"\x0a\xff\xff\xff\xff\x0f", grpc.StatusCode.INVALID_ARGUMENT),
+        (b"\xff", grpc.StatusCode.INVALID_ARGUMENT),
+        (b"\x0a\x00" * 5_001, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+)
+async def test_a_bad_request_ends_a_stream_after_the_answers_before_it(
+    node: Node, bad: bytes, code: grpc.StatusCode
+) -> None:
+    good = [request.SerializeToString() for request in requests(5)]
+    call = node.channel.stream_stream(STORE + "PublishStream")(iter([*good, bad, *good]))
+    answers = [PublishResponse.FromString(await within(call.read())) for _ in range(5)]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await within(call.read())
+    assert [outcomes(answer) for answer in answers] == [[Result.STORED] * 3] * 5
+    assert caught.value.code() is code
+    assert node.context.in_flight.used_bytes == 0
+
+
+async def test_a_stream_is_answered_while_it_is_open(node: Node) -> None:
+    call = node.store.PublishStream()
+    for request in requests(3):
+        await call.write(request)
+        assert outcomes(await within(call.read())) == [Result.STORED] * 3
+    await call.done_writing()
+    assert await within(call.code()) is grpc.StatusCode.OK
+
+
+async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -> None:
+    # Answers of 5,000 rejections each fill what gRPC buffers; then the window is full.
+    request = PublishRequest(messages=[WakuMessageAndTopic()] * 5_000)
+    call = node.store.PublishStream()
+    written = 0
+
+    async def write() -> None:
+        nonlocal written
+        while True:
+            await call.write(request)
+            written += 1
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(write(), 3)
+    rejected = node.count(
+        "storenode_messages_rejected_total", source="client", reason="missing_message"
+    )
+    assert rejected < 5_000 * 40
+    assert node.context.in_flight.used_bytes == 0
+    call.cancel()
+    assert outcomes(await node.publish(item())) == [Result.STORED]
+
+
+async def test_a_client_that_vanishes_leaves_nothing_behind(node: Node) -> None:
+    channel: Any = grpc.aio.insecure_channel(node.address)
+    call = channel.stream_stream(STORE + "PublishStream")()
+    for request in requests(30, size=200):
+        await call.write(request.SerializeToString())
+    await channel.close()
+    assert outcomes(await node.publish(item())) == [Result.STORED]
+    await node.server.stop(20)
+    assert node.context.in_flight.used_bytes == 0

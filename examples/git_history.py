@@ -282,7 +282,13 @@ async def run(options: Options) -> None:
 
 @click.command(context_settings={"show_default": True})
 @click.option("--repo", type=click.Path(path_type=Path), default=".", help="The repository.")
-@click.option("--node", default="127.0.0.1:7420", metavar="HOST:PORT", help="The node to call.")
+@click.option(
+    "--node",
+    envvar="STORENODE_NODE",
+    default="127.0.0.1:7420",
+    metavar="HOST:PORT",
+    help="The node to call.",
+)
 @click.option(
     "--channel",
     default="",

@@ -1,0 +1,194 @@
+"""The example that publishes a git history, on a made repository and on the project's own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from store.client.sds_messages import SdsView, sds_view
+from tests.integration.examples.repository import COMMITS, git, make_repository
+from tests.support.command import Command, Ended
+from tests.support.node import NodeProcess, clean_environment, running_node
+
+ROOT = Path(__file__).parents[3]
+CONTENT_TOPIC = "/git-history/1/commits/proto"
+HEADS = 5
+TIMEOUT_S = 100.0
+
+OWN = [ROOT] if (ROOT / ".git").exists() else []
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    with running_node(tmp_path_factory.mktemp("examples") / "node") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_repository(tmp_path_factory.mktemp("repositories") / "made")
+
+
+@pytest.fixture(scope="module", params=[None, *OWN], ids=["made", *("own" for _ in OWN)])
+def repo(
+    request: pytest.FixtureRequest, made: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A repository: the made one, or the project's own, which is there in every clone."""
+    if request.param is None:
+        return made
+    # A copy, since whoever works on the project may commit while the test runs.
+    copy = tmp_path_factory.mktemp("repositories") / "own"
+    git(ROOT, "clone", "--quiet", "--bare", str(request.param), str(copy))
+    return copy
+
+
+@pytest.fixture
+def channel() -> str:
+    return f"channel-{next(_numbers)}"
+
+
+def example(node: NodeProcess | str, repo: Path, *options: str) -> Ended:
+    address = node if isinstance(node, str) else node.listen
+    script = str(ROOT / "examples" / "git_history.py")
+    done = subprocess.run(
+        [sys.executable, script, "--node", address, "--repo", str(repo), *options],
+        capture_output=True,
+        env=clean_environment(),
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def commits_of(repo: Path, *revisions: str) -> dict[str, list[str]]:
+    """Commits and their parents, as git lists them."""
+    lines = git(repo, "rev-list", "--parents", *revisions).splitlines()
+    return {name: parents for name, *parents in map(str.split, lines)}
+
+
+def some_heads(repo: Path) -> list[str]:
+    names = sorted(commits_of(repo, "--all"))
+    tips = git(repo, "rev-parse", "--branches", "HEAD").split()
+    return [*tips, *random.Random(1).sample(names, min(HEADS, len(names)))]
+
+
+def walked(node: NodeProcess, channel: str, head: str) -> tuple[list[SdsView], list[str]]:
+    """The causal history of a head by the command line: what came, and what is missing."""
+    objects = Command.of(node).ok("causal-history", "--channel", channel, head, "--json").objects
+    payloads = [bytes.fromhex(o["stored"]["message"]["payload"]) for o in objects if "stored" in o]
+    views = [view for payload in payloads if (view := sds_view(payload)) is not None]
+    assert len(views) == len(payloads)
+    return views, [each["missing"]["message_id"] for each in objects if "missing" in each]
+
+
+def published(node: NodeProcess, channel: str) -> set[str]:
+    objects = Command.of(node).ok("scan", "--content-topic", CONTENT_TOPIC, "--json").objects
+    views = [sds_view(bytes.fromhex(each["message"]["payload"])) for each in objects]
+    return {view.message_id for view in views if view is not None and view.channel_id == channel}
+
+
+def test_the_causal_history_of_any_head_is_what_git_lists(
+    node: NodeProcess, repo: Path, channel: str
+) -> None:
+    heads = some_heads(repo)
+    flags = [flag for head in heads for flag in ("--head", head)]
+    ended = example(node, repo, "--channel", channel, "--verify", *flags)
+    assert ended.code == 0, ended.err
+    count = len(commits_of(repo, "--all"))
+    assert ended.lines[0] == f"published {count} of {count} commits on channel {channel}"
+    assert [line.split(":")[0] for line in ended.lines[1:]] == heads
+    for head in heads:
+        history = commits_of(repo, head)
+        views, missing = walked(node, channel, head)
+        names = [view.message_id for view in views]
+        assert sorted(names) == sorted(history)
+        assert missing == []
+        place = {name: number for number, name in enumerate(names)}
+        assert all(place[parent] < place[name] for name in names for parent in history[name])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_withheld_commits_that_are_reached_are_missing_and_no_others(
+    node: NodeProcess, repo: Path, channel: str, seed: int
+) -> None:
+    flags = ("--withhold", "0.1", "--seed", str(seed), "--verify")
+    ended = example(node, repo, "--channel", channel, *flags)
+    assert ended.code == 0, ended.err
+    graph = commits_of(repo, "--all")
+    withheld = set(graph) - published(node, channel)
+    assert len(withheld) == round(len(graph) / 10)
+    for head in some_heads(repo):
+        wanted, reached = naive_walk(graph, head, withheld)
+        views, missing = walked(node, channel, head)
+        assert sorted(view.message_id for view in views) == sorted(wanted)
+        assert sorted(missing) == sorted(reached)
+
+
+def naive_walk(
+    graph: dict[str, list[str]], head: str, withheld: set[str]
+) -> tuple[set[str], set[str]]:
+    seen, waiting = set(), {head}
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        if name not in withheld:
+            waiting |= set(graph[name]) - seen
+    return seen - withheld, seen & withheld
+
+
+def test_a_message_says_what_its_commit_says(node: NodeProcess, made: Path, channel: str) -> None:
+    assert example(node, made, "--channel", channel).code == 0
+    graph = commits_of(made, "--all")
+    head = git(made, "rev-parse", "main").strip()
+    views = {view.message_id: view for view in walked(node, channel, head)[0]}
+    for name, view in views.items():
+        author, time_s, subject = (
+            git(made, "show", "--no-patch", "--format=%an <%ae>%x00%ct%x00%s", name)
+            .rstrip("\n")
+            .split("\0")
+        )
+        moment = datetime.fromtimestamp(int(time_s), UTC).isoformat()
+        assert view.sender_id == author
+        assert json.loads(view.content) == {"time": moment, "subject": subject}
+        lamports = [parent.lamport or 0 for each in graph[name] if (parent := views.get(each))]
+        assert view.lamport == max(int(time_s) * 1_000, *(each + 1 for each in lamports), 0)
+
+
+def test_every_reference_is_published(node: NodeProcess, made: Path, channel: str) -> None:
+    assert example(node, made, "--channel", channel).code == 0
+    assert published(node, channel) == set(commits_of(made, "--all"))
+    assert len(published(node, channel)) == COMMITS
+
+
+def test_verification_fails_where_the_node_holds_something_else(
+    node: NodeProcess, made: Path, channel: str
+) -> None:
+    assert example(node, made, "--channel", channel).code == 0
+    flags = ("--withhold", "0.1", "--verify", "--head", "main")
+    ended = example(node, made, "--channel", channel, *flags)
+    assert ended.code == 1
+    assert ended.err.startswith("The node and git differ in ")
+
+
+def test_what_is_no_repository_is_refused(node: NodeProcess, tmp_path: Path) -> None:
+    ended = example(node, tmp_path)
+    assert ended.code == 1
+    assert ended.err.startswith(f"git could not read {tmp_path}: ")
+    git(tmp_path, "init", "--quiet")
+    ended = example(node, tmp_path)
+    assert (ended.code, ended.err) == (1, f"The repository {tmp_path} has no commits.\n")
+
+
+def test_a_node_that_is_not_there_is_said_so(made: Path) -> None:
+    ended = example("127.0.0.1:1", made)
+    assert ended.code == 1
+    assert ended.err.startswith("No node could be reached at 127.0.0.1:1")

@@ -196,8 +196,9 @@ class Quota:
         self._shared: Account | None = None
         self._swept_ns: int | None = None
 
-    def __len__(self) -> int:
-        """Count the accounts that are kept apart."""
+    @property
+    def accounts(self) -> int:
+        """How many accounts are kept apart."""
         return len(self._named) + len(self._strangers)
 
     def account(self, key: str, limits: ClientLimits, now_ns: int, *, named: bool) -> Account:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias, TypeVar
 
 import grpc
@@ -143,17 +143,13 @@ class Wrapper:
 
         async def serve(request: bytes, context: Context) -> bytes:
             async def answer(call: Call) -> bytes:
-                try:
-                    call.check_ready()
-                    call.charge(len(request), counted=True)
-                    return await handle(call, request)
-                except Exception as error:
-                    failure, _ = translate(error, call.request_id)
-                    if refuse is None or not failure.retry:
-                        raise
-                    return refuse(request, failure)
+                call.check_ready()
+                call.charge(len(request), counted=True)
+                return await handle(call, request)
 
-            return await self._serve(method, context, answer)
+            return await self._serve(
+                method, context, answer, None if refuse is None else partial(refuse, request)
+            )
 
         return grpc.unary_unary_rpc_method_handler(serve)
 
@@ -185,7 +181,11 @@ class Wrapper:
         return grpc.stream_stream_rpc_method_handler(serve)
 
     async def _serve(
-        self, method: Method, context: Context, answer: Callable[[Call], Awaitable[_T]]
+        self,
+        method: Method,
+        context: Context,
+        answer: Callable[[Call], Awaitable[_T]],
+        refuse: Callable[[RpcFailure], _T] | None = None,
     ) -> _T:
         node, began_ns = self._node, self._node.monotonic_ns()
         call_id, call, code = request_id(context), None, "OK"
@@ -201,6 +201,8 @@ class Wrapper:
             raise asyncio.CancelledError from None
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
             failure, foreseen = translate(error, call_id)
+            if refuse is not None and failure.retry:
+                return refuse(failure)
             code = failure.code.name
             self._report(method, call, failure, None if foreseen else error)
             await context.abort(

@@ -7,6 +7,7 @@ next one is read when the caller has taken the last.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -125,10 +126,13 @@ class Reads:
 
 def refuse_query(request: bytes, failure: RpcFailure) -> bytes:
     """The ``StoreQueryResponse`` for what may be retried later: 429, or 503 when not ready."""
-    query = decode(waku_store_pb2.StoreQueryRequest, request)
+    request_id = ""
+    # The node turns the call away whether or not it could have read it.
+    with suppress(RpcFailure):
+        request_id = _cut(decode(waku_store_pb2.StoreQueryRequest, request).request_id)
     busy = failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     status = TOO_MANY_REQUESTS if busy else UNAVAILABLE
-    return query_response(_cut(query.request_id), status, failure.sentence)
+    return query_response(request_id, status, failure.sentence)
 
 
 def _echo(request_id: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import grpc
+import pytest
 
 from message.validate import Policy
 from store.db.feed import DatabaseFeed
@@ -190,6 +191,13 @@ def resident_bytes() -> int:
     """Memory of this process that is in use."""
     fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
     return int(fields[1]) * 4096
+
+
+async def failure(work: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
+    """Status and sentence of a call that must fail."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await within(work)
+    return caught.value.code(), caught.value.details() or ""
 
 
 async def within(work: Awaitable[_T]) -> _T:

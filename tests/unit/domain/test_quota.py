@@ -112,7 +112,7 @@ def test_strangers_are_bounded_and_share_what_is_left() -> None:
     assert first.begin(CALL, 0) is None
     assert second.begin(CALL, 0) is None
     third, fourth = open_account(quota, "3"), open_account(quota, "4")
-    assert len(quota) == 2
+    assert quota.accounts == 2
     assert third.begin(CALL, 0) is None
     assert open_account(quota, "5") is third
     assert fourth.begin(CALL, 0) is None

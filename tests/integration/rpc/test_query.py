@@ -1,0 +1,199 @@
+import grpc
+import pytest
+
+from store.domain.quota import Quota
+from tests.integration.rpc.harness import (
+    CONTENT,
+    PUBSUB,
+    STORE,
+    Node,
+    failure,
+    item,
+    serve,
+)
+from tests.interop.vectors import Case, case_name, load
+from wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+
+NOW_NS = 1_763_625_600_000_000_000
+DIGEST = bytes(range(32))
+VECTORS = load("store_query")
+
+
+async def ask(node: Node, request: StoreQueryRequest) -> StoreQueryResponse:
+    response: StoreQueryResponse = await node.store.Query(request)
+    return response
+
+
+async def fill(node: Node, count: int) -> list[bytes]:
+    """Publish messages a second apart; their hashes, oldest first."""
+    messages = [item(b"%d" % n, timestamp=NOW_NS + n * 10**9) for n in range(count)]
+    return [result.message_hash for result in (await node.publish(*messages)).results]
+
+
+async def pages(node: Node, *, forward: bool, limit: int) -> list[list[bytes]]:
+    """Every page of a query for everything."""
+    found, request = [], StoreQueryRequest(pagination_forward=forward, pagination_limit=limit)
+    while True:
+        response = await ask(node, request)
+        assert response.status_code == 200
+        found.append([entry.message_hash for entry in response.messages])
+        if not response.HasField("pagination_cursor"):
+            return found
+        request.pagination_cursor = response.pagination_cursor
+
+
+async def test_pages_are_ascending_in_both_directions(node: Node) -> None:
+    hashes = await fill(node, 25)
+    forward = await pages(node, forward=True, limit=10)
+    assert forward == [hashes[:10], hashes[10:20], hashes[20:]]
+    backward = await pages(node, forward=False, limit=10)
+    assert backward == [hashes[15:], hashes[5:15], hashes[:5]]
+    assert await pages(node, forward=True, limit=25) == [hashes]
+
+
+async def test_the_limit_is_the_same_on_every_page(node: Node) -> None:
+    hashes = await fill(node, 2_150)
+    forward = await pages(node, forward=True, limit=2**64 - 1)
+    assert [len(page) for page in forward] == [1_000, 1_000, 150]
+    default = await pages(node, forward=True, limit=0)
+    assert {len(page) for page in default[:-1]} == {100}
+    assert [one for page in default for one in page] == hashes
+
+
+async def test_data_comes_back_as_published_and_presence_without_it(node: Node) -> None:
+    published = item(b"data", timestamp=NOW_NS, ephemeral=False)
+    published.message.version = 0
+    published.message.meta = b"meta"
+    published.message.rate_limit_proof = b"proof"
+    (result,) = (await node.publish(published)).results
+    with_data = StoreQueryRequest(include_data=True, message_hashes=[result.message_hash])
+    (entry,) = (await ask(node, with_data)).messages
+    assert entry.message == published.message
+    assert entry.pubsub_topic == PUBSUB
+    presence = StoreQueryRequest(message_hashes=[DIGEST, result.message_hash])
+    (entry,) = (await ask(node, presence)).messages
+    assert entry.message_hash == result.message_hash
+    assert not entry.HasField("message")
+    assert not entry.HasField("pubsub_topic")
+
+
+async def test_filters_by_topics_and_time(node: Node) -> None:
+    hashes = await fill(node, 5)
+    other = item(b"x", content="/other", timestamp=NOW_NS)
+    await node.publish(other)
+    request = StoreQueryRequest(
+        pubsub_topic=PUBSUB,
+        content_topics=[CONTENT, "/unknown"],
+        time_start=NOW_NS + 10**9,
+        time_end=NOW_NS + 3 * 10**9,
+    )
+    assert [entry.message_hash for entry in (await ask(node, request)).messages] == hashes[1:3]
+
+
+@pytest.mark.parametrize("bounds", [(5, 5), (9, 5), (0, 0), (-5, -1)])
+async def test_an_empty_range_is_an_empty_success(node: Node, bounds: tuple[int, int]) -> None:
+    response = await ask(node, StoreQueryRequest(time_start=bounds[0], time_end=bounds[1]))
+    assert response.status_code == 200
+    assert not response.messages
+
+
+async def test_an_unknown_cursor_is_404_whatever_else_is_asked(node: Node) -> None:
+    for request in (
+        StoreQueryRequest(pagination_cursor=DIGEST),
+        StoreQueryRequest(pagination_cursor=DIGEST, time_start=5, time_end=5),
+        StoreQueryRequest(pagination_cursor=DIGEST, message_hashes=[DIGEST]),
+        StoreQueryRequest(pagination_cursor=DIGEST, pubsub_topic="/p", content_topics=["/c"]),
+    ):
+        response = await ask(node, request)
+        assert response.status_code == 404
+        assert "cursor" in response.status_desc
+
+
+async def test_a_cursor_names_a_position_whether_or_not_it_matches(node: Node) -> None:
+    hashes = await fill(node, 4)
+    other = item(b"x", content="/other", timestamp=NOW_NS + 1_500_000_000)
+    (result,) = (await node.publish(other)).results
+    request = StoreQueryRequest(
+        pubsub_topic=PUBSUB,
+        content_topics=[CONTENT],
+        pagination_cursor=result.message_hash,
+        pagination_forward=True,
+    )
+    assert [entry.message_hash for entry in (await ask(node, request)).messages] == hashes[2:]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        StoreQueryRequest(request_id="r", pubsub_topic="/p"),
+        StoreQueryRequest(request_id="r", content_topics=["/c"]),
+        StoreQueryRequest(request_id="r", message_hashes=[DIGEST], time_start=0),
+        StoreQueryRequest(request_id="r", message_hashes=[b"short"]),
+        StoreQueryRequest(request_id="r", pagination_cursor=b""),
+        StoreQueryRequest(
+            request_id="r", pubsub_topic="/p", content_topics=[f"/{n}" for n in range(101)]
+        ),
+        StoreQueryRequest(
+            request_id="r", message_hashes=[n.to_bytes(32, "big") for n in range(100_000)]
+        ),
+    ],
+)
+async def test_what_breaks_the_rules_is_400_with_the_request_id(
+    node: Node, request_: StoreQueryRequest
+) -> None:
+    response = await ask(node, request_)
+    assert (response.status_code, response.request_id) == (400, "r")
+    assert response.status_desc
+    assert not response.messages
+
+
+async def test_a_long_request_id_is_refused_and_echoed_in_part(node: Node) -> None:
+    response = await ask(node, StoreQueryRequest(request_id="é" * 600))
+    assert response.status_code == 400
+    assert response.request_id == "é" * 512
+    ok = await ask(node, StoreQueryRequest(request_id="é" * 512))
+    assert (ok.status_code, ok.request_id) == (200, "é" * 512)
+
+
+@pytest.mark.parametrize("case", VECTORS["request"], ids=case_name)
+async def test_requests_of_other_implementations(node: Node, case: Case) -> None:
+    response = StoreQueryResponse.FromString(
+        await node.unary(STORE + "Query", bytes.fromhex(case["bytes"]))
+    )
+    refused = {
+        "hash-empty-element",
+        "cursor-empty",
+        "invalid-topics-without-pubsub",
+        "pubsub-empty-string",
+    }
+    assert response.status_code == (400 if case["name"] in refused else 200)
+    assert response.request_id == case["fields"]["request_id"]
+
+
+async def test_bytes_that_are_no_request_are_an_invalid_argument(node: Node) -> None:
+    for case in VECTORS["decode_only"]:
+        if case["type"] == "StoreQueryRequest":
+            raw = bytes.fromhex(case["bytes"])
+            if case["ok"]:
+                response = StoreQueryResponse.FromString(await node.unary(STORE + "Query", raw))
+                assert response.request_id == case["decoded"]["request_id"]
+            else:
+                code, sentence = await failure(node.unary(STORE + "Query", raw))
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+                assert "waku.store.v3.StoreQueryRequest" in sentence
+
+
+async def test_a_node_that_is_not_ready_answers_503(node: Node) -> None:
+    node.rules.unready = "the database does not answer: retry with backoff"
+    response = await ask(node, StoreQueryRequest(request_id="r"))
+    assert (response.status_code, response.request_id) == (503, "r")
+    assert response.status_desc == node.rules.unready
+    node.rules.unready = None
+    assert (await ask(node, StoreQueryRequest())).status_code == 200
+
+
+async def test_too_many_calls_at_once_are_429(database_url: str) -> None:
+    async with serve(database_url, quota=Quota(max_calls=0)) as node:
+        response = await ask(node, StoreQueryRequest(request_id="r"))
+    assert (response.status_code, response.request_id) == (429, "r")
+    assert "concurrent calls of this node" in response.status_desc

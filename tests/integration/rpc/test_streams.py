@@ -1,0 +1,173 @@
+from uuid import uuid4
+
+import grpc
+import pytest
+
+from message.cursor import FollowCursor, ScanCursor
+from tests.integration.rpc.harness import CONTENT, PUBSUB, STORE, Node, failure, item, within
+from wire.sds.v1.message_pb2 import HistoryEntry
+from wire.storenode.v1.store_pb2 import (
+    ContentFilter,
+    FollowPage,
+    FollowRequest,
+    GetCausalHistoryRequest,
+    GetSdsMessagesRequest,
+    ScanPage,
+    ScanRequest,
+)
+
+NOW_NS = 1_763_625_600_000_000_000
+DIGEST = bytes(range(32))
+SCAN_CURSOR = ScanCursor(NOW_NS, DIGEST).encode()
+FOLLOW_CURSOR = FollowCursor(b"i" * 16, 5, 6).encode()
+BAD_FILTERS = [
+    ContentFilter(pubsub_topic=""),
+    ContentFilter(content_topics=["/c", ""]),
+    ContentFilter(content_topics=["/c\0"]),
+    ContentFilter(content_topics=[f"/{n}" for n in range(101)]),
+]
+
+
+async def fill(node: Node, count: int, content: str = CONTENT) -> list[bytes]:
+    messages = [item(b"%d" % n, content=content, timestamp=NOW_NS + n) for n in range(count)]
+    return [result.message_hash for result in (await node.publish(*messages)).results]
+
+
+async def scan(node: Node, request: ScanRequest) -> list[ScanPage]:
+    pages = await node.stream(STORE + "Scan", request.SerializeToString())
+    return [ScanPage.FromString(page) for page in pages]
+
+
+def hashes_of(*pages: ScanPage | FollowPage) -> list[bytes]:
+    return [entry.message_hash for page in pages for entry in page.messages]
+
+
+async def test_a_scan_gives_everything_in_order(node: Node) -> None:
+    hashes = await fill(node, 300)
+    pages = await scan(node, ScanRequest(include_data=True, page_size=100))
+    assert hashes_of(*pages) == hashes
+    assert len(pages) == 3
+    assert pages[0].messages[7].message.payload == b"7"
+
+
+async def test_a_scan_goes_on_after_the_cursor_of_any_page(node: Node) -> None:
+    hashes = await fill(node, 300)
+    pages = await scan(node, ScanRequest(page_size=100))
+    for count, page in enumerate(pages, 1):
+        rest = await scan(node, ScanRequest(cursor=page.cursor, page_size=7))
+        assert hashes_of(*rest) == hashes[100 * count :]
+
+
+async def test_a_filter_may_set_one_field(node: Node) -> None:
+    await fill(node, 3)
+    other = await fill(node, 3, "/other")
+    by_content = ScanRequest(filter=ContentFilter(content_topics=["/other"]))
+    assert hashes_of(*await scan(node, by_content)) == other
+    by_pubsub = ScanRequest(filter=ContentFilter(pubsub_topic=PUBSUB))
+    assert len(hashes_of(*await scan(node, by_pubsub))) == 6
+
+
+async def test_a_scan_of_an_empty_range_is_empty(node: Node) -> None:
+    await fill(node, 3)
+    assert await scan(node, ScanRequest(time_start=5, time_end=5)) == []
+    bounds = ScanRequest(time_start=NOW_NS + 1, time_end=NOW_NS + 2)
+    assert len(hashes_of(*await scan(node, bounds))) == 1
+
+
+@pytest.mark.parametrize("filter_", BAD_FILTERS, ids=lambda one: str(one)[:30])
+async def test_filters_that_nothing_can_match_are_refused(
+    node: Node, filter_: ContentFilter
+) -> None:
+    for method, request in (
+        ("Scan", ScanRequest(filter=filter_)),
+        ("Follow", FollowRequest(filter=filter_)),
+        ("GetSdsMessages", GetSdsMessagesRequest(channel_id="c", filter=filter_)),
+        ("GetCausalHistory", GetCausalHistoryRequest(channel_id="c", filter=filter_)),
+    ):
+        code, _ = await failure(node.stream(STORE + method, request.SerializeToString()))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [b"x", b"\0" * 47, SCAN_CURSOR[:-1], SCAN_CURSOR + b"x", FOLLOW_CURSOR, b"y" * 1_000_000],
+    ids=len,
+)
+async def test_a_scan_refuses_cursors_that_are_not_its_own(node: Node, cursor: bytes) -> None:
+    code, sentence = await failure(scan(node, ScanRequest(cursor=cursor)))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "cursor" in sentence
+
+
+@pytest.mark.parametrize("cursor", [b"x", FOLLOW_CURSOR[:-1], SCAN_CURSOR], ids=len)
+async def test_a_follower_refuses_cursors_that_are_not_its_own(node: Node, cursor: bytes) -> None:
+    request = FollowRequest(cursor=cursor).SerializeToString()
+    code, _ = await failure(node.stream(STORE + "Follow", request))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_cursor_of_another_database_is_out_of_range(node: Node) -> None:
+    foreign = FollowCursor(uuid4().bytes, 1, 1).encode()
+    request = FollowRequest(cursor=foreign).SerializeToString()
+    code, sentence = await failure(node.stream(STORE + "Follow", request))
+    assert code is grpc.StatusCode.OUT_OF_RANGE
+    assert sentence
+
+
+async def test_a_follower_gets_the_backlog_then_what_comes(node: Node) -> None:
+    hashes = await fill(node, 50)
+    call = node.store.Follow(FollowRequest(from_beginning=True, include_data=True))
+    seen: list[bytes] = []
+    while len(seen) < 50:
+        seen += hashes_of(await within(call.read()))
+    assert sorted(seen) == sorted(hashes)
+    (later,) = (await node.publish(item(b"later"))).results
+    page = await within(call.read())
+    while not page.messages:
+        page = await within(call.read())
+    assert hashes_of(page) == [later.message_hash]
+    assert page.live
+    assert node.count("storenode_followers") == 1
+    call.cancel()
+    resumed = node.store.Follow(FollowRequest(cursor=page.cursor))
+    assert hashes_of(await within(resumed.read())) == []
+    resumed.cancel()
+
+
+async def test_a_follower_from_now_on_begins_with_an_empty_live_page(node: Node) -> None:
+    await fill(node, 5)
+    call = node.store.Follow(FollowRequest())
+    first = await within(call.read())
+    assert (list(first.messages), first.live, bool(first.cursor)) == ([], True, True)
+    call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("request_", "named"),
+    [
+        (GetSdsMessagesRequest(entries=[HistoryEntry(message_id="a")]), "channel_id is empty"),
+        (GetSdsMessagesRequest(channel_id="c" * 257), "at most 256"),
+        (GetSdsMessagesRequest(channel_id="c", entries=[HistoryEntry()]), "without message_id"),
+        (
+            GetSdsMessagesRequest(channel_id="c", entries=[HistoryEntry(message_id="a")] * 1_001),
+            "1001 entries: at most 1000",
+        ),
+        (GetCausalHistoryRequest(heads=[HistoryEntry(message_id="a")]), "channel_id is empty"),
+        (
+            GetCausalHistoryRequest(channel_id="c", heads=[HistoryEntry(message_id="a")] * 101),
+            "101 entries: at most 100",
+        ),
+        (
+            GetCausalHistoryRequest(channel_id="c", known_ids=["k"] * 10_001),
+            "10001 entries: at most 10000",
+        ),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+async def test_sds_requests_past_the_limits_are_refused(
+    node: Node, request_: GetSdsMessagesRequest | GetCausalHistoryRequest, named: str
+) -> None:
+    method = "GetSdsMessages" if isinstance(request_, GetSdsMessagesRequest) else "GetCausalHistory"
+    code, sentence = await failure(node.stream(STORE + method, request_.SerializeToString()))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert named in sentence

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from message.hashing import message_hash
+from store.cli.client.limits import MAX_INPUT_LINE_BYTES, MAX_INPUT_PAYLOAD_BYTES
 from store.cli.client.making import Envelope, MessageMaker, SdsDraft
 from store.client.messages import hash_of
 from store.client.sds_messages import sds_view
@@ -91,6 +92,27 @@ def test_a_line_that_is_no_message_ends_publishing_after_those_before(
     assert "Line 3 of the input is no message: it is not JSON" in ended.err
     ended = command("publish", "--json-input", stdin=b'{"message": {"payload": 1}}')
     assert "Line 1 of the input is no message: the field 'payload'" in ended.err
+
+
+def test_a_line_without_end_is_refused_after_the_lines_before(command: Command, topic: str) -> None:
+    text = b"good\n" + b"x" * (MAX_INPUT_LINE_BYTES + 100_000)
+    ended = command("publish", "--content-topic", topic, "--lines", stdin=text)
+    assert ended.code == 1
+    assert ended.out.startswith("STORED")
+    assert "A line of the input has more than" in ended.err
+
+
+def test_a_payload_that_no_node_takes_is_not_sent(command: Command, topic: str) -> None:
+    payload = bytes(MAX_INPUT_PAYLOAD_BYTES + 1)
+    ended = command("publish", "--content-topic", topic, stdin=payload)
+    assert (ended.code, ended.out) == (1, "")
+    assert "which no node takes" in ended.err
+
+
+def test_a_folder_is_no_input(command: Command, topic: str, tmp_path: Path) -> None:
+    ended = command("publish", "--content-topic", topic, "--file", str(tmp_path))
+    assert (ended.code, ended.out) == (1, "")
+    assert "The input cannot be read (Is a directory)" in ended.err
 
 
 def test_a_rejected_message_is_exit_code_1_and_says_why(command: Command, topic: str) -> None:

@@ -1,0 +1,94 @@
+"""Running nodes that end by themselves, and asking nodes over plain HTTP and gRPC."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from tests.support.node import NodeProcess
+
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a node ended that was not meant to serve."""
+
+    code: int
+    output: str
+    log: str
+
+    @property
+    def sentence(self) -> str:
+        """The last line on standard error: what the operator is told."""
+        return self.log.splitlines()[-1]
+
+
+def run_to_end(data_dir: Path, *args: str, database_url: str | None = None, **env: str) -> Ended:
+    """Start a node and wait for its end."""
+    node = NodeProcess(data_dir, args, database_url, env)
+    node.launch()
+    try:
+        output, _ = node.process.communicate(timeout=TIMEOUT_S)
+    finally:
+        node.kill()
+    return Ended(node.process.returncode, output.decode(), node.log())
+
+
+def get(address: str, path: str, method: str = "GET") -> tuple[int, str]:
+    """Status and body of one request to the metrics listener."""
+    with closing(HTTPConnection(address, timeout=TIMEOUT_S)) as connection:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def raw_exchange(address: str, request: bytes) -> bytes:
+    """Whatever the metrics listener answers to some bytes, until it closes."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+
+@contextmanager
+def occupied_port() -> Iterator[str]:
+    """HOST:PORT of a socket that listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def health_of(channel: grpc.Channel) -> int:
+    """The answer of one health check."""
+    check = channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=health_pb2.HealthCheckResponse.FromString,
+    )
+    status: int = check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S).status
+    return status
+
+
+def watch_health(channel: grpc.Channel) -> Iterator[int]:
+    """The states of the node as they change; ends with the call."""
+    watch = channel.unary_stream(
+        "/grpc.health.v1.Health/Watch",
+        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=health_pb2.HealthCheckResponse.FromString,
+    )
+    for response in watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S):
+        yield response.status
+
+
+def log_lines(log: str) -> list[dict[str, Any]]:
+    """The lines of a JSON log."""
+    return [json.loads(line) for line in log.splitlines()]

@@ -1,0 +1,131 @@
+"""Where the database is: refused, awaited, lost and found again."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+from store.db.migrate import upgrade
+from tests.integration.run.helpers import get, occupied_port, run_to_end, watch_health
+from tests.support.node import running_node
+from tests.support.postgres import PostgresServer
+
+SERVING = HealthCheckResponse.SERVING
+NOT_SERVING = HealthCheckResponse.NOT_SERVING
+
+
+def test_a_database_without_the_schema_is_refused(tmp_path: Path, empty_database_url: str) -> None:
+    ended = run_to_end(tmp_path / "data", database_url=empty_database_url)
+    assert ended.code == 1
+    assert "run `storenode db upgrade`" in ended.sentence.replace("create it with", "run")
+    assert ended.output == ""
+
+
+def test_an_unreachable_database_ends_the_start_with_code_3(tmp_path: Path) -> None:
+    with occupied_port() as address:
+        pass
+    ended = run_to_end(
+        tmp_path / "data",
+        *("--start-timeout", "400ms"),
+        database_url=f"postgresql://u:hunter2@{address}/d",
+    )
+    assert ended.code == 3
+    host, port = address.split(":")
+    assert ended.sentence.startswith(
+        f"storenode: The database at {host} port {port} could not be reached"
+    )
+    assert "Connection refused" in ended.sentence
+    assert "database_not_reached" in ended.log, "it was tried more than once"
+    assert "hunter2" not in ended.log
+
+
+def test_what_waiting_does_not_mend_is_not_waited_for(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    ended = run_to_end(
+        tmp_path / "data", "--start-timeout", "1h", database_url=postgres.url("no_such_database")
+    )
+    assert ended.code == 3
+    assert 'database "no_such_database" does not exist' in ended.sentence
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:hunter2@h:x/d", "u:hunter2@h", "mysql://hunter2"])
+def test_a_url_that_cannot_be_read_is_not_repeated(tmp_path: Path, url: str) -> None:
+    ended = run_to_end(tmp_path / "data", "--start-timeout", "100ms", database_url=url)
+    assert ended.code in (2, 3)
+    assert "--database-url" in ended.sentence
+    assert "hunter2" not in ended.log
+
+
+def test_several_hosts_are_tried_for_one_that_serves(tmp_path: Path, database_url: str) -> None:
+    with occupied_port() as address:
+        pass
+    first = address.split(":")[1]
+    credentials, _, rest = database_url.rpartition("@")
+    host_port, _, database = rest.partition("/")
+    url = f"{credentials}@127.0.0.1:{first},{host_port}/{database}"
+    with running_node(tmp_path / "data", database_url=url) as node:
+        assert get(node.metrics, "/readyz") == (200, "ready\n")
+
+
+def test_two_nodes_share_a_database(tmp_path: Path, database_url: str) -> None:
+    with (
+        running_node(tmp_path / "a", database_url=database_url) as one,
+        running_node(tmp_path / "b", database_url=database_url) as two,
+    ):
+        assert one.ready["node_id"] != two.ready["node_id"]
+        assert get(one.metrics, "/readyz")[0] == get(two.metrics, "/readyz")[0] == 200
+
+
+def test_a_node_outlives_its_embedded_server(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path / "data") as node,
+        grpc.insecure_channel(node.listen) as channel,
+    ):
+        states = watch_health(channel)
+        assert next(states) == SERVING
+        (server,) = [
+            child
+            for child in psutil.Process(node.process.pid).children()
+            if child.name().startswith("postgres")
+        ]
+        server.send_signal(signal.SIGKILL)
+        assert next(states) == NOT_SERVING
+        assert next(states) == SERVING
+        assert get(node.metrics, "/readyz") == (200, "ready\n")
+        metrics = get(node.metrics, "/metrics")[1]
+        assert 'storenode_database_events_total{event="postgres_restarted"} 1.0' in metrics
+        assert 'storenode_database_events_total{event="away"} 1.0' in metrics
+        assert node.terminate() == 0
+
+
+def test_a_node_waits_for_an_external_server_to_come_back(tmp_path: Path) -> None:
+    server = PostgresServer(tmp_path / "postgres")
+    server.start()
+    try:
+        url = server.url(server.create_database())
+        upgrade(url)
+        with (
+            running_node(tmp_path / "data", database_url=url) as node,
+            grpc.insecure_channel(node.listen) as channel,
+        ):
+            states = watch_health(channel)
+            assert next(states) == SERVING
+            server.stop()
+            assert next(states) == NOT_SERVING
+            assert get(node.metrics, "/readyz") == (
+                503,
+                "not ready: the database does not answer\n",
+            )
+            assert get(node.metrics, "/healthz") == (200, "alive\n")
+            assert "storenode_ready 0.0" in get(node.metrics, "/metrics")[1]
+            server.start()
+            assert next(states) == SERVING
+            assert node.terminate() == 0
+    finally:
+        server.stop()

@@ -1,0 +1,246 @@
+"""A node from its first start to its end, as an operator sees it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+from tests.integration.run.helpers import (
+    TIMEOUT_S,
+    health_of,
+    log_lines,
+    occupied_port,
+    run_to_end,
+    watch_health,
+)
+from tests.support.node import NodeProcess, running_node
+from wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
+
+SERVING = HealthCheckResponse.SERVING
+NOT_SERVING = HealthCheckResponse.NOT_SERVING
+
+
+def test_a_fresh_directory_gives_a_serving_node_that_ends_in_order(tmp_path: Path) -> None:
+    node = NodeProcess(tmp_path / "data").start()
+    try:
+        assert list(node.ready) == [
+            *("event", "listen", "peer", "admin", "metrics", "database", "node_id")
+        ]
+        assert node.ready["event"] == "ready"
+        assert node.ready["database"] == "embedded"
+        assert node.peer == node.listen
+        for address in (node.listen, node.admin):
+            with grpc.insecure_channel(address) as channel:
+                assert health_of(channel) == SERVING
+        children = psutil.Process(node.process.pid).children(recursive=True)
+        assert any("postgres" in child.name() for child in children)
+        node.signal(signal.SIGTERM)
+        rest, _ = node.process.communicate(timeout=TIMEOUT_S)
+    finally:
+        node.close()
+    assert node.process.returncode == 0
+    assert rest == b"", "standard output holds the ready line alone"
+    assert psutil.wait_procs(children, timeout=TIMEOUT_S)[1] == []
+
+
+def test_the_node_id_is_random_private_and_kept(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with running_node(data_dir) as first:
+        node_id = first.ready["node_id"]
+    with running_node(data_dir) as second:
+        assert second.ready["node_id"] == node_id
+    with running_node(tmp_path / "other") as other:
+        assert other.ready["node_id"] != node_id
+    assert re.fullmatch(r"[0-9a-f]{32}", node_id)
+    assert stat.S_IMODE((data_dir / "node-id").stat().st_mode) == 0o600
+
+
+def test_a_damaged_node_id_is_refused(tmp_path: Path, database_url: str) -> None:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    (data_dir / "node-id").write_text("me")
+    ended = run_to_end(data_dir, database_url=database_url)
+    assert ended.code == 2
+    assert "node-id does not hold a node ID of 32 hexadecimal digits" in ended.sentence
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_either_signal_ends_a_node_with_code_0(
+    tmp_path: Path, database_url: str, number: signal.Signals
+) -> None:
+    with running_node(tmp_path / "data", database_url=database_url) as node:
+        assert node.ready["database"] == "external"
+        node.signal(number)
+        assert node.wait() == 0
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_second_node_on_a_data_directory_is_refused(
+    tmp_path: Path, database_url: str, external: bool
+) -> None:
+    url = database_url if external else None
+    with running_node(tmp_path / "data", database_url=url) as node:
+        ended = run_to_end(tmp_path / "data", database_url=url)
+        assert ended.code == 1
+        assert f"is in use by process {node.process.pid}" in ended.sentence
+        assert ended.output == ""
+        with grpc.insecure_channel(node.listen) as channel:
+            assert health_of(channel) == SERVING
+
+
+@pytest.mark.parametrize(
+    "option", ["--listen", "--peer-listen", "--admin-listen", "--metrics-listen"]
+)
+def test_a_port_in_use_is_named_with_its_option(
+    tmp_path: Path, database_url: str, option: str
+) -> None:
+    with occupied_port() as address:
+        ended = run_to_end(tmp_path / "data", option, address, database_url=database_url)
+    assert ended.code == 1
+    assert ended.sentence == (
+        f"storenode: {option} {address} cannot be listened on (Address already in use): stop what"
+        " uses it, or give another address."
+    )
+
+
+def test_an_address_of_another_machine_cannot_be_listened_on(
+    tmp_path: Path, database_url: str
+) -> None:
+    ended = run_to_end(
+        tmp_path / "data",
+        *("--listen", "192.0.2.1:7420", "--insecure", "listen"),
+        database_url=database_url,
+    )
+    assert ended.code == 1
+    assert "--listen 192.0.2.1:7420 cannot be listened on (Cannot assign" in ended.sentence
+
+
+def test_all_listeners_may_be_ipv6(tmp_path: Path, database_url: str) -> None:
+    args = [
+        part
+        for option in ("--listen", "--peer-listen", "--admin-listen", "--metrics-listen")
+        for part in (option, "[::1]:0")
+    ]
+    with running_node(tmp_path / "data", *args, database_url=database_url) as node:
+        assert node.listen != node.peer
+        for address in (node.listen, node.peer, node.admin):
+            assert address.startswith("[::1]:")
+            with grpc.insecure_channel(address) as channel:
+                assert health_of(channel) == SERVING
+
+
+def test_probes_see_the_end_before_the_node_is_gone(tmp_path: Path, database_url: str) -> None:
+    with (
+        running_node(tmp_path / "data", database_url=database_url) as node,
+        grpc.insecure_channel(node.listen) as channel,
+    ):
+        states = watch_health(channel)
+        assert next(states) == SERVING
+        node.signal(signal.SIGTERM)
+        assert next(states) == NOT_SERVING
+        with pytest.raises(grpc.RpcError) as ending:
+            next(states)
+        assert ending.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert node.wait() == 0
+
+
+def test_calls_under_way_are_cut_off_after_the_drain_timeout(
+    tmp_path: Path, database_url: str
+) -> None:
+    with (
+        running_node(
+            tmp_path / "data", "--drain-timeout", "300ms", database_url=database_url
+        ) as node,
+        grpc.insecure_channel(node.listen) as channel,
+        endless_publisher(channel) as call,
+    ):
+        node.signal(signal.SIGTERM)
+        assert node.wait() == 0
+        with pytest.raises(grpc.RpcError):
+            next(call)
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    with (
+        running_node(tmp_path / "data", "--drain-timeout", "1h") as node,
+        grpc.insecure_channel(node.listen) as channel,
+        endless_publisher(channel),
+    ):
+        states = watch_health(channel)
+        assert next(states) == SERVING
+        children = psutil.Process(node.process.pid).children(recursive=True)
+        node.signal(signal.SIGTERM)
+        assert next(states) == NOT_SERVING
+        node.signal(signal.SIGTERM)
+        assert node.wait() == 1
+        assert psutil.wait_procs(children, timeout=TIMEOUT_S)[1] == [], "Postgres ends too"
+
+
+def test_a_start_can_be_broken_off(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://u:hunter2@127.0.0.1:{silent.getsockname()[1]}/d"
+        node = NodeProcess(tmp_path / "data", (), url)
+        node.launch()
+        try:
+            silent.settimeout(TIMEOUT_S)
+            connection, _ = silent.accept()
+            node.signal(signal.SIGTERM)
+            connection.close()
+            assert node.wait() == 0
+        finally:
+            node.kill()
+    assert "hunter2" not in node.log()
+
+
+def test_the_log_is_json_off_a_terminal_and_text_on_demand(
+    tmp_path: Path, database_url: str
+) -> None:
+    with running_node(tmp_path / "data", database_url=database_url) as node:
+        node.terminate()
+        lines = log_lines(node.log())
+    assert {"serving", "draining", "ended"} <= {line["event"] for line in lines}
+    assert all({"timestamp", "level", "component"} <= line.keys() for line in lines)
+    with running_node(tmp_path / "text", "--log-format", "text", database_url=database_url) as node:
+        node.terminate()
+        with pytest.raises(json.JSONDecodeError):
+            log_lines(node.log())
+    with running_node(
+        tmp_path / "quiet", "--log-level", "error", database_url=database_url
+    ) as node:
+        node.terminate()
+        assert node.log() == ""
+
+
+class endless_publisher:  # noqa: N801 - used like a function, in a with statement
+    """A `PublishStream` that the node has begun to serve and that its client never ends."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._publish = channel.stream_stream(
+            "/storenode.v1.Store/PublishStream",
+            request_serializer=PublishRequest.SerializeToString,
+            response_deserializer=PublishResponse.FromString,
+        )
+        self._ends, self._requests = socket.socketpair()
+
+    def __enter__(self) -> Iterator[PublishResponse]:
+        responses = iter(self._publish(self._endless()))
+        assert next(responses) == PublishResponse()
+        return responses
+
+    def __exit__(self, *_exc: object) -> None:
+        self._ends.close()
+        self._requests.close()
+
+    def _endless(self) -> Iterator[PublishRequest]:
+        yield PublishRequest()
+        self._requests.recv(1)

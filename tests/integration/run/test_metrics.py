@@ -1,0 +1,96 @@
+"""The metrics listener of a running node."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from store.observe.limits import MAX_HTTP_CONNECTIONS, MAX_HTTP_HEAD_BYTES
+from tests.integration.run.helpers import get, raw_exchange
+from tests.support.node import NodeProcess, running_node
+
+OF_THE_CONTRACT = {
+    "storenode_messages_stored",
+    "storenode_messages_rejected",
+    "storenode_messages",
+    "storenode_query_seconds",
+    "storenode_publish_batch_seconds",
+    "storenode_index_entries",
+    "storenode_oldest_timestamp_seconds",
+}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    with running_node(tmp_path_factory.mktemp("node") / "data") as node:
+        yield node
+
+
+def test_the_metrics_of_the_contract_are_there_and_can_be_parsed(node: NodeProcess) -> None:
+    status, text = get(node.metrics, "/metrics")
+    assert status == 200
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families.keys() >= OF_THE_CONTRACT
+    sources = {
+        sample.labels.get("source") for sample in families["storenode_messages_stored"].samples
+    }
+    assert sources == {"client", "transfer", "gossip", "resume", "restore"}
+    assert families["storenode_ready"].samples[0].value == 1
+    assert families["storenode_database_up"].samples[0].value == 1
+
+
+def test_probes(node: NodeProcess) -> None:
+    assert get(node.metrics, "/healthz") == (200, "alive\n")
+    assert get(node.metrics, "/readyz") == (200, "ready\n")
+    assert get(node.metrics, "/readyz?verbose=1")[0] == 200
+    assert get(node.metrics, "/readyz", "HEAD") == (200, "")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "expected"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 "),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"HTTP/1.1 405 "),
+        (b"GET /metrics\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"\x00\xff\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"GET /" + b"a" * MAX_HTTP_HEAD_BYTES + b" HTTP/1.1\r\n\r\n", b"HTTP/1.1 431 "),
+    ],
+)
+def test_other_requests_get_a_clear_status(
+    node: NodeProcess, request_bytes: bytes, expected: bytes
+) -> None:
+    answer = raw_exchange(node.metrics, request_bytes)
+    assert answer.startswith(expected)
+    assert b"Connection: close" in answer
+
+
+def test_connections_are_bounded_and_the_others_are_told(node: NodeProcess) -> None:
+    host, port = node.metrics.rsplit(":", 1)
+    with ExitStack() as stack:
+        for _ in range(MAX_HTTP_CONNECTIONS):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        assert raw_exchange(node.metrics, b"").startswith(b"HTTP/1.1 503 ")
+    assert get(node.metrics, "/healthz")[0] == 200
+
+
+def test_an_unready_node_is_alive(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            metrics = f"127.0.0.1:{free.getsockname()[1]}"
+        url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/d"
+        node = NodeProcess(tmp_path / "data", ("--metrics-listen", metrics), url)
+        node.launch()
+        try:
+            connection, _ = silent.accept()
+            assert get(metrics, "/healthz") == (200, "alive\n")
+            assert get(metrics, "/readyz") == (503, "not ready: the node is starting\n")
+            assert "storenode_ready 0.0" in get(metrics, "/metrics")[1]
+            connection.close()
+        finally:
+            node.kill()

@@ -40,17 +40,18 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
+from sds.codec import sds_key
 from store.domain.claims import (
     Answer,
+    Child,
     Claim,
     Claims,
     Read,
     Reference,
     Selection,
-    claim_key,
     references,
 )
-from store.domain.lookahead import Child, Expansion, LookAhead
+from store.domain.lookahead import Expansion, LookAhead
 from store.domain.lookup import usable_hint
 from store.domain.pace import Pace
 from store.domain.ports import CausalRequest
@@ -117,7 +118,7 @@ class CausalWalk:
         self.truncated = False
         self._request = request
         self._heads: list[Reference] = [
-            (claim_key(request.channel_id, head.message_id), usable_hint(head.retrieval_hint))
+            (sds_key(request.channel_id, head.message_id), usable_hint(head.retrieval_hint))
             for head in request.heads
         ]
         self._unhashed: Iterator[bytes] | None = iter(request.known_ids)
@@ -186,6 +187,10 @@ class CausalWalk:
                     break
                 node, at = path.pop()
 
+    def child(self, number: int) -> Child:
+        """Key, timestamp and hash of a message that was taken."""
+        return self.keys[number], self.timestamps[number], self.hashes[number]
+
     def check(self) -> None:
         """Verify the invariants between steps; raises AssertionError."""
         count = len(self)
@@ -200,7 +205,7 @@ class CausalWalk:
     def _hash_known(self, unhashed: Iterator[bytes]) -> Pause:
         channel = self._request.channel_id
         portion = list(islice(unhashed, STEP_REFERENCES))
-        self._outcomes.update((claim_key(channel, known), _KNOWN) for known in portion)
+        self._outcomes.update((sds_key(channel, known), _KNOWN) for known in portion)
         if not portion:
             self._unhashed = None
         return PAUSE
@@ -332,12 +337,8 @@ class CausalWalk:
         return Read(tuple(ahead.keys), tuple(ahead.hints.values()), window, follow)
 
     def _frontier(self, found: Sequence[Reference]) -> Iterator[Expansion]:
-        yield self._child(self._node), self._slot, found
-        first = 0 if self._node == _HEADS else 1
+        is_head = self._node == _HEADS
+        yield None if is_head else self.child(self._node), self._slot, found
+        first = 0 if is_head else 1
         for number, parents in enumerate(islice(self._parents, first, None), self._node + 1):
-            yield self._child(number), 0, references(*parents)
-
-    def _child(self, number: int) -> Child:
-        if number == _HEADS:
-            return None
-        return self.keys[number], self.timestamps[number], self.hashes[number]
+            yield self.child(number), 0, references(*parents)

@@ -20,13 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from operator import itemgetter
 from struct import Struct
 from typing import Final
 
 from message.limits import HASH_BYTES, MAX_SDS_CLAIMANTS
-from sds.codec import sds_key
 from store.domain.ports import SyncId
 
 Claim = tuple[bytes, int, bytes, bytes, bytes, bytes]
@@ -34,6 +32,9 @@ Claim = tuple[bytes, int, bytes, bytes, bytes, bytes]
 
 The last two are ``uuid[]`` and ``bytea[]`` in Postgres's binary format, read by `references`.
 """
+
+Child = tuple[bytes, int, bytes]
+"""(key, timestamp, hash) of a claim: where references stand."""
 
 Reference = tuple[bytes, bytes | None]
 """(key of the ID in its channel, hint): a hint that is no message hash counts as none."""
@@ -52,16 +53,6 @@ _KEY_BYTES: Final = 16
 _LENGTH: Final = Struct(">i")
 _HASH_LENGTH: Final = _LENGTH.pack(HASH_BYTES)
 _BY_POSITION: Final = itemgetter(1, 2)
-
-
-def claim_key(channel_id: bytes, message_id: bytes) -> bytes:
-    """Key (16 bytes) under which claims of a message ID in a channel are stored."""
-    return sds_key(channel_id, message_id)
-
-
-def channel_key(channel_id: bytes) -> bytes:
-    """Key (16 bytes) of a channel: the first half of its SHA-256."""
-    return sha256(channel_id).digest()[:_KEY_BYTES]
 
 
 def references(parent_keys: bytes, parent_hints: bytes) -> list[Reference]:
@@ -111,7 +102,7 @@ class HintQuery:
 
     key: bytes
     hash: bytes
-    child: tuple[bytes, int, bytes] | None
+    child: Child | None
     slot: int
 
 

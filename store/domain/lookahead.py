@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from store.domain.claims import Claim, Claims, HintQuery, Reference, references
+from store.domain.claims import Child, Claim, Claims, HintQuery, Reference, references
 from store.domain.ports import SyncId
 
 MAX_SEEN_REFERENCES: Final = 4_096
@@ -21,11 +21,8 @@ MAX_READ_KEYS: Final = 4_096
 MAX_READ_HINTS: Final = 512
 """Keys and hints of one read."""
 
-Child = tuple[bytes, int, bytes] | None
-"""(key, timestamp, hash) of the message that has the references; None: they are heads."""
-
-Expansion = tuple[Child, int, Sequence[Reference]]
-"""A child, the slot of the first of its references that counts, and all of them."""
+Expansion = tuple[Child | None, int, Sequence[Reference]]
+"""A child (None: the request), the slot of the first reference that counts, and all of them."""
 
 
 class LookAhead:
@@ -65,7 +62,7 @@ class LookAhead:
         )
 
     def _visit(
-        self, child: Child, first: int, found: Sequence[Reference], ignored: frozenset[int]
+        self, child: Child | None, first: int, found: Sequence[Reference], ignored: frozenset[int]
     ) -> None:
         self._left -= 1 + len(found)
         outcomes, claims = self._outcomes, self._claims
@@ -85,7 +82,7 @@ class LookAhead:
             else:
                 self._reach(key)
 
-    def _want(self, key: bytes, child: Child) -> None:
+    def _want(self, key: bytes, child: Child | None) -> None:
         self.keys[key] = None
         if child is not None:
             position = child[1], child[2]

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from message.limits import HASH_BYTES
-from store.domain.claims import Answer, Claim, Claims, HintQuery, Read, claim_key
+from sds.codec import sds_key
+from store.domain.claims import Answer, Claim, Claims, HintQuery, Read
 from store.domain.ports import HistoryEntry
 
 
@@ -30,7 +31,7 @@ class Lookup:
         self.truncated = False
         self._entries = tuple(dict.fromkeys(entries))
         self._references = [
-            (claim_key(channel_id, entry.message_id), usable_hint(entry.retrieval_hint))
+            (sds_key(channel_id, entry.message_id), usable_hint(entry.retrieval_hint))
             for entry in self._entries
         ]
         self._claims = Claims()

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from message.limits import MAX_SDS_CLAIMANTS
+from sds.codec import sds_key
 from store.domain.causal import CausalWalk, Done
-from store.domain.claims import CROWD, Answer, Claim, Hinted, HintQuery, Read, claim_key
+from store.domain.claims import CROWD, Answer, Claim, Hinted, HintQuery, Read
 from store.domain.lookup import Lookup
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SyncId, TopicFilter
 
@@ -58,11 +59,11 @@ class Stored:
     def claim(self) -> Claim:
         assert self.message_id is not None
         return (
-            claim_key(CHANNEL, self.message_id),
+            sds_key(CHANNEL, self.message_id),
             self.timestamp,
             self.hash,
             self.message_id,
-            packed_keys([claim_key(CHANNEL, parent) for parent, _ in self.parents]),
+            packed_keys([sds_key(CHANNEL, parent) for parent, _ in self.parents]),
             packed_hints([hint for _, hint in self.parents]),
         )
 
@@ -118,7 +119,7 @@ class World:
             for claim in self.by_key.get(key, ()):
                 stored = self.by_hash[claim[2]]
                 for parent, _ in stored.parents:
-                    parent_key = claim_key(CHANNEL, parent)
+                    parent_key = sds_key(CHANNEL, parent)
                     if parent_key not in met and len(met) < limit:
                         met[parent_key] = None
                         queue.append(parent_key)
@@ -134,7 +135,7 @@ class World:
             message_id = entries[query.slot].message_id
         else:
             message_id = self.by_hash[query.child[2]].parents[query.slot][0]
-        assert claim_key(CHANNEL, message_id) == query.key
+        assert sds_key(CHANNEL, message_id) == query.key
         claim = (query.key, stored.timestamp, stored.hash, message_id, *_NO_PARENTS)
         return Hinted(claim, readable=False)
 

@@ -1,0 +1,107 @@
+"""Which messages are held, and their frames, by position.
+
+Many positions at once are looked up by timestamp alone: one descent of an index for each,
+without a join. Other messages may share a timestamp, so such a read is bounded in rows and bytes;
+what it does not bring is looked up exactly, in portions that are small even if every message has
+the largest size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from store.db.arrays import bigints
+from store.db.hashes import position_parameters
+from store.db.pool import Connection
+from store.db.select import FRAME
+from store.domain.ports import SyncId
+
+MAX_POSITIONS: Final = 4_096
+"""Positions of one read by timestamp."""
+
+EXACT_POSITIONS: Final = 48
+"""Positions of one exact read of frames: about 7 MiB if all messages have the largest size."""
+
+MAX_FRAMES_BYTES: Final = 8 * 1024 * 1024
+"""Frames of one read by timestamp."""
+
+_SHARED_TIMESTAMPS: Final = 1_024
+"""Rows of other messages that a read by timestamp may come upon."""
+
+_AT_TIMESTAMPS: Final = """
+from storenode.messages m
+where m.ts = any(%(ts)b::bigint[]) and m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
+limit %(limit)b::bigint
+"""
+
+_AT_POSITIONS: Final = """
+from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
+join storenode.messages m on m.ts = k.ts and m.hash = k.hash
+where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
+"""
+
+_TOPICS: Final = "select m.hash, uuid_send(m.topic)"
+_TOPICS_AT_TIMESTAMPS: Final = _TOPICS + _AT_TIMESTAMPS
+_TOPICS_AT_POSITIONS: Final = _TOPICS + _AT_POSITIONS
+
+_FRAMES_AT_TIMESTAMPS: Final = f"""
+select m.hash, {FRAME.expression} from (
+    select m.*, sum({FRAME.size}) over (rows unbounded preceding) as bytes
+    from (select m.hash, m.head, m.payload, m.tail {_AT_TIMESTAMPS}) m
+) m where m.bytes <= {MAX_FRAMES_BYTES}
+"""
+_FRAMES_AT_POSITIONS: Final = f"select m.hash, {FRAME.expression} {_AT_POSITIONS}"
+
+_Found = dict[bytes, bytes]
+
+
+async def topics_of(connection: Connection, positions: Sequence[SyncId]) -> _Found:
+    """Hash -> topic key (16 bytes), of those messages that are held."""
+    found: _Found = {}
+    for start in range(0, len(positions), MAX_POSITIONS):
+        portion = positions[start : start + MAX_POSITIONS]
+        rows = await _at_timestamps(connection, _TOPICS_AT_TIMESTAMPS, portion)
+        if len(rows) == _most_rows(portion):
+            rows = await _at_positions(connection, _TOPICS_AT_POSITIONS, portion)
+        found.update(rows)
+    return found
+
+
+async def most_frames(connection: Connection, positions: Sequence[SyncId]) -> _Found:
+    """Hash -> frame, for `MAX_POSITIONS` at most; some may be left out, others be among them."""
+    return dict(await _at_timestamps(connection, _FRAMES_AT_TIMESTAMPS, positions))
+
+
+async def exact_frames(connection: Connection, positions: Sequence[SyncId]) -> _Found:
+    """Hash -> frame, of those messages that are held; for `EXACT_POSITIONS` at most."""
+    return dict(await _at_positions(connection, _FRAMES_AT_POSITIONS, positions))
+
+
+def _most_rows(positions: Sequence[SyncId]) -> int:
+    return len(positions) + _SHARED_TIMESTAMPS
+
+
+async def _at_timestamps(
+    connection: Connection, statement: str, positions: Sequence[SyncId]
+) -> list[tuple[bytes, bytes]]:
+    timestamps = sorted({timestamp for timestamp, _ in positions})
+    if not timestamps:
+        return []
+    parameters = {
+        "ts": bigints(timestamps),
+        "low": timestamps[0],
+        "high": timestamps[-1],
+        "limit": _most_rows(positions),
+    }
+    cursor = await connection.execute(statement, parameters, binary=True)
+    return await cursor.fetchall()  # type: ignore[return-value]
+
+
+async def _at_positions(
+    connection: Connection, statement: str, positions: Sequence[SyncId]
+) -> list[tuple[bytes, bytes]]:
+    if not positions:
+        return []
+    cursor = await connection.execute(statement, position_parameters(positions), binary=True)
+    return await cursor.fetchall()  # type: ignore[return-value]

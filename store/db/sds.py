@@ -1,0 +1,262 @@
+"""`store.domain.ports.SdsReader` on Postgres: look-ups by SDS message ID, and causal walks.
+
+A call has two phases. First it is settled which messages are to be sent, on metadata alone
+(`store.domain.lookup`, `store.domain.causal`), in memory that is bounded per call; few calls are
+in this phase at a time and the others wait. Then the messages are read in the order in which they
+are sent, a portion ahead of the one being sent. No transaction outlives a portion: a message that
+is pruned in between is reported as missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import islice
+from typing import Final
+
+from message.frames import sds_stored_message
+from store.db.claims import ClaimReader, ParentPlace
+from store.db.held import EXACT_POSITIONS, MAX_POSITIONS, exact_frames, most_frames
+from store.db.pool import Connection, Database
+from store.domain.causal import CausalWalk, Done
+from store.domain.claims import Answer, Read
+from store.domain.lookup import Lookup
+from store.domain.ports import (
+    CausalRequest,
+    HistoryEntry,
+    SdsLookup,
+    SdsPage,
+    StoreBusy,
+    SyncId,
+)
+
+MAX_PAGE_BYTES: Final = 3_500 * 1024
+"""Entries of one page, so that a response stays below 4 MiB."""
+
+MAX_WALKS: Final = 4
+"""Walks at one time; each takes up to about 300 MiB in the worst case (see
+`store.domain.causal`), a sixth of that for 100,000 ordinary messages."""
+
+MAX_CALLS: Final = 16
+"""Calls that hold the result of a walk or look-up, the walking ones included."""
+
+MAX_WAITING_CALLS: Final = 256
+"""Calls that wait for their turn; further ones are refused."""
+
+_FIRST_PORTION: Final = 256
+_PORTION_BYTES: Final = 2 * 1024 * 1024
+_MISSING_CHILDREN: Final = 48
+_ENTRY_OVERHEAD_BYTES: Final = 16
+
+Wanted = tuple[SyncId, bytes]
+"""Where a message is stored, and the message ID under which it is sent."""
+
+_Frames = dict[bytes, bytes]
+
+
+class DatabaseSdsReader:
+    """Reads by SDS message ID; see `store.domain.ports.SdsReader`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._calls = asyncio.Semaphore(MAX_CALLS)
+        self._walks = asyncio.Semaphore(MAX_WALKS)
+        self._waiting = 0
+
+    async def messages(self, request: SdsLookup) -> AsyncIterator[SdsPage]:
+        """Every claimant of each ID, and the entries that are missing.
+
+        Raises:
+            StoreUnavailable: the database does not serve.
+            StoreBusy: too many calls are waiting already.
+        """
+        async with self._turn(self._calls):
+            lookup = await self._look_up(request)
+            pages = _Pages()
+            wanted = (((claim[1], claim[2]), claim[3]) for claim in lookup.messages)
+            async for full in self._send(wanted, pages):
+                yield full
+            for entry in lookup.missing:
+                if (page := pages.add_missing(entry)) is not None:
+                    yield page
+            if (page := pages.finish(truncated=lookup.truncated)) is not None:
+                yield page
+
+    async def causal_history(self, request: CausalRequest) -> AsyncIterator[SdsPage]:
+        """The causal past of the heads, every parent before its children.
+
+        Raises:
+            StoreUnavailable: the database does not serve.
+            StoreBusy: too many calls are waiting already.
+        """
+        async with self._turn(self._calls):
+            reader = ClaimReader(self._database, request.channel_id, request.heads, parents=True)
+            async with self._turn(self._walks):
+                walk = await _walk(reader, request)
+            pages = _Pages()
+            async for full in self._send(_in_order(walk), pages):
+                yield full
+            async for entry in _missing(walk, reader, request.heads):
+                if (page := pages.add_missing(entry)) is not None:
+                    yield page
+            if (page := pages.finish(truncated=walk.truncated)) is not None:
+                yield page
+
+    @asynccontextmanager
+    async def _turn(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
+        if places.locked() and self._waiting >= MAX_WAITING_CALLS:
+            raise StoreBusy(
+                f"{MAX_WAITING_CALLS} look-ups by SDS message ID are waiting already; retry later"
+            )
+        self._waiting += 1
+        try:
+            await places.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            places.release()
+
+    async def _look_up(self, request: SdsLookup) -> Lookup:
+        reader = ClaimReader(self._database, request.channel_id, request.entries, parents=False)
+        await reader.prepare(request.filter)
+        lookup = Lookup(request.channel_id, request.entries)
+        read = lookup.step()
+        while read is not None:
+            read = lookup.step(await reader.answer(read))
+        return lookup
+
+    async def _send(self, wanted: Iterator[Wanted], pages: _Pages) -> AsyncIterator[SdsPage]:
+        async for portion, frames in self._portions(wanted):
+            for (_, digest), message_id in portion:
+                frame = frames.get(digest)
+                if frame is None:
+                    page = pages.add_missing(HistoryEntry(message_id, digest))
+                else:
+                    page = pages.add(sds_stored_message(message_id, digest, frame))
+                if page is not None:
+                    yield page
+
+    async def _portions(
+        self, wanted: Iterator[Wanted]
+    ) -> AsyncIterator[tuple[Sequence[Wanted], _Frames]]:
+        """Portions of what is wanted, in its order, with the frames of all that is held."""
+        size = _FIRST_PORTION
+        portion = list(islice(wanted, size))
+        ahead = asyncio.ensure_future(self._most_frames(portion))
+        try:
+            while portion:
+                frames, now = await ahead, portion
+                complete = all(at[1] in frames for at, _ in now)
+                size = _next_size(size, frames, complete=complete)
+                portion = list(islice(wanted, size))
+                ahead = asyncio.ensure_future(self._most_frames(portion))
+                if complete:
+                    yield now, frames
+                    continue
+                for start in range(0, len(now), EXACT_POSITIONS):
+                    part = now[start : start + EXACT_POSITIONS]
+                    yield part, frames | await self._exact_frames(part, frames)
+        finally:
+            ahead.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await ahead
+
+    async def _most_frames(self, portion: Sequence[Wanted]) -> _Frames:
+        async def look(connection: Connection) -> _Frames:
+            return await most_frames(connection, [at for at, _ in portion])
+
+        return await self._database.read(look, self._database.bulk_pool) if portion else {}
+
+    async def _exact_frames(self, portion: Sequence[Wanted], known: _Frames) -> _Frames:
+        async def look(connection: Connection) -> _Frames:
+            return await exact_frames(connection, [at for at, _ in portion if at[1] not in known])
+
+        return await self._database.read(look, self._database.bulk_pool)
+
+
+class _Pages:
+    """Cuts what is sent into pages."""
+
+    def __init__(self) -> None:
+        self._messages: list[bytes] = []
+        self._missing: list[HistoryEntry] = []
+        self._bytes = 0
+
+    def add(self, message: bytes) -> SdsPage | None:
+        """Add an encoded message; the page that was full without it, if it was."""
+        full = self._make_room(len(message))
+        self._messages.append(message)
+        return full
+
+    def add_missing(self, entry: HistoryEntry) -> SdsPage | None:
+        """Add a missing entry; the page that was full without it, if it was."""
+        size = len(entry.message_id) + len(entry.retrieval_hint or b"") + _ENTRY_OVERHEAD_BYTES
+        full = self._make_room(size)
+        self._missing.append(entry)
+        return full
+
+    def finish(self, *, truncated: bool) -> SdsPage | None:
+        """The last page, which says if the answer is truncated; None if it would say nothing."""
+        return self._cut(truncated=truncated) if self._bytes or truncated else None
+
+    def _make_room(self, size: int) -> SdsPage | None:
+        full = self._bytes + size > MAX_PAGE_BYTES and self._bytes > 0
+        page = self._cut(truncated=False) if full else None
+        self._bytes += size
+        return page
+
+    def _cut(self, *, truncated: bool) -> SdsPage:
+        messages, missing = self._messages, self._missing
+        self._messages, self._missing, self._bytes = [], [], 0
+        return SdsPage(b"".join(messages), len(messages), tuple(missing), truncated)
+
+
+async def _walk(reader: ClaimReader, request: CausalRequest) -> CausalWalk:
+    """Run a walk to its end; others get the processor between its steps."""
+    await reader.prepare(request.filter)
+    walk = CausalWalk(request)
+    answer: Answer | None = None
+    while not isinstance(effect := walk.step(answer), Done):
+        if isinstance(effect, Read):
+            answer = await reader.answer(effect)
+        else:
+            answer = None
+            await asyncio.sleep(0)
+    return walk
+
+
+def _in_order(walk: CausalWalk) -> Iterator[Wanted]:
+    timestamps, hashes, ids = walk.timestamps, walk.hashes, walk.message_ids
+    for number in walk.parents_first():
+        yield (timestamps[number], hashes[number]), ids[number]
+
+
+async def _missing(
+    walk: CausalWalk, reader: ClaimReader, heads: Sequence[HistoryEntry]
+) -> AsyncIterator[HistoryEntry]:
+    """What the walk did not find, as it was referenced."""
+    origins = list(walk.missing.values())
+    for origin in origins:
+        if origin.is_head:
+            yield heads[origin.slot]
+    places: list[ParentPlace] = [
+        (walk.child(origin.node), origin.slot) for origin in origins if not origin.is_head
+    ]
+    for start in range(0, len(places), _MISSING_CHILDREN):
+        parents = await reader.parents_of(places[start : start + _MISSING_CHILDREN])
+        for entry in parents.values():
+            yield entry
+
+
+def _next_size(size: int, frames: _Frames, *, complete: bool) -> int:
+    """Messages of the portion after the next: as many as make a handy number of bytes."""
+    if not complete:
+        return max(size // 4, EXACT_POSITIONS)
+    size_bytes = sum(map(len, frames.values()))
+    if size_bytes > 2 * _PORTION_BYTES:
+        return max(size // 2, EXACT_POSITIONS)
+    return min(2 * size, MAX_POSITIONS) if size_bytes < _PORTION_BYTES else size

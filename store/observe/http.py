@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -32,7 +32,9 @@ class MetricsListener:
     """Serves until `close`; `address` is what it is bound to."""
 
     def __init__(
-        self, render_metrics: Callable[[], bytes], why_not_ready: Callable[[], str | None]
+        self,
+        render_metrics: Callable[[], Awaitable[bytes]],
+        why_not_ready: Callable[[], str | None],
     ) -> None:
         self._render_metrics = render_metrics
         self._why_not_ready = why_not_ready
@@ -57,13 +59,13 @@ class MetricsListener:
             self._server.close()
             self._server = None
 
-    def answer(self, method: str, path: str) -> Answer:
+    async def answer(self, method: str, path: str) -> Answer:
         """The response to one request."""
         if method not in ("GET", "HEAD"):
             return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"Use GET or HEAD.\n")
         match path.partition("?")[0]:
             case "/metrics":
-                return Answer(HTTPStatus.OK, self._render_metrics(), CONTENT_TYPE)
+                return Answer(HTTPStatus.OK, await self._render_metrics(), CONTENT_TYPE)
             case "/healthz":
                 return Answer(HTTPStatus.OK, b"alive\n")
             case "/readyz":
@@ -106,7 +108,7 @@ class MetricsListener:
             await _send(writer, Answer(HTTPStatus.BAD_REQUEST, b"This is no HTTP/1.1 request.\n"))
             return
         method, path, _ = parts
-        await _send(writer, self.answer(method, path), with_body=method != "HEAD")
+        await _send(writer, await self.answer(method, path), with_body=method != "HEAD")
 
 
 async def _send(writer: asyncio.StreamWriter, answer: Answer, *, with_body: bool = True) -> None:

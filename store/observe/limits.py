@@ -23,6 +23,3 @@ MAX_HTTP_HEAD_BYTES: Final = 8 * 1024
 
 HTTP_TIMEOUT_S: Final = 10.0
 """How long one request may take, from the connection to the end of the response."""
-
-MAX_LABEL_METHODS: Final = 64
-"""Values of the label `method` that are counted apart; further ones are `other`."""

@@ -20,8 +20,6 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from store.observe.limits import MAX_LABEL_METHODS
-
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 SOURCES: Final = ("client", "transfer", "gossip", "resume", "restore")
@@ -40,7 +38,6 @@ class Metrics:
     def __init__(self, version: str) -> None:
         registry = CollectorRegistry()
         self.registry = registry
-        self._methods: set[str] = set()
 
         self.messages_stored = Counter(
             "storenode_messages_stored_total",
@@ -105,9 +102,6 @@ class Metrics:
             ["method", "code"],
             registry=registry,
         )
-        self.calls_in_flight = Gauge(
-            "storenode_calls_in_flight", "gRPC calls under way.", ["method"], registry=registry
-        )
         self.publishes_in_flight = Gauge(
             "storenode_publishes_in_flight",
             "Batches that were received and not yet acknowledged.",
@@ -139,16 +133,10 @@ class Metrics:
         self.partitions = Gauge(
             "storenode_partitions", "Partitions, by table.", ["table"], registry=registry
         )
-        self.partitions_dropped = Counter(
-            "storenode_partitions_dropped_total",
-            "Partitions that retention dropped, by table.",
-            ["table"],
-            registry=registry,
-        )
-        self.maintenance_runs = Counter(
-            "storenode_maintenance_runs_total",
-            "Runs of partition maintenance, by outcome (ok, failed).",
-            ["outcome"],
+        self.maintenance_events = Counter(
+            "storenode_maintenance_events_total",
+            "What the maintenance of partitions did or could not do, by event.",
+            ["event"],
             registry=registry,
         )
 
@@ -170,14 +158,6 @@ class Metrics:
         GCCollector(registry=registry)
         for source in SOURCES:
             self.messages_stored.labels(source)
-
-    def method_label(self, method: str) -> str:
-        """The method's name as a label; `other` once MAX_LABEL_METHODS are known."""
-        if method not in self._methods:
-            if len(self._methods) >= MAX_LABEL_METHODS:
-                return "other"
-            self._methods.add(method)
-        return method
 
     def render(self) -> bytes:
         """The text format, version 0.0.4."""

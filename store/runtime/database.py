@@ -13,6 +13,7 @@ from typing import Protocol
 
 import psycopg
 
+from message.limits import NS_PER_S
 from store.config.node import NodeConfig
 from store.db import migrate
 from store.db.errors import SchemaError
@@ -22,11 +23,10 @@ from store.embedded.errors import EmbeddedPostgresError
 from store.embedded.settings import EmbeddedSettings
 from store.embedded.supervisor import EmbeddedPostgres
 from store.observe.logging import get_logger
-from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError
+from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
 from store.runtime.limits import CONNECT_RETRY_FIRST_S, CONNECT_RETRY_MOST_S
 
 _LOG = get_logger("store.runtime.database")
-_NS_PER_S = 1_000_000_000
 
 _HOPELESS = ("authentication failed", "does not exist", "no pg_hba.conf entry", "not permitted")
 """Parts of libpq's complaints about a connection that waiting does not mend; libpq gives no
@@ -112,7 +112,7 @@ class ExternalHost:
     def __init__(self, config: NodeConfig, url: str) -> None:
         self._data = DataDir(config.data_dir.absolute())
         self._url = url
-        self._patience_s = config.start_timeout / _NS_PER_S
+        self._patience_s = config.start_timeout / NS_PER_S
 
     async def start(self) -> str:
         """Wait for the database, within the start timeout, and check its schema.
@@ -199,4 +199,4 @@ def _reason(error: Exception) -> str:
 
 def _sentence(error: Exception) -> str:
     text = str(error)
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+    return ended(text[:1].upper() + text[1:])

@@ -11,3 +11,8 @@ class WrongConfigurationError(NodeError):
 
 class UnreachableError(NodeError):
     """The database could not be reached."""
+
+
+def ended(text: str) -> str:
+    """The text with the mark that ends a sentence, which it may have already."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."

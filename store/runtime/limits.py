@@ -18,6 +18,12 @@ CONNECT_RETRY_MOST_S: Final = 2.0
 SUMMARY_INTERVAL_S: Final = 10.0
 """How often the metrics and the horizon are taken from what the database holds."""
 
+SUMMARY_AGE_S: Final = 1.0
+"""Metrics that are asked for show what the database held this long ago, or later."""
+
+SUMMARY_TIMEOUT_S: Final = 2.0
+"""How long a request for metrics waits for that; then it shows older numbers."""
+
 TOKEN_CHECK_INTERVAL_S: Final = 2.0
 """How often the token file is looked at."""
 
@@ -26,5 +32,9 @@ LOG_SUMMARY_INTERVAL_S: Final = 10.0
 
 MAX_TOKEN_FILE_BYTES: Final = 4 * 1024 * 1024
 
-CLOSE_TIMEOUT_S: Final = 10.0
-"""How long one part of the node may take to close, after the calls have ended."""
+DRAIN_NOTICE_S: Final = 0.2
+"""Time between telling those that watch the node's health and ending their calls."""
+
+TASK_RETRY_FIRST_S: Final = 1.0
+TASK_RETRY_MOST_S: Final = 60.0
+"""Pauses before a background task that failed is started again."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from store.domain.access import Access, TokenFileError, parse_token_file
 from store.observe.logging import get_logger
-from store.runtime.errors import WrongConfigurationError
+from store.runtime.errors import WrongConfigurationError, ended
 from store.runtime.limits import MAX_TOKEN_FILE_BYTES
 
 _LOG = get_logger("store.runtime.tokens")
@@ -38,7 +38,7 @@ class TokenFile:
             ) from error
         except (TokenFileError, UnicodeDecodeError) as error:
             raise WrongConfigurationError(
-                f"The token file {self._path} cannot be used: {error}."
+                ended(f"The token file {self._path} cannot be used: {error}")
             ) from error
         self._stamp = stamp
 

@@ -1,0 +1,80 @@
+"""`storenode run`: a node in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from store.cli.errors import FAILED, UNREACHABLE, USAGE, CliError
+from store.config.layers import LayeredCommand
+from store.config.node import ConfigError, NodeConfig
+from store.config.options import run_options
+from store.observe.logging import configure
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@click.command(cls=LayeredCommand)
+@run_options
+def run(**options: Any) -> None:  # noqa: ANN401 - the options, by name
+    """Run a node in the foreground until SIGTERM or Ctrl-C.
+
+    When it serves, it prints one line of JSON on standard output. A second signal ends it at
+    once. SIGHUP reads the token file again.
+    """
+    try:
+        config = NodeConfig.from_options(options)
+    except ConfigError as error:
+        raise CliError(USAGE, str(error)) from error
+    configure(config.log_format or ("text" if sys.stderr.isatty() else "json"), config.log_level)
+    # The library writes its own lines to standard error, in its own form; what matters of them
+    # comes as a status or an exception too.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: NodeConfig) -> None:
+    # Imported here, after the library's verbosity is set, and so that `--help` needs no server.
+    from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError  # noqa: PLC0415
+    from store.runtime.node import Node  # noqa: PLC0415
+
+    node = Node(config, importlib.metadata.version("storenode"), _announce)
+    _handle_signals(node.stop, node.reload)
+    try:
+        await node.run()
+    except WrongConfigurationError as error:
+        raise CliError(USAGE, str(error)) from error
+    except UnreachableError as error:
+        raise CliError(UNREACHABLE, str(error)) from error
+    except NodeError as error:
+        raise CliError(FAILED, str(error)) from error
+
+
+def _announce(line: str) -> None:
+    click.echo(line)
+    sys.stdout.flush()
+
+
+def _handle_signals(stop: Callable[[], None], reload: Callable[[], None]) -> None:
+    """The first signal asks the node to end, the second one does not ask."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def end() -> None:
+        nonlocal asked
+        if asked:
+            # An embedded Postgres notices the end of its parent and shuts down by itself.
+            os._exit(FAILED)
+        asked = True
+        stop()
+
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, end)
+    loop.add_signal_handler(signal.SIGHUP, reload)

@@ -1,0 +1,101 @@
+"""The gRPC listeners of a node: which services are where, and who may call them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from store.config.node import NodeConfig
+from store.config.types import Address
+from store.domain.ports import Services
+from store.rpc.context import PeerRules, RpcContext
+from store.rpc.listeners import ListenAddress, Listener, bind
+from store.rpc.server import build_handlers
+from store.rpc.tls import TlsFiles, check, first_dns_name
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The servers; `peer` is that of the clients when peers have none of their own."""
+
+    client: Listener
+    peer: Listener
+    admin: Listener
+
+    @property
+    def all(self) -> Sequence[Listener]:
+        """Each server once."""
+        if self.peer is self.client:
+            return (self.client, self.admin)
+        return (self.client, self.peer, self.admin)
+
+
+def check_certificates(config: NodeConfig) -> str | None:
+    """Look at all files that TLS needs, before anything is started.
+
+    Returns:
+        The first DNS name of the certificate, which is the node's ID; None without TLS.
+
+    Raises:
+        TlsError: One of them cannot be used.
+    """
+    for files in (_client_tls(config), _peer_tls(config)):
+        if files is not None:
+            check(files)
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    return first_dns_name(config.tls_cert, config.tls_key)
+
+
+def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> Listeners:
+    """Bind every listener; `base` is what they have in common.
+
+    Raises:
+        BindError: An address cannot be listened on.
+        TlsError: A certificate cannot be used.
+    """
+    client = _bind_client(config, services, base)
+    peer = client
+    if config.separate_peer_listener and config.peer_listen is not None:
+        rules = _peer_rules(config)
+        peer = bind(
+            _where("--peer-listen", config.peer_listen),
+            build_handlers("peer", services, replace(base, peers=rules)),
+            _peer_tls(config),
+            peers=True,
+        )
+    admin = bind(
+        _where("--admin-listen", config.admin_listen),
+        build_handlers("admin", services, replace(base, open_admin=config.admin_listen.loopback)),
+        _client_tls(config),
+    )
+    return Listeners(client, peer, admin)
+
+
+def _bind_client(config: NodeConfig, services: Services, base: RpcContext) -> Listener:
+    shared = not config.separate_peer_listener
+    context = replace(base, peers=_peer_rules(config)) if shared else base
+    handlers = build_handlers("client", services, context)
+    return bind(_where("--listen", config.listen), handlers, _client_tls(config), peers=shared)
+
+
+def _peer_rules(config: NodeConfig) -> PeerRules:
+    return PeerRules(tls=config.tls, insecure="peer" in config.insecure, allowed=config.allow_peer)
+
+
+def _where(option: str, address: Address) -> ListenAddress:
+    return ListenAddress(option, address.host, address.port)
+
+
+def _client_tls(config: NodeConfig) -> TlsFiles | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    return TlsFiles(config.tls_cert, config.tls_key, config.client_ca)
+
+
+def _peer_tls(config: NodeConfig) -> TlsFiles | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    # Without an authority no peer can be told from another, and none is allowed: the node's own
+    # certificate stands in, so that the listener demands a certificate all the same.
+    return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca or config.tls_cert)

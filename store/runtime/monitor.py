@@ -1,0 +1,84 @@
+"""Asks the database whether it answers, on a connection of its own.
+
+Its own connection, because the pools lend what may be broken, and because a database that is busy
+with everything else should still find a place for this question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import psycopg
+
+from store.db.pool import Connection, Database
+from store.observe.logging import get_logger
+from store.runtime.limits import (
+    CHECK_TIMEOUT_S,
+    HEALTHY_CHECK_INTERVAL_S,
+    UNHEALTHY_CHECK_INTERVAL_S,
+)
+
+_LOG = get_logger("store.runtime.monitor")
+
+
+class DatabaseMonitor:
+    """Tells `on_change` when the database goes away (False) and when it is back (True)."""
+
+    def __init__(self, database: Database, on_change: Callable[[bool], None]) -> None:
+        self._database = database
+        self._on_change = on_change
+        self._connection: Connection | None = None
+        self._hurry = asyncio.Event()
+        self._up = True
+
+    def check_now(self) -> None:
+        """Ask without waiting for the interval: something has happened to the database."""
+        self._hurry.set()
+
+    async def run(self) -> None:
+        """Ask again and again, until cancelled."""
+        try:
+            while True:
+                self._tell(await self._ask())
+                interval_s = HEALTHY_CHECK_INTERVAL_S if self._up else UNHEALTHY_CHECK_INTERVAL_S
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), interval_s)
+                self._hurry.clear()
+        finally:
+            await self._disconnect()
+
+    async def _ask(self) -> str | None:
+        """None when the database answered and takes writes, else why not."""
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                if self._connection is None:
+                    self._connection = await self._database.connect()
+                cursor = await self._connection.execute("select pg_is_in_recovery()")
+                if await cursor.fetchone() == (False,):
+                    return None
+                reason = "it is a standby"
+        except TimeoutError:
+            reason = f"no answer within {CHECK_TIMEOUT_S:g} s"
+        except (psycopg.Error, OSError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+        await self._disconnect()
+        return reason
+
+    def _tell(self, reason: str | None) -> None:
+        up = reason is None
+        if up == self._up:
+            return
+        self._up = up
+        if up:
+            _LOG.info("database_back")
+        else:
+            _LOG.warning("database_away", reason=reason)
+        self._on_change(up)
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(psycopg.Error, OSError):
+                await connection.close()

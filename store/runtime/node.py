@@ -1,0 +1,241 @@
+"""A node from its start to its end.
+
+    starting --everything is up--> serving --stop()--> draining --calls have ended--> ended
+    starting --stop()--> ended
+
+What is opened first is closed last: metrics listener, database, services, tasks, gRPC listeners.
+The database may go away and come back meanwhile; the node says that it is not ready, and stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+from uuid import UUID
+
+from message.limits import NS_PER_S
+from store.config.node import NodeConfig
+from store.config.types import Address
+from store.domain.ports import StoreUnavailable
+from store.observe.http import MetricsListener
+from store.observe.logging import get_logger, write_suppressed
+from store.observe.metrics import Metrics
+from store.rpc.context import NodeIdentity, NodeState, RpcContext
+from store.rpc.drain import Drain
+from store.rpc.health import Health
+from store.rpc.listeners import BindError, bind_error, stop_all
+from store.rpc.tls import TlsError
+from store.runtime.database import database_host
+from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
+from store.runtime.identity import kept_node_id
+from store.runtime.limits import (
+    DRAIN_NOTICE_S,
+    LOG_SUMMARY_INTERVAL_S,
+    SUMMARY_INTERVAL_S,
+    TOKEN_CHECK_INTERVAL_S,
+)
+from store.runtime.listening import Listeners, bind_listeners, check_certificates
+from store.runtime.monitor import DatabaseMonitor
+from store.runtime.policy import PolicySource
+from store.runtime.readiness import Obstacle, Readiness
+from store.runtime.services import Wiring, open_wiring
+from store.runtime.tasks import BackgroundTasks
+from store.runtime.telemetry import Telemetry
+from store.runtime.tokens import TokenFile
+
+_LOG = get_logger("store.runtime.node")
+_T = TypeVar("_T")
+
+
+class Node:
+    """One node, made inside the event loop that runs it; `announce` is given the ready line."""
+
+    def __init__(self, config: NodeConfig, version: str, announce: Callable[[str], None]) -> None:
+        self._config = config
+        self._version = version
+        self._announce = announce
+        self._loop = asyncio.get_running_loop()
+        self._metrics = Metrics(version)
+        self._telemetry: Telemetry | None = None
+        self._health = Health()
+        self._drain = Drain()
+        self._readiness = Readiness(self._ready_changed)
+        self._policy = PolicySource(config, time.time_ns)
+        self._tokens = TokenFile(config.client_token_file)
+        self._tasks = BackgroundTasks()
+        self._host = database_host(config, self._host_event)
+        self._wiring: Wiring | None = None
+        self._monitor: DatabaseMonitor | None = None
+        self._ending = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start, serve until `stop` is called, drain, and close everything.
+
+        Raises:
+            WrongConfigurationError: An option, or a file that it names, cannot be used.
+            UnreachableError: The database could not be reached.
+            NodeError: The node could not start.
+        """
+        try:
+            async with AsyncExitStack() as stack:
+                listeners = await self._unless_ending(self._start(stack))
+                if listeners is not None:
+                    await self._ending.wait()
+                    await self._end_calls(listeners)
+        except TlsError as error:
+            raise WrongConfigurationError(str(error)) from error
+        except BindError as error:
+            raise NodeError(str(error)) from error
+        except StoreUnavailable as error:
+            raise UnreachableError(ended(f"The database does not serve: {error}")) from error
+        _LOG.info("ended")
+
+    def stop(self) -> None:
+        """Begin the end; `run` returns when all is closed."""
+        self._ending.set()
+
+    def reload(self) -> None:
+        """Read again what may change while the node runs: the token file."""
+        self._tokens.reload_if_changed(force=True)
+
+    # Starting
+
+    async def _unless_ending(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """Do something unless the node is told to end meanwhile; then None."""
+        doing = asyncio.create_task(work)
+        ending = asyncio.create_task(self._ending.wait())
+        await asyncio.wait({doing, ending}, return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        if not doing.done():
+            _LOG.info("start_broken_off")
+            doing.cancel()
+            await asyncio.wait({doing})
+        return None if doing.cancelled() else doing.result()
+
+    async def _start(self, stack: AsyncExitStack) -> Listeners:
+        config = self._config
+        self._tokens.load()
+        certificate_name = check_certificates(config)
+        metrics_address = await self._open_metrics(stack)
+        stack.push_async_callback(self._host.stop)
+        url = await self._host.start()
+        node_id = certificate_name or kept_node_id(config.data_dir)
+        wiring = await open_wiring(stack, config, url, self._metrics)
+        self._wiring = wiring
+        await self._start_tasks(stack, wiring)
+        identity = NodeIdentity(node_id, str(UUID(bytes=wiring.database.store_id)), self._version)
+        listeners = bind_listeners(config, wiring.services, self._rpc_context(identity, wiring))
+        stack.push_async_callback(stop_all, listeners.all, 0)
+        for listener in listeners.all:
+            await listener.start()
+        self._readiness.set(Obstacle.STARTING, present=False)
+        self._tell_ready(listeners, metrics_address, node_id)
+        return listeners
+
+    async def _open_metrics(self, stack: AsyncExitStack) -> str:
+        where = self._config.metrics_listen
+        listener = MetricsListener(self._render_metrics, self._readiness.why_not)
+        try:
+            port = await listener.open(where.host, where.port)
+        except OSError as error:
+            raise bind_error("--metrics-listen", where.host, where.port) from error
+        stack.push_async_callback(listener.close)
+        return str(Address(where.host, port))
+
+    async def _start_tasks(self, stack: AsyncExitStack, wiring: Wiring) -> None:
+        telemetry = Telemetry(self._metrics, wiring, self._policy)
+        await telemetry.read_summary()
+        self._telemetry = telemetry
+        self._metrics.database_up.set(1)
+        self._monitor = DatabaseMonitor(wiring.database, self._database_changed)
+        stack.push_async_callback(self._tasks.stop)
+        tasks = self._tasks
+        tasks.start("database monitor", self._monitor.run)
+        tasks.start("maintainer", wiring.maintainer.run)
+        tasks.start_every(SUMMARY_INTERVAL_S, "summary", telemetry.read_all)
+        tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.reload_if_changed)
+        tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
+
+    def _rpc_context(self, identity: NodeIdentity, wiring: Wiring) -> RpcContext:
+        async def state() -> NodeState:
+            summary = await wiring.services.reader.summary()
+            return NodeState(
+                ready=self._readiness.ready,
+                messages=summary.messages,
+                oldest_timestamp_ns=summary.oldest_timestamp_ns,
+                newest_timestamp_ns=summary.newest_timestamp_ns,
+                index_entries=0,
+            )
+
+        return RpcContext(
+            identity=identity,
+            policy=self._policy.current,
+            access=self._tokens.current,
+            now_ns=time.time_ns,
+            monotonic_ns=time.monotonic_ns,
+            unready=self._readiness.why_not,
+            state=state,
+            metrics=self._metrics,
+            health=self._health,
+            drain=self._drain,
+        )
+
+    def _tell_ready(self, listeners: Listeners, metrics_address: str, node_id: str) -> None:
+        ready = {
+            "event": "ready",
+            "listen": listeners.client.address,
+            "peer": listeners.peer.address,
+            "admin": listeners.admin.address,
+            "metrics": metrics_address,
+            "database": self._host.kind,
+            "node_id": node_id,
+        }
+        _LOG.info("serving", **{name: ready[name] for name in ready if name != "event"})
+        if self._config.peer:
+            _LOG.warning(
+                "peers_not_called", reason="this version is called by its peers and calls none"
+            )
+        self._announce(json.dumps(ready))
+
+    # Ending
+
+    async def _end_calls(self, listeners: Listeners) -> None:
+        """Tell probes, end what has no end, and give the other calls the time they may have."""
+        _LOG.info("draining")
+        self._readiness.set(Obstacle.DRAINING, present=True)
+        await asyncio.sleep(DRAIN_NOTICE_S)
+        self._drain.begin()
+        await stop_all(listeners.all, self._config.drain_timeout / NS_PER_S)
+
+    # What happens meanwhile
+
+    async def _render_metrics(self) -> bytes:
+        if self._telemetry is None:
+            return self._metrics.render()
+        return await self._telemetry.render()
+
+    def _ready_changed(self, ready: bool) -> None:
+        self._health.set_serving(serving=ready)
+        self._metrics.ready.set(int(ready))
+
+    def _database_changed(self, up: bool) -> None:
+        self._metrics.database_up.set(int(up))
+        self._metrics.database_events.labels("back" if up else "away").inc()
+        self._readiness.set(Obstacle.DATABASE, present=not up)
+
+    def _host_event(self, name: str, _fields: Mapping[str, object]) -> None:
+        # Called from the supervisor's threads, also while the loop is closing.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._heard_of_host, name)
+
+    def _heard_of_host(self, name: str) -> None:
+        if self._wiring is None or self._monitor is None or self._ending.is_set():
+            return
+        self._metrics.database_events.labels(f"postgres_{name}").inc()
+        if name == "restarted":
+            self._wiring.move(self._host.url())
+        self._monitor.check_now()

@@ -1,0 +1,95 @@
+"""Joins the database's side of the node to what its gRPC side consumes.
+
+The one place that knows the constructors of both. Everything is closed by the stack that it was
+opened on, in the reverse order.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from message.limits import NS_PER_S
+from store.config.node import NodeConfig
+from store.db.feed import DatabaseFeed
+from store.db.maintainer import Maintainer
+from store.db.partitions import PartitionMap
+from store.db.pool import Database, PoolSettings, complete_url
+from store.db.reader import DatabaseReader
+from store.db.sds import DatabaseSdsReader
+from store.db.writer import DatabaseWriter
+from store.domain.hub import Place
+from store.domain.ports import Services
+from store.domain.retention import RetentionPolicy
+from store.observe.logging import get_logger
+from store.observe.metrics import Metrics
+
+_LOG = get_logger("store.runtime.services")
+_NS_PER_MS = 1_000_000
+_ROUTINE_EVENTS = frozenset({"maintenance_taken", "partition_dropped", "partitions_analyzed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """The parts that work on the database, running."""
+
+    database: Database
+    services: Services
+    maintainer: Maintainer
+    feed: DatabaseFeed
+
+    def move(self, url: str) -> None:
+        """Go on at another address of the same database: new connections are made there."""
+        self.database.url = complete_url(url)
+        for pool in self.database.pools:
+            pool.conninfo = self.database.url
+
+
+async def open_wiring(
+    stack: AsyncExitStack, config: NodeConfig, url: str, metrics: Metrics
+) -> Wiring:
+    """Open the pools and start what lives on them.
+
+    Raises:
+        StoreUnavailable: The database does not serve.
+    """
+    database = await Database.open(url, _pool_settings(config))
+    stack.push_async_callback(database.close)
+    writer = DatabaseWriter(database, PartitionMap(time.time_ns, config.retention))
+    await writer.start()
+    stack.push_async_callback(writer.stop)
+    feed = DatabaseFeed(database, on_lost=_commits_lost)
+    await feed.start()
+    stack.push_async_callback(feed.stop)
+    reader = DatabaseReader(database, lambda: feed.messages_ever)
+    services = Services(writer, reader, feed, DatabaseSdsReader(database))
+    return Wiring(database, services, _maintainer(config, database, metrics), feed)
+
+
+def _pool_settings(config: NodeConfig) -> PoolSettings:
+    return PoolSettings(
+        write_connections=config.write_connections,
+        read_connections=config.read_connections,
+        bulk_connections=config.bulk_connections,
+    )
+
+
+def _commits_lost(reached: Place, left: Place) -> None:
+    _LOG.error("commits_lost", reached=reached[0], newest=left[0])
+
+
+def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Maintainer:
+    def note(name: str, /, **fields: object) -> None:
+        metrics.maintenance_events.labels(name).inc()
+        write = _LOG.info if name in _ROUTINE_EVENTS else _LOG.warning
+        write(name, **fields)
+
+    return Maintainer(
+        database.connect,
+        RetentionPolicy(config.retention, config.retention_size),
+        now_ns=time.time_ns,
+        on_event=note,
+        interval_s=config.retention_interval / NS_PER_S,
+        lock_timeout_ms=max(1, config.retention_lock_timeout // _NS_PER_MS),
+    )

@@ -1,0 +1,58 @@
+"""Tasks that run as long as the node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from store.observe.logging import get_logger
+from store.runtime.limits import TASK_RETRY_FIRST_S, TASK_RETRY_MOST_S
+
+_LOG = get_logger("store.runtime.tasks")
+
+Work = Callable[[], Awaitable[None]]
+
+
+class BackgroundTasks:
+    """Starts tasks, and stops them together.
+
+    One that fails is a fault of ours. It is logged and started again: calls can be served
+    meanwhile, and ending the node would end them.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, name: str, work: Work) -> None:
+        """Do `work`, which does not end by itself, until `stop` is called."""
+        self._tasks.append(asyncio.create_task(_keep_doing(name, work), name=name))
+
+    def start_every(self, interval_s: float, name: str, work: Work | Callable[[], None]) -> None:
+        """Do `work` now, and again after each interval, until `stop` is called."""
+
+        async def repeat() -> None:
+            while True:
+                done = work()
+                if done is not None:
+                    await done
+                await asyncio.sleep(interval_s)
+
+        self.start(name, repeat)
+
+    async def stop(self) -> None:
+        """Cancel all tasks and wait for their end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+
+async def _keep_doing(name: str, work: Work) -> None:
+    pause_s = TASK_RETRY_FIRST_S
+    while True:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001 - whatever it is, the task goes on
+            _LOG.exception("task_failed", task=name, retry_in_s=pause_s)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, TASK_RETRY_MOST_S)

@@ -1,0 +1,68 @@
+"""Takes the metrics that are states, not events, from where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+
+from message.limits import NS_PER_S
+from store.db.partitions import read_catalog
+from store.domain.ports import StoreBusy, StoreUnavailable
+from store.observe.logging import suppressed_total
+from store.observe.metrics import Metrics
+from store.runtime.limits import SUMMARY_AGE_S, SUMMARY_INTERVAL_S, SUMMARY_TIMEOUT_S
+from store.runtime.policy import PolicySource
+from store.runtime.services import Wiring
+
+
+class Telemetry:
+    """Refreshes gauges: what the database holds now and then, the rest when they are asked for."""
+
+    def __init__(self, metrics: Metrics, wiring: Wiring, policy: PolicySource) -> None:
+        self._metrics = metrics
+        self._wiring = wiring
+        self._policy = policy
+        self._clock = asyncio.get_running_loop().time
+        self._summarised_s = -SUMMARY_INTERVAL_S
+
+    async def render(self) -> bytes:
+        """The metrics as text; what the database holds is at most SUMMARY_AGE_S old."""
+        if self._clock() - self._summarised_s > SUMMARY_AGE_S:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SUMMARY_TIMEOUT_S):
+                    await self.read_summary()
+        self._read_pools()
+        self._metrics.feed_position.set(self._wiring.feed.head[0])
+        self._metrics.log_events_suppressed.set(suppressed_total())
+        return self._metrics.render()
+
+    async def read_all(self) -> None:
+        """Read what the database holds and how it is divided."""
+        await self.read_summary()
+        with contextlib.suppress(StoreUnavailable):
+            catalog = await self._wiring.database.read(read_catalog)
+            tables = Counter(partition.table for partition in catalog.partitions)
+            for table, count in tables.items():
+                self._metrics.partitions.labels(table).set(count)
+
+    async def read_summary(self) -> None:
+        """Read what the database holds; a database that is away leaves all as it was."""
+        self._summarised_s = self._clock()
+        try:
+            summary = await self._wiring.services.reader.summary()
+        except (StoreUnavailable, StoreBusy):
+            return
+        self._policy.raise_horizon(summary.horizon_ns)
+        self._metrics.messages.set(summary.messages)
+        self._metrics.oldest_timestamp_seconds.set(summary.oldest_timestamp_ns / NS_PER_S)
+        self._metrics.newest_timestamp_seconds.set(summary.newest_timestamp_ns / NS_PER_S)
+
+    def _read_pools(self) -> None:
+        connections = self._metrics.pool_connections
+        for pool in self._wiring.database.pools:
+            stats = pool.get_stats()
+            size, idle = stats.get("pool_size", 0), stats.get("pool_available", 0)
+            connections.labels(pool.name, "idle").set(idle)
+            connections.labels(pool.name, "used").set(size - idle)
+            connections.labels(pool.name, "waiting").set(stats.get("requests_waiting", 0))

@@ -1,0 +1,144 @@
+"""Log lines: their form, what they hide, and how a flood is cut."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from store.observe import logging as observed
+from store.observe.flood import FloodGate
+from store.observe.limits import LOG_BURST_EVENTS, MAX_LOG_TEXT_CHARS
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """Where this test's logs go; the configuration of the process is put back afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    monkeypatch.setattr(observed, "_gate", FloodGate())
+    yield io.StringIO()
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_json_line_has_time_level_event_component_and_request(stream: io.StringIO) -> None:
+    observed.configure("json", "info", stream)
+    observed.request_context(request_id="r-1")
+    observed.get_logger("a.b").info("stored", count=3)
+    (line,) = lines(stream)
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "level": "info",
+        "event": "stored",
+        "component": "a.b",
+        "count": 3,
+        "request_id": "r-1",
+    }
+
+
+def test_lower_levels_are_left_out(stream: io.StringIO) -> None:
+    observed.configure("json", "warning", stream)
+    log = observed.get_logger("a")
+    log.info("no")
+    log.debug("no")
+    log.warning("yes")
+    assert [line["event"] for line in lines(stream)] == ["yes"]
+
+
+def test_secrets_are_hidden_and_long_texts_cut(stream: io.StringIO) -> None:
+    observed.configure("json", "info", stream)
+    observed.get_logger("a").info("x", token="t0p", password="s3cret", text="y" * 10_000)
+    (line,) = lines(stream)
+    assert line["token"] == line["password"] == "(hidden)"
+    assert line["text"] == "y" * MAX_LOG_TEXT_CHARS + "..."
+
+
+def test_a_flood_of_warnings_is_cut_and_counted(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observed.configure("json", "info", stream)
+    before = observed.suppressed_total()
+    log = observed.get_logger("a")
+    for number in range(1_000):
+        log.warning("bad_input", number=number)
+    log.warning("another")
+    events = [line["event"] for line in lines(stream)]
+    assert events == ["bad_input"] * LOG_BURST_EVENTS + ["another"]
+    assert observed.suppressed_total() - before == 1_000 - LOG_BURST_EVENTS
+    later = time.monotonic() + 3_600
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    observed.write_suppressed()
+    last = lines(stream)[-1]
+    assert (last["event"], last["kind"]) == ("log_events_suppressed", "bad_input")
+    assert last["count"] == 1_000 - LOG_BURST_EVENTS
+
+
+def test_routine_events_are_never_cut(stream: io.StringIO) -> None:
+    observed.configure("json", "info", stream)
+    for _ in range(100):
+        observed.get_logger("a").info("call")
+    assert len(lines(stream)) == 100
+
+
+def test_libraries_log_in_the_same_form_and_are_cut_too(stream: io.StringIO) -> None:
+    observed.configure("json", "debug", stream)
+    library = logging.getLogger("some.library")
+    library.info("chatter")
+    for number in range(100):
+        library.warning("lost connection %d", number)
+    try:
+        raise ValueError("inner")
+    except ValueError:
+        library.exception("failed")
+    written = lines(stream)
+    assert len(written) == LOG_BURST_EVENTS + 1
+    assert written[0]["event"] == "lost connection 0"
+    assert written[0]["component"] == "some.library"
+    assert "ValueError: inner" in written[-1]["exception"]
+
+
+def test_text_of_others_cannot_forge_lines_or_drive_a_terminal(stream: io.StringIO) -> None:
+    observed.configure("text", "info", stream)
+    observed.get_logger("a").info("x", said="one\ntwo\x1b[31m")
+    written = stream.getvalue()
+    assert written.count("\n") == 1
+    assert "\x1b" not in written
+    assert r"one\ntwo\x1b[31m" in written
+
+
+def test_a_log_that_cannot_be_written_stops_nobody() -> None:
+    class Full(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    try:
+        observed.configure("json", "info", Full())
+        observed.get_logger("a").info("x")
+        observed.get_logger("a").error("y")
+    finally:
+        structlog.reset_defaults()
+
+
+def test_the_default_is_standard_error() -> None:
+    program = (
+        "from store.observe.logging import configure, get_logger;"
+        "configure('json', 'info'); get_logger('a').info('hello')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout == b""
+    assert json.loads(done.stderr)["event"] == "hello"

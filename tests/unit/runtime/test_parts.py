@@ -1,0 +1,137 @@
+"""Readiness, the policy, the token file and background tasks, each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from store.config.node import NodeConfig
+from store.domain.access import Denied, Right
+from store.runtime import tasks
+from store.runtime.errors import WrongConfigurationError
+from store.runtime.policy import PolicySource
+from store.runtime.readiness import Obstacle, Readiness
+from store.runtime.tasks import BackgroundTasks
+from store.runtime.tokens import TokenFile
+from tests.unit.config.cases import CommandLine
+
+NOW_NS = 1_800_000_000 * 10**9
+DAY_NS = 86_400 * 10**9
+
+
+def test_readiness_names_the_first_obstacle_and_tells_changes_once() -> None:
+    told: list[bool] = []
+    readiness = Readiness(told.append)
+    assert readiness.why_not() == "the node is starting"
+    readiness.set(Obstacle.DATABASE, present=True)
+    readiness.set(Obstacle.STARTING, present=False)
+    assert (readiness.ready, told) == (False, [])
+    assert readiness.why_not() == "the database does not answer"
+    readiness.set(Obstacle.DATABASE, present=False)
+    readiness.set(Obstacle.DATABASE, present=False)
+    assert (readiness.ready, readiness.why_not(), told) == (True, None, [True])
+    readiness.set(Obstacle.DRAINING, present=True)
+    readiness.set(Obstacle.DATABASE, present=True)
+    assert readiness.why_not() == "the node is shutting down"
+    assert told == [True, False]
+
+
+def test_the_policy_is_that_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = source(
+        monkeypatch, "--shard=2", "--cluster=5", "--max-clock-drift=off", "--max-message-size=1KiB"
+    ).current()
+    assert policy.cluster == 5
+    assert policy.shards == {2}
+    assert policy.max_drift_ns is None
+    assert policy.max_message_bytes == 1024
+    assert policy.publisher
+    assert not policy.below_horizon
+
+
+def test_the_horizon_is_the_later_of_retention_and_what_was_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = source(monkeypatch, "--retention=30d")
+    assert policy.current().horizon_ns == NOW_NS - 30 * DAY_NS
+    policy.raise_horizon(NOW_NS - 7 * DAY_NS)
+    policy.raise_horizon(NOW_NS - 8 * DAY_NS)
+    assert policy.current().horizon_ns == NOW_NS - 7 * DAY_NS
+    policy = source(monkeypatch, "--retention=off")
+    assert policy.current().horizon_ns is None
+    policy.raise_horizon(5)
+    assert policy.current().horizon_ns == 5
+
+
+def source(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> PolicySource:
+    config: NodeConfig = CommandLine(monkeypatch).run(*arguments)
+    return PolicySource(config, lambda: NOW_NS)
+
+
+def test_a_token_file_is_taken_over_when_it_changes_and_kept_when_it_breaks(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokens.toml"
+    write_tokens(path, "first")
+    tokens = TokenFile(path)
+    tokens.load()
+    assert admitted(tokens, "first")
+    write_tokens(path, "second")
+    tokens.reload_if_changed()
+    assert admitted(tokens, "second")
+    assert not admitted(tokens, "first")
+    path.write_text("clients = ")
+    tokens.reload_if_changed()
+    assert admitted(tokens, "second")
+    path.unlink()
+    tokens.reload_if_changed()
+    assert admitted(tokens, "second")
+    write_tokens(path, "third")
+    tokens.reload_if_changed()
+    assert admitted(tokens, "third")
+
+
+def test_without_a_token_file_everybody_may_read() -> None:
+    tokens = TokenFile(None)
+    tokens.load()
+    tokens.reload_if_changed(force=True)
+    assert not isinstance(tokens.current().authorize(None, Right.READ, "host x"), Denied)
+
+
+def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WrongConfigurationError, match="cannot be read"):
+        TokenFile(tmp_path / "absent").load()
+
+
+def write_tokens(path: Path, token: str) -> None:
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    fresh = path.with_suffix(".new")
+    fresh.write_text(f'[clients.someone]\ntoken_sha256 = "{digest}"\nrights = ["read"]\n')
+    os.replace(fresh, path)  # noqa: PTH105 - the rename is what is tested
+
+
+def admitted(tokens: TokenFile, token: str) -> bool:
+    found = tokens.current().authorize(f"Bearer {token}", Right.READ, "host x")
+    return not isinstance(found, Denied)
+
+
+async def test_a_task_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "TASK_RETRY_FIRST_S", 0)
+    runs, steady = 0, asyncio.Event()
+
+    async def work() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise RuntimeError("a fault")
+        steady.set()
+        await asyncio.Event().wait()
+
+    background = BackgroundTasks()
+    background.start("work", work)
+    await steady.wait()
+    await background.stop()
+    assert runs == 2

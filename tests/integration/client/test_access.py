@@ -46,10 +46,14 @@ def write_certificates(files: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(files / "ca.pem"))
     trustme.CA().cert_pem.write_to_path(str(files / "stranger.pem"))
-    issued = authority.issue_cert("127.0.0.1", "node-a.example")
+    write_identity(files, "node", authority.issue_cert("127.0.0.1", "node-a.example"))
+    write_identity(files, "client", authority.issue_cert("client.example"))
+
+
+def write_identity(files: Path, name: str, issued: trustme.LeafCert) -> None:
     for blob in issued.cert_chain_pems:
-        blob.write_to_path(str(files / "node.pem"), append=True)
-    issued.private_key_pem.write_to_path(str(files / "node.key"))
+        blob.write_to_path(str(files / f"{name}.pem"), append=True)
+    issued.private_key_pem.write_to_path(str(files / f"{name}.key"))
 
 
 def write_tokens(files: Path) -> None:
@@ -110,3 +114,21 @@ def test_the_options_also_come_from_a_file(secured: Secured, tmp_path: Path) -> 
     config = tmp_path / "client.toml"
     config.write_text(f'tls_ca = "{files / "ca.pem"}"\ntoken-file = "{files / "chat.token"}"\n')
     secured.command.ok("query", "--config", str(config))
+
+
+def test_a_node_may_demand_a_certificate_of_its_clients(secured: Secured, tmp_path: Path) -> None:
+    files = secured.files
+    authority, node_pem, node_key = files / "ca.pem", files / "node.pem", files / "node.key"
+    options = (
+        *("--tls-cert", str(node_pem), "--tls-key", str(node_key)),
+        *("--peer-listen", "127.0.0.1:0", "--client-ca", str(authority)),
+    )
+    trust = ("--tls-ca", str(authority))
+    identity = ("--tls-cert", str(files / "client.pem"), "--tls-key", str(files / "client.key"))
+    with running_node(tmp_path / "node", *options) as node:
+        command = Command.of(node)
+        command.ok("publish", "--content-topic", "/app/1/chat/proto", "x", *trust, *identity)
+        assert len(command.ok("query", *trust, *identity).lines) == 1
+        ended = command("query", *trust)
+    assert (ended.code, ended.out) == (3, "")
+    assert ended.err.count("\n") == 1

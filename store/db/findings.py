@@ -1,0 +1,79 @@
+"""What a check of the database found, gathered by kind within a bound."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from store.domain.audit import Fault
+
+MAX_EXAMPLES: Final = 5
+"""Examples that are kept of one kind; the others are counted."""
+
+MAX_EXAMPLE_CHARS: Final = 300
+
+_RESTORE: Final = "restore the message from a backup, or let another node send it again"
+_REINDEX: Final = (
+    "restore the database from a backup; what was changed by hand must be changed in every table"
+)
+_COLLECT: Final = "it finds nothing and harms nothing; it goes with its partition"
+
+ADVICE: Final[dict[str, str]] = {
+    Fault.FRAME: _RESTORE,
+    Fault.HASH: _RESTORE,
+    Fault.TIMESTAMP: _RESTORE,
+    Fault.TOPIC: _RESTORE,
+    Fault.NO_HASH_ROW: _REINDEX,
+    Fault.WRONG_HASH_ROW: _REINDEX,
+    Fault.NO_TOPIC_ROW: _REINDEX,
+    Fault.WRONG_TOPIC_ROW: _REINDEX,
+    Fault.NO_SDS_ROW: _REINDEX,
+    Fault.WRONG_SDS_ROW: _REINDEX,
+    Fault.STRANGE_SDS_ROW: _REINDEX,
+    Fault.LOST_MESSAGE: _RESTORE,
+    Fault.LOST_SDS_MESSAGE: _COLLECT,
+    "wrong schema": "undo what was changed by hand, or restore the database from a backup",
+    "wrong store": "restore the database from a backup",
+    "default partition": "move its rows away and drop it: it hides partitions that are missing",
+    "partition being detached": "finish with ALTER TABLE ... DETACH PARTITION ... FINALIZE",
+    "stray table": "drop it, or move it to another schema: its name may be needed",
+    "odd bounds": "restore the partition, or drop it if what it holds may go",
+    "too many partitions": "drop the oldest ones of hashes, sds and topics alike",
+    "uncovered messages": "restart a node: it makes the partitions that are missing",
+    "missing partition": "look into the log of the node that does the maintenance",
+    "invalid index": "run REINDEX INDEX on it",
+    "batch without a commit": "restore the database from a backup: followers miss these messages",
+    "commit of fewer messages than are held": "restore the database from a backup",
+    "sequence behind its table": "set it with setval() to the largest number that the table has",
+}
+
+
+@dataclass
+class Finding:
+    """One kind of fault: how often, and the first examples."""
+
+    kind: str
+    where: str
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        return ADVICE[self.kind]
+
+
+class Findings:
+    """All findings by kind and place."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], Finding] = {}
+
+    def add(self, kind: str, where: str, example: str, count: int = 1) -> None:
+        """Note a fault in table ``where``; ``count`` of the same sort share the example."""
+        finding = self._found.setdefault((kind, where), Finding(str(kind), where))
+        finding.count += count
+        if len(finding.examples) < MAX_EXAMPLES:
+            finding.examples.append(example[:MAX_EXAMPLE_CHARS])
+
+    def all(self) -> list[Finding]:
+        """Every finding in the order of its first example."""
+        return list(self._found.values())

@@ -1,0 +1,119 @@
+"""What a stored message must agree with: its own columns, and the rows that find it.
+
+Pure: rows come in, faults come out. `store.db.check` reads the rows.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from message.hashing import message_hash
+from message.topics import topic_key
+from message.unframe import FrameError, Unframed, unframe
+from sds.codec import decode, sds_key
+from store.domain.claims import channel_key
+
+_LAMPORT_WRAP: Final = 1 << 64
+_LAMPORT_SIGN: Final = 1 << 63
+
+
+class Fault(StrEnum):
+    """What can be wrong with a message and the rows about it."""
+
+    FRAME = "damaged frame"
+    HASH = "wrong hash"
+    TIMESTAMP = "wrong timestamp"
+    TOPIC = "wrong topic"
+    NO_HASH_ROW = "message without a row in hashes"
+    WRONG_HASH_ROW = "row in hashes names another topic"
+    NO_TOPIC_ROW = "message without a row in topics"
+    WRONG_TOPIC_ROW = "row in topics has other names"
+    NO_SDS_ROW = "SDS message without a row in sds"
+    WRONG_SDS_ROW = "row in sds differs from its message"
+    LOST_MESSAGE = "row in hashes without a message"
+    LOST_SDS_MESSAGE = "row in sds without a message"
+    STRANGE_SDS_ROW = "row in sds about a message that is none of SDS"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A row of ``messages``: timestamp in ns, 32-byte hash, 16-byte topic key, frame in parts."""
+
+    ts: int
+    hash: bytes
+    topic: bytes
+    head: bytes
+    payload: bytes
+    tail: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SdsRow:
+    """A row of ``sds`` beside (ts, hash); ``lamport`` as two's complement."""
+
+    key: bytes
+    channel_key: bytes
+    channel: bytes
+    message_id: bytes
+    sender: bytes
+    lamport: int | None
+    parent_keys: tuple[bytes, ...]
+    parent_ids: tuple[bytes, ...]
+    parent_hints: tuple[bytes | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The verdict on one message; ``names`` are its topics, None when the frame is damaged."""
+
+    faults: tuple[Fault, ...]
+    names: tuple[str, str] | None
+
+
+def audit(message: StoredMessage) -> Audit:
+    """Check a row of ``messages`` against itself; the hash is computed anew."""
+    try:
+        fields = unframe(message.head, message.payload, message.tail)
+    except FrameError:
+        return Audit((Fault.FRAME,), None)
+    names = (fields.pubsub_topic.decode(), fields.content_topic.decode())
+    return Audit(tuple(_faults(message, fields)), names)
+
+
+def _faults(message: StoredMessage, fields: Unframed) -> Iterator[Fault]:
+    if fields.timestamp != message.ts:
+        yield Fault.TIMESTAMP
+    if topic_key(fields.pubsub_topic, fields.content_topic) != message.topic:
+        yield Fault.TOPIC
+    if fields.message_hash != message.hash or _computed_hash(fields) != message.hash:
+        yield Fault.HASH
+
+
+def _computed_hash(fields: Unframed) -> bytes | None:
+    if not fields.timestamp:
+        return None
+    return message_hash(
+        fields.pubsub_topic, fields.payload, fields.content_topic, fields.meta, fields.timestamp
+    )
+
+
+def sds_row(payload: bytes) -> SdsRow | None:
+    """The row that a payload must have; None when it is no readable SDS message."""
+    metadata = decode(payload)
+    if metadata is None:
+        return None
+    channel, lamport = metadata.channel_id, metadata.lamport
+    if lamport is not None and lamport >= _LAMPORT_SIGN:
+        lamport -= _LAMPORT_WRAP
+    return SdsRow(
+        key=sds_key(channel, metadata.message_id),
+        channel_key=channel_key(channel),
+        channel=channel,
+        message_id=metadata.message_id,
+        sender=metadata.sender_id,
+        lamport=lamport,
+        parent_keys=tuple(sds_key(channel, parent) for parent, _ in metadata.parents),
+        parent_ids=tuple(parent for parent, _ in metadata.parents),
+        parent_hints=tuple(hint for _, hint in metadata.parents),
+    )

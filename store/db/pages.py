@@ -60,6 +60,18 @@ from (
 """
 
 
+# The same without the count of what was left out, at four fifths of the cost.
+_STREAMED: Final = """
+select string_agg({entry}, ''::bytea), count(*), count(*), max(ts),
+       substr(string_agg(hash, ''::bytea), (32 * count(*) - 31)::int)
+from (
+    select m.*, sum({entry_bytes}) over (order by ts, hash rows unbounded preceding) as bytes
+    from ({rows}) m
+) m
+where bytes <= %(max_bytes)b::bigint or bytes = {entry_bytes}
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Where to read: between two timestamps (both inclusive), beyond ``at``, one way."""
@@ -75,7 +87,8 @@ class Shape:
     """How a page looks: its entries, and its limits.
 
     ``show`` messages at most, and ``max_bytes`` unless one alone has more; ``each`` rows are read
-    per topic where topics are merged.
+    per topic where topics are merged. ``streamed`` pages are read forward and do not tell
+    whether more was seen than shown.
     """
 
     entry: Entry
@@ -83,6 +96,7 @@ class Shape:
     read: int
     each: int
     max_bytes: int
+    streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +116,7 @@ NOTHING: Final = Joined(b"", 0, 0, BEFORE_ALL)
 
 
 @cache
-def _statement(entry: Entry, *, merged: bool, filtered: bool, forward: bool) -> str:
+def _statement(entry: Entry, *, merged: bool, filtered: bool, forward: bool, streamed: bool) -> str:
     way = "asc" if forward else "desc"
     template = _MERGED if merged else _IN_TIME_ORDER
     rows = template.format(
@@ -111,6 +125,8 @@ def _statement(entry: Entry, *, merged: bool, filtered: bool, forward: bool) -> 
         way=way,
         topics=topics_clause(Topics(())) if filtered else "",
     )
+    if streamed:
+        return _STREAMED.format(entry=entry.expression, entry_bytes=entry.size, rows=rows)
     return joined_statement(entry, rows, forward=forward)
 
 
@@ -136,6 +152,7 @@ async def read_page(connection: Connection, topics: Topics, window: Window, shap
         merged=topics.mergeable,
         filtered=topics.keys is not None,
         forward=window.forward,
+        streamed=shape.streamed,
     )
     parameters: dict[str, object] = {
         "low": window.low_ns,
@@ -143,9 +160,10 @@ async def read_page(connection: Connection, topics: Topics, window: Window, shap
         "at_ts": window.at[0],
         "at_hash": window.at[1],
         "limit": shape.read,
-        "show": shape.show,
         "max_bytes": shape.max_bytes,
     }
+    if not shape.streamed:
+        parameters["show"] = shape.show
     parameters |= topics_parameters(topics)
     if topics.mergeable:
         parameters["each"] = shape.each

@@ -111,6 +111,7 @@ class DatabaseReader:
             read=size,
             each=_each(topics, size),
             max_bytes=MAX_PAGE_BYTES,
+            streamed=True,
         )
 
         async def read(connection: Connection) -> Joined:

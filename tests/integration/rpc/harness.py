@@ -57,6 +57,7 @@ class Node:
     """A node that serves on 127.0.0.1."""
 
     address: str
+    services: Services
     context: RpcContext
     rules: Rules
     channel: Any
@@ -127,7 +128,7 @@ async def serve(
             address, options=[("grpc.max_send_message_length", 64 * 1024 * 1024)]
         )
         stack.push_async_callback(channel.close, None)
-        yield Node(address, context, rules, channel, server)
+        yield Node(address, services, context, rules, channel, server)
 
 
 async def _services(stack: AsyncExitStack, url: str) -> Services:

@@ -1,0 +1,260 @@
+from hashlib import sha256
+
+import grpc
+import pytest
+
+from store.domain.access import Access, parse_token_file
+from tests.integration.rpc.harness import (
+    ADMIN,
+    CONTENT,
+    PUBSUB,
+    STORE,
+    Metadata,
+    Node,
+    Rules,
+    failure,
+    item,
+    serve,
+    within,
+)
+from wire.sds.v1.message_pb2 import HistoryEntry
+from wire.sds.v1.message_pb2 import Message as SdsMessage
+from wire.storenode.v1.store_pb2 import (
+    CausalHistoryPage,
+    FollowPage,
+    FollowRequest,
+    GetCausalHistoryRequest,
+    GetSdsMessagesRequest,
+    PublishRequest,
+    PublishResponse,
+    PublishResult,
+    ScanPage,
+    ScanRequest,
+    SdsMessagesPage,
+)
+from wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+SECRET = "/secret/1/chat/proto"
+READS = ("Query", "Scan", "GetSdsMessages", "GetCausalHistory")
+UNARY = ("Publish", "Query")
+
+
+def token_file(**limits: int) -> Access:
+    """Clients named like their rights; `app` may do all within the topics under /app/."""
+    text = ""
+    entries = {
+        "reader": ['rights = ["read"]'],
+        "publisher": ['rights = ["publish"]'],
+        "follower": ['rights = ["follow"]'],
+        "operator": ['rights = ["admin"]'],
+        "everything": ['rights = ["read", "publish", "follow"]'],
+        "app": ['rights = ["read", "publish", "follow"]', 'content_topics = ["/app/"]'],
+    }
+    for name, lines in entries.items():
+        digest = sha256(f"token of {name}".encode()).hexdigest()
+        text += f'[clients.{name}]\ntoken_sha256 = "{digest}"\n' + "\n".join(lines) + "\n"
+    text += "[limits]\n" + "\n".join(f"{key} = {value}" for key, value in limits.items())
+    return parse_token_file(text)
+
+
+def bearer(name: str) -> Metadata:
+    return (("authorization", f"Bearer token of {name}"),)
+
+
+async def call(node: Node, method: str, metadata: Metadata = ()) -> None:
+    """An empty request; for a stream, until its first page."""
+    path = (STORE if method != "GetStatus" else ADMIN) + method
+    if method in (*UNARY, "GetStatus"):
+        await node.unary(path, b"", metadata)
+    elif method == "PublishStream":
+        stream = node.channel.stream_stream(path)(iter([b""]), metadata=metadata)
+        await within(stream.read())
+        await within(stream.code())
+    elif method == "Follow":
+        stream = node.channel.unary_stream(path)(b"", metadata=metadata)
+        await within(stream.read())
+        stream.cancel()
+    else:
+        request = GetSdsMessagesRequest(channel_id="c").SerializeToString()
+        await node.stream(path, b"" if method == "Scan" else request, metadata)
+
+
+METHODS = {
+    "Publish": "publisher",
+    "PublishStream": "publisher",
+    "Query": "reader",
+    "Scan": "reader",
+    "GetSdsMessages": "reader",
+    "GetCausalHistory": "reader",
+    "Follow": "follower",
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_every_method_demands_a_token_and_its_right(database_url: str, method: str) -> None:
+    async with serve(database_url, rules=Rules(access=token_file())) as node:
+        for name in ("reader", "publisher", "follower", "operator"):
+            if name == METHODS[method]:
+                await call(node, method, bearer(name))
+                continue
+            code, sentence = await failure(call(node, method, bearer(name)))
+            assert code is grpc.StatusCode.PERMISSION_DENIED, name
+            assert f"client {name} lacks the right" in sentence
+        strange: tuple[Metadata, ...] = (
+            (),
+            bearer("nobody"),
+            (("authorization", "Basic eA=="),),
+            (*bearer("reader"), *bearer("reader")),
+        )
+        for metadata in strange[:3]:
+            code, sentence = await failure(call(node, method, metadata))
+            assert code is grpc.StatusCode.UNAUTHENTICATED
+            assert "token of" not in sentence
+        code, _ = await failure(call(node, method, strange[3]))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_changed_token_file_holds_for_the_next_call(node: Node) -> None:
+    await call(node, "Query")
+    node.rules.access = token_file()
+    code, _ = await failure(call(node, "Query"))
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+    await call(node, "Query", bearer("reader"))
+
+
+async def publish(node: Node, name: str, *messages: WakuMessageAndTopic) -> PublishResponse:
+    request = PublishRequest(messages=messages).SerializeToString()
+    return PublishResponse.FromString(await node.unary(STORE + "Publish", request, bearer(name)))
+
+
+async def test_publishing_outside_a_client_s_topics_is_rejected(database_url: str) -> None:
+    async with serve(database_url, rules=Rules(access=token_file())) as node:
+        response = await publish(node, "app", item(), item(content=SECRET))
+        assert [result.outcome for result in response.results] == [
+            PublishResult.STORED,
+            PublishResult.REJECTED,
+        ]
+        assert "client app may not publish" in response.results[1].reason
+        assert node.count(
+            "storenode_messages_rejected_total", source="client", reason="outside_topics"
+        ) == pytest.approx(1)
+
+
+def sds(message_id: str, *parents: str) -> bytes:
+    history = [HistoryEntry(message_id=parent) for parent in parents]
+    return SdsMessage(
+        message_id=message_id, channel_id="c", causal_history=history, content=b"x"
+    ).SerializeToString()
+
+
+async def test_what_a_client_may_not_read_is_not_there_on_any_path(database_url: str) -> None:
+    async with serve(database_url, rules=Rules(access=token_file())) as node:
+        app = bearer("app")
+        stored = await publish(
+            node,
+            "everything",
+            item(sds("hidden"), content=SECRET),
+            item(sds("seen", "hidden")),
+        )
+        hidden, seen = [result.message_hash for result in stored.results]
+
+        async def query(request: StoreQueryRequest) -> tuple[int, list[bytes]]:
+            raw = await node.unary(STORE + "Query", request.SerializeToString(), app)
+            response = StoreQueryResponse.FromString(raw)
+            return response.status_code, [entry.message_hash for entry in response.messages]
+
+        for request in (
+            StoreQueryRequest(),
+            StoreQueryRequest(message_hashes=[hidden, seen]),
+            StoreQueryRequest(pubsub_topic=PUBSUB, content_topics=[SECRET, CONTENT]),
+        ):
+            assert await query(request) == (200, [seen])
+        assert await query(StoreQueryRequest(pagination_cursor=hidden)) == (404, [])
+        assert await query(StoreQueryRequest(pagination_cursor=seen)) == (200, [])
+
+        scanned = await node.stream(STORE + "Scan", ScanRequest().SerializeToString(), app)
+        pages = [ScanPage.FromString(page) for page in scanned]
+        assert [entry.message_hash for page in pages for entry in page.messages] == [seen]
+
+        from_beginning = FollowRequest(from_beginning=True).SerializeToString()
+        following = node.channel.unary_stream(STORE + "Follow")(from_beginning, metadata=app)
+        page = FollowPage.FromString(await within(following.read()))
+        while not page.live and not page.messages:
+            page = FollowPage.FromString(await within(following.read()))
+        assert [entry.message_hash for entry in page.messages] == [seen]
+        following.cancel()
+
+        entries = [
+            HistoryEntry(message_id="hidden"),
+            HistoryEntry(message_id="hidden", retrieval_hint=hidden),
+            HistoryEntry(message_id="seen"),
+        ]
+        lookup = GetSdsMessagesRequest(channel_id="c", entries=entries).SerializeToString()
+        looked_up = SdsMessagesPage()
+        for raw in await node.stream(STORE + "GetSdsMessages", lookup, app):
+            looked_up.MergeFromString(raw)
+        assert {one.stored.message_hash for one in looked_up.messages} == {seen}
+        assert {one.message_id for one in looked_up.missing} == {"hidden"}
+
+        walk = GetCausalHistoryRequest(
+            channel_id="c", heads=[HistoryEntry(message_id="seen")]
+        ).SerializeToString()
+        walked = CausalHistoryPage()
+        for raw in await node.stream(STORE + "GetCausalHistory", walk, app):
+            walked.MergeFromString(raw)
+        assert [one.stored.message_hash for one in walked.messages] == [seen]
+        assert [one.message_id for one in walked.missing] == ["hidden"]
+
+
+async def test_limits_of_the_token_file_are_named_when_they_are_passed(database_url: str) -> None:
+    access = token_file(
+        messages_per_second=10, request_bytes=2_000, concurrent_streams=1, message_bytes=300
+    )
+    async with serve(database_url, rules=Rules(access=access)) as node:
+        assert len((await publish(node, "publisher", *[item()] * 10)).results) == 10
+        code, sentence = await failure(publish(node, "publisher", *[item()] * 10))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "10 messages per second" in sentence
+
+        code, sentence = await failure(publish(node, "everything", item(b"x" * 3_000)))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "at most 2,000" in sentence
+
+        response = await publish(node, "everything", item(b"x" * 300))
+        assert "at most 300" in response.results[0].reason
+
+        following = node.channel.unary_stream(STORE + "Follow")(b"", metadata=bearer("follower"))
+        await within(following.read())
+        code, sentence = await failure(call(node, "Follow", bearer("follower")))
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "1 concurrent streams" in sentence
+        following.cancel()
+
+
+async def test_a_rate_ends_a_stream_after_the_answers_before_it(database_url: str) -> None:
+    access = token_file(messages_per_second=10)
+    async with serve(database_url, rules=Rules(access=access)) as node:
+        request = PublishRequest(messages=[item()] * 6).SerializeToString()
+        stream = node.channel.stream_stream(STORE + "PublishStream")(
+            iter([request, request]), metadata=bearer("publisher")
+        )
+        assert len(PublishResponse.FromString(await within(stream.read())).results) == 6
+        code, sentence = await failure(stream.read())
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "messages per second" in sentence
+
+
+async def test_only_the_open_admin_listener_serves_everybody(database_url: str) -> None:
+    async with serve(database_url, listener="admin", open_admin=True) as node:
+        await call(node, "GetStatus")
+        node.rules.access = token_file()
+        code, _ = await failure(call(node, "GetStatus"))
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        code, _ = await failure(call(node, "GetStatus", bearer("everything")))
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+        await call(node, "GetStatus", bearer("operator"))
+    async with serve(database_url, listener="admin") as node:
+        code, sentence = await failure(call(node, "GetStatus"))
+        assert code is grpc.StatusCode.PERMISSION_DENIED
+        assert "token file" in sentence

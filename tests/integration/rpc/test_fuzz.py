@@ -1,0 +1,217 @@
+"""Every method against bytes that no honest client sends."""
+
+import gc
+from collections.abc import Iterator
+from io import StringIO
+from random import Random
+from typing import Final
+
+import grpc
+import pytest
+import structlog
+from google.protobuf.message import Message
+
+from message.cursor import FollowCursor, ScanCursor
+from store.observe.logging import configure
+from tests.integration.rpc.harness import ADMIN, STORE, Node, item, resident_bytes, serve, within
+from wire.sds.v1.message_pb2 import HistoryEntry
+from wire.storenode.v1.admin_pb2 import GetStatusRequest
+from wire.storenode.v1.store_pb2 import (
+    ContentFilter,
+    FollowRequest,
+    GetCausalHistoryRequest,
+    GetSdsMessagesRequest,
+    PublishRequest,
+    PublishResult,
+    ScanRequest,
+)
+from wire.waku.store.v3.store_pb2 import StoreQueryRequest
+
+MIB: Final = 1024 * 1024
+NOW_NS: Final = 1_763_625_600_000_000_000
+DIGEST: Final = bytes(range(32))
+FILTER: Final = ContentFilter(pubsub_topic="/p", content_topics=["/c", "/d"])
+ENTRIES: Final = [HistoryEntry(message_id="a", retrieval_hint=DIGEST), HistoryEntry(message_id="b")]
+
+UNARY: Final = {"Publish", "Query", "GetStatus", "Check"}
+BIDI: Final = {"PublishStream", "ServerReflectionInfo"}
+PATHS: Final = {
+    "GetStatus": ADMIN + "GetStatus",
+    "Check": "/grpc.health.v1.Health/Check",
+    "Watch": "/grpc.health.v1.Health/Watch",
+    "ServerReflectionInfo": "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+}
+
+HONEST: Final[dict[str, Message]] = {
+    "Publish": PublishRequest(messages=[item(timestamp=NOW_NS)] * 3, min_confirms=1),
+    "PublishStream": PublishRequest(messages=[item(timestamp=NOW_NS)] * 3),
+    "Query": StoreQueryRequest(
+        request_id="r",
+        include_data=True,
+        pubsub_topic="/p",
+        content_topics=["/c"],
+        time_start=1,
+        time_end=NOW_NS,
+        pagination_cursor=DIGEST,
+        pagination_limit=10,
+    ),
+    "Scan": ScanRequest(
+        filter=FILTER,
+        time_start=1,
+        time_end=NOW_NS,
+        include_data=True,
+        cursor=ScanCursor(NOW_NS, DIGEST).encode(),
+        page_size=5,
+    ),
+    "Follow": FollowRequest(
+        filter=FILTER, cursor=FollowCursor(b"s" * 16, 3, 4).encode(), include_data=True
+    ),
+    "GetSdsMessages": GetSdsMessagesRequest(channel_id="c", entries=ENTRIES, filter=FILTER),
+    "GetCausalHistory": GetCausalHistoryRequest(
+        channel_id="c", heads=ENTRIES, known_ids=["x"], max_messages=9, max_depth=3, filter=FILTER
+    ),
+    "GetStatus": GetStatusRequest(),
+    "Check": GetStatusRequest(),
+    "Watch": GetStatusRequest(),
+    "ServerReflectionInfo": GetStatusRequest(),
+}
+ADMIN_METHODS: Final = {"GetStatus"}
+CLEAR: Final = {
+    grpc.StatusCode.OK,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.OUT_OF_RANGE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+@pytest.fixture
+def log() -> Iterator[StringIO]:
+    stream = StringIO()
+    configure("json", "info", stream)
+    yield stream
+    structlog.reset_defaults()
+
+
+async def poke(node: Node, method: str, request: bytes) -> grpc.StatusCode:
+    """Send a request, read the first answer, hang up: the status, OK for an answer."""
+    path = PATHS.get(method, STORE + method)
+    try:
+        if method in UNARY:
+            await within(node.channel.unary_unary(path)(request))
+            return grpc.StatusCode.OK
+        if method in BIDI:
+            call = node.channel.stream_stream(path)(iter([request]))
+        else:
+            call = node.channel.unary_stream(path)(request)
+        await within(call.read())
+        if call.done():
+            code: grpc.StatusCode = await call.code()
+            return code
+        call.cancel()
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+def mutations(honest: bytes, random: Random, count: int) -> Iterator[bytes]:
+    """Requests that went wrong on the way, or were never meant well."""
+    claims = (b"\xff\xff\xff\xff\x0f", b"\xff" * 9 + b"\x01", b"\x80\x80\x80\x80\x10")
+    for _ in range(count):
+        place = random.randrange(len(honest) + 1)
+        match random.randrange(6):
+            case 0:
+                yield random.randbytes(random.randrange(200))
+            case 1:
+                yield honest[:place]
+            case 2:
+                flipped = bytearray(honest or b"\0")
+                flipped[place % len(flipped)] ^= 1 << random.randrange(8)
+                yield bytes(flipped)
+            case 3:
+                yield honest[:place] + random.randbytes(random.randrange(1, 9)) + honest[place:]
+            case 4:
+                tag = bytes([random.randrange(1, 16) << 3 | 2])
+                yield honest[:place] + tag + random.choice(claims) + honest[place:]
+            case _:
+                unknown = bytes([0xFA, 0x7F, 3]) + b"abc"
+                yield honest + unknown * random.randrange(1, 50)
+
+
+@pytest.mark.parametrize("method", sorted(HONEST))
+async def test_bad_bytes_get_a_clear_status(log: StringIO, database_url: str, method: str) -> None:
+    listener = "admin" if method in ADMIN_METHODS else "client"
+    async with serve(
+        database_url, listener="admin" if listener == "admin" else "client", open_admin=True
+    ) as node:
+        honest, random = HONEST[method].SerializeToString(), Random(method)
+        for request in mutations(honest, random, 150):
+            code = await poke(node, method, request)
+            assert code in CLEAR, (code, request)
+        await poke(node, method, honest)
+        assert len(log.getvalue().splitlines()) <= 25
+        assert "call_crashed" not in log.getvalue()
+
+
+def absurd() -> Iterator[tuple[str, bytes]]:
+    """Requests whose size or numbers are the attack."""
+    many = 2 * MIB - 100
+    yield "Publish", b"\x0a\x00" * (8 * MIB - 10)
+    yield "PublishStream", b"\x0a\x00" * (8 * MIB - 10)
+    yield "Publish", PublishRequest(messages=[item(b"x" * 15 * MIB)]).SerializeToString()
+    yield "Query", b"\x5a\x00" * many
+    yield "Query", b"\xa2\x01\x00" * (MIB + 100)
+    yield "Query", StoreQueryRequest(message_hashes=[DIGEST] * 100_000).SerializeToString()
+    yield "Query", StoreQueryRequest(request_id="r" * 3 * MIB).SerializeToString()
+    yield "Query", StoreQueryRequest(pubsub_topic="/p" * MIB).SerializeToString()
+    yield "Query", StoreQueryRequest(pagination_limit=2**64 - 1).SerializeToString()
+    yield "Query", StoreQueryRequest(time_start=-(2**63), time_end=2**63 - 1).SerializeToString()
+    yield "Scan", ScanRequest(cursor=b"x" * 3 * MIB).SerializeToString()
+    yield "Scan", ScanRequest(page_size=2**32 - 1, time_end=2**63 - 1).SerializeToString()
+    topics = ContentFilter(content_topics=["t"] * 1_000_000)
+    yield "Scan", ScanRequest(filter=topics).SerializeToString()
+    yield "Follow", FollowRequest(filter=topics).SerializeToString()
+    yield "Follow", FollowRequest(cursor=b"x" * 3 * MIB).SerializeToString()
+    yield "GetSdsMessages", b"\x0a\x01c" + b"\x12\x00" * many
+    yield "GetCausalHistory", b"\x0a\x01c" + b"\x1a\x00" * many
+    deepest = GetCausalHistoryRequest(
+        channel_id="c", heads=ENTRIES, max_messages=2**32 - 1, max_depth=2**32 - 1
+    )
+    yield "GetCausalHistory", deepest.SerializeToString()
+    yield "Scan", b"\x0a\x00" * (3 * MIB)
+    yield "Query", b"\x00" * (15 * MIB)
+    yield "Query", b"\x00" * (17 * MIB)
+
+
+async def test_absurd_sizes_get_a_clear_status_in_flat_memory(log: StringIO, node: Node) -> None:
+    requests = list(absurd())
+    for method, request in requests:
+        assert await poke(node, method, request) in CLEAR, (method, len(request))
+    gc.collect()
+    before = resident_bytes()
+    for method, request in requests * 3:
+        await poke(node, method, request)
+    gc.collect()
+    assert resident_bytes() - before < 64 * MIB
+    assert node.context.in_flight.used_bytes == 0
+    assert len(log.getvalue().splitlines()) <= 25
+    (result,) = (await node.publish(item())).results
+    assert result.outcome == PublishResult.STORED
+
+
+async def test_unknown_fields_are_ignored_by_reads_and_dropped_from_messages(node: Node) -> None:
+    unknown = b"\xfa\x7f\x03abc"
+    published = item(timestamp=NOW_NS).SerializeToString()
+    request = b"\x0a" + bytes([len(published) + 6]) + published + unknown + unknown
+    await node.unary(STORE + "Publish", request)
+    query = StoreQueryRequest(include_data=True).SerializeToString() + unknown
+    response = await node.unary(STORE + "Query", query)
+    assert item(timestamp=NOW_NS).message.SerializeToString() in response
+    assert b"abc" not in response
+
+
+async def test_methods_that_are_not_there_are_unimplemented(node: Node) -> None:
+    for path in (STORE + "Nothing", "/a.B/C", ADMIN + "GetStatus", "/storenode.v1.Peer/Gossip"):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await node.unary(path, b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -1,0 +1,231 @@
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from store.domain.ports import StoreUnavailable
+from store.observe.logging import configure
+from store.rpc.context import NodeState
+from store.rpc.server import build_handlers
+from tests.integration.rpc.harness import ADMIN, STORE, Node, failure, item, serve, within
+from wire.storenode.v1.admin_pb2 import NodeStatus
+from wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
+
+HEALTH = "/grpc.health.v1.Health/"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+@pytest.fixture
+def log() -> Iterator[StringIO]:
+    """The node's log, as lines of JSON; set before the node is made."""
+    stream = StringIO()
+    configure("json", "info", stream)
+    yield stream
+    structlog.reset_defaults()
+
+
+def lines(log: StringIO, event: str) -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in log.getvalue().splitlines()]
+    return [entry for entry in entries if entry["event"] == event]
+
+
+async def check(node: Node, service: str) -> int:
+    request = health_pb2.HealthCheckRequest(service=service).SerializeToString()
+    raw = await node.unary(HEALTH + "Check", request)
+    return int(health_pb2.HealthCheckResponse.FromString(raw).status)
+
+
+async def test_health_is_that_of_the_node(node: Node) -> None:
+    for service in ("", "storenode.v1.Store", "grpc.health.v1.Health"):
+        assert await check(node, service) == SERVING
+    code, _ = await failure(check(node, "storenode.v1.Admin"))
+    assert code is grpc.StatusCode.NOT_FOUND
+    node.context.health.set_serving(serving=False)
+    assert await check(node, "") == NOT_SERVING
+    code, _ = await failure(node.unary(HEALTH + "Check", b"\xff"))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def watch(node: Node, service: str) -> Any:  # noqa: ANN401 - a call of grpc.aio
+    request = health_pb2.HealthCheckRequest(service=service).SerializeToString()
+    return node.channel.unary_stream(HEALTH + "Watch")(request)
+
+
+async def next_status(call: Any) -> int:  # noqa: ANN401 - a call of grpc.aio
+    return int(health_pb2.HealthCheckResponse.FromString(await within(call.read())).status)
+
+
+async def test_those_that_watch_hear_of_changes(node: Node) -> None:
+    known, unknown = await watch(node, ""), await watch(node, "nothing")
+    assert await next_status(known) == SERVING
+    assert await next_status(unknown) == SERVICE_UNKNOWN
+    node.context.health.set_serving(serving=False)
+    assert await next_status(known) == NOT_SERVING
+    node.context.health.set_serving(serving=True)
+    assert await next_status(known) == SERVING
+    known.cancel()
+    unknown.cancel()
+
+
+async def reflect(
+    node: Node, request: reflection_pb2.ServerReflectionRequest
+) -> reflection_pb2.ServerReflectionResponse:
+    call = node.channel.stream_stream(REFLECTION)(iter([request.SerializeToString()]))
+    return reflection_pb2.ServerReflectionResponse.FromString(await within(call.read()))
+
+
+async def test_reflection_describes_what_is_served(node: Node) -> None:
+    listed = await reflect(node, reflection_pb2.ServerReflectionRequest(list_services=""))
+    assert {service.name for service in listed.list_services_response.service} == {
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "storenode.v1.Store",
+    }
+    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol="storenode.v1.Store")
+    described = await reflect(node, request)
+    (first, *_) = described.file_descriptor_response.file_descriptor_proto
+    assert b"PublishStream" in first
+    call = node.channel.stream_stream(REFLECTION)(iter([b"\xff"]))
+    code, _ = await failure(call.read())
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_status_tells_what_the_node_holds(database_url: str) -> None:
+    async with serve(database_url) as writing:
+        await writing.publish(item(timestamp=5), item(timestamp=9))
+    async with serve(database_url, listener="admin", open_admin=True) as node:
+        status = NodeStatus.FromString(await node.unary(ADMIN + "GetStatus", b""))
+        assert (status.version, status.node_id) == ("1.2.3", "node-a")
+        assert (status.oldest_timestamp, status.newest_timestamp) == (5, 9)
+        assert (status.messages, status.index_entries) == (2, 7)
+        assert status.ready
+        node.rules.unready = "starting"
+        status = NodeStatus.FromString(await node.unary(ADMIN + "GetStatus", b""))
+        assert not status.ready
+        code, _ = await failure(node.unary(ADMIN + "Synchronize", b""))
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("method", ["Scan", "Follow", "GetSdsMessages", "GetCausalHistory"])
+async def test_a_node_that_is_not_ready_refuses_streams(node: Node, method: str) -> None:
+    node.rules.unready = "the database does not answer: retry with backoff"
+    code, sentence = await failure(node.stream(STORE + method, b""))
+    assert (code, sentence) == (grpc.StatusCode.UNAVAILABLE, node.rules.unready)
+
+
+async def test_a_node_that_is_not_ready_takes_nothing(node: Node) -> None:
+    node.rules.unready = "starting"
+    code, _ = await failure(node.publish(item()))
+    assert code is grpc.StatusCode.UNAVAILABLE
+    code, _ = await failure(node.channel.stream_stream(STORE + "PublishStream")(iter([b""])).read())
+    assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_draining_ends_followers_and_streams_after_their_answers(node: Node) -> None:
+    following = node.store.Follow(FollowRequest())
+    await within(following.read())
+    publishing = node.channel.stream_stream(STORE + "PublishStream")()
+    request = PublishRequest(messages=[item()]).SerializeToString()
+    await publishing.write(request)
+    assert PublishResponse.FromString(await within(publishing.read())).results
+    node.context.drain.begin()
+    for call in (following, publishing):
+        code, sentence = await failure(call.read())
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "shutting down" in sentence
+    code, _ = await failure(node.store.Follow(FollowRequest()).read())
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert (await node.publish(item())).results
+
+
+async def test_a_deadline_ends_the_work(node: Node) -> None:
+    call = node.channel.unary_stream(STORE + "Follow")(b"", timeout=0.5)
+    await within(call.read())
+    code, _ = await failure(call.read())
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+    await node.server.stop(20)
+    assert node.count("storenode_followers") == 0
+
+
+async def test_a_failure_has_a_request_id_and_one_line_in_the_log(
+    log: StringIO, database_url: str
+) -> None:
+    async with serve(database_url) as node:
+        for given, kept in (("my-request.7", True), ("x" * 65, False), ("a b", False)):
+            call = node.channel.unary_unary(STORE + "Publish")(
+                b"\xff", metadata=(("x-request-id", given),)
+            )
+            code, sentence = await failure(call)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            told = dict(await call.trailing_metadata())["x-request-id"]
+            assert (told == given) == kept
+            (line,) = [one for one in lines(log, "call_failed") if one["request_id"] == told]
+            assert line["method"] == "Publish"
+            assert line["code"] == "INVALID_ARGUMENT"
+            assert line["reason"] == sentence
+        assert node.count(
+            "storenode_calls_total", method="Publish", code="INVALID_ARGUMENT"
+        ) == pytest.approx(3)
+
+
+async def test_secrets_stay_out_of_the_log(log: StringIO, database_url: str) -> None:
+    async with serve(database_url) as node:
+        call = node.channel.unary_unary(STORE + "Publish")(
+            b"\xff", metadata=(("authorization", "Bearer top-secret"),)
+        )
+        await failure(call)
+    assert "top-secret" not in log.getvalue()
+
+
+async def test_what_nobody_foresaw_is_internal_with_the_request_id_only(
+    log: StringIO, database_url: str
+) -> None:
+    async def broken() -> NodeState:
+        raise RuntimeError("a secret of the node")
+
+    async def away() -> NodeState:
+        raise StoreUnavailable("the database does not answer: retry with backoff")
+
+    async with serve(database_url, listener="admin", open_admin=True) as node:
+        for state, expected in (
+            (broken, grpc.StatusCode.INTERNAL),
+            (away, grpc.StatusCode.UNAVAILABLE),
+        ):
+            context = replace(node.context, state=state)
+            server = grpc.aio.server(handlers=build_handlers("admin", node.services, context))
+            port = server.add_insecure_port("127.0.0.1:0")
+            await server.start()
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
+                channel: Any = opened
+                call = channel.unary_unary(ADMIN + "GetStatus")(b"")
+                code, sentence = await failure(call)
+                told = dict(await call.trailing_metadata())["x-request-id"]
+            await server.stop(0)
+            assert code is expected
+            assert "secret" not in sentence
+            assert (told in sentence) == (code is grpc.StatusCode.INTERNAL)
+    (line,) = lines(log, "call_crashed")
+    assert "a secret of the node" in line["exception"]
+
+
+async def test_many_idle_followers_share_one_connection(node: Node) -> None:
+    calls = [node.store.Follow(FollowRequest()) for _ in range(300)]
+    pages = await asyncio.gather(*(within(call.read()) for call in calls))
+    assert all(page.live for page in pages)
+    assert node.count("storenode_followers") == len(calls)
+    (result,) = (await node.publish(item())).results
+    for page in await asyncio.gather(*(within(call.read()) for call in calls)):
+        assert [entry.message_hash for entry in page.messages] == [result.message_hash]
+    for call in calls:
+        call.cancel()

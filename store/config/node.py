@@ -48,6 +48,8 @@ class NodeConfig:
     shard: frozenset[int]
     max_clock_drift: int | None
     max_message_size: int
+    max_meta_size: int
+    max_topic_size: int
 
     retention: int | None
     retention_size: int | None
@@ -60,6 +62,13 @@ class NodeConfig:
     sync_offset: int
     max_confirms: int
     gossip: bool
+
+    max_requests_per_second: int
+    max_messages_per_second: int
+    max_received_per_second: int
+    max_calls: int
+    max_streams: int
+    max_request_size: int
 
     write_connections: int
     read_connections: int

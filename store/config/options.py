@@ -9,7 +9,12 @@ from typing import Any, Final
 
 import click
 
-from message.limits import MAX_MESSAGE_BYTES
+from message.limits import (
+    MAX_MESSAGE_BYTES,
+    MAX_META_BYTES,
+    MAX_REQUEST_BYTES,
+    MAX_TOPIC_BYTES,
+)
 from store.config.layers import option
 from store.config.node import LISTENERS, MAX_CLUSTER, MAX_SHARD
 from store.config.types import (
@@ -22,14 +27,27 @@ from store.config.types import (
     SETTING,
     SIZE,
     SWITCH,
+    size_up_to,
 )
 from store.config.units import format_size
+from store.domain.quota import (
+    DEFAULT_CALLS,
+    DEFAULT_MESSAGES_PER_S,
+    DEFAULT_RECEIVED_BYTES_PER_S,
+    DEFAULT_REQUESTS_PER_S,
+    DEFAULT_STREAMS,
+)
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _LOG_FORMATS: Final = ("text", "json")
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _MAX_CONNECTIONS: Final = 1_000
+LARGEST_MESSAGE_BYTES: Final = 3 * 1024 * 1024
+"""A message must fit into a response of 4 MiB, which is what gRPC clients take by default."""
+
+LARGEST_TOPIC_BYTES: Final = 2 * 1024
+"""A topic must fit into an index entry of Postgres, at most 2,704 bytes."""
 
 _path = functools.partial(click.Path, path_type=Path)
 _file = functools.partial(option, type=_path(), metavar="FILE", section="Access")
@@ -44,6 +62,18 @@ def _connections(name: str, default: int, work: str) -> Decorator:
         show_default=True,
         section="Running",
         help=f"Database connections for {work}, at most.",
+    )
+
+
+def _count(flag: str, default: int, what: str) -> Decorator:
+    return option(
+        flag,
+        type=click.IntRange(1),
+        default=default,
+        metavar="N",
+        show_default=True,
+        section="Limits",
+        help=f"{what} of one client; the token file may set others.",
     )
 
 
@@ -172,11 +202,27 @@ _MESSAGES: Final[tuple[Decorator, ...]] = (
     ),
     option(
         "--max-message-size",
-        type=SIZE,
+        type=size_up_to(LARGEST_MESSAGE_BYTES),
         default=format_size(MAX_MESSAGE_BYTES),
         show_default=True,
         section="Messages",
         help="Size of one encoded message, all fields.",
+    ),
+    option(
+        "--max-meta-size",
+        type=size_up_to(MAX_MESSAGE_BYTES),
+        default=format_size(MAX_META_BYTES),
+        show_default=True,
+        section="Messages",
+        help="Size of a message's `meta` field.",
+    ),
+    option(
+        "--max-topic-size",
+        type=size_up_to(LARGEST_TOPIC_BYTES),
+        default=format_size(MAX_TOPIC_BYTES),
+        show_default=True,
+        section="Messages",
+        help="Size of a pubsub or content topic, as UTF-8.",
     ),
     option(
         "--retention",
@@ -255,6 +301,29 @@ _PEERS: Final[tuple[Decorator, ...]] = (
     ),
 )
 
+_LIMITS: Final[tuple[Decorator, ...]] = (
+    _count("--max-requests-per-second", DEFAULT_REQUESTS_PER_S, "Requests a second"),
+    _count("--max-messages-per-second", DEFAULT_MESSAGES_PER_S, "Published messages a second"),
+    option(
+        "--max-received-per-second",
+        type=SIZE,
+        default=format_size(DEFAULT_RECEIVED_BYTES_PER_S),
+        show_default=True,
+        section="Limits",
+        help="Bytes of requests a second of one client.",
+    ),
+    _count("--max-calls", DEFAULT_CALLS, "Calls at one time"),
+    _count("--max-streams", DEFAULT_STREAMS, "Streams at one time, idle followers too,"),
+    option(
+        "--max-request-size",
+        type=size_up_to(MAX_REQUEST_BYTES),
+        default=format_size(MAX_REQUEST_BYTES),
+        show_default=True,
+        section="Limits",
+        help="Size of one request.",
+    ),
+)
+
 _RUNNING: Final[tuple[Decorator, ...]] = (
     _connections("write", 3, "publishing"),
     _connections("read", 6, "look-ups and pages"),
@@ -284,7 +353,7 @@ _RUNNING: Final[tuple[Decorator, ...]] = (
     ),
 )
 
-_ALL: Final = (*_DATA, *_LISTENERS, *_ACCESS, *_MESSAGES, *_PEERS, *_RUNNING)
+_ALL: Final = (*_DATA, *_LISTENERS, *_ACCESS, *_MESSAGES, *_LIMITS, *_PEERS, *_RUNNING)
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:

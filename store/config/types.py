@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from store.config.units import parse_duration_ns, parse_size_bytes
+from store.config.units import format_size, parse_duration_ns, parse_size_bytes
 
 MAX_PORT: Final = 65_535
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -143,6 +143,18 @@ def _positive_size(text: str) -> int:
     if size_bytes == 0:
         raise ValueError("the size must be more than 0")
     return size_bytes
+
+
+def size_up_to(most_bytes: int) -> Parsed:
+    """The type of a size that has an upper bound too."""
+
+    def parse(text: str) -> int:
+        size_bytes = _positive_size(text)
+        if size_bytes > most_bytes:
+            raise ValueError(f"the size must be at most {format_size(most_bytes)}")
+        return size_bytes
+
+    return Parsed("size", "SIZE", parse)
 
 
 def _switch(text: str) -> bool:

@@ -40,7 +40,7 @@ from store.runtime.limits import (
 )
 from store.runtime.listening import Listeners, bind_listeners, check_certificates
 from store.runtime.monitor import DatabaseMonitor
-from store.runtime.policy import PolicySource
+from store.runtime.policy import PolicySource, client_limits
 from store.runtime.readiness import Obstacle, Readiness
 from store.runtime.services import Wiring, open_wiring
 from store.runtime.tasks import BackgroundTasks
@@ -65,7 +65,7 @@ class Node:
         self._drain = Drain()
         self._readiness = Readiness(self._ready_changed)
         self._policy = PolicySource(config, time.time_ns)
-        self._tokens = TokenFile(config.client_token_file)
+        self._tokens = TokenFile(config.client_token_file, client_limits(config))
         self._tasks = BackgroundTasks()
         self._host = database_host(config, self._host_event)
         self._wiring: Wiring | None = None

@@ -6,6 +6,19 @@ from collections.abc import Callable
 
 from message.validate import Policy
 from store.config.node import NodeConfig
+from store.domain.quota import ClientLimits
+
+
+def client_limits(config: NodeConfig) -> ClientLimits:
+    """The limits of a client for which the token file sets none."""
+    return ClientLimits(
+        requests_per_s=config.max_requests_per_second,
+        messages_per_s=config.max_messages_per_second,
+        received_bytes_per_s=config.max_received_per_second,
+        calls=config.max_calls,
+        streams=config.max_streams,
+        request_bytes=config.max_request_size,
+    )
 
 
 class PolicySource:
@@ -36,4 +49,6 @@ class PolicySource:
             cluster=config.cluster,
             shards=config.shard,
             max_message_bytes=config.max_message_size,
+            max_meta_bytes=config.max_meta_size,
+            max_topic_bytes=config.max_topic_size,
         )

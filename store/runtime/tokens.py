@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from store.domain.access import Access, TokenFileError, parse_token_file
+from store.domain.quota import ClientLimits
 from store.observe.logging import get_logger
 from store.runtime.errors import WrongConfigurationError, ended
 from store.runtime.limits import MAX_TOKEN_FILE_BYTES
@@ -15,10 +16,12 @@ _LOG = get_logger("store.runtime.tokens")
 class TokenFile:
     """The access rules as the file last had them; a file that cannot be used changes nothing."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, limits: ClientLimits) -> None:
+        """`limits` are those of a client for which the file sets none."""
         self._path = path
+        self._limits = limits
         self._stamp: tuple[int, int, int] | None = None
-        self._access = Access.open()
+        self._access = Access.open(limits)
 
     def load(self) -> None:
         """Read the file.
@@ -30,7 +33,7 @@ class TokenFile:
             return
         try:
             stamp = _look(self._path)
-            self._access = parse_token_file(_read(self._path))
+            self._access = parse_token_file(_read(self._path), self._limits)
         except OSError as error:
             raise WrongConfigurationError(
                 f"The token file {self._path} cannot be read ({error.strerror}): name a readable"

@@ -91,6 +91,8 @@ def test_the_database_url_is_never_shown(command_line: CommandLine) -> None:
         (["--retention=30"], "Invalid value for --retention: '30' is not a duration"),
         (["--retention-size=0"], "the size must be more than 0"),
         (["--max-message-size=big"], "'big' is not a size"),
+        (["--max-request-size=17MiB"], "the size must be at most 16MiB"),
+        (["--max-calls=0"], "Invalid value for --max-calls"),
         (["--gossip=maybe"], "'maybe' is neither on nor off"),
         (["--postgres-setting=work_mem"], "a setting is written NAME=VALUE"),
         (["--log-level=loud"], "Invalid value for --log-level: 'loud' is not one of"),

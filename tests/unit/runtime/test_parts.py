@@ -11,6 +11,7 @@ import pytest
 
 from store.config.node import NodeConfig
 from store.domain.access import Denied, Right
+from store.domain.quota import ClientLimits
 from store.runtime import tasks
 from store.runtime.errors import WrongConfigurationError
 from store.runtime.policy import PolicySource
@@ -42,12 +43,19 @@ def test_readiness_names_the_first_obstacle_and_tells_changes_once() -> None:
 
 def test_the_policy_is_that_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = source(
-        monkeypatch, "--shard=2", "--cluster=5", "--max-clock-drift=off", "--max-message-size=1KiB"
+        monkeypatch,
+        "--shard=2",
+        "--cluster=5",
+        "--max-clock-drift=off",
+        "--max-message-size=1KiB",
+        "--max-meta-size=65",
+        "--max-topic-size=2KiB",
     ).current()
     assert policy.cluster == 5
     assert policy.shards == {2}
     assert policy.max_drift_ns is None
     assert policy.max_message_bytes == 1024
+    assert (policy.max_meta_bytes, policy.max_topic_bytes) == (65, 2048)
     assert policy.publisher
     assert not policy.below_horizon
 
@@ -76,7 +84,7 @@ def test_a_token_file_is_taken_over_when_it_changes_and_kept_when_it_breaks(
 ) -> None:
     path = tmp_path / "tokens.toml"
     write_tokens(path, "first")
-    tokens = TokenFile(path)
+    tokens = TokenFile(path, ClientLimits())
     tokens.load()
     assert admitted(tokens, "first")
     write_tokens(path, "second")
@@ -95,15 +103,17 @@ def test_a_token_file_is_taken_over_when_it_changes_and_kept_when_it_breaks(
 
 
 def test_without_a_token_file_everybody_may_read() -> None:
-    tokens = TokenFile(None)
+    tokens = TokenFile(None, ClientLimits(requests_per_s=7))
     tokens.load()
     tokens.reload_if_changed(force=True)
-    assert not isinstance(tokens.current().authorize(None, Right.READ, "host x"), Denied)
+    somebody = tokens.current().authorize(None, Right.READ, "host x")
+    assert not isinstance(somebody, Denied)
+    assert somebody.limits.requests_per_s == 7
 
 
 def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WrongConfigurationError, match="cannot be read"):
-        TokenFile(tmp_path / "absent").load()
+        TokenFile(tmp_path / "absent", ClientLimits()).load()
 
 
 def write_tokens(path: Path, token: str) -> None:

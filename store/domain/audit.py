@@ -6,13 +6,14 @@ Pure: rows come in, faults come out. `store.db.check` reads the rows.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 from typing import Final
 
 from message.hashing import message_hash
 from message.topics import topic_key
 from message.unframe import FrameError, Unframed, unframe
 from sds.codec import decode, sds_key
-from store.domain.claims import channel_key
+from sds.limits import SDS_KEY_BYTES
 
 _LAMPORT_WRAP: Final = 1 << 64
 _LAMPORT_SIGN: Final = 1 << 63
@@ -108,7 +109,7 @@ def sds_row(payload: bytes) -> SdsRow | None:
         lamport -= _LAMPORT_WRAP
     return SdsRow(
         key=sds_key(channel, metadata.message_id),
-        channel_key=channel_key(channel),
+        channel_key=sha256(channel).digest()[:SDS_KEY_BYTES],
         channel=channel,
         message_id=metadata.message_id,
         sender=metadata.sender_id,

@@ -1,0 +1,66 @@
+"""Messages written to a database the way a node writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from message.record import RecordBatch
+from message.validate import Policy, admit
+from sds import codec
+from store.db.partitions import PartitionMap
+from store.db.pool import Database
+from store.db.writer import DatabaseWriter
+from store.domain.ports import Source
+from tests.integration.database.rows import MONTH_NS, NOW
+from wire.waku.message.v1.message_pb2 import WakuMessage
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+ANY_AGE = Policy(max_drift_ns=None, publisher=False)
+
+
+def plain(number: int, ts: int, payload: bytes | None = None) -> WakuMessageAndTopic:
+    """A message on one of three content topics; ``payload`` None: a number as text."""
+    return WakuMessageAndTopic(
+        message=WakuMessage(
+            payload=b"message %d" % number if payload is None else payload,
+            content_topic=f"/test/1/topic-{number % 3}/proto",
+            version=number % 2,
+            timestamp=ts,
+            meta=bytes((number % 64,)) if number % 2 else None,
+        ),
+        pubsub_topic=f"/waku/2/rs/1/{number % 2}",
+    )
+
+
+def sds(number: int, ts: int, parents: Iterable[int] = ()) -> WakuMessageAndTopic:
+    """A message of the channel `history`; its Lamport timestamp needs all 64 bits."""
+    payload = codec.encode(
+        "history",
+        f"id-{number}",
+        sender_id="somebody",
+        lamport=2**64 - 1 - number if number % 3 else None,
+        parents=[(f"id-{each}", bytes(32) if each % 2 else None) for each in parents],
+        content=b"said",
+    )
+    return plain(number, ts, payload)
+
+
+def admitted(messages: Sequence[WakuMessageAndTopic], now_ns: int = NOW) -> RecordBatch:
+    """The batch of messages that all are acceptable."""
+    admission = admit(messages, now_ns, ANY_AGE)
+    assert admission.rejections == {}
+    codec.index_batch(admission.batch)
+    return admission.batch
+
+
+async def write(url: str, batches: Iterable[RecordBatch], now_ns: int = NOW) -> None:
+    """Store batches through the node's writer."""
+    database = await Database.open(url)
+    writer = DatabaseWriter(database, PartitionMap(lambda: now_ns, MONTH_NS))
+    await writer.start()
+    try:
+        for batch in batches:
+            await writer.store(batch, Source.CLIENT)
+    finally:
+        await writer.stop()
+        await database.close()

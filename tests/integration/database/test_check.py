@@ -1,0 +1,266 @@
+"""`check` finds nothing in what a node wrote, and whatever was changed behind its back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import psycopg
+import pytest
+
+from store.db import check_rows
+from store.db.check import CheckReport, check
+from store.db.errors import SchemaError
+from store.db.findings import ADVICE
+from store.db.locks import MAINTENANCE
+from store.db.partitions import ensure_ahead
+from store.db.retention import prune
+from store.domain.audit import Fault
+from store.domain.partitioning import DAY_NS
+from store.domain.retention import RetentionPolicy
+from tests.integration.database.filling import admitted, plain, sds, write
+from tests.integration.database.rows import NOW, TODAY, opened
+
+COUNT = 60
+SDS_COUNT = 20
+
+
+@pytest.fixture
+async def filled_url(database_url: str) -> str:
+    """A database with messages of five days, a third of them SDS messages."""
+    day = [TODAY - number % 5 * DAY_NS + number for number in range(COUNT)]
+    messages = [plain(number, day[number]) for number in range(SDS_COUNT, COUNT)]
+    history = [
+        sds(number, day[number], range(max(0, number - 2), number)) for number in range(SDS_COUNT)
+    ]
+    empty = plain(COUNT, NOW - 400 * DAY_NS, b"")
+    await write(database_url, [admitted(messages), admitted(history), admitted([empty])])
+    return database_url
+
+
+def execute(url: str, statement: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute(statement)
+
+
+async def checked(url: str, sample: int | None = None) -> CheckReport:
+    return await asyncio.to_thread(check, url, now_ns=lambda: NOW, sample=sample)
+
+
+async def test_what_a_node_wrote_is_in_order(filled_url: str) -> None:
+    report = await checked(filled_url)
+    assert report.findings == []
+    assert report.full
+    assert report.checked == {
+        "messages": COUNT + 1,
+        "hashes": COUNT + 1,
+        "sds": SDS_COUNT,
+        "commits": 3,
+    }
+
+
+async def test_small_chunks_see_everything_too(
+    filled_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_rows, "MESSAGE_CHUNK_ROWS", 7)
+    monkeypatch.setattr(check_rows, "INDEX_CHUNK_ROWS", 4)
+    seen: list[tuple[str, int]] = []
+    report = await asyncio.to_thread(
+        check,
+        filled_url,
+        now_ns=lambda: NOW,
+        progress=lambda table, rows: seen.append((table, rows)),
+    )
+    assert report.findings == []
+    assert report.checked["messages"] == COUNT + 1
+    assert [rows for table, rows in seen if table == "sds"] == [4, 8, 12, 16, 20]
+
+
+async def test_an_empty_database_is_in_order(database_url: str) -> None:
+    report = await checked(database_url)
+    assert report.findings == []
+    assert report.checked == {"messages": 0, "hashes": 0, "sds": 0, "commits": 0}
+
+
+async def test_a_sample_checks_less(filled_url: str) -> None:
+    execute(filled_url, "analyze")
+    report = await checked(filled_url, sample=10_000)
+    assert report.findings == []
+    assert not report.full
+    assert report.checked == {"messages": COUNT + 1, "hashes": COUNT + 1, "sds": SDS_COUNT}
+    execute(filled_url, "update storenode.messages set payload = payload || 'x'")
+    found = (await checked(filled_url, sample=10_000)).findings
+    assert {each.kind for each in found} == {Fault.FRAME, Fault.STRANGE_SDS_ROW}
+
+
+async def test_messages_that_were_pruned_are_not_missed(filled_url: str) -> None:
+    async with await opened(filled_url) as connection:
+        report = await prune(connection, RetentionPolicy(age_ns=2 * DAY_NS), NOW)
+        assert report.dropped != ()
+    found = await checked(filled_url)
+    assert found.findings == []
+    assert found.checked["messages"] < found.checked["hashes"] == COUNT + 1
+
+
+FIRST = "(select min(ts) from storenode.messages)"
+A_PLAIN_ONE = "(select max(ts) from storenode.messages where payload like 'message %')"
+CUT_PAYLOAD = f"update storenode.messages set payload = '\\xff' where ts = {FIRST}"
+CHANGED_BYTE = f"""
+update storenode.messages set payload = set_byte(payload, 0, 64) where ts = {A_PLAIN_ONE}
+"""
+MOVED = f"update storenode.messages set ts = ts + 1 where ts = {FIRST}"
+OTHER_TOPIC = f"update storenode.messages set topic = gen_random_uuid() where ts = {FIRST}"
+NO_HASH = f"delete from storenode.hashes where ts = {FIRST}"
+OTHER_HASH = f"update storenode.hashes set topic = gen_random_uuid() where ts = {FIRST}"
+LOST = f"delete from storenode.messages where ts = {FIRST}"
+NO_TOPICS = "delete from storenode.topics"
+OTHER_NAMES = "update storenode.topics set content_topic = content_topic || 'x'"
+NO_SDS = "delete from storenode.sds"
+OTHER_LAMPORT = "update storenode.sds set lamport = 5"
+OTHER_SENDER = "update storenode.sds set sender = 'me'"
+OTHER_CHANNEL_KEY = "update storenode.sds set channel_key = gen_random_uuid()"
+NO_HINTS = """
+update storenode.sds set parent_hints = array_fill(null::bytea, array[cardinality(parent_ids)])
+where cardinality(parent_ids) = 2
+"""
+PLAIN_AS_SDS = """
+insert into storenode.sds select gen_random_uuid(), gen_random_uuid(), ts, hash, 'c', 'm', '', 1,
+  '{}', '{}', '{}' from storenode.messages where payload like 'message %'
+"""
+SDS_TWICE = """
+insert into storenode.sds select key, channel_key, ts, sha256(hash), channel, message_id, sender,
+  lamport, parent_keys, parent_ids, parent_hints from storenode.sds
+"""
+NO_COMMITS = "delete from storenode.commits"
+FEWER_COMMITTED = "update storenode.commits set messages = messages - 1"
+SEQUENCES_BACK = """
+select setval('storenode.position_seq', 1), setval('storenode.batch_seq', 1)
+"""
+NO_STORE = "delete from storenode.store"
+STRAY = "create table storenode.notes (text text)"
+DEFAULT = "create table storenode.rest partition of storenode.messages default"
+ODD = "create table storenode.odd partition of storenode.messages for values from (5) to (7)"
+NO_COARSE = "drop table storenode.hashes_20261120"
+COLUMN = "alter table storenode.messages add column colour text"
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "where", "count"),
+    [
+        (CUT_PAYLOAD, {Fault.FRAME}, {"messages"}, 1),
+        (CHANGED_BYTE, {Fault.HASH}, {"messages"}, 1),
+        (
+            MOVED,
+            {Fault.TIMESTAMP, Fault.NO_HASH_ROW, Fault.LOST_MESSAGE},
+            {"messages", "hashes"},
+            1,
+        ),
+        (OTHER_TOPIC, {Fault.TOPIC, Fault.WRONG_HASH_ROW}, {"messages", "hashes"}, 1),
+        (NO_HASH, {Fault.NO_HASH_ROW}, {"hashes"}, 1),
+        (OTHER_HASH, {Fault.WRONG_HASH_ROW}, {"hashes"}, 1),
+        (LOST, {Fault.LOST_MESSAGE}, {"hashes"}, 1),
+        (NO_TOPICS, {Fault.NO_TOPIC_ROW}, {"topics"}, None),
+        (OTHER_NAMES, {Fault.WRONG_TOPIC_ROW}, {"topics"}, None),
+        (NO_SDS, {Fault.NO_SDS_ROW}, {"sds"}, SDS_COUNT),
+        (OTHER_LAMPORT, {Fault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT),
+        (OTHER_SENDER, {Fault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT),
+        (OTHER_CHANNEL_KEY, {Fault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT),
+        (NO_HINTS, {Fault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT - 2),
+        (PLAIN_AS_SDS, {Fault.STRANGE_SDS_ROW}, {"sds"}, COUNT - SDS_COUNT),
+        (SDS_TWICE, {Fault.LOST_SDS_MESSAGE}, {"sds"}, SDS_COUNT),
+        (NO_COMMITS, {"batch without a commit"}, {"commits"}, 3),
+        (FEWER_COMMITTED, {"commit of fewer messages than are held"}, {"commits"}, 3),
+        (
+            SEQUENCES_BACK,
+            {"sequence behind its table"},
+            {"position_seq", "batch_seq"},
+            1,
+        ),
+        (NO_STORE, {"wrong store"}, {"store"}, 1),
+        (STRAY, {"stray table"}, {"notes"}, 1),
+        (DEFAULT, {"default partition"}, {"messages"}, 1),
+        (ODD, {"odd bounds"}, {"messages"}, 1),
+        (
+            NO_COARSE,
+            {"uncovered messages", "odd bounds", Fault.NO_HASH_ROW},
+            {"hashes", "sds"},
+            None,
+        ),
+        (COLUMN, {"wrong schema"}, {"storenode"}, 1),
+    ],
+)
+async def test_what_is_wrong_is_found(
+    filled_url: str, change: str, kind: set[str], where: set[str], count: int | None
+) -> None:
+    execute(filled_url, change)
+    report = await checked(filled_url)
+    assert {each.kind for each in report.findings} == {str(each) for each in kind}
+    assert {each.where for each in report.findings} == where
+    assert all(each.examples and each.advice for each in report.findings)
+    if count is not None:
+        assert {each.count for each in report.findings} == {count}
+
+
+async def test_missing_tables_are_found_and_end_the_check(filled_url: str) -> None:
+    execute(filled_url, "drop table storenode.sds")
+    report = await checked(filled_url)
+    assert "wrong schema" in {each.kind for each in report.findings}
+    assert not report.full
+
+
+async def test_an_index_that_was_not_finished_is_found(filled_url: str) -> None:
+    execute(
+        filled_url,
+        "create table storenode.apart (like storenode.messages including all);"
+        "create unique index apart_idx on only storenode.commits (position, batch)",
+    )
+    found = {each.kind: each for each in (await checked(filled_url)).findings}
+    assert "apart_idx" in found["invalid index"].examples
+
+
+async def test_missing_partitions_are_a_fault_only_while_somebody_maintains(
+    database_url: str,
+) -> None:
+    async with await opened(database_url) as maintainer:
+        assert (await checked(database_url)).findings == []
+        await maintainer.execute("select pg_advisory_lock(%s)", (MAINTENANCE,))
+        found = (await checked(database_url)).findings
+        assert {(each.kind, each.where) for each in found} == {
+            ("missing partition", table) for table in ("messages", "hashes", "sds", "topics")
+        }
+        await ensure_ahead(maintainer, NOW, DAY_NS)
+        assert (await checked(database_url)).findings == []
+
+
+async def test_a_database_without_a_schema_is_not_checked(empty_database_url: str) -> None:
+    with pytest.raises(SchemaError):
+        await checked(empty_database_url)
+
+
+async def test_it_waits_for_nobody_and_nobody_waits(filled_url: str) -> None:
+    def during(act: Callable[[], None]) -> CheckReport:
+        acted: list[bool] = []
+
+        def progress(_table: str, _rows: int) -> None:
+            if not acted:
+                acted.append(True)
+                act()
+
+        return check(filled_url, now_ns=lambda: NOW, progress=progress)
+
+    def prune_everything() -> None:
+        async def run() -> None:
+            async with await opened(filled_url) as connection:
+                policy = RetentionPolicy(age_ns=1)
+                report = await prune(connection, policy, NOW, lock_timeout_ms=5_000)
+                assert report.problems == ()
+
+        asyncio.run(run())
+
+    report = await asyncio.to_thread(during, prune_everything)
+    assert report.findings == []
+    assert report.checked["messages"] < COUNT
+
+
+def test_there_is_advice_on_every_kind() -> None:
+    assert set(Fault) <= set(ADVICE)

@@ -237,8 +237,8 @@ async def verify(
     received, missing = expected(head, history, withheld)
     if not withheld:
         received = set(git(repo, "rev-list", head).split())
-    _same(f"the history of {head}", walk.received, received)
-    _same(f"what is missing from the history of {head}", walk.missing, missing)
+    compare(f"the history of {head}", walk.received, received)
+    compare(f"what is missing from the history of {head}", walk.missing, missing)
     seen: set[str] = set()
     for name in walk.received:
         late = [each for each in history[name].parents if each in received and each not in seen]
@@ -248,9 +248,16 @@ async def verify(
     return f"{head}: {len(received)} commits as git has them, {len(missing)} missing as withheld"
 
 
-def _same(what: str, found: Sequence[str], wanted: set[str]) -> None:
+def compare(what: str, found: Sequence[str], wanted: set[str]) -> None:
+    """Compare what the node returned with what git says.
+
+    Raises:
+        ExampleError: They differ.
+    """
     if len(found) != len(set(found)):
-        raise ExampleError(f"The node repeats itself in {what}.")
+        raise ExampleError(
+            f"Several messages claim to be the same commit in {what}: publish on a new channel."
+        )
     lacking, extra = sorted(wanted - set(found)), sorted(set(found) - wanted)
     if lacking or extra:
         raise ExampleError(

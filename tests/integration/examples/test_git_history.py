@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.git_history import ExampleError, compare
 from store.client.sds_messages import SdsView, sds_view
 from tests.integration.examples.repository import COMMITS, git, make_repository
 from tests.support.command import Command, Ended
@@ -169,14 +170,22 @@ def test_every_reference_is_published(node: NodeProcess, made: Path, channel: st
     assert len(published(node, channel)) == COMMITS
 
 
-def test_verification_fails_where_the_node_holds_something_else(
+def test_verification_fails_where_the_channel_was_used_before(
     node: NodeProcess, made: Path, channel: str
 ) -> None:
     assert example(node, made, "--channel", channel).code == 0
     flags = ("--withhold", "0.1", "--verify", "--head", "main")
     ended = example(node, made, "--channel", channel, *flags)
     assert ended.code == 1
-    assert ended.err.startswith("The node and git differ in ")
+    assert ended.err.startswith("Several messages claim to be the same commit")
+
+
+def test_what_is_lacking_and_what_is_too_much_is_named() -> None:
+    compare("it", ["b", "a"], {"a", "b"})
+    with pytest.raises(ExampleError, match=r"1 are lacking, such as \['b'\], and 0 are too many"):
+        compare("it", ["a"], {"a", "b"})
+    with pytest.raises(ExampleError, match=r"0 are lacking.* and 1 are too many, such as \['c'\]"):
+        compare("it", ["c", "a"], {"a"})
 
 
 def test_what_is_no_repository_is_refused(node: NodeProcess, tmp_path: Path) -> None:

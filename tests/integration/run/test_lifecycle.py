@@ -202,6 +202,17 @@ def test_a_start_can_be_broken_off(tmp_path: Path) -> None:
     assert "hunter2" not in node.log()
 
 
+def test_sighup_reads_the_token_file_again(tmp_path: Path, database_url: str) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text("")
+    with running_node(
+        tmp_path / "data", "--client-token-file", str(tokens), database_url=database_url
+    ) as node:
+        node.signal(signal.SIGHUP)
+        assert node.terminate() == 0
+        assert "token_file_reloaded" in {line["event"] for line in log_lines(node.log())}
+
+
 def test_the_log_is_json_off_a_terminal_and_text_on_demand(
     tmp_path: Path, database_url: str
 ) -> None:

@@ -16,7 +16,6 @@ from typing import Final
 import psycopg
 
 from message.cursor import FollowCursor
-from message.limits import MAX_RESPONSE_BYTES
 from store.db.backlog import (
     FOREIGN,
     LOST,
@@ -32,6 +31,7 @@ from store.db.backlog import (
     rows_of,
     topic_names,
 )
+from store.db.pages import MAX_PAGE_BYTES
 from store.db.pool import Backoff, Connection, Database
 from store.db.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
 from store.domain.hub import Commit, Delivery, Hub, Place, Subscriber
@@ -47,10 +47,10 @@ POLL_S: Final = 1.0
 IDLE_PAGE_S: Final = 60.0
 """An idle follower is sent an empty page this often, so that its cursor does not grow old."""
 
-MAX_PAGE_BYTES: Final = MAX_RESPONSE_BYTES - 64 * 1024
 _COMMITS_AT_ONCE: Final = 500
 _MESSAGES_AT_ONCE: Final = 5_000
 _FOREVER_S: Final = 1e9
+_UNSETTLED_S: Final = 0.2
 
 LostListener = Callable[[Place, Place], None]
 """Told when commits were lost: the place that was reached, and the newest that is left."""
@@ -64,6 +64,7 @@ class DatabaseFeed:
         self._on_lost = on_lost
         self._hub = Hub(START)
         self._messages_ever = 0
+        self._encounters = 0
         self._tail: asyncio.Task[None] | None = None
 
     @property
@@ -83,13 +84,8 @@ class DatabaseFeed:
 
     async def start(self) -> None:
         """Begin at the newest commit and tail from there."""
-
-        async def begin(connection: Connection) -> tuple[Place, int]:
-            async with connection.transaction():
-                await connection.execute("set transaction isolation level repeatable read")
-                return await newest(connection), await messages_ever(connection)
-
-        self._hub.head, self._messages_ever = await self._database.read(begin)
+        head, self._messages_ever = await self._database.read(_newest_and_count)
+        self._hub.rebase(head, START)
         self._tail = asyncio.create_task(self._keep_tailing(), name="feed")
 
     async def stop(self) -> None:
@@ -105,23 +101,31 @@ class DatabaseFeed:
     # Tailing
 
     async def _keep_tailing(self) -> None:
+        backoff = Backoff(_FOREVER_S)
         while True:
-            backoff = Backoff(_FOREVER_S)
             try:
                 async with await self._database.connect() as connection:
                     await connection.execute("listen storenode_feed")
                     await self._check_head(connection)
+                    backoff = Backoff(_FOREVER_S)
                     await self._tail_on(connection)
             except (psycopg.Error, StoreUnavailable, TimeoutError):
                 await backoff.wait()
 
     async def _check_head(self, connection: Connection) -> None:
-        if await is_served(connection, self._hub.head):
-            return
-        reached, left = self._hub.head, await newest(connection)
-        self._messages_ever = await messages_ever(connection)
-        self._hub.lose(left)
-        if self._on_lost is not None:
+        """Compare a database that was out of reach with what was read before.
+
+        Where the head is there, so is all before it. Else any follower's place may be lost, and
+        each looks for its own.
+        """
+        reached = self._hub.head
+        served = await is_served(connection, reached)
+        left = reached
+        if not served:
+            left, self._messages_ever = await _newest_and_count(connection)
+        self._encounters += 1
+        self._hub.rebase(left, reached if served else START)
+        if not served and self._on_lost is not None:
             self._on_lost(reached, left)
 
     async def _tail_on(self, connection: Connection) -> None:
@@ -133,9 +137,10 @@ class DatabaseFeed:
                 await self._pass_on(connection, some)
             if len(commits) < _COMMITS_AT_ONCE:
                 async for _ in connection.notifies(timeout=POLL_S, stop_after=1):
-                    break
+                    pass
 
     async def _pass_on(self, connection: Connection, commits: Sequence[CommitRow]) -> None:
+        self._hub.expect(commits[-1].place)
         rows = {}
         if len(self._hub):
             wanted = await self._wanted(connection, commits)
@@ -166,10 +171,11 @@ class DatabaseFeed:
 
     async def follow(self, request: FollowRequest) -> AsyncIterator[FollowPage]:
         """The backlog from a cursor on, then live (see `store.domain.ports.Feed`)."""
+        encounter = self._encounters
         stand = await self._begin(request)
         live = told = False
         while True:
-            if self._reached(stand):
+            if self._reached(stand) and encounter == self._encounters:
                 with self._subscribed(request, stand.place) as subscription:
                     if not live:
                         live = told = True
@@ -177,16 +183,20 @@ class DatabaseFeed:
                     async for delivery in subscription.deliveries():
                         stand = Stand(delivery.place)
                         yield self._page(delivery.frames, delivery.count, stand, live=True)
-            else:
-                page = await self._backlog(request, stand)
-                stand = page.stand
-                live = live or self._reached(stand)
-                if page.count or live or not told:
-                    told = True
-                    yield self._page(page.frames, page.count, stand, live=live)
+                continue
+            encounter, before = self._encounters, stand
+            page = await self._backlog(request, before)
+            stand = page.stand
+            live = live or self._reached(stand)
+            if page.count or live or not told:
+                told = True
+                yield self._page(page.frames, page.count, stand, live=live)
+            if stand == before and not self._reached(stand):
+                # The tail has seen more than there is now, and will notice soon.
+                await asyncio.sleep(_UNSETTLED_S)
 
     def _reached(self, stand: Stand) -> bool:
-        return stand.inside is None and stand.place[0] >= self._hub.head[0]
+        return stand.inside is None and stand.place[0] >= self._hub.frontier[0]
 
     def _page(self, frames: bytes, count: int, stand: Stand, *, live: bool) -> FollowPage:
         timestamp, digest = stand.inside or (0, None)
@@ -237,15 +247,9 @@ class _Subscription:
         )
 
     async def deliveries(self) -> AsyncIterator[Delivery]:
-        """What arrives, until the follower lags behind and must go on from the database.
-
-        Raises:
-            CursorOutOfRange: commits were lost.
-        """
+        """What arrives, until the follower is cut off and must go on from the database."""
         subscriber = self.subscriber
         while not subscriber.lagging:
-            if subscriber.lost:
-                raise CursorOutOfRange(LOST)
             delivery = subscriber.take(MAX_PAGE_BYTES)
             if delivery is not None:
                 yield delivery
@@ -264,6 +268,13 @@ class _Subscription:
             return False
         self._ready.clear()
         return True
+
+
+async def _newest_and_count(connection: Connection) -> tuple[Place, int]:
+    """The newest commit, and the messages of all commits up to it."""
+    async with connection.transaction():
+        await connection.execute("set transaction isolation level repeatable read")
+        return await newest(connection), await messages_ever(connection)
 
 
 def _portions(commits: Sequence[CommitRow]) -> Iterator[list[CommitRow]]:

@@ -11,9 +11,9 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from message.limits import HASH_BYTES, MAX_RESPONSE_BYTES
+from message.limits import HASH_BYTES
 from store.db.hashes import HashLookups, page_by_hashes
-from store.db.pages import AFTER_ALL, BEFORE_ALL, Joined, Shape, Window, read_page
+from store.db.pages import AFTER_ALL, BEFORE_ALL, MAX_PAGE_BYTES, Joined, Shape, Window, read_page
 from store.db.pool import Connection, Database
 from store.db.select import (
     FRAME,
@@ -34,9 +34,6 @@ from store.domain.ports import (
     SyncId,
     TopicRights,
 )
-
-MAX_PAGE_BYTES: Final = MAX_RESPONSE_BYTES - 64 * 1024
-"""Bytes of entries in one response; the rest is room for the other fields."""
 
 DEFAULT_SCAN_PAGE: Final = 2_000
 MAX_SCAN_PAGE: Final = 10_000

@@ -1,0 +1,383 @@
+"""`storenode db`: the database behind nodes, embedded or external, whether a node runs or not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import update_wrapper
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+import psycopg
+from sqlalchemy.exc import DBAPIError
+
+from message.limits import NS_PER_S
+from store.cli.client.text import format_time
+from store.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
+from store.config.layers import LayeredCommand, option
+from store.config.types import DURATION_OR_OFF, POSITIVE_DURATION, SIZE
+from store.config.units import format_size
+from store.db import migrate
+from store.db.check import CheckReport
+from store.db.check import check as check_database
+from store.db.errors import SchemaError, sentence
+from store.db.pool import complete_url
+from store.db.retention import Inventory, PruneReport, prune, read_inventory
+from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
+from store.domain.retention import Partition, RetentionPolicy
+from store.embedded.datadir import DataDir
+from store.embedded.errors import EmbeddedPostgresError
+from store.embedded.settings import EmbeddedSettings
+from store.embedded.supervisor import EmbeddedPostgres, running_url
+
+_NS_PER_MS: Final = NS_PER_S // 1_000
+_PROGRESS_ROWS: Final = 10_000
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which database a command works on, and how it prints."""
+
+    database_url: str | None
+    data_dir: Path
+    as_json: bool
+
+    @contextmanager
+    def url(self) -> Iterator[str]:
+        """URL of the database, which is reachable meanwhile if it is an embedded one.
+
+        Where a node runs on the data directory, its server is used; else one is started.
+        """
+        if self.database_url is not None:
+            yield _completed(self.database_url)
+            return
+        running = running_url(self.data_dir)
+        if running is not None:
+            yield running
+            return
+        if DataDir(self.data_dir.absolute()).cluster_major() is None:
+            raise CliError(
+                USAGE,
+                f"There is no database in {self.data_dir}: name a node's directory with --data-dir,"
+                " or an external database with --database-url.",
+            )
+        with EmbeddedPostgres(EmbeddedSettings(self.data_dir)) as server:
+            yield server.url
+
+    def print(self, value: dict[str, object], lines: Sequence[str]) -> None:
+        """Print a result: as one JSON object, or as lines for people."""
+        click.echo(json.dumps(value) if self.as_json else "\n".join(lines))
+
+
+def on_database(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command its `Target`, and turn what goes wrong with databases into exit codes."""
+
+    @option(
+        "--database-url",
+        metavar="URL",
+        help="An external database, in libpq's form. Set STORENODE_DATABASE_URL rather than the"
+        " flag when it holds a password.",
+    )
+    @option(
+        "--data-dir",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        default="./storenode-data",
+        show_default=True,
+        help="Directory of a node with an embedded database, which may run or not.",
+    )
+    @option("--json", "as_json", is_flag=True, help="Print JSON.")
+    def run(database_url: str | None, data_dir: Path, as_json: bool, **options: Any) -> int:  # noqa: ANN401
+        try:
+            return command(Target(database_url, data_dir, as_json), **options)
+        except (SchemaError, EmbeddedPostgresError) as error:
+            raise CliError(FAILED, _sentence(str(error))) from error
+        except psycopg.Error as error:
+            raise _database_error(error) from error
+        except DBAPIError as error:
+            if isinstance(error.orig, psycopg.Error):
+                raise _database_error(error.orig) from error
+            raise
+
+    return update_wrapper(run, command)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def db() -> None:
+    """Look after the database: its schema, its partitions, its soundness."""
+
+
+@db.command(cls=LayeredCommand)
+@on_database
+def upgrade(target: Target) -> int:
+    """Bring the schema to the newest revision; make it if there is none."""
+    with target.url() as url:
+        before = migrate.current(url)
+        after = migrate.upgrade(url)
+    target.print(
+        {"previous": before, "revision": after},
+        [
+            f"The schema is at revision {after} already."
+            if before == after
+            else f"The schema was upgraded from {before or 'nothing'} to revision {after}."
+        ],
+    )
+    return OK
+
+
+@db.command(cls=LayeredCommand)
+@on_database
+def current(target: Target) -> int:
+    """Show the schema's revision and the newest one that this version knows."""
+    with target.url() as url:
+        revision = migrate.current(url)
+    newest = migrate.head()
+    target.print(
+        {"revision": revision, "newest": newest, "up_to_date": revision == newest},
+        [f"revision  {revision or 'none'}", f"newest    {newest}"],
+    )
+    return OK
+
+
+@db.command(cls=LayeredCommand)
+@option(
+    "--sample",
+    type=click.IntRange(1),
+    metavar="ROWS",
+    help="Look at about so many rows of each table, picked at random, instead of all.",
+)
+@on_database
+def check(target: Target, sample: int | None) -> int:
+    """Check hashes, look-up rows, SDS metadata, partitions, indexes and commits.
+
+    Changes nothing and can run beside nodes. The exit code is 1 if anything was found.
+    """
+    with target.url() as url:
+        report = check_database(url, now_ns=time.time_ns, sample=sample, progress=_progress())
+    target.print(_check_json(report), [*_check_lines(report)])
+    return FAILED if report.findings else OK
+
+
+@db.command(cls=LayeredCommand)
+@on_database
+def partitions(target: Target) -> int:
+    """List the partitions of every table with their sizes."""
+    with target.url() as url:
+        migrate.require_current(url)
+        inventory = asyncio.run(_with_connection(url, read_inventory))
+    if target.as_json:
+        for each in _sorted(inventory):
+            click.echo(json.dumps(_partition_json(each)))
+    else:
+        click.echo("\n".join(_partition_lines(inventory)))
+    return OK
+
+
+@db.command("prune", cls=LayeredCommand)
+@option(
+    "--retention",
+    type=DURATION_OR_OFF,
+    default="30d",
+    show_default=True,
+    help="Drop partitions whose messages are all older than this.",
+)
+@option(
+    "--retention-size",
+    type=SIZE,
+    help="Drop the oldest partitions while the store is larger than this.",
+)
+@option(
+    "--retention-lock-timeout",
+    type=POSITIVE_DURATION,
+    default="250ms",
+    show_default=True,
+    help="How long a drop may wait for locks, and so hold up others, before it gives up.",
+)
+@option("--dry-run", is_flag=True, help="Only show what would be dropped.")
+@on_database
+def prune_command(
+    target: Target,
+    retention: int | None,
+    retention_size: int | None,
+    retention_lock_timeout: int,
+    dry_run: bool,
+) -> int:
+    """Drop partitions of messages that are too old or too much; never the current one.
+
+    Nodes do so by themselves. The exit code is 1 if something that should go could not.
+    """
+    policy = RetentionPolicy(retention, retention_size)
+
+    async def work(connection: psycopg.AsyncConnection[Any]) -> PruneReport:
+        return await prune(
+            connection,
+            policy,
+            time.time_ns(),
+            dry_run=dry_run,
+            lock_timeout_ms=max(1, retention_lock_timeout // _NS_PER_MS),
+        )
+
+    with target.url() as url:
+        migrate.require_current(url)
+        report = asyncio.run(_with_connection(url, work))
+    target.print(_prune_json(report, dry_run=dry_run), [*_prune_lines(report, dry_run=dry_run)])
+    return FAILED if report.problems else OK
+
+
+async def _with_connection(
+    url: str, work: Callable[[psycopg.AsyncConnection[Any]], Awaitable[_Result]]
+) -> _Result:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        return await work(connection)
+
+
+def _completed(url: str) -> str:
+    try:
+        return complete_url(url)
+    except ValueError:
+        # What libpq says about it may repeat the password.
+        raise CliError(
+            USAGE,
+            "--database-url cannot be read as a connection string of libpq: write it as"
+            " postgresql://USER@HOST:PORT/DATABASE.",
+        ) from None
+
+
+def _database_error(error: psycopg.Error) -> CliError:
+    if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
+        return CliError(
+            UNREACHABLE,
+            f"The database could not be reached ({sentence(error)}): check that Postgres runs, and"
+            " --database-url or --data-dir.",
+        )
+    return CliError(FAILED, f"The database refused ({sentence(error)}).")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def _progress() -> Callable[[str, int], None]:
+    """Counts on standard error, when somebody is there to see them."""
+    if not sys.stderr.isatty():
+        return lambda _table, _rows: None
+
+    def show(table: str, rows: int) -> None:
+        if rows // _PROGRESS_ROWS > shown.get(table, 0):
+            shown[table] = rows // _PROGRESS_ROWS
+            click.echo(f"{table}: {rows:,} rows", err=True)
+
+    shown: dict[str, int] = {}
+    return show
+
+
+def _check_json(report: CheckReport) -> dict[str, object]:
+    return {
+        "ok": not report.findings,
+        "full": report.full,
+        "checked": report.checked,
+        "findings": [
+            {
+                "kind": each.kind,
+                "where": each.where,
+                "count": each.count,
+                "examples": each.examples,
+                "advice": each.advice,
+            }
+            for each in report.findings
+        ],
+    }
+
+
+def _check_lines(report: CheckReport) -> Iterator[str]:
+    for each in report.findings:
+        yield f"{each.where}: {each.kind} ({each.count:,})"
+        for example in each.examples:
+            yield f"    {example}"
+        yield f"    To do: {each.advice}."
+    counts = ", ".join(f"{rows:,} {table}" for table, rows in report.checked.items())
+    extent = "all rows" if report.full else "a part of the rows"
+    verdict = f"{len(report.findings)} kinds of faults" if report.findings else "no fault"
+    yield f"Found {verdict} in {extent}: {counts or 'none could be read'}."
+
+
+def _sorted(inventory: Inventory) -> list[Partition]:
+    return sorted(inventory.partitions, key=lambda each: (each.table, each.bounds))
+
+
+def _partition_json(partition: Partition) -> dict[str, object]:
+    low, high = partition.bounds.low, partition.bounds.high
+    return {
+        "table": partition.table,
+        "partition": partition.name,
+        "from": None if low == UNBOUNDED_LOW else low,
+        "to": None if high == UNBOUNDED_HIGH else high,
+        "bytes": partition.size_bytes,
+        "rows_estimate": None if partition.rows < 0 else partition.rows,
+    }
+
+
+def _partition_lines(inventory: Inventory) -> Iterator[str]:
+    rows = [("TABLE", "PARTITION", "FROM", "TO", "SIZE", "ROWS (ABOUT)")]
+    for each in _sorted(inventory):
+        low, high = _ends(each.table, each.bounds)
+        count = "unknown" if each.rows < 0 else f"{each.rows:,}"
+        rows.append((each.table, each.name, low, high, format_size(each.size_bytes), count))
+    yield from _aligned(rows)
+    horizon = format_time(inventory.horizon_ns) if inventory.horizon_ns else "none"
+    yield f"{format_size(inventory.size_bytes)} in all; horizon: {horizon}"
+
+
+def _ends(table: str, bounds: Bounds) -> tuple[str, str]:
+    def shown(key: int) -> str:
+        if key in (UNBOUNDED_LOW, UNBOUNDED_HIGH):
+            return "-"
+        return f"{key:,}" if table == "commits" else format_time(key)[: len("2026-11-20")]
+
+    return shown(bounds.low), shown(bounds.high)
+
+
+def _prune_json(report: PruneReport, *, dry_run: bool) -> dict[str, object]:
+    return {
+        "dry_run": dry_run,
+        "dropped": [
+            {**_partition_json(each.partition), "reason": each.reason.value}
+            for each in report.dropped
+        ],
+        "freed_bytes": report.freed_bytes,
+        "size_bytes": report.size_bytes,
+        "horizon_ns": report.horizon_ns,
+        "problems": list(report.problems),
+    }
+
+
+def _prune_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:
+    rows = [("TABLE", "PARTITION", "FROM", "TO", "SIZE", "WHY")]
+    for each in report.dropped:
+        partition = each.partition
+        low, high = _ends(partition.table, partition.bounds)
+        size = format_size(partition.size_bytes)
+        rows.append((partition.table, partition.name, low, high, size, each.reason.value))
+    if report.dropped:
+        yield from _aligned(rows)
+    for problem in report.problems:
+        yield _sentence(problem)
+    what = "would go" if dry_run else "went"
+    yield (
+        f"{len(report.dropped)} partitions {what}, {format_size(report.freed_bytes)} of"
+        f" {format_size(report.size_bytes)}."
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join(cells).rstrip()

@@ -10,6 +10,10 @@ Rules:
    (`Subscriber.lagging`): its queue is dropped, its place stays, and it goes on from the
    database.
 4. An ephemeral message is queued like a commit but moves nobody's place.
+5. The rows of a commit are read for those who are subscribed when the reading begins
+   (`Hub.expect`). Whoever subscribes behind it later is lagging from the start.
+6. When the database was out of reach, nobody is sure to stand in its order any more, except at or
+   before a commit that was found again (`Hub.rebase`). The others are cut off likewise.
 """
 
 from __future__ import annotations
@@ -83,7 +87,6 @@ class Subscriber:
     place: Place
     wake: Callable[[], None]
     lagging: bool = False
-    lost: bool = False
     queue: deque[Delivery] = field(default_factory=deque)
     queued_bytes: int = 0
 
@@ -93,11 +96,16 @@ class Subscriber:
             return
         self.queued_bytes += len(delivery.frames)
         if self.queued_bytes > MAX_QUEUED_BYTES or len(self.queue) >= MAX_QUEUED_COMMITS:
-            self.queue.clear()
-            self.queued_bytes = 0
-            self.lagging = True
+            self.cut_off()
         else:
             self.queue.append(delivery)
+            self.wake()
+
+    def cut_off(self) -> None:
+        """Drop what waits: the follower goes on from the database."""
+        self.queue.clear()
+        self.queued_bytes = 0
+        self.lagging = True
         self.wake()
 
     def take(self, max_bytes: int) -> Delivery | None:
@@ -121,6 +129,7 @@ class Hub:
 
     def __init__(self, head: Place) -> None:
         self.head = head
+        self.frontier = head
         self._exact: dict[bytes, set[Subscriber]] = {}
         self._wide: set[Subscriber] = set()
         self._keys: dict[Subscriber, tuple[bytes, ...]] = {}
@@ -131,14 +140,14 @@ class Hub:
         return len(self._keys)
 
     def subscribe(self, subscriber: Subscriber) -> None:
-        """Add a follower that stands at the head, or ahead of it; one behind is lagging."""
+        """Add a follower that stands at the frontier, or ahead of it; one behind is lagging."""
         keys = _exact_keys(subscriber.filter)
         if keys is None:
             self._wide.add(subscriber)
         for key in keys or ():
             self._exact.setdefault(key, set()).add(subscriber)
         self._keys[subscriber] = keys or ()
-        subscriber.lagging = subscriber.place[0] < self.head[0]
+        subscriber.lagging = subscriber.place[0] < self.frontier[0]
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Remove a follower."""
@@ -156,10 +165,19 @@ class Hub:
         return max(subscriber.place, self.head)
 
     def unnamed(self, topics: Iterable[bytes]) -> list[bytes]:
-        """Topic keys whose names must be learned before they can be routed."""
+        """Topic keys whose names must be learned before they can be routed.
+
+        The names of the others are the last to be forgotten.
+        """
         if not self._wide:
             return []
-        return [key for key in topics if key not in self._names]
+        unnamed = []
+        for key in topics:
+            if key in self._names:
+                self._names.move_to_end(key)
+            else:
+                unnamed.append(key)
+        return unnamed
 
     def learn(self, names: Mapping[bytes, TopicName]) -> None:
         """Remember the names of topic keys, the newest `MAX_NAMED_TOPICS` of them."""
@@ -169,17 +187,17 @@ class Hub:
 
     def wanted(self, topics: Iterable[bytes]) -> list[bytes]:
         """Topic keys that some subscriber follows."""
-        return [key for key in topics if self._followers(key)]
+        return [key for key in topics if self._followers(key, self._names.get(key))]
 
-    def advance(self, place: Place) -> None:
-        """Move the head over commits that nobody wants."""
-        self.head = max(self.head, place)
+    def expect(self, place: Place) -> None:
+        """Note that commits up to this one are being read, for those who are subscribed now."""
+        self.frontier = max(self.frontier, place)
 
     def dispatch(self, commit: Commit) -> None:
         """Hand a commit to whom it concerns, and move the head to it."""
         matched: dict[Subscriber, set[bytes]] = {}
         for key in commit.topics:
-            for subscriber in self._followers(key):
+            for subscriber in self._followers(key, self._names.get(key)):
                 matched.setdefault(subscriber, set()).add(key)
         for subscriber, keys in matched.items():
             if subscriber.place[0] < commit.place[0]:
@@ -187,34 +205,37 @@ class Hub:
                     frozenset(keys), include_data=subscriber.include_data
                 )
                 subscriber.put(Delivery(frames, count, commit.place))
-        self.advance(commit.place)
+        self.head = max(self.head, commit.place)
+        self.expect(commit.place)
 
     def announce(self, messages: Sequence[Ephemeral]) -> None:
         """Hand ephemeral messages to whom they concern."""
         for message in messages:
-            self._names.setdefault(message.topic_key, (message.pubsub_topic, message.content_topic))
-            for subscriber in self._followers(message.topic_key):
+            name = message.pubsub_topic, message.content_topic
+            for subscriber in self._followers(message.topic_key, name):
                 frame = (
                     message.frame if subscriber.include_data else presences((message.message_hash,))
                 )
-                subscriber.put(Delivery(frame, 1, _behind(subscriber)))
+                subscriber.put(Delivery(frame, 1, _last(subscriber)))
 
-    def lose(self, head: Place) -> None:
-        """Commits were lost: every subscriber's place has become meaningless."""
-        self.head = head
+    def rebase(self, head: Place, found: Place) -> None:
+        """Go on from ``head``, of a database that was out of reach.
+
+        ``found`` is the newest place that is known to be in its order.
+        """
+        self.head = self.frontier = head
         for subscriber in self._keys:
-            subscriber.lost = True
-            subscriber.wake()
+            if _last(subscriber)[0] > found[0]:
+                subscriber.cut_off()
 
-    def _followers(self, key: bytes) -> list[Subscriber]:
+    def _followers(self, key: bytes, name: TopicName | None) -> list[Subscriber]:
         followers = list(self._exact.get(key, ()))
-        name = self._names.get(key)
         if name is not None:
             followers += [wide for wide in self._wide if wide.filter.matches(*name)]
         return followers
 
     def check(self) -> None:
-        """Verify that every subscriber is routed exactly where its filter says.
+        """Verify that every subscriber is routed where its filter says, and its queue is bounded.
 
         Raises:
             ValueError: it is not; the text says what is wrong.
@@ -227,6 +248,10 @@ class Hub:
         routed = {subscriber for followers in self._exact.values() for subscriber in followers}
         if (routed | self._wide) - set(self._keys):
             raise ValueError("a route leads to somebody who is not subscribed")
+        if self.frontier < self.head or len(self._names) > MAX_NAMED_TOPICS:
+            raise ValueError("the frontier lies behind the head, or too many names are kept")
+        for subscriber in self._keys:
+            _check_queue(subscriber)
 
 
 def _exact_keys(wanted: TopicFilter) -> tuple[bytes, ...] | None:
@@ -239,5 +264,17 @@ def _exact_keys(wanted: TopicFilter) -> tuple[bytes, ...] | None:
     )
 
 
-def _behind(subscriber: Subscriber) -> Place:
+def _last(subscriber: Subscriber) -> Place:
+    """Where a subscriber stands once it has taken what waits."""
     return subscriber.queue[-1].place if subscriber.queue else subscriber.place
+
+
+def _check_queue(subscriber: Subscriber) -> None:
+    places = [subscriber.place, *(delivery.place for delivery in subscriber.queue)]
+    size = sum(len(delivery.frames) for delivery in subscriber.queue)
+    if places != sorted(places):
+        raise ValueError("what waits for a subscriber is not in commit order")
+    if size != subscriber.queued_bytes or size > MAX_QUEUED_BYTES:
+        raise ValueError("the bytes that wait for a subscriber are counted wrong, or too many")
+    if len(places) - 1 > (0 if subscriber.lagging else MAX_QUEUED_COMMITS):
+        raise ValueError("too much waits for a subscriber")

@@ -1,0 +1,218 @@
+"""The commands of `storenode db` as an operator runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from store.cli.main import main
+from store.db import migrate
+from store.domain.partitioning import DAY_NS
+from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from tests.integration.database.filling import admitted, plain, sds, write
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: object
+    out: str
+    err: str
+
+    @property
+    def value(self) -> dict[str, Any]:
+        value = json.loads(self.out)
+        assert isinstance(value, dict)
+        return value
+
+
+class Storenode:
+    """``storenode db`` in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> Ended:
+        with pytest.raises(SystemExit) as ended:
+            main(["db", *arguments])
+        out, err = self._capsys.readouterr()
+        return Ended(ended.value.code, out, err)
+
+
+@pytest.fixture
+def storenode(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Storenode:
+    for name in ("DATABASE_URL", "DATA_DIR", "RETENTION", "RETENTION_SIZE", "CONFIG"):
+        monkeypatch.delenv(f"STORENODE_{name}", raising=False)
+    return Storenode(capsys)
+
+
+def now_ns(url: str) -> int:
+    with psycopg.connect(url) as connection:
+        row = connection.execute("select extract(epoch from now())::bigint").fetchone()
+    assert row is not None
+    return int(row[0]) * 1_000_000_000
+
+
+@pytest.fixture
+def filled_url(database_url: str) -> str:
+    now = now_ns(database_url)
+    messages = [plain(number, now - number * DAY_NS // 2) for number in range(10)]
+    batches = [admitted(messages, now), admitted([sds(99, now)], now)]
+    asyncio.run(write(database_url, batches, now))
+    return database_url
+
+
+def test_upgrade_and_current(storenode: Storenode, empty_database_url: str) -> None:
+    target = ("--database-url", empty_database_url, "--json")
+    newest = migrate.head()
+    assert storenode("current", *target).value == {
+        "revision": None,
+        "newest": newest,
+        "up_to_date": False,
+    }
+    done = storenode("upgrade", *target)
+    assert (done.code, done.value) == (0, {"previous": None, "revision": newest})
+    assert storenode("current", *target).value["up_to_date"] is True
+    again = storenode("upgrade", "--database-url", empty_database_url)
+    assert (again.code, again.out) == (0, f"The schema is at revision {newest} already.\n")
+
+
+@pytest.mark.parametrize("command", ["check", "partitions", "prune"])
+def test_a_database_without_a_schema_is_told_apart(
+    storenode: Storenode, empty_database_url: str, command: str
+) -> None:
+    ended = storenode(command, "--database-url", empty_database_url)
+    assert ended.code == 1
+    assert ended.out == ""
+    assert "create it with `storenode db upgrade`" in ended.err
+
+
+def test_a_sound_database_is_reported_sound(storenode: Storenode, filled_url: str) -> None:
+    ended = storenode("check", "--database-url", filled_url, "--json")
+    assert ended.code == 0
+    assert ended.value == {
+        "ok": True,
+        "full": True,
+        "checked": {"messages": 11, "hashes": 11, "sds": 1, "commits": 2},
+        "findings": [],
+    }
+    people = storenode("check", "--database-url", filled_url, "--sample", "5")
+    assert people.code == 0
+    assert people.out.startswith("Found no fault in a part of the rows: ")
+
+
+def test_a_fault_is_shown_with_what_to_do(storenode: Storenode, filled_url: str) -> None:
+    with psycopg.connect(filled_url) as connection:
+        connection.execute("delete from storenode.sds")
+    ended = storenode("check", "--database-url", filled_url, "--json")
+    assert ended.code == 1
+    (finding,) = ended.value["findings"]
+    assert (finding["where"], finding["count"]) == ("sds", 1)
+    people = storenode("check", "--database-url", filled_url)
+    assert people.code == 1
+    assert "sds: SDS message without a row in sds (1)" in people.out
+    assert "To do: " in people.out
+
+
+def test_partitions_are_listed(storenode: Storenode, filled_url: str) -> None:
+    ended = storenode("partitions", "--database-url", filled_url, "--json")
+    rows = [json.loads(line) for line in ended.out.splitlines()]
+    assert ended.code == 0
+    assert {row["table"] for row in rows} == {"messages", "hashes", "sds", "topics", "commits"}
+    now = now_ns(filled_url)
+    (today,) = (
+        row for row in rows if row["table"] == "messages" and row["from"] <= now < row["to"]
+    )
+    assert today["bytes"] > 0
+    assert any(row["from"] is None for row in rows if row["table"] == "hashes")
+    people = storenode("partitions", "--database-url", filled_url)
+    assert people.out.splitlines()[0].split()[:2] == ["TABLE", "PARTITION"]
+    assert len(people.out.splitlines()) == len(rows) + 2
+
+
+def test_prune_shows_first_and_then_does(storenode: Storenode, filled_url: str) -> None:
+    target = ("--database-url", filled_url, "--retention", "2d", "--json")
+    told = storenode("prune", *target, "--dry-run")
+    assert told.code == 0
+    assert told.value["dry_run"] is True
+    dropped = [each["partition"] for each in told.value["dropped"]]
+    assert dropped != []
+    assert all(each["reason"] == "age" for each in told.value["dropped"])
+    done = storenode("prune", *target)
+    assert [each["partition"] for each in done.value["dropped"]] == dropped
+    assert storenode("prune", *target).value["dropped"] == []
+    listed = storenode("partitions", "--database-url", filled_url).out
+    assert not any(name in listed for name in dropped)
+    assert storenode("check", "--database-url", filled_url).code == 0
+
+
+def test_prune_without_limits_drops_nothing(storenode: Storenode, filled_url: str) -> None:
+    ended = storenode("prune", "--database-url", filled_url, "--retention", "off")
+    assert ended.code == 0
+    assert ended.out.startswith("0 partitions went, 0B of ")
+
+
+def test_what_could_not_be_dropped_is_a_failure(storenode: Storenode, filled_url: str) -> None:
+    with psycopg.connect(filled_url) as holder:
+        holder.execute("lock table storenode.messages in access share mode")
+        ended = storenode(
+            "prune",
+            *("--database-url", filled_url),
+            *("--retention", "2d", "--retention-lock-timeout", "10ms"),
+        )
+    assert ended.code == 1
+    assert "could not be dropped" in ended.out
+
+
+@pytest.mark.parametrize("command", ["upgrade", "current", "check", "partitions", "prune"])
+def test_a_database_out_of_reach_is_exit_code_3(storenode: Storenode, command: str) -> None:
+    ended = storenode(command, "--database-url", "postgresql://nobody:secret@127.0.0.1:1/none")
+    assert ended.code == 3
+    assert "could not be reached" in ended.err
+    assert "secret" not in ended.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "--sample", "none"),
+        ("prune", "--retention", "soon"),
+        ("current", "--database-url", "postgresql://me:secret@host/base?colour=red"),
+        ("vacuum",),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(storenode: Storenode, arguments: tuple[str, ...]) -> None:
+    ended = storenode(*arguments)
+    assert ended.code == 2
+    assert "secret" not in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+def test_a_directory_without_a_database_is_left_alone(storenode: Storenode, tmp_path: Path) -> None:
+    ended = storenode("check", "--data-dir", str(tmp_path / "none"))
+    assert ended.code == 2
+    assert "There is no database in" in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_embedded_database_is_used_whether_it_runs_or_not(
+    storenode: Storenode, tmp_path: Path
+) -> None:
+    data = str(tmp_path / "data")
+    server = EmbeddedPostgres(EmbeddedSettings(tmp_path / "data"))
+    with server:
+        assert storenode("upgrade", "--data-dir", data).code == 0
+        assert storenode("check", "--data-dir", data, "--json").value["ok"] is True
+        pid = server.pid
+        assert pid is not None
+    ended = storenode("current", "--data-dir", data, "--json")
+    assert ended.value["up_to_date"] is True
+    assert server.pid is None
+    # It was stopped again, so that a node can start on the directory.
+    with EmbeddedPostgres(EmbeddedSettings(tmp_path / "data")) as next_server:
+        assert migrate.current(next_server.url) == migrate.head()

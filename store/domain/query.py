@@ -163,7 +163,7 @@ def sds_lookup(channel_id: str, entries: Sequence[HistoryEntry], topics: TopicFi
     Raises:
         RequestError: no channel, an empty ID, or too many entries.
     """
-    _check_count("entries", len(entries), MAX_SDS_ENTRIES)
+    check_count("entries", len(entries), MAX_SDS_ENTRIES)
     return SdsLookup(_channel(channel_id), _entries("entries", entries), topics)
 
 
@@ -181,8 +181,8 @@ def causal_request(
     Raises:
         RequestError: no channel, an empty head, or too many heads or known IDs.
     """
-    _check_count("heads", len(heads), MAX_CAUSAL_HEADS)
-    _check_count("known_ids", len(known_ids), MAX_CAUSAL_KNOWN_IDS)
+    check_count("heads", len(heads), MAX_CAUSAL_HEADS)
+    check_count("known_ids", len(known_ids), MAX_CAUSAL_KNOWN_IDS)
     return CausalRequest(
         _channel(channel_id),
         _entries("heads", heads),
@@ -191,6 +191,16 @@ def causal_request(
         max_depth,
         topics,
     )
+
+
+def check_count(name: str, count: int, limit: int) -> None:
+    """Refuse a list that is too long, before anything is made of its entries.
+
+    Raises:
+        RequestError: ``count`` is above ``limit``.
+    """
+    if count > limit:
+        raise RequestError(f"{name} holds {count} entries: at most {limit}")
 
 
 def _checked_hashes(query: QueryInput) -> tuple[bytes, ...]:
@@ -239,11 +249,6 @@ def _check_topic(name: str, topic: str) -> None:
         raise RequestError(f"{name} holds an empty topic, which no message has: leave it out")
     if "\0" in topic:
         raise RequestError(f"{name} holds a topic with a NUL character, which no message has")
-
-
-def _check_count(name: str, count: int, limit: int) -> None:
-    if count > limit:
-        raise RequestError(f"{name} holds {count} entries: at most {limit}")
 
 
 def _channel(channel_id: str) -> bytes:

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
-from store.domain.query import QueryInput, filter_by
+from store.domain.query import QueryInput, check_count, filter_by
 from store.rpc.failure import malformed
 from wire.sds.v1 import message_pb2
 from wire.storenode.v1 import store_pb2
@@ -101,8 +101,15 @@ def topic_filter(content: store_pb2.ContentFilter, rights: TopicRights) -> Topic
     return filter_by(pubsub_topic, content.content_topics, rights)
 
 
-def history_entries(entries: Sequence[message_pb2.HistoryEntry]) -> list[HistoryEntry]:
-    """Entries of a request; a hint that is set counts although it is empty."""
+def history_entries(
+    name: str, entries: Sequence[message_pb2.HistoryEntry], limit: int
+) -> list[HistoryEntry]:
+    """Entries of a request; a hint that is set counts although it is empty.
+
+    Raises:
+        RequestError: the field ``name`` holds more than ``limit`` of them.
+    """
+    check_count(name, len(entries), limit)
     return [
         HistoryEntry(
             entry.message_id.encode(),

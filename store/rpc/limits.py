@@ -2,8 +2,11 @@
 
 from typing import Final
 
-MAX_READ_REQUEST_BYTES: Final = 4 * 1024 * 1024
-"""A request of any call but ``Publish``: the largest legal one has about 2.6 MiB of known IDs."""
+MAX_LONG_READ_REQUEST_BYTES: Final = 4 * 1024 * 1024
+"""A ``Query``, or a ``GetCausalHistory``, whose known IDs may have 2.6 MiB."""
+
+MAX_READ_REQUEST_BYTES: Final = 1024 * 1024
+"""A request of any other call that does not publish; none has a legal one half as large."""
 
 COUNTED_REQUEST_BYTES: Final = 1024 * 1024
 """A larger ``PublishRequest`` has its messages counted before it is decoded, since two bytes of

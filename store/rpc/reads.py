@@ -14,6 +14,7 @@ import grpc
 
 from message.cursor import FollowCursor, ScanCursor
 from message.frames import follow_page, query_response, scan_page
+from message.limits import MAX_CAUSAL_HEADS, MAX_SDS_ENTRIES
 from store.domain.ports import FollowRequest, QueryPage, ScanRequest, Services
 from store.domain.query import (
     BAD_REQUEST,
@@ -103,7 +104,7 @@ class Reads:
         lookup = decode(store_pb2.GetSdsMessagesRequest, request)
         wanted = sds_lookup(
             lookup.channel_id,
-            history_entries(lookup.entries),
+            history_entries("entries", lookup.entries, MAX_SDS_ENTRIES),
             topic_filter(lookup.filter, call.client.topics),
         )
         async for page in self._services.sds.messages(wanted):
@@ -114,7 +115,7 @@ class Reads:
         walk = decode(store_pb2.GetCausalHistoryRequest, request)
         wanted = causal_request(
             walk.channel_id,
-            history_entries(walk.heads),
+            history_entries("heads", walk.heads, MAX_CAUSAL_HEADS),
             known_ids=walk.known_ids,
             max_messages=walk.max_messages,
             max_depth=walk.max_depth,

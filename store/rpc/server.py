@@ -19,6 +19,7 @@ from store.rpc import health, reflection
 from store.rpc.admin import get_status
 from store.rpc.call import ListenerKind, Method, Wrapper
 from store.rpc.context import RpcContext
+from store.rpc.limits import MAX_LONG_READ_REQUEST_BYTES
 from store.rpc.publish import Publisher
 from store.rpc.reads import Reads, refuse_query
 from wire.storenode.v1 import admin_pb2, store_pb2
@@ -57,11 +58,21 @@ def build_handlers(
 
 
 def _reads(wrapper: Wrapper, reads: Reads) -> _Handlers:
-    query = Method("Query", Right.READ, CallKind.CALL, peers=True, timed=True)
+    large = MAX_LONG_READ_REQUEST_BYTES
+    query = Method(
+        "Query", Right.READ, CallKind.CALL, peers=True, timed=True, max_request_bytes=large
+    )
     scan = Method("Scan", Right.READ, CallKind.STREAM, peers=True, timed=True)
     follow = Method("Follow", Right.FOLLOW, CallKind.STREAM, peers=True, endless=True)
     lookup = Method("GetSdsMessages", Right.READ, CallKind.STREAM, peers=True, timed=True)
-    walk = Method("GetCausalHistory", Right.READ, CallKind.STREAM, peers=True, timed=True)
+    walk = Method(
+        "GetCausalHistory",
+        Right.READ,
+        CallKind.STREAM,
+        peers=True,
+        timed=True,
+        max_request_bytes=large,
+    )
     return {
         query.name: wrapper.unary(query, reads.query, refuse_query),
         scan.name: wrapper.stream(scan, reads.scan),

@@ -166,12 +166,13 @@ def absurd() -> Iterator[tuple[str, bytes]]:
     yield "Query", StoreQueryRequest(pubsub_topic="/p" * MIB).SerializeToString()
     yield "Query", StoreQueryRequest(pagination_limit=2**64 - 1).SerializeToString()
     yield "Query", StoreQueryRequest(time_start=-(2**63), time_end=2**63 - 1).SerializeToString()
-    yield "Scan", ScanRequest(cursor=b"x" * 3 * MIB).SerializeToString()
+    yield "Scan", ScanRequest(cursor=b"x" * (MIB - 100)).SerializeToString()
     yield "Scan", ScanRequest(page_size=2**32 - 1, time_end=2**63 - 1).SerializeToString()
-    topics = ContentFilter(content_topics=["t"] * 1_000_000)
+    topics = ContentFilter(content_topics=["t"] * 300_000)
     yield "Scan", ScanRequest(filter=topics).SerializeToString()
     yield "Follow", FollowRequest(filter=topics).SerializeToString()
     yield "Follow", FollowRequest(cursor=b"x" * 3 * MIB).SerializeToString()
+    yield "GetSdsMessages", b"\x0a\x01c" + b"\x12\x00" * (MIB // 2 - 100)
     yield "GetSdsMessages", b"\x0a\x01c" + b"\x12\x00" * many
     yield "GetCausalHistory", b"\x0a\x01c" + b"\x1a\x00" * many
     deepest = GetCausalHistoryRequest(
@@ -185,7 +186,7 @@ def absurd() -> Iterator[tuple[str, bytes]]:
 
 async def test_absurd_sizes_get_a_clear_status_in_flat_memory(log: StringIO, node: Node) -> None:
     requests = list(absurd())
-    for method, request in requests:
+    for method, request in requests * 2:
         assert await poke(node, method, request) in CLEAR, (method, len(request))
     gc.collect()
     before = resident_bytes()

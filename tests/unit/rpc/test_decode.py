@@ -84,7 +84,9 @@ def test_an_empty_hint_is_a_hint() -> None:
         HistoryEntryMessage(message_id="é"),
         HistoryEntryMessage(message_id="b", retrieval_hint=b""),
     ]
-    assert history_entries(entries) == [
+    assert history_entries("entries", entries, 2) == [
         HistoryEntry("é".encode()),
         HistoryEntry(b"b", b""),
     ]
+    with pytest.raises(RequestError, match="entries holds 2 entries: at most 1"):
+        history_entries("entries", entries, 1)

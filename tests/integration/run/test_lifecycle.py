@@ -24,7 +24,7 @@ from tests.integration.run.helpers import (
     watch_health,
 )
 from tests.support.node import NodeProcess, running_node
-from wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
+from wire.storenode.v1.store_pb2 import FollowPage, FollowRequest, PublishRequest, PublishResponse
 
 SERVING = HealthCheckResponse.SERVING
 NOT_SERVING = HealthCheckResponse.NOT_SERVING
@@ -150,6 +150,25 @@ def test_probes_see_the_end_before_the_node_is_gone(tmp_path: Path, database_url
         assert next(states) == NOT_SERVING
         with pytest.raises(grpc.RpcError) as ending:
             next(states)
+        assert ending.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert node.wait() == 0
+
+
+def test_followers_are_told_to_go_elsewhere(tmp_path: Path, database_url: str) -> None:
+    with (
+        running_node(tmp_path / "data", "--drain-timeout", "1h", database_url=database_url) as node,
+        grpc.insecure_channel(node.listen) as channel,
+    ):
+        follow = channel.unary_stream(
+            "/storenode.v1.Store/Follow",
+            request_serializer=FollowRequest.SerializeToString,
+            response_deserializer=FollowPage.FromString,
+        )
+        pages = iter(follow(FollowRequest(), timeout=TIMEOUT_S))
+        assert next(pages).live
+        node.signal(signal.SIGTERM)
+        with pytest.raises(grpc.RpcError) as ending:
+            next(pages)
         assert ending.value.code() is grpc.StatusCode.UNAVAILABLE
         assert node.wait() == 0
 

@@ -5,7 +5,8 @@ Rules.
 - Messages: one partition per UTC day from `NEAR_DAYS` before now on; further back one per month,
   and more than `MONTHS_DAYS` back one per year, where the whole unit lies in that zone and nothing
   in it is covered yet; else the next finer unit. Days are never in each other's way, so there is a
-  partition for every timestamp.
+  partition for every timestamp. From `CROWDED_AT` partitions on, months serve near now too: every
+  statement locks all partitions, and where nothing is dropped days would become thousands.
 - Look-up tables ("coarse"): contiguous, at most `MAX_COARSE`, so that a probe of all of them stays
   cheap. What lies below the lowest is covered by one partition without a lower bound. From
   `WIDEN_AT` bounded ones on, a new one is as wide as all of them together; when there are
@@ -34,6 +35,8 @@ AHEAD_DAYS: Final = 2
 """Days after today whose partitions exist before they are needed."""
 NEAR_DAYS: Final = 60
 MONTHS_DAYS: Final = 730
+CROWDED_AT: Final = 180
+"""Partitions of messages from which on new ones are months."""
 
 MAX_COARSE: Final = 8
 WIDEN_AT: Final = 6
@@ -306,7 +309,9 @@ def _at(bounds: Sequence[Bounds], lows: Sequence[int], key: int) -> Bounds | Non
 
 def _fine(ts: int, now_ns: int, cover: Cover, made_up_to: int) -> Bounds:
     today = _day(max(now_ns, 0)).low
-    months_end, years_end = today - NEAR_DAYS * DAY_NS, today - MONTHS_DAYS * DAY_NS
+    crowded = len(cover.bounds) >= CROWDED_AT
+    months_end = UNBOUNDED_HIGH if crowded else today - NEAR_DAYS * DAY_NS
+    years_end = today - MONTHS_DAYS * DAY_NS
     for unit, zone_end in ((_year(ts), years_end), (_month(ts), months_end)):
         free = unit.low >= made_up_to and not cover.overlaps(unit)
         if free and unit.high <= zone_end:

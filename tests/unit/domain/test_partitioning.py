@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from store.domain.partitioning import (
     COMMITS_PER_PARTITION,
+    CROWDED_AT,
     DAY_NS,
     MAX_COARSE,
     MONTHS_DAYS,
@@ -133,6 +134,20 @@ def test_what_is_covered_in_part_is_filled_by_days() -> None:
     assert [fine_name(each) for each in plan_messages(months, [ns(2020, 5, 5)], NOW)] == [
         "messages_2020m05"
     ]
+
+
+def test_where_nothing_is_dropped_months_follow_on_many_days() -> None:
+    held: list[Bounds] = []
+    now = NOW
+    for _ in range(10 * 365):
+        held += plan_messages(held, ahead(now), now)
+        now += DAY_NS
+    cover = Cover(held)
+    cover.check()
+    assert cover.spans(NOW, now)
+    by_day = [each for each in held if each.high - each.low == DAY_NS]
+    assert CROWDED_AT <= len(by_day) < CROWDED_AT + 31
+    assert len(held) - len(by_day) <= 10 * 12
 
 
 def test_a_timestamp_that_is_never_legal_gets_no_partition() -> None:

@@ -171,7 +171,10 @@ class DatabaseFeed:
 
     async def follow(self, request: FollowRequest) -> AsyncIterator[FollowPage]:
         """The backlog from a cursor on, then live (see `store.domain.ports.Feed`)."""
-        encounter = self._encounters
+        # Where the tail stands says nothing about what is older: only who begins with what comes
+        # from now on needs no look at the database first.
+        resumes = request.from_beginning or request.cursor is not None
+        encounter = None if resumes else self._encounters
         stand = await self._begin(request)
         live = told = False
         while True:

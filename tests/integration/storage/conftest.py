@@ -1,0 +1,23 @@
+"""Nodes' storage on fresh databases."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.integration.storage.node import Node, running
+
+
+@pytest.fixture
+async def node(database_url: str) -> AsyncIterator[Node]:
+    """The storage of a node on a fresh database."""
+    async with running(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def other_node(database_url: str) -> AsyncIterator[Node]:
+    """A second node on the same database."""
+    async with running(database_url) as opened:
+        yield opened

@@ -1,0 +1,146 @@
+"""Followers for tests: what they were given, checked against the order of the commits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+from message.cursor import FollowCursor
+from message.record import RecordBatch
+from store.db.feed import DatabaseFeed
+from store.db.insert import Inserted, insert, insert_topics, new_token, take_place
+from store.db.topics import KnownTopics
+from store.domain.ports import FollowPage, FollowRequest, Source, TopicFilter
+from tests.integration.storage.node import Node
+from tests.integration.storage.world import hashes_in
+
+PATIENCE_S = 30.0
+
+_IN_COMMIT_ORDER = """
+select m.hash from storenode.commits c join storenode.messages m on m.batch = c.batch
+order by c.position, m.ts, m.hash
+"""
+
+
+def from_now(wanted: TopicFilter | None = None, *, include_data: bool = False) -> FollowRequest:
+    """Follow what comes from now on."""
+    return FollowRequest(wanted or TopicFilter(), None, False, include_data)
+
+
+def from_beginning(
+    wanted: TopicFilter | None = None, *, include_data: bool = False
+) -> FollowRequest:
+    """Follow everything."""
+    return FollowRequest(wanted or TopicFilter(), None, True, include_data)
+
+
+def from_cursor(cursor: FollowCursor, wanted: TopicFilter | None = None) -> FollowRequest:
+    """Follow what comes after a cursor."""
+    return FollowRequest(wanted or TopicFilter(), cursor, False, False)
+
+
+class Following:
+    """A follower that takes pages as they come, in a task."""
+
+    def __init__(self, feed: DatabaseFeed, request: FollowRequest) -> None:
+        self.pages: list[FollowPage] = []
+        self.hashes: list[bytes] = []
+        self._moved = asyncio.Condition()
+        self._task = asyncio.create_task(self._run(feed, request))
+
+    async def _run(self, feed: DatabaseFeed, request: FollowRequest) -> None:
+        try:
+            async with aclosing(feed.follow(request)) as pages:  # type: ignore[type-var]
+                async for page in pages:
+                    hashes = hashes_in(page.frames)
+                    assert len(hashes) == page.count
+                    async with self._moved:
+                        self.pages.append(page)
+                        self.hashes += hashes
+                        self._moved.notify_all()
+        finally:
+            async with self._moved:
+                self._moved.notify_all()
+
+    async def until(self, reached: Callable[[Following], bool]) -> Following:
+        """Wait for a state; what ended the follower is raised."""
+        async with asyncio.timeout(PATIENCE_S), self._moved:
+            await self._moved.wait_for(lambda: reached(self) or self._task.done())
+        if not reached(self):
+            self._task.result()
+        return self
+
+    async def until_live(self) -> Following:
+        """Wait until the backlog is exhausted."""
+        return await self.until(lambda self: any(page.live for page in self.pages))
+
+    async def until_given(self, digest: bytes) -> list[bytes]:
+        """Wait for a message; all hashes so far."""
+        await self.until(lambda self: digest in self.hashes)
+        return self.hashes
+
+    async def end(self) -> BaseException | None:
+        """Wait until the follower ends by itself; the reason."""
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait([self._task])
+        return self._task.exception()
+
+    async def stop(self) -> None:
+        """Go away."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def following(feed: DatabaseFeed, *requests: FollowRequest) -> AsyncIterator[list[Following]]:
+    """Followers for the length of a ``with`` block."""
+    followers = [Following(feed, request) for request in requests]
+    try:
+        yield followers
+    finally:
+        for follower in followers:
+            await follower.stop()
+
+
+async def commit_order(node: Node) -> list[bytes]:
+    """Hashes of everything that is committed, as every follower must be given them."""
+    return [row[0] for row in await node.rows(_IN_COMMIT_ORDER)]  # type: ignore[misc]
+
+
+class LongTransaction:
+    """A transaction that inserts batches early and commits late, as a restore does."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def open(self, batches: Sequence[RecordBatch]) -> None:
+        """Insert, and keep the transaction open."""
+        self._connection = await self._node.database.connect()
+        connection, partitions = self._connection, self._node.partitions
+        for batch in batches:
+            await partitions.ensure(connection, batch.timestamps)
+            named = KnownTopics().unnamed(batch, partitions)
+            await insert_topics(connection, named)
+        await connection.execute("begin")
+        self._inserted: list[tuple[int, int, Inserted]] = []
+        for batch in batches:
+            cursor = await connection.execute("select nextval('storenode.batch_seq')")
+            row = await cursor.fetchone()
+            assert row is not None
+            assert isinstance(row[0], int)
+            added = await insert(connection, batch, row[0])
+            assert added.count == len(batch)
+            self._inserted.append((row[0], new_token(), added))
+
+    async def commit(self) -> None:
+        """Take the places in the commit order, and commit."""
+        await take_place(self._connection, self._inserted, Source.RESTORE)
+        await self._connection.execute("commit")
+        await self._connection.close()
+
+
+TERMINATE_OTHERS = """
+select count(pg_terminate_backend(pid)) from pg_stat_activity
+where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
+"""

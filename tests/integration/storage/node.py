@@ -1,0 +1,71 @@
+"""The storage of one node on a database, without its gRPC side."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from message.record import RecordBatch
+from store.db.feed import DatabaseFeed
+from store.db.partitions import PartitionMap
+from store.db.pool import Database, PoolSettings
+from store.db.reader import DatabaseReader
+from store.db.writer import DatabaseWriter
+from store.domain.hub import Place
+from store.domain.ports import Source
+from tests.integration.storage.world import DAY, NOW
+
+RETENTION = 30 * DAY
+
+
+@dataclass
+class Node:
+    """What `store.runtime` would join: a writer, a reader and a feed on one `Database`."""
+
+    database: Database
+    partitions: PartitionMap
+    writer: DatabaseWriter
+    reader: DatabaseReader
+    feed: DatabaseFeed
+    lost: list[tuple[Place, Place]]
+
+    async def store(self, batch: RecordBatch, source: Source = Source.CLIENT) -> list[bool]:
+        """Store a batch."""
+        return list(await self.writer.store(batch, source))
+
+    async def rows(self, statement: str, *values: object) -> list[tuple[object, ...]]:
+        """Run a statement on a connection of its own, and fetch what it gives."""
+        connection = await self.database.connect()
+        async with connection:
+            cursor = await connection.execute(statement.encode(), values, binary=True)
+            return await cursor.fetchall() if cursor.description else []
+
+    async def value(self, statement: str, *values: object) -> object:
+        """The one value of a statement."""
+        return (await self.rows(statement, *values))[0][0]
+
+
+@asynccontextmanager
+async def running(url: str, settings: PoolSettings | None = None) -> AsyncIterator[Node]:
+    """A node's storage on a database."""
+    database = await Database.open(url, settings)
+    partitions = PartitionMap(lambda: NOW, RETENTION)
+    writer = DatabaseWriter(database, partitions)
+    lost: list[tuple[Place, Place]] = []
+    feed = DatabaseFeed(database, on_lost=lambda reached, left: lost.append((reached, left)))
+    try:
+        await writer.start()
+        await feed.start()
+        yield Node(
+            database,
+            partitions,
+            writer,
+            DatabaseReader(database, lambda: feed.messages_ever),
+            feed,
+            lost,
+        )
+    finally:
+        await feed.stop()
+        await writer.stop()
+        await database.close()

@@ -1,0 +1,120 @@
+"""Messages for the tests of storage, and what is held of them as plain lists."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from message.frames import presence
+from message.limits import NS_PER_S
+from message.record import RecordBatch
+from message.validate import Policy, admit
+from sds.codec import index_batch
+from store.domain.ports import SyncId, TopicFilter
+from tests.unit.message.builders import entry
+from wire.storenode.v1.store_pb2 import ScanPage
+
+NOW = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()) * NS_PER_S
+DAY = 86_400 * NS_PER_S
+PUBSUBS = ("/waku/2/rs/1/0", "/waku/2/rs/1/7", "named")
+CONTENTS = tuple(f"/app-{number % 2}/1/{number}/proto" for number in range(6))
+
+Topic = tuple[str, str]
+TOPICS: tuple[Topic, ...] = tuple((pubsub, content) for pubsub in PUBSUBS for content in CONTENTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One message as an oracle remembers it."""
+
+    at: SyncId
+    topic: Topic
+    frame: bytes
+
+    @property
+    def hash(self) -> bytes:
+        """Its hash."""
+        return self.at[1]
+
+    @property
+    def presence(self) -> bytes:
+        """Its frame without data."""
+        return presence(self.hash)
+
+
+class World(list[Held]):
+    """Messages that a failed test does not print."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} messages>"
+
+
+def batch_of(messages: Iterable[tuple[int, Topic, bytes]]) -> RecordBatch:
+    """Lay out (timestamp, topic, payload) as a node would, whatever the age."""
+    items = [
+        entry(payload, pubsub=pubsub, content=content, timestamp=timestamp)
+        for timestamp, (pubsub, content), payload in messages
+    ]
+    admission = admit(items, NOW, Policy(max_drift_ns=None, publisher=False))
+    assert not admission.rejections, admission.rejections
+    index_batch(admission.batch)
+    return admission.batch
+
+
+def held_of(batch: RecordBatch) -> list[Held]:
+    """The messages of a batch, in its order."""
+    return [
+        Held((timestamp, digest), batch.topics[key], batch.frame(index))
+        for index, (timestamp, digest, key) in enumerate(
+            zip(batch.timestamps, batch.hashes, batch.topic_keys, strict=True)
+        )
+    ]
+
+
+def in_order(held: Iterable[Held]) -> list[Held]:
+    """Sorted by SyncID."""
+    return sorted(held, key=lambda message: message.at)
+
+
+def matching(held: Iterable[Held], wanted: TopicFilter) -> list[Held]:
+    """Those that a filter selects."""
+    return [message for message in held if wanted.matches(*message.topic)]
+
+
+def random_batch(
+    dice: random.Random,
+    count: int,
+    timestamps: Sequence[int],
+    topics: Sequence[Topic] = TOPICS,
+    size: int = 40,
+) -> RecordBatch:
+    """``count`` distinct messages with random payloads."""
+    return batch_of(
+        (dice.choice(timestamps), dice.choice(topics), dice.randbytes(size)) for _ in range(count)
+    )
+
+
+def part_of(batch: RecordBatch, indexes: Sequence[int]) -> RecordBatch:
+    """Some messages of a batch without SDS metadata, as a batch of their own."""
+    keys = [batch.topic_keys[index] for index in indexes]
+    return RecordBatch(
+        timestamps=[batch.timestamps[index] for index in indexes],
+        hashes=[batch.hashes[index] for index in indexes],
+        topic_keys=keys,
+        heads=[batch.heads[index] for index in indexes],
+        payloads=[batch.payloads[index] for index in indexes],
+        tails=[batch.tails[index] for index in indexes],
+        topics={key: batch.topics[key] for key in keys},
+    )
+
+
+def as_query(frames: Iterable[bytes]) -> bytes:
+    """Frames as the entries of a ``StoreQueryResponse`` (field 20)."""
+    return b"".join([b"\xa2\x01" + frame[1:] for frame in frames])
+
+
+def hashes_in(frames: bytes) -> list[bytes]:
+    """The hashes of a page of frames (field 1)."""
+    return [message.message_hash for message in ScanPage.FromString(frames).messages]

@@ -6,7 +6,7 @@ import pytest
 
 from message.hashing import message_hash
 from message.validate import Policy
-from tests.integration.rpc.harness import CONTENT, PUBSUB, STORE, Node, item, within
+from tests.integration.rpc.harness import CONTENT, PUBSUB, STORE, Node, failure, item, within
 from wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
 from wire.storenode.v1.store_pb2 import PublishResult as Result
 from wire.waku.store.v3.store_pb2 import StoreQueryRequest
@@ -198,6 +198,24 @@ async def test_a_client_that_reads_no_answers_is_not_read_any_more(node: Node) -
     assert node.context.in_flight.used_bytes == 0
     call.cancel()
     assert outcomes(await node.publish(item())) == [Result.STORED]
+
+
+async def test_a_node_with_too_much_under_way_refuses_calls_and_holds_streams(node: Node) -> None:
+    budget = node.context.in_flight
+    assert budget.try_take(budget.limit_bytes)
+    code, sentence = await failure(node.publish(item()))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert f"{budget.limit_bytes:,} bytes" in sentence
+    call = node.store.PublishStream()
+    await call.write(requests(1)[0])
+    waiting = asyncio.create_task(call.read())
+    code, _ = await failure(node.publish(item()))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not waiting.done()
+    budget.give_back(budget.limit_bytes)
+    assert outcomes(await within(waiting)) == [Result.STORED] * 3
+    assert outcomes(await node.publish(item())) == [Result.STORED]
+    call.cancel()
 
 
 async def test_a_client_that_vanishes_leaves_nothing_behind(node: Node) -> None:

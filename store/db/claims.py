@@ -10,7 +10,10 @@ are compared with the messages, and so are all rows when a filter applies.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Final
 from uuid import UUID
@@ -123,6 +126,9 @@ ParentPlace = tuple[Child, int]
 Parents = dict[tuple[bytes, int], HistoryEntry]
 """(hash of the child, slot) -> parent."""
 
+_Windowed = tuple[Sequence[Claim], SyncId | None]
+"""Complete sets of the keys claimed in a window, and how far it came (None: to the beginning)."""
+
 
 class ClaimReader:
     """Reads of one call; what is pruned or outside its filter does not exist for it."""
@@ -143,6 +149,8 @@ class ClaimReader:
         self._columns = _WITH_PARENTS if parents else _WITHOUT_PARENTS
         self._allowed: frozenset[bytes] | None = None
         self._horizon_ns = 0
+        self._ahead: asyncio.Task[_Windowed] | None = None
+        self._ahead_before: SyncId | None = None
 
     async def prepare(self, wanted: TopicFilter) -> None:
         """Find out what the filter lets through and what is pruned; before the first `answer`."""
@@ -164,14 +172,43 @@ class ClaimReader:
             if read.ahead:
                 asked = await self._reached(connection, read.keys, read.ahead)
             claims = await self._claims(connection, asked) if asked else []
-            reached = None
-            if read.window is not None:
-                further, reached = await self._window(connection, read.window, set(asked))
-                claims += further
             hinted = await self._hinted(connection, read.hints) if read.hints else {}
-            return Answer(asked, claims, hinted, reached)
+            return Answer(asked, claims, hinted)
 
-        return await self._database.read(look, self._database.bulk_pool)
+        answer = await self._database.read(look, self._database.bulk_pool)
+        if read.window is None:
+            return answer
+        claims, reached = await self._next_window(read.window)
+        if answer.claims:
+            asked = set(answer.asked)
+            claims = [*answer.claims, *(claim for claim in claims if claim[0] not in asked)]
+        return replace(answer, claims=claims, reached=reached)
+
+    async def close(self) -> None:
+        """Drop what is being read in advance."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._ahead
+            self._ahead = None
+
+    async def _next_window(self, window: Window) -> _Windowed:
+        """Read a window, or take it from what was read in advance; read on in advance."""
+        if self._ahead is None or self._ahead_before != window.before:
+            await self.close()
+            self._ahead = self._begin(window)
+        claims, reached = await self._ahead
+        self._ahead = None
+        if window.following and reached is not None:
+            self._ahead_before = reached
+            self._ahead = self._begin(Window(reached, window.following))
+        return claims, reached
+
+    def _begin(self, window: Window) -> asyncio.Task[_Windowed]:
+        async def look(connection: Connection) -> _Windowed:
+            return await self._window(connection, window)
+
+        return asyncio.ensure_future(self._database.read(look, self._database.bulk_pool))
 
     async def parents_of(self, places: Sequence[ParentPlace]) -> Parents:
         """Parents as their children claim them; those of rows that are gone are left out."""
@@ -194,7 +231,7 @@ class ClaimReader:
     async def _claims(self, connection: Connection, keys: Sequence[bytes]) -> list[Claim]:
         """The lowest claimants of each key, `CROWD` at most."""
         limit = len(keys) + _FURTHER_CLAIMANTS
-        rows = await self._rows(connection, _BY_KEYS, {"keys": uuids(keys), "limit": limit})
+        rows = await self._rows(connection, _BY_KEYS, {"keys": uuids(sorted(keys)), "limit": limit})
         if len(rows) < limit:
             return _lowest(await self._held(connection, rows))
         if len(keys) == 1:
@@ -219,10 +256,7 @@ class ClaimReader:
             return []
         return await self._rows(connection, _AT, _claim_parameters(claims))
 
-    async def _window(
-        self, connection: Connection, window: Window, asked: set[bytes]
-    ) -> tuple[list[Claim], SyncId | None]:
-        """Complete sets of the keys claimed in a window, and how far it came."""
+    async def _window(self, connection: Connection, window: Window) -> _Windowed:
         timestamp, digest = window.before
         rows = await self._rows(
             connection,
@@ -235,25 +269,22 @@ class ClaimReader:
             },
         )
         reached = (rows[-1][1], rows[-1][2]) if len(rows) == window.limit else None
-        fresh = [row for row in rows if row[0] not in asked]
-        if not fresh:
-            return [], reached
-        again = await self._claimed_again(connection, [row[0] for row in fresh])
-        sole = [row for row in fresh if row[0] not in again] if again else fresh
+        again = await self._claimed_again(connection, {row[0] for row in rows}) if rows else set()
+        sole = [row for row in rows if row[0] not in again] if again else rows
         claims = await self._held(connection, sole)
         if again:
             claims += await self._claims(connection, sorted(again))
         return claims, reached
 
-    async def _claimed_again(self, connection: Connection, keys: Sequence[bytes]) -> set[bytes]:
+    async def _claimed_again(self, connection: Connection, keys: set[bytes]) -> set[bytes]:
         """Those keys that have more than one claimant; all, if there are very many of those."""
-        distinct = set(keys)
-        limit = len(distinct) + _FURTHER_CLAIMANTS
-        parameters = {"keys": uuids(tuple(distinct)), "limit": limit}
+        limit = len(keys) + _FURTHER_CLAIMANTS
+        # The index is searched in the order of keys; sorting them costs less here than there.
+        parameters = {"keys": uuids(sorted(keys)), "limit": limit}
         cursor = await connection.execute(_CLAIMED_AGAIN, parameters, binary=True)
         counts: list[tuple[bytes, int]] = await cursor.fetchall()  # type: ignore[assignment]
-        rows = len(distinct) + sum(count - 1 for _, count in counts)
-        return distinct if rows >= limit else {key for key, _ in counts}
+        rows = len(keys) + sum(count - 1 for _, count in counts)
+        return keys if rows >= limit else {key for key, _ in counts}
 
     async def _reached(
         self, connection: Connection, keys: Sequence[bytes], ahead: int

@@ -9,8 +9,10 @@ the largest size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from struct import Struct
+from typing import Any, Final
 
+from message.limits import HASH_BYTES
 from store.db.arrays import bigints
 from store.db.hashes import position_parameters
 from store.db.pool import Connection
@@ -18,13 +20,13 @@ from store.db.select import FRAME
 from store.domain.ports import SyncId
 
 MAX_POSITIONS: Final = 4_096
-"""Positions of one read by timestamp."""
+"""Positions of one read by timestamp; of frames half as many serve best, see `store.db.sds`."""
 
 EXACT_POSITIONS: Final = 48
 """Positions of one exact read of frames: about 7 MiB if all messages have the largest size."""
 
 MAX_FRAMES_BYTES: Final = 8 * 1024 * 1024
-"""Frames of one read by timestamp."""
+"""Frames of one read by timestamp; not less than what `EXACT_POSITIONS` may have."""
 
 _SHARED_TIMESTAMPS: Final = 1_024
 """Rows of other messages that a read by timestamp may come upon."""
@@ -45,13 +47,19 @@ _TOPICS: Final = "select m.hash, uuid_send(m.topic)"
 _TOPICS_AT_TIMESTAMPS: Final = _TOPICS + _AT_TIMESTAMPS
 _TOPICS_AT_POSITIONS: Final = _TOPICS + _AT_POSITIONS
 
+# All frames come as one value: the driver takes a large value in few large pieces, and rows of a
+# few hundred bytes in many small ones.
 _FRAMES_AT_TIMESTAMPS: Final = f"""
-select m.hash, {FRAME.expression} from (
-    select m.*, sum({FRAME.size}) over (rows unbounded preceding) as bytes
-    from (select m.hash, m.head, m.payload, m.tail {_AT_TIMESTAMPS}) m
+select string_agg(m.hash, ''::bytea), string_agg(int4send(m.size), ''::bytea),
+       string_agg({FRAME.expression}, ''::bytea)
+from (
+    select m.*, sum(m.size) over (rows unbounded preceding) as bytes
+    from (select m.hash, m.head, m.payload, m.tail, {FRAME.size} as size {_AT_TIMESTAMPS}) m
 ) m where m.bytes <= {MAX_FRAMES_BYTES}
 """
 _FRAMES_AT_POSITIONS: Final = f"select m.hash, {FRAME.expression} {_AT_POSITIONS}"
+
+_SIZE: Final = Struct(">i")
 
 _Found = dict[bytes, bytes]
 
@@ -70,7 +78,16 @@ async def topics_of(connection: Connection, positions: Sequence[SyncId]) -> _Fou
 
 async def most_frames(connection: Connection, positions: Sequence[SyncId]) -> _Found:
     """Hash -> frame, for `MAX_POSITIONS` at most; some may be left out, others be among them."""
-    return dict(await _at_timestamps(connection, _FRAMES_AT_TIMESTAMPS, positions))
+    rows: list[tuple[bytes | None, bytes, bytes]]
+    rows = await _at_timestamps(connection, _FRAMES_AT_TIMESTAMPS, positions)
+    found: _Found = {}
+    for hashes, sizes, frames in rows:
+        start = at = 0
+        for (size,) in _SIZE.iter_unpack(sizes if hashes else b""):
+            found[hashes[at : at + HASH_BYTES]] = frames[start : start + size]  # type: ignore[index]
+            at += HASH_BYTES
+            start += size
+    return found
 
 
 async def exact_frames(connection: Connection, positions: Sequence[SyncId]) -> _Found:
@@ -84,7 +101,7 @@ def _most_rows(positions: Sequence[SyncId]) -> int:
 
 async def _at_timestamps(
     connection: Connection, statement: str, positions: Sequence[SyncId]
-) -> list[tuple[bytes, bytes]]:
+) -> list[Any]:
     timestamps = sorted({timestamp for timestamp, _ in positions})
     if not timestamps:
         return []
@@ -95,7 +112,7 @@ async def _at_timestamps(
         "limit": _most_rows(positions),
     }
     cursor = await connection.execute(statement, parameters, binary=True)
-    return await cursor.fetchall()  # type: ignore[return-value]
+    return await cursor.fetchall()
 
 
 async def _at_positions(

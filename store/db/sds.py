@@ -16,12 +16,12 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Final
 
-from message.frames import sds_stored_message
 from store.db.claims import ClaimReader, ParentPlace
 from store.db.held import EXACT_POSITIONS, MAX_POSITIONS, exact_frames, most_frames
 from store.db.pool import Connection, Database
+from store.db.sds_pages import Pages
 from store.domain.causal import CausalWalk, Done
-from store.domain.claims import Answer, Read
+from store.domain.claims import Answer, Found, Read
 from store.domain.lookup import Lookup
 from store.domain.ports import (
     CausalRequest,
@@ -29,11 +29,7 @@ from store.domain.ports import (
     SdsLookup,
     SdsPage,
     StoreBusy,
-    SyncId,
 )
-
-MAX_PAGE_BYTES: Final = 3_500 * 1024
-"""Entries of one page, so that a response stays below 4 MiB."""
 
 MAX_WALKS: Final = 4
 """Walks at one time; each takes up to about 300 MiB in the worst case (see
@@ -46,12 +42,8 @@ MAX_WAITING_CALLS: Final = 256
 """Calls that wait for their turn; further ones are refused."""
 
 _FIRST_PORTION: Final = 256
-_PORTION_BYTES: Final = 2 * 1024 * 1024
+_PORTION_BYTES: Final = 512 * 1024
 _MISSING_CHILDREN: Final = 48
-_ENTRY_OVERHEAD_BYTES: Final = 16
-
-Wanted = tuple[SyncId, bytes]
-"""Where a message is stored, and the message ID under which it is sent."""
 
 _Frames = dict[bytes, bytes]
 
@@ -74,14 +66,13 @@ class DatabaseSdsReader:
         """
         async with self._turn(self._calls):
             lookup = await self._look_up(request)
-            pages = _Pages()
-            wanted = (((claim[1], claim[2]), claim[3]) for claim in lookup.messages)
-            async for full in self._send(wanted, pages):
+            pages = Pages()
+            async for full in self._send(iter(lookup.messages), pages):
                 yield full
             for entry in lookup.missing:
-                if (page := pages.add_missing(entry)) is not None:
+                for page in pages.add_missing(entry):
                     yield page
-            if (page := pages.finish(truncated=lookup.truncated)) is not None:
+            for page in pages.finish(truncated=lookup.truncated):
                 yield page
 
     async def causal_history(self, request: CausalRequest) -> AsyncIterator[SdsPage]:
@@ -94,14 +85,18 @@ class DatabaseSdsReader:
         async with self._turn(self._calls):
             reader = ClaimReader(self._database, request.channel_id, request.heads, parents=True)
             async with self._turn(self._walks):
-                walk = await _walk(reader, request)
-            pages = _Pages()
-            async for full in self._send(_in_order(walk), pages):
+                try:
+                    walk = await _walk(reader, request)
+                finally:
+                    await reader.close()
+            pages = Pages()
+            in_order = map(walk.taken.__getitem__, walk.parents_first())
+            async for full in self._send(in_order, pages):
                 yield full
             async for entry in _missing(walk, reader, request.heads):
-                if (page := pages.add_missing(entry)) is not None:
+                for page in pages.add_missing(entry):
                     yield page
-            if (page := pages.finish(truncated=walk.truncated)) is not None:
+            for page in pages.finish(truncated=walk.truncated):
                 yield page
 
     @asynccontextmanager
@@ -129,20 +124,14 @@ class DatabaseSdsReader:
             read = lookup.step(await reader.answer(read))
         return lookup
 
-    async def _send(self, wanted: Iterator[Wanted], pages: _Pages) -> AsyncIterator[SdsPage]:
+    async def _send(self, wanted: Iterator[Found], pages: Pages) -> AsyncIterator[SdsPage]:
         async for portion, frames in self._portions(wanted):
-            for (_, digest), message_id in portion:
-                frame = frames.get(digest)
-                if frame is None:
-                    page = pages.add_missing(HistoryEntry(message_id, digest))
-                else:
-                    page = pages.add(sds_stored_message(message_id, digest, frame))
-                if page is not None:
-                    yield page
+            for page in pages.add(portion, frames):
+                yield page
 
     async def _portions(
-        self, wanted: Iterator[Wanted]
-    ) -> AsyncIterator[tuple[Sequence[Wanted], _Frames]]:
+        self, wanted: Iterator[Found]
+    ) -> AsyncIterator[tuple[Sequence[Found], _Frames]]:
         """Portions of what is wanted, in its order, with the frames of all that is held."""
         size = _FIRST_PORTION
         portion = list(islice(wanted, size))
@@ -150,7 +139,7 @@ class DatabaseSdsReader:
         try:
             while portion:
                 frames, now = await ahead, portion
-                complete = all(at[1] in frames for at, _ in now)
+                complete = all(found[2] in frames for found in now)
                 size = _next_size(size, frames, complete=complete)
                 portion = list(islice(wanted, size))
                 ahead = asyncio.ensure_future(self._most_frames(portion))
@@ -165,54 +154,18 @@ class DatabaseSdsReader:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await ahead
 
-    async def _most_frames(self, portion: Sequence[Wanted]) -> _Frames:
+    async def _most_frames(self, portion: Sequence[Found]) -> _Frames:
         async def look(connection: Connection) -> _Frames:
-            return await most_frames(connection, [at for at, _ in portion])
+            return await most_frames(connection, [(found[1], found[2]) for found in portion])
 
         return await self._database.read(look, self._database.bulk_pool) if portion else {}
 
-    async def _exact_frames(self, portion: Sequence[Wanted], known: _Frames) -> _Frames:
+    async def _exact_frames(self, portion: Sequence[Found], known: _Frames) -> _Frames:
         async def look(connection: Connection) -> _Frames:
-            return await exact_frames(connection, [at for at, _ in portion if at[1] not in known])
+            unread = [(found[1], found[2]) for found in portion if found[2] not in known]
+            return await exact_frames(connection, unread)
 
         return await self._database.read(look, self._database.bulk_pool)
-
-
-class _Pages:
-    """Cuts what is sent into pages."""
-
-    def __init__(self) -> None:
-        self._messages: list[bytes] = []
-        self._missing: list[HistoryEntry] = []
-        self._bytes = 0
-
-    def add(self, message: bytes) -> SdsPage | None:
-        """Add an encoded message; the page that was full without it, if it was."""
-        full = self._make_room(len(message))
-        self._messages.append(message)
-        return full
-
-    def add_missing(self, entry: HistoryEntry) -> SdsPage | None:
-        """Add a missing entry; the page that was full without it, if it was."""
-        size = len(entry.message_id) + len(entry.retrieval_hint or b"") + _ENTRY_OVERHEAD_BYTES
-        full = self._make_room(size)
-        self._missing.append(entry)
-        return full
-
-    def finish(self, *, truncated: bool) -> SdsPage | None:
-        """The last page, which says if the answer is truncated; None if it would say nothing."""
-        return self._cut(truncated=truncated) if self._bytes or truncated else None
-
-    def _make_room(self, size: int) -> SdsPage | None:
-        full = self._bytes + size > MAX_PAGE_BYTES and self._bytes > 0
-        page = self._cut(truncated=False) if full else None
-        self._bytes += size
-        return page
-
-    def _cut(self, *, truncated: bool) -> SdsPage:
-        messages, missing = self._messages, self._missing
-        self._messages, self._missing, self._bytes = [], [], 0
-        return SdsPage(b"".join(messages), len(messages), tuple(missing), truncated)
 
 
 async def _walk(reader: ClaimReader, request: CausalRequest) -> CausalWalk:
@@ -229,12 +182,6 @@ async def _walk(reader: ClaimReader, request: CausalRequest) -> CausalWalk:
     return walk
 
 
-def _in_order(walk: CausalWalk) -> Iterator[Wanted]:
-    timestamps, hashes, ids = walk.timestamps, walk.hashes, walk.message_ids
-    for number in walk.parents_first():
-        yield (timestamps[number], hashes[number]), ids[number]
-
-
 async def _missing(
     walk: CausalWalk, reader: ClaimReader, heads: Sequence[HistoryEntry]
 ) -> AsyncIterator[HistoryEntry]:
@@ -244,7 +191,7 @@ async def _missing(
         if origin.is_head:
             yield heads[origin.slot]
     places: list[ParentPlace] = [
-        (walk.child(origin.node), origin.slot) for origin in origins if not origin.is_head
+        (walk.taken[origin.node][:3], origin.slot) for origin in origins if not origin.is_head
     ]
     for start in range(0, len(places), _MISSING_CHILDREN):
         parents = await reader.parents_of(places[start : start + _MISSING_CHILDREN])

@@ -43,12 +43,13 @@ from typing import Final
 from sds.codec import sds_key
 from store.domain.claims import (
     Answer,
-    Child,
     Claim,
     Claims,
+    Found,
     Read,
     Reference,
     Selection,
+    parent_bytes,
     references,
 )
 from store.domain.lookahead import Expansion, LookAhead
@@ -66,7 +67,7 @@ MAX_PREFETCHED_BYTES: Final = 64 * 1024 * 1024
 STEP_REFERENCES: Final = 4_096
 """References looked at in one step, a few milliseconds."""
 
-_NODE_BYTES: Final = 450
+_NODE_BYTES: Final = 700
 _MISSING_BYTES: Final = 300
 
 _KNOWN: Final = -1
@@ -105,15 +106,11 @@ class Origin:
 class CausalWalk:
     """One walk; see the module's rules and table.
 
-    Columns, by the number of a message in the order of taking: ``keys`` (of the ID, 16 bytes),
-    ``timestamps`` (ns), ``hashes`` (32 bytes) and ``message_ids``.
+    ``taken`` is in the order of taking; a message's number is its index there.
     """
 
     def __init__(self, request: CausalRequest) -> None:
-        self.keys: list[bytes] = []
-        self.timestamps = array("q")
-        self.hashes: list[bytes] = []
-        self.message_ids: list[bytes] = []
+        self.taken: list[Found] = []
         self.missing: dict[bytes, Origin] = {}
         self.truncated = False
         self._request = request
@@ -126,37 +123,28 @@ class CausalWalk:
         self._by_hash: dict[bytes, int] = {}  # messages that are not their key's only claimant
         self._claims = Claims()
         self._pace = Pace()
-        self._parents: deque[tuple[bytes, bytes]] = deque()  # of what is taken and not expanded
+        self._frontier: deque[Claim] = deque()  # what is taken and not expanded
         self._edges = array("i")
         self._edge_ends = array("i")
         self._node = _HEADS  # whose references are being looked at
         self._slot = 0
         self._depth = 0
         self._level_end = 0
-        self._bytes = 0
+        self._limit = request.max_messages  # 0 where the depth is exhausted
         self._dropped = 0
-
-    def __len__(self) -> int:
-        """Count what was taken."""
-        return len(self.hashes)
 
     def step(self, answer: Answer | None = None) -> Read | Pause | Done:
         """Go on, with the answer if one was asked for."""
         if answer is not None:
-            self._claims.add(answer)
-            self._pace.note(answer)
+            self._pace.note(answer, self._claims.add(answer))
         if self._unhashed is not None:
             return self._hash_known(self._unhashed)
-        left = STEP_REFERENCES
-        while left > 0:
-            if self._node == len(self) or (self._bytes > MAX_WALK_BYTES and not self._slot):
+        found = self._expand_heads() if self._node == _HEADS else self._expand_frontier()
+        if found is not None:
+            if self._node != _HEADS and self._memory() > MAX_WALK_BYTES:
                 return self._end()
-            found = self._heads if self._node == _HEADS else references(*self._parents[0])
-            if not self._expand(found):
-                return self._read(found)
-            left -= 1 + len(found)
-            self._advance()
-        return PAUSE
+            return self._read(found)
+        return PAUSE if self._frontier else self._end()
 
     def parents_first(self) -> Iterator[int]:
         """Numbers of what was taken, every parent before its children.
@@ -165,9 +153,9 @@ class CausalWalk:
         the path already is a cycle and not followed.
         """
         edges, ends = self._edges, self._edge_ends
-        seen = bytearray(len(self)) + b"\1" * self._dropped
+        seen = bytearray(len(self.taken)) + b"\1" * self._dropped
         path: list[tuple[int, int]] = []
-        for root in range(len(self) - 1, -1, -1):
+        for root in range(len(self.taken) - 1, -1, -1):
             if seen[root]:
                 continue
             seen[root] = 1
@@ -187,18 +175,13 @@ class CausalWalk:
                     break
                 node, at = path.pop()
 
-    def child(self, number: int) -> Child:
-        """Key, timestamp and hash of a message that was taken."""
-        return self.keys[number], self.timestamps[number], self.hashes[number]
-
     def check(self) -> None:
         """Verify the invariants between steps; raises AssertionError."""
-        count = len(self)
-        assert count == len(self.keys) == len(self.timestamps) == len(self.message_ids)
+        count, expanded = len(self.taken), max(self._node, 0)
         assert count <= self._request.max_messages, "more is taken than the limit allows"
-        assert len(set(zip(self.keys, self.hashes, strict=True))) == count, "one is taken twice"
-        assert len(self._edge_ends) == max(self._node, 0), "an expanded message has no edges' end"
-        assert len(self._parents) == count - max(self._node, 0), "the frontier is out of step"
+        assert len({(found[0], found[2]) for found in self.taken}) == count, "one is taken twice"
+        assert len(self._edge_ends) == expanded, "an expanded message has no edges' end"
+        assert len(self._frontier) == count - expanded, "the frontier is out of step"
         assert all(0 <= edge < count for edge in self._edges), "an edge leads to nothing"
         assert all(self._outcomes[key] == _MISSED for key in self.missing), "the missing is found"
 
@@ -210,61 +193,87 @@ class CausalWalk:
             self._unhashed = None
         return PAUSE
 
-    def _advance(self) -> None:
-        """Turn to the next message's references; note where depths begin."""
-        if self._node == _HEADS:
-            self._edges = array("i")
-            self._level_end = len(self)
-        else:
-            keys, hints = self._parents.popleft()
-            self._bytes -= len(keys) + len(hints)
-            self._edge_ends.append(len(self._edges))
-        self._node += 1
-        self._slot = 0
-        if self._node == self._level_end:
-            self._depth += 1
-            self._level_end = len(self)
+    def _expand_heads(self) -> Sequence[Reference] | None:
+        if not self._expand(self._heads):
+            return self._heads
+        self._edges = array("i")
+        self._node = self._slot = 0
+        self._level_end = len(self.taken)
+        return None
+
+    def _expand_frontier(self) -> Sequence[Reference] | None:
+        """Expand what fits into a step; the references at which it stopped for want of a read."""
+        frontier, ends = self._frontier, self._edge_ends
+        left = STEP_REFERENCES
+        while frontier and left > 0:
+            claim = frontier[0]
+            found = references(claim[4], claim[5])
+            if self._node == self._level_end:
+                self._deepen()
+            if not self._expand(found):
+                return found
+            frontier.popleft()
+            ends.append(len(self._edges))
+            self._node += 1
+            self._slot = 0
+            left -= 1 + len(found)
+        return None
+
+    def _deepen(self) -> None:
+        self._level_end = len(self.taken)
+        self._depth += 1
+        if 0 < self._request.max_depth <= self._depth:
+            self._limit = 0
+
+    def _memory(self) -> int:
+        """About the bytes that the walk takes; what was prefetched has its own limit."""
+        return (
+            len(self.taken) * _NODE_BYTES
+            + len(self.missing) * _MISSING_BYTES
+            + sum(map(parent_bytes, self._frontier))
+        )
 
     def _end(self) -> Done:
         """Let go of what only the walk needs, and of what was taken and not expanded: where that
         stands in the order of parents and children is not known.
         """
-        kept = max(self._node, 0)
-        self._dropped = len(self) - kept
+        self._dropped = len(self._frontier)
         if self._dropped:
             self.truncated = True
-            del self.keys[kept:], self.timestamps[kept:]
-            del self.hashes[kept:], self.message_ids[kept:]
+            del self.taken[-self._dropped :]
+            self.missing = {
+                key: origin for key, origin in self.missing.items() if origin.node < self._node
+            }
         self._claims.clear()
         self._outcomes.clear()
         self._by_hash.clear()
-        self._parents.clear()
+        self._frontier.clear()
         return DONE
 
     def _expand(self, found: Sequence[Reference]) -> bool:
         """Resolve references from ``_slot`` on; False at one for which something must be read."""
-        outcomes, hashes, edges = self._outcomes, self.hashes, self._edges
+        outcomes, taken, edges = self._outcomes, self.taken, self._edges
         for slot in range(self._slot, len(found)):
             key, hint = found[slot]
-            outcome = outcomes.get(key, _MISSED)
-            if outcome >= 0 and (hint is None or hashes[outcome] == hint):
+            outcome = outcomes.get(key)
+            if outcome is None:
+                claim = self._claims.take_sole(key, hint)
+                if claim is not None:
+                    outcomes[key] = self._take(claim)
+                    continue
+            elif outcome >= 0 and (hint is None or taken[outcome][2] == hint):
                 edges.append(outcome)
-            elif not self._resolve(key, hint, slot):
+                continue
+            if not self._resolve(outcome, key, hint, slot):
                 self._slot = slot
                 return False
         return True
 
-    def _resolve(self, key: bytes, hint: bytes | None, slot: int) -> bool:
-        outcome = self._outcomes.get(key)
-        if outcome is None:
-            claim = self._claims.take_sole(key, hint)
-            if claim is not None:
-                self._outcomes[key] = self._take(claim)
-                return True
-        elif outcome in _SETTLED:
+    def _resolve(self, outcome: int | None, key: bytes, hint: bytes | None, slot: int) -> bool:
+        if outcome in _SETTLED:
             return True
-        if outcome is not None and outcome >= 0:
-            return hint is not None and self._resolve_beside(outcome, key, hint)
+        if outcome is not None and outcome >= 0 and hint is not None:
+            return self._resolve_beside(outcome, key, hint)
         selection = self._claims.select(key, hint)
         if selection is None:
             return False
@@ -286,7 +295,6 @@ class CausalWalk:
         if not selection.claims:
             if self._outcomes.setdefault(key, _MISSED) == _MISSED and key not in self.missing:
                 self.missing[key] = Origin(self._node, slot)
-                self._bytes += _MISSING_BYTES
             return
         self._outcomes[key] = _FOUND
         self.missing.pop(key, None)
@@ -305,40 +313,30 @@ class CausalWalk:
 
     def _take(self, claim: Claim) -> int:
         """Take a message and connect it to its child; its number, or the mark of a limit."""
-        request, number = self._request, len(self.hashes)
-        depth = self._depth + (self._node != _HEADS)
-        if number >= request.max_messages or 0 < request.max_depth < depth:
+        number = len(self.taken)
+        if number >= self._limit:
             self.truncated = True
             return _LEFT_OUT
-        key, timestamp, digest, message_id, parent_keys, parent_hints = claim
-        self.keys.append(key)
-        self.timestamps.append(timestamp)
-        self.hashes.append(digest)
-        self.message_ids.append(message_id)
-        self._parents.append((parent_keys, parent_hints))
+        self.taken.append(claim[:4])
+        self._frontier.append(claim)
         self._edges.append(number)
-        self._bytes += _NODE_BYTES + len(message_id) + len(parent_keys) + len(parent_hints)
         return number
 
     def _read(self, found: Sequence[Reference]) -> Read:
         """What the reference at which the walk stopped needs, with all that is seen to follow."""
-        request = self._request
         key, _ = found[self._slot]
         # Only here, where the claimants themselves are asked for: what is dropped between those
         # and a hint of theirs would be asked for again and again.
-        if self._claims.bytes > MAX_PREFETCHED_BYTES and not self._claims.is_read(key):
-            self._claims.clear()
-        room = request.max_messages - len(self)
-        if 0 < request.max_depth <= self._depth:
-            room = 0
-        ahead = LookAhead(self._claims, self._outcomes, self.hashes)
-        ahead.look(self._frontier(found), _SETTLED, deep=room > 0 and not request.max_depth)
-        window, follow = self._pace.plan(len(ahead.keys), ahead.newest, len(self), room)
+        if not self._claims.is_read(key):
+            self._claims.limit(MAX_PREFETCHED_BYTES)
+        room = self._limit - len(self.taken)
+        ahead = LookAhead(self._claims, self._outcomes, self.taken)
+        ahead.look(self._expansions(found), _SETTLED, deep=room > 0 and not self._request.max_depth)
+        window, follow = self._pace.plan(len(ahead.keys), ahead.newest, len(self.taken), room)
         return Read(tuple(ahead.keys), tuple(ahead.hints.values()), window, follow)
 
-    def _frontier(self, found: Sequence[Reference]) -> Iterator[Expansion]:
+    def _expansions(self, found: Sequence[Reference]) -> Iterator[Expansion]:
         is_head = self._node == _HEADS
-        yield None if is_head else self.child(self._node), self._slot, found
-        first = 0 if is_head else 1
-        for number, parents in enumerate(islice(self._parents, first, None), self._node + 1):
-            yield self.child(number), 0, references(*parents)
+        yield None if is_head else self._frontier[0][:3], self._slot, found
+        for claim in islice(self._frontier, 0 if is_head else 1, None):
+            yield claim[:3], 0, references(claim[4], claim[5])

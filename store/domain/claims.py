@@ -18,8 +18,9 @@ walk takes in a hundred thousand of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import itemgetter
 from struct import Struct
 from typing import Final
@@ -32,6 +33,9 @@ Claim = tuple[bytes, int, bytes, bytes, bytes, bytes]
 
 The last two are ``uuid[]`` and ``bytea[]`` in Postgres's binary format, read by `references`.
 """
+
+Found = tuple[bytes, int, bytes, bytes]
+"""The first four columns of a claim: what is kept of a message that is to be sent."""
 
 Child = tuple[bytes, int, bytes]
 """(key, timestamp, hash) of a claim: where references stand."""
@@ -52,7 +56,15 @@ _FIRST_KEY: Final = _ARRAY_HEADER_BYTES + 4
 _KEY_BYTES: Final = 16
 _LENGTH: Final = Struct(">i")
 _HASH_LENGTH: Final = _LENGTH.pack(HASH_BYTES)
+_Unpack = Callable[[bytes], tuple[bytes, ...]]
+_Layout = tuple[_Unpack, _Unpack, int, tuple[bytes, ...]]
+
 _BY_POSITION: Final = itemgetter(1, 2)
+
+
+def parent_bytes(claim: Claim) -> int:
+    """About how much memory the parents of a claim take: what hints of the right size would."""
+    return 3 * len(claim[4])
 
 
 def references(parent_keys: bytes, parent_hints: bytes) -> list[Reference]:
@@ -60,22 +72,20 @@ def references(parent_keys: bytes, parent_hints: bytes) -> list[Reference]:
     count = len(parent_keys) // _KEY_STRIDE - 1
     if count <= 0:
         return []
-    if len(parent_hints) != _ARRAY_HEADER_BYTES + _HINT_STRIDE * count:
-        return _uneven_references(parent_keys, parent_hints, count)
-    found: list[Reference] = []
-    key_at, hint_at = _FIRST_KEY, _FIRST_KEY
-    for _ in range(count):
-        if parent_hints[hint_at - 4 : hint_at] != _HASH_LENGTH:
-            return _uneven_references(parent_keys, parent_hints, count)
-        found.append(
-            (
-                parent_keys[key_at : key_at + _KEY_BYTES],
-                parent_hints[hint_at : hint_at + HASH_BYTES],
-            )
-        )
-        key_at += _KEY_STRIDE
-        hint_at += _HINT_STRIDE
-    return found
+    unpack_keys, unpack_hints, hint_bytes, lengths = _layout(count)
+    if len(parent_hints) == hint_bytes:
+        values = unpack_hints(parent_hints)
+        if values[::2] == lengths:
+            return list(zip(unpack_keys(parent_keys), values[1::2], strict=True))
+    return _uneven_references(parent_keys, parent_hints, count)
+
+
+@cache
+def _layout(count: int) -> _Layout:
+    """How to read the arrays of ``count`` parents all of which have a hash as hint."""
+    keys = Struct(f">{_ARRAY_HEADER_BYTES}x" + count * f"4x{_KEY_BYTES}s")
+    hints = Struct(f">{_ARRAY_HEADER_BYTES}x" + count * f"4s{HASH_BYTES}s")
+    return keys.unpack, hints.unpack, hints.size, count * (_HASH_LENGTH,)
 
 
 def _uneven_references(parent_keys: bytes, parent_hints: bytes, count: int) -> list[Reference]:
@@ -120,10 +130,14 @@ HintAnswers = Mapping[tuple[bytes, bytes], Hinted | None]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Claims of the channel before a position, newest first, ``limit`` at most."""
+    """Claims of the channel before a position, newest first, about ``limit``.
+
+    ``following``: how many are probably wanted after those, 0 if that cannot be said.
+    """
 
     before: SyncId
     limit: int
+    following: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,26 +182,37 @@ class Claims:
     """What was read and is not used up: complete sets of claimants by key, and hints."""
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self._bytes = 0
         self._sets: dict[bytes, Claim | list[Claim] | None] = {}
         self._hinted: dict[tuple[bytes, bytes], Hinted | None] = {}
 
-    def add(self, answer: Answer) -> None:
-        """Take in an answer; its sets replace what is known of the same keys."""
+    def add(self, answer: Answer) -> int:
+        """Take in an answer; its sets replace what is known of the same keys. Its size in bytes."""
         sets = _sets(answer.claims)
         self._sets.update(dict.fromkeys(answer.asked))
         self._sets.update(sets)
         self._hinted.update(answer.hinted)
-        unclaimed = sum(key not in sets for key in answer.asked)
-        rows = len(answer.claims) + unclaimed + len(answer.hinted)
-        parents = sum(len(claim[4]) + len(claim[5]) for claim in answer.claims)
-        self.bytes += parents + rows * PREFETCHED_CLAIM_BYTES
+        rows = len(answer.asked) + len(answer.claims) + len(answer.hinted)
+        size = rows * PREFETCHED_CLAIM_BYTES + sum(map(parent_bytes, answer.claims))
+        self._bytes += size
+        return size
+
+    def limit(self, most_bytes: int) -> None:
+        """Drop everything if it takes more memory; what is needed then must be read again."""
+        if self._bytes <= most_bytes:
+            return
+        # Until here what was used up is still counted.
+        rows = len(self._hinted) + len(self._sets)
+        claims = (claim for found in self._sets.values() for claim in _listed(found))
+        self._bytes = rows * PREFETCHED_CLAIM_BYTES + sum(map(parent_bytes, claims))
+        if self._bytes > most_bytes // 2:
+            self.clear()
 
     def clear(self) -> None:
-        """Drop everything; what is still needed must be read again."""
+        """Drop everything."""
         self._sets.clear()
         self._hinted.clear()
-        self.bytes = 0
+        self._bytes = 0
 
     def take_sole(self, key: bytes, hint: bytes | None) -> Claim | None:
         """Hand out, and drop, the only claimant of a key, unless the hint names another message."""
@@ -195,7 +220,6 @@ class Claims:
         if type(found) is not tuple or (hint is not None and found[2] != hint):
             return None
         del self._sets[key]
-        self.bytes -= PREFETCHED_CLAIM_BYTES + len(found[4]) + len(found[5])
         return found
 
     def peek(self, key: bytes) -> Claim | None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from store.domain.claims import Child, Claim, Claims, HintQuery, Reference, references
+from store.domain.claims import Child, Claim, Claims, Found, HintQuery, Reference, references
 from store.domain.ports import SyncId
 
 MAX_SEEN_REFERENCES: Final = 4_096
@@ -29,7 +29,7 @@ class LookAhead:
     """One look; ``keys`` and ``hints`` are what should be read."""
 
     def __init__(
-        self, claims: Claims, outcomes: Mapping[bytes, int], hashes: Sequence[bytes]
+        self, claims: Claims, outcomes: Mapping[bytes, int], taken: Sequence[Found]
     ) -> None:
         """``outcomes``: number of the message that was taken for a key, or a negative mark."""
         self.keys: dict[bytes, None] = {}
@@ -37,7 +37,7 @@ class LookAhead:
         self.newest: SyncId | None = None
         self._claims = claims
         self._outcomes = outcomes
-        self._hashes = hashes
+        self._taken = taken
         self._left = MAX_SEEN_REFERENCES
         self._reached: deque[Claim] = deque()
         self._met: set[bytes] = set()
@@ -52,9 +52,8 @@ class LookAhead:
             if self._full():
                 return
         while deep and self._reached and not self._full():
-            key, timestamp, digest, _, parent_keys, parent_hints = self._reached.popleft()
-            found = references(parent_keys, parent_hints)
-            self._visit((key, timestamp, digest), 0, found, ignored)
+            claim = self._reached.popleft()
+            self._visit(claim[:3], 0, references(claim[4], claim[5]), ignored)
 
     def _full(self) -> bool:
         return (
@@ -70,7 +69,11 @@ class LookAhead:
             key, hint = found[slot]
             outcome = outcomes.get(key)
             if outcome is not None and outcome >= 0:
-                if hint is None or self._hashes[outcome] == hint or claims.is_hint_read(key, hint):
+                if (
+                    hint is None
+                    or self._taken[outcome][2] == hint
+                    or claims.is_hint_read(key, hint)
+                ):
                     continue
                 self.hints[key, hint] = HintQuery(key, hint, child, slot)
             elif outcome in ignored:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from message.limits import HASH_BYTES
 from sds.codec import sds_key
-from store.domain.claims import Answer, Claim, Claims, HintQuery, Read
+from store.domain.claims import Answer, Claims, Found, HintQuery, Read
 from store.domain.ports import HistoryEntry
 
 
@@ -26,7 +26,7 @@ class Lookup:
     """One request; ``step`` until it answers None."""
 
     def __init__(self, channel_id: bytes, entries: Sequence[HistoryEntry]) -> None:
-        self.messages: list[Claim] = []
+        self.messages: list[Found] = []
         self.missing: list[HistoryEntry] = []
         self.truncated = False
         self._entries = tuple(dict.fromkeys(entries))
@@ -64,7 +64,7 @@ class Lookup:
             for claim in selection.claims:
                 if (key, claim[2]) not in sent:
                     sent.add((key, claim[2]))
-                    self.messages.append(claim)
+                    self.messages.append(claim[:4])
 
 
 def usable_hint(hint: bytes | None) -> bytes | None:

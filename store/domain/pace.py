@@ -22,9 +22,10 @@ FEWEST_CLAIMS: Final = 64
 WIDE_FRONTIER_KEYS: Final = 512
 """So many keys at a time make a read worth its while without anything in advance."""
 
-LARGE_ANSWER_BYTES: Final = 8 * 1024 * 1024
-"""Parents in one answer, beyond which the next one is made smaller."""
+LARGE_ANSWER_BYTES: Final = 16 * 1024 * 1024
+"""Size of an answer beyond which the next one is made smaller."""
 
+_GROWTH: Final = 4
 _THIN_WINDOWS: Final = 2
 _ROUNDS_AHEAD: Final = 16
 
@@ -37,6 +38,7 @@ class Pace:
         self._ahead_claims = FIRST_CLAIMS
         self._below: SyncId | None = None  # where the next window begins; None: at the frontier
         self._thin = 0
+        self._proven = False  # the last window was well used
         self._rounds_ahead = 0
         self._asked = 0
         self._asked_window = False
@@ -60,12 +62,14 @@ class Pace:
             self._asked = min(self._ahead_claims, most)
             return None, self._asked
         self._asked, self._asked_window = min(self._window_claims, most), True
-        return Window(self._below or newest, self._asked), 0
+        following = 0
+        if self._proven:
+            following = min(_GROWTH * self._asked, LARGEST_WINDOW_CLAIMS, 2 * (room - self._asked))
+        return Window(self._below or newest, self._asked, max(following, 0)), 0
 
-    def note(self, answer: Answer) -> None:
+    def note(self, answer: Answer, answer_bytes: int) -> None:
         """Learn from the answer how far the window came and how large claims are here."""
-        parents = sum(len(claim[4]) + len(claim[5]) for claim in answer.claims)
-        if parents > LARGE_ANSWER_BYTES:
+        if answer_bytes > LARGE_ANSWER_BYTES:
             self._window_claims = self._ahead_claims = FEWEST_CLAIMS
         if self._asked_window:
             self._below = answer.reached
@@ -84,10 +88,10 @@ class Pace:
 
     def _judge_window(self, used: int) -> None:
         if 4 * used >= self._asked:
-            self._thin = 0
-            self._window_claims = min(2 * self._window_claims, LARGEST_WINDOW_CLAIMS)
+            self._thin, self._proven = 0, True
+            self._window_claims = min(_GROWTH * self._window_claims, LARGEST_WINDOW_CLAIMS)
         elif 16 * used < self._asked:
-            self._thin += 1
+            self._thin, self._proven = self._thin + 1, False
             self._window_claims = max(self._window_claims // 4, FIRST_CLAIMS)
             if self._thin >= _THIN_WINDOWS:
                 self._go_ahead()
@@ -95,4 +99,4 @@ class Pace:
     def _go_ahead(self) -> None:
         self._rounds_ahead = _ROUNDS_AHEAD
         self._below = None
-        self._thin = _THIN_WINDOWS - 1
+        self._thin, self._proven = _THIN_WINDOWS - 1, False

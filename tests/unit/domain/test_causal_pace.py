@@ -39,13 +39,13 @@ def chain(world_size: int, every: int) -> tuple[World, Parent, int]:
 
 def test_a_dense_chain_takes_a_read_per_window() -> None:
     world, head, length = chain(20_000, every=1)
-    assert len(walk(world, request([head]))) == length
+    assert len(walk(world, request([head])).taken) == length
     assert len(world.reads) <= 8 + length // LARGEST_WINDOW_CLAIMS
 
 
 def test_a_thin_chain_is_followed_by_its_parents() -> None:
     world, head, length = chain(120_000, every=60)
-    assert len(walk(world, request([head]))) == length
+    assert len(walk(world, request([head])).taken) == length
     assert len(world.reads) < 30
     in_vain = sum(read.window.limit for read in world.reads if read.window is not None)
     assert in_vain < 4 * length
@@ -70,7 +70,7 @@ def test_a_thin_chain_that_becomes_dense_is_read_by_windows_again() -> None:
     ]
     bridge = Stored(100_000, oldest.hash, b"0", ((b"dense49999", None),))
     world = World([*dense, bridge, *later])
-    assert len(walk(world, request([head]))) == 51_000
+    assert len(walk(world, request([head])).taken) == 51_000
     assert len(world.reads) < 80
 
 
@@ -85,18 +85,18 @@ def test_scattered_missing_parents_cost_no_read_each() -> None:
         messages.append(Stored(1 + number, digest(number), head[0], tuple(parents)))
     world = World(messages)
     walked = walk(world, request([head]))
-    assert len(walked) == 20_000
+    assert len(walked.taken) == 20_000
     assert 800 < len(walked.missing) < 1_200
     assert len(world.reads) < 40
 
 
 def test_prefetching_respects_what_is_still_wanted() -> None:
     world, head, _ = chain(20_000, every=1)
-    assert len(walk(world, request([head], max_messages=50))) == 50
+    assert len(walk(world, request([head], max_messages=50)).taken) == 50
     windows = [read.window.limit for read in world.reads if read.window is not None]
     assert sum(windows) <= 200
     world.reads.clear()
-    assert len(walk(world, request([head], max_depth=3))) == 4
+    assert len(walk(world, request([head], max_depth=3)).taken) == 4
     assert sum(read.ahead for read in world.reads) == 0
     assert len(world.reads) <= 3
 
@@ -110,7 +110,7 @@ def test_branches_of_very_different_speed_are_walked_in_few_reads() -> None:
         tips[branch] = (b"%d" % number, digest(number))
         messages.append(Stored(1 + number, digest(number), tips[branch][0], parents))
     world = World(messages)
-    assert len(walk(world, request(tips.values()))) == 60_000
+    assert len(walk(world, request(tips.values())).taken) == 60_000
     assert len(world.reads) < 120
     assert max(read.ahead for read in world.reads) <= MOST_AHEAD_CLAIMS
 

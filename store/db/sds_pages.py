@@ -1,0 +1,93 @@
+"""Cuts the answer to a read by SDS message ID into pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from message.frames import sds_stored_message
+from message.limits import HASH_BYTES
+from store.domain.claims import Found
+from store.domain.ports import HistoryEntry, SdsPage
+
+MAX_PAGE_BYTES: Final = 3_500 * 1024
+"""Entries of one page, so that a response stays below 4 MiB."""
+
+_MISSING_OVERHEAD_BYTES: Final = 16
+_MAX_LAYOUTS: Final = 8_192
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """An encoded entry around its message ID, its hash and its frame (without the tag)."""
+
+    before_id: bytes
+    before_hash: bytes
+    before_frame: bytes
+    bytes: int
+
+
+class Pages:
+    """Takes what is to be sent and hands out pages as they fill up."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._count = 0
+        self._missing: list[HistoryEntry] = []
+        self._bytes = 0
+
+    def add(self, portion: Sequence[Found], frames: Mapping[bytes, bytes]) -> Iterator[SdsPage]:
+        """Add messages with their frames by hash; those without a frame are missing."""
+        for _, _, digest, message_id in portion:
+            frame = frames.get(digest)
+            if frame is None:
+                yield from self.add_missing(HistoryEntry(message_id, digest))
+                continue
+            layout = _layout(len(message_id), len(frame))
+            if self._bytes + layout.bytes > MAX_PAGE_BYTES and self._bytes:
+                yield self._cut(truncated=False)
+            self._bytes += layout.bytes
+            self._count += 1
+            self._parts += (
+                layout.before_id,
+                message_id,
+                layout.before_hash,
+                digest,
+                layout.before_frame,
+                frame[1:],
+            )
+
+    def add_missing(self, entry: HistoryEntry) -> Iterator[SdsPage]:
+        """Add an entry that is not held."""
+        size = len(entry.message_id) + len(entry.retrieval_hint or b"") + _MISSING_OVERHEAD_BYTES
+        if self._bytes + size > MAX_PAGE_BYTES and self._bytes:
+            yield self._cut(truncated=False)
+        self._bytes += size
+        self._missing.append(entry)
+
+    def finish(self, *, truncated: bool) -> Iterator[SdsPage]:
+        """The last page, which says if the answer is truncated; none if it would say nothing."""
+        if self._bytes or truncated:
+            yield self._cut(truncated=truncated)
+
+    def _cut(self, *, truncated: bool) -> SdsPage:
+        page = SdsPage(b"".join(self._parts), self._count, tuple(self._missing), truncated)
+        self._parts, self._count, self._missing, self._bytes = [], 0, [], 0
+        return page
+
+
+@lru_cache(maxsize=_MAX_LAYOUTS)
+def _layout(id_bytes: int, frame_bytes: int) -> _Layout:
+    """What `sds_stored_message` puts around its arguments, which depends on their sizes only."""
+    whole = sds_stored_message(bytes(id_bytes), bytes(HASH_BYTES), bytes(frame_bytes))
+    frame_at = len(whole) - (frame_bytes - 1)
+    hash_at = frame_at - 1 - HASH_BYTES
+    id_at = hash_at - 2 - id_bytes
+    return _Layout(
+        whole[:id_at],
+        whole[id_at + id_bytes : hash_at],
+        whole[hash_at + HASH_BYTES : frame_at],
+        len(whole),
+    )

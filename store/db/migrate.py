@@ -42,7 +42,11 @@ def head() -> str:
 
 
 def current(url: str) -> str | None:
-    """The revision of a database; None when it has no schema of ours."""
+    """The revision of a database; None when it has no schema of ours.
+
+    Raises:
+        SchemaError: The role may not look at it.
+    """
     with connect(url) as connection:
         return _revision(connection)
 
@@ -119,12 +123,18 @@ def check_server(connection: psycopg.Connection[tuple[object, ...]]) -> None:
 
 
 def _revision(connection: psycopg.Connection[tuple[object, ...]]) -> str | None:
-    found = connection.execute(
-        "SELECT to_regclass(%s) IS NOT NULL", ("storenode.alembic_version",)
-    ).fetchone()
-    if found != (True,):
-        return None
-    row = connection.execute("SELECT version_num FROM storenode.alembic_version").fetchone()
+    try:
+        found = connection.execute(
+            "SELECT to_regclass(%s) IS NOT NULL", ("storenode.alembic_version",)
+        ).fetchone()
+        if found != (True,):
+            return None
+        row = connection.execute("SELECT version_num FROM storenode.alembic_version").fetchone()
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SchemaError(
+            f"the role {connection.info.user!r} may not use the schema {SCHEMA}"
+            f" ({sentence(error)}): connect as the role that owns it"
+        ) from error
     return None if row is None else str(row[0])
 
 

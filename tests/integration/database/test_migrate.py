@@ -79,6 +79,24 @@ def test_a_role_that_may_not_create_is_told_what_it_needs(
         execute(admin, "DROP SCHEMA storenode CASCADE; DROP ROLE stranger")
 
 
+def test_a_role_that_may_not_look_is_told_so(postgres: PostgresServer, database_url: str) -> None:
+    execute(postgres.admin_url, "CREATE ROLE passer_by LOGIN")
+    try:
+        url = postgres.url(database_url.rsplit("/", 1)[1], "passer_by")
+        for refused in (migrate.current, migrate.require_current, migrate.upgrade):
+            with pytest.raises(SchemaError, match="connect as the role that owns it"):
+                refused(url)
+    finally:
+        execute(postgres.admin_url, "DROP ROLE passer_by")
+
+
+def test_an_old_server_is_refused(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrate, "OLDEST_POSTGRES", 990_000)
+    for refused in (migrate.require_current, migrate.upgrade):
+        with pytest.raises(SchemaError, match="needs 99 or newer: upgrade Postgres"):
+            refused(empty_database_url)
+
+
 def test_the_one_row_of_the_store_cannot_be_doubled(database_url: str) -> None:
     with pytest.raises(psycopg.errors.UniqueViolation):
         execute(database_url, "INSERT INTO storenode.store DEFAULT VALUES")

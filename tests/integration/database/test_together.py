@@ -1,0 +1,119 @@
+"""Publishers, partitions and retention at work on one database at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from message.record import RecordBatch
+from store.db.check import check
+from store.db.maintainer import Maintainer
+from store.db.partitions import PartitionMap, ensure_ahead
+from store.db.pool import Database
+from store.db.retention import prune
+from store.db.writer import DatabaseWriter
+from store.domain.partitioning import DAY_NS
+from store.domain.ports import Source
+from store.domain.retention import RetentionPolicy
+from tests.integration.database.filling import admitted, plain, sds
+from tests.integration.database.rows import MONTH_NS, NOW, horizon, opened, values
+
+NODES = 3
+BATCHES = 25
+BATCH_MESSAGES = 40
+HELD_DAYS = 12
+
+
+def batches(node: int) -> Iterator[RecordBatch]:
+    """Batches whose messages lie on all days that are held at first, a few of them SDS."""
+    for number in range(BATCHES):
+        first = (node * BATCHES + number) * BATCH_MESSAGES
+        yield admitted(
+            [
+                (sds if each % 5 == 0 else plain)(each, NOW - each % HELD_DAYS * DAY_NS - each)
+                for each in range(first, first + BATCH_MESSAGES)
+            ]
+        )
+
+
+async def publish(url: str, node: int) -> list[RecordBatch]:
+    """What one node stored."""
+    database = await Database.open(url)
+    writer = DatabaseWriter(database, PartitionMap(lambda: NOW, MONTH_NS))
+    await writer.start()
+    stored = []
+    try:
+        for batch in batches(node):
+            assert all(await writer.store(batch, Source.CLIENT))
+            stored.append(batch)
+    finally:
+        await writer.stop()
+        await database.close()
+    return stored
+
+
+async def prune_step_by_step(url: str, publishers: asyncio.Future[list[list[RecordBatch]]]) -> int:
+    """Keep less and less, down to two days, while publishers run; the number of drops."""
+    drops = rounds = 0
+    async with await opened(url) as connection:
+        while rounds < HELD_DAYS or not publishers.done():
+            age_days = max(2, HELD_DAYS - rounds)
+            policy = RetentionPolicy(age_ns=age_days * DAY_NS)
+            report = await prune(connection, policy, NOW, lock_timeout_ms=50)
+            await ensure_ahead(connection, NOW, MONTH_NS)
+            drops += len(report.dropped)
+            rounds += 1
+    return drops
+
+
+async def test_nothing_that_is_kept_is_lost(database_url: str) -> None:
+    publishers = asyncio.ensure_future(
+        asyncio.gather(*(publish(database_url, node) for node in range(NODES)))
+    )
+    drops = await prune_step_by_step(database_url, publishers)
+    stored = await publishers
+    async with await opened(database_url) as connection:
+        kept_from = await horizon(connection)
+        held = set(await values(connection, "select hash from storenode.messages"))
+    wanted = {
+        digest
+        for node in stored
+        for batch in node
+        for ts, digest in zip(batch.timestamps, batch.hashes, strict=True)
+        if ts >= kept_from
+    }
+    assert len(stored) == NODES
+    assert drops > 0
+    assert wanted != set()
+    assert wanted <= held
+    report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
+    assert report.findings == []
+
+
+async def test_a_maintainer_beside_publishers_disturbs_nobody(database_url: str) -> None:
+    events: list[str] = []
+
+    def note(name: str, /, **_fields: object) -> None:
+        events.append(name)
+
+    maintainer = Maintainer(
+        lambda: opened(database_url),
+        RetentionPolicy(age_ns=30 * DAY_NS),
+        now_ns=lambda: NOW,
+        on_event=note,
+        interval_s=0.01,
+    )
+    task = asyncio.create_task(maintainer.run())
+    try:
+        stored = await asyncio.gather(*(publish(database_url, node) for node in range(NODES)))
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert maintainer.rounds > 0
+    assert "maintenance_failed" not in events
+    assert "maintenance_disconnected" not in events
+    async with await opened(database_url) as connection:
+        held = await values(connection, "select count(*)::int from storenode.messages")
+    assert held == [sum(len(batch) for node in stored for batch in node)]
+    report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
+    assert report.findings == []

@@ -64,6 +64,10 @@ class RequestError(ValueError):
     """A request that can never be served; the text says what to change."""
 
 
+class LimitError(RequestError):
+    """A request with more entries than a limit allows; the text names the limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueryInput:
     """The fields of a ``StoreQueryRequest``; ``None`` is "not set"."""
@@ -197,10 +201,10 @@ def check_count(name: str, count: int, limit: int) -> None:
     """Refuse a list that is too long, before anything is made of its entries.
 
     Raises:
-        RequestError: ``count`` is above ``limit``.
+        LimitError: ``count`` is above ``limit``.
     """
     if count > limit:
-        raise RequestError(f"{name} holds {count} entries: at most {limit}")
+        raise LimitError(f"{name} holds {count} entries: at most {limit}")
 
 
 def _checked_hashes(query: QueryInput) -> tuple[bytes, ...]:
@@ -236,7 +240,7 @@ def _checked_topics(pubsub_topic: str | None, content_topics: Sequence[str]) -> 
     if pubsub_topic is not None:
         _check_topic("pubsub_topic", pubsub_topic)
     if len(content_topics) > MAX_QUERY_CONTENT_TOPICS:
-        raise RequestError(
+        raise LimitError(
             f"content_topics holds {len(content_topics)} topics: at most {MAX_QUERY_CONTENT_TOPICS}"
         )
     for topic in content_topics:

@@ -8,7 +8,7 @@ import grpc
 
 from message.cursor import CursorError
 from store.domain.ports import CursorOutOfRange, StoreBusy, StoreUnavailable
-from store.domain.query import RequestError
+from store.domain.query import LimitError, RequestError
 from store.domain.quota import Exceeded
 from store.rpc.drain import Draining
 
@@ -17,6 +17,7 @@ _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (StoreBusy, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (CursorOutOfRange, grpc.StatusCode.OUT_OF_RANGE),
     (CursorError, grpc.StatusCode.INVALID_ARGUMENT),
+    (LimitError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (RequestError, grpc.StatusCode.INVALID_ARGUMENT),
 )
 

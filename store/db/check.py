@@ -31,10 +31,14 @@ where i.inhparent = to_regclass('storenode.' || %s) and not i.inhdetachpending
 """
 _HORIZON: Final = "select max(horizon_ns) from storenode.store"
 _ESTIMATE: Final = """
-select coalesce(sum(greatest(c.reltuples, 0)), 0)::bigint
+select coalesce(sum(case when c.reltuples >= 0 then c.reltuples
+                         else pg_relation_size(c.oid) / %s end), 0)::bigint
 from pg_inherits i join pg_class c on c.oid = i.inhrelid
 where i.inhparent = to_regclass('storenode.' || %s)
 """
+_ROW_BYTES: Final = 256
+"""Size of a row where nothing better is known, to guess how many there are."""
+
 _ROW_TABLES: Final = ("messages", "hashes", "sds")
 
 
@@ -112,5 +116,5 @@ def _bounds(connection: Connection, table: str) -> list[Bounds]:
 
 
 def _share(connection: Connection, table: str, sample: int) -> float:
-    ((estimate,),) = connection.execute(_ESTIMATE, (table,)).fetchall()
+    ((estimate,),) = connection.execute(_ESTIMATE, (_ROW_BYTES, table)).fetchall()
     return min(1.0, sample / estimate) if estimate else 1.0

@@ -125,25 +125,28 @@ class RowCheck:
     def _chunks(
         self, table: str, bounds: Bounds, share: float | None
     ) -> Iterator[list[tuple[Any, ...]]]:
+        size = _chunk_rows(table)
         if share is not None:
             keys = self._sampled(table, bounds, share)
-            size = _chunk_rows(table)
             for start in range(0, len(keys), size):
-                yield self._looked_up(table, _given(table, keys[start : start + size]))
+                columns = [list(column) for column in zip(*keys[start : start + size], strict=True)]
+                yield self._looked_up(table, _given(table), columns)
             return
         after = _FIRST[table]
         while True:
-            rows = self._looked_up(table, _following(table, bounds, after))
+            rows = self._looked_up(table, _following(table, bounds, after), ())
             if rows:
                 yield rows
-            if len(rows) < _chunk_rows(table):
+            if len(rows) < size:
                 return
             after = rows[-1][: len(_KEYS[table])]
 
-    def _looked_up(self, table: str, keys: sql.Composed) -> list[tuple[Any, ...]]:
+    def _looked_up(
+        self, table: str, keys: sql.Composed, parameters: Sequence[object]
+    ) -> list[tuple[Any, ...]]:
         statement = sql.SQL("with k as materialized ({}) {}").format(keys, sql.SQL(_LOOKUPS[table]))
         with self._connection.cursor(binary=True) as cursor:
-            return cursor.execute(statement, prepare=False).fetchall()
+            return cursor.execute(statement, parameters, prepare=False).fetchall()
 
     def _sampled(self, table: str, bounds: Bounds, share: float) -> list[Key]:
         statement = sql.SQL("select {} from {} tablesample system ({}) where {}").format(
@@ -263,9 +266,12 @@ def _following(table: str, bounds: Bounds, after: Key) -> sql.Composed:
     )
 
 
-def _given(table: str, keys: Sequence[Key]) -> sql.Composed:
-    rows = sql.SQL(", ").join(sql.SQL("({})").format(_literals(table, key)) for key in keys)
-    return sql.SQL("select * from (values {}) as given({})").format(rows, _columns(table))
+def _given(table: str) -> sql.Composed:
+    """Keys that are passed as one array per column."""
+    arrays = sql.SQL(", ").join(
+        sql.SQL("CAST(%s AS {}[])").format(sql.SQL(_CASTS[name])) for name in _KEYS[table]
+    )
+    return sql.SQL("select * from unnest({}) as given({})").format(arrays, _columns(table))
 
 
 def _sds_row(columns: Sequence[Any]) -> SdsRow:

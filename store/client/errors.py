@@ -7,6 +7,7 @@ from typing import Final
 import grpc
 
 _NOT_CONNECTED: Final = ("failed to connect", "dns resolution failed")
+_NOT_SENT: Final = 'Failed "execute_batch"'
 
 
 class ClientOptionError(ValueError):
@@ -39,6 +40,17 @@ def translated(address: str) -> Iterator[None]:
         raise node_error(error, address) from error
 
 
+def is_away(error: grpc.aio.AioRpcError) -> bool:
+    """True when the node did not serve the call, or was gone before all of it was sent.
+
+    For a message that could not be sent, gRPC itself sets INTERNAL; its debug text tells that from
+    the status of a node.
+    """
+    if error.code() is grpc.StatusCode.INTERNAL:
+        return (error.debug_error_string() or "").startswith(_NOT_SENT)
+    return error.code() is grpc.StatusCode.UNAVAILABLE
+
+
 def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
     """The error of a call as the caller sees it."""
     code, details = error.code().name, (error.details() or "").strip()
@@ -48,6 +60,12 @@ def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
             code,
             f"No node could be reached at {address} ({cause}): check the address, that the node "
             "runs, and the TLS options.",
+        )
+    if code == "INTERNAL" and is_away(error):
+        return NodeError(
+            "UNAVAILABLE",
+            f"The connection to the node at {address} broke while a request was sent: send it "
+            "again.",
         )
     if code == "UNIMPLEMENTED":
         return NodeError(

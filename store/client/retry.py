@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from store.client.errors import node_error
+from store.client.errors import is_away, node_error
 from store.client.limits import (
     DEFAULT_RETRY_ATTEMPTS,
     DEFAULT_RETRY_FIRST_DELAY_S,
@@ -58,8 +58,7 @@ class Attempts:
             NodeError: Another attempt cannot help, or the attempts are used up.
         """
         self._failures += 1
-        unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
-        if not (unavailable and self._may_retry and self._failures <= self._retry.attempts):
+        if not (is_away(error) and self._may_retry and self._failures <= self._retry.attempts):
             raise node_error(error, self._address) from error
         await asyncio.sleep(self._retry.delay_s(self._failures))
 

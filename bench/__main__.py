@@ -1,0 +1,32 @@
+"""Runs benchmarks one after the other, each in a process of its own.
+
+``python -m bench`` runs all with their own sizes; names run those; ``--messages`` is passed on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+BENCHMARKS = ("publish", "scan", "hashes", "causal_history", "pages")
+
+
+def main() -> int:
+    """Run; the exit code is 1 if any of them failed."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
+    parser.add_argument("--messages", type=int, help="size of the data; default: each its own")
+    given = parser.parse_args()
+    if unknown := [name for name in given.names if name not in BENCHMARKS]:
+        parser.error(f"no benchmark is called {unknown[0]!r}: choose from {', '.join(BENCHMARKS)}")
+    size = [] if given.messages is None else ["--messages", str(given.messages)]
+    codes = [
+        subprocess.run([sys.executable, "-m", f"bench.{name}", *size], check=False).returncode
+        for name in given.names or BENCHMARKS
+    ]
+    return int(any(codes))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -11,7 +11,6 @@ are compared with the messages, and so are all rows when a filter applies.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -188,8 +187,7 @@ class ClaimReader:
         """Drop what is being read in advance."""
         if self._ahead is not None:
             self._ahead.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._ahead
+            await asyncio.gather(self._ahead, return_exceptions=True)
             self._ahead = None
 
     async def _next_window(self, window: Window) -> _Windowed:

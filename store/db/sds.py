@@ -10,9 +10,9 @@ is pruned in between is reported as missing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from itertools import islice
 from typing import Final
 
@@ -42,10 +42,14 @@ MAX_WAITING_CALLS: Final = 256
 """Calls that wait for their turn; further ones are refused."""
 
 _FIRST_PORTION: Final = 256
+_PORTIONS_AHEAD: Final = 2
 _PORTION_BYTES: Final = 512 * 1024
 _MISSING_CHILDREN: Final = 48
 
 _Frames = dict[bytes, bytes]
+"""Hash -> frame."""
+
+_Portion = tuple[Sequence[Found], _Frames]
 
 
 class DatabaseSdsReader:
@@ -57,7 +61,7 @@ class DatabaseSdsReader:
         self._walks = asyncio.Semaphore(MAX_WALKS)
         self._waiting = 0
 
-    async def messages(self, request: SdsLookup) -> AsyncIterator[SdsPage]:
+    async def messages(self, request: SdsLookup) -> AsyncGenerator[SdsPage, None]:
         """Every claimant of each ID, and the entries that are missing.
 
         Raises:
@@ -67,15 +71,16 @@ class DatabaseSdsReader:
         async with self._turn(self._calls):
             lookup = await self._look_up(request)
             pages = Pages()
-            async for full in self._send(iter(lookup.messages), pages):
-                yield full
+            async with aclosing(self._send(iter(lookup.messages), pages)) as sent:
+                async for full in sent:
+                    yield full
             for entry in lookup.missing:
                 for page in pages.add_missing(entry):
                     yield page
             for page in pages.finish(truncated=lookup.truncated):
                 yield page
 
-    async def causal_history(self, request: CausalRequest) -> AsyncIterator[SdsPage]:
+    async def causal_history(self, request: CausalRequest) -> AsyncGenerator[SdsPage, None]:
         """The causal past of the heads, every parent before its children.
 
         Raises:
@@ -91,8 +96,9 @@ class DatabaseSdsReader:
                     await reader.close()
             pages = Pages()
             in_order = map(walk.taken.__getitem__, walk.parents_first())
-            async for full in self._send(in_order, pages):
-                yield full
+            async with aclosing(self._send(in_order, pages)) as sent:
+                async for full in sent:
+                    yield full
             async for entry in _missing(walk, reader, request.heads):
                 for page in pages.add_missing(entry):
                     yield page
@@ -116,49 +122,53 @@ class DatabaseSdsReader:
             places.release()
 
     async def _look_up(self, request: SdsLookup) -> Lookup:
-        reader = ClaimReader(self._database, request.channel_id, request.entries, parents=False)
-        await reader.prepare(request.filter)
         lookup = Lookup(request.channel_id, request.entries)
+        reader = ClaimReader(self._database, request.channel_id, lookup.entries, parents=False)
+        await reader.prepare(request.filter)
         read = lookup.step()
         while read is not None:
             read = lookup.step(await reader.answer(read))
         return lookup
 
-    async def _send(self, wanted: Iterator[Found], pages: Pages) -> AsyncIterator[SdsPage]:
-        async for portion, frames in self._portions(wanted):
-            for page in pages.add(portion, frames):
-                yield page
+    async def _send(self, wanted: Iterator[Found], pages: Pages) -> AsyncGenerator[SdsPage, None]:
+        async with aclosing(self._portions(wanted)) as portions:
+            async for portion, frames in portions:
+                for page in pages.add(portion, frames):
+                    yield page
 
-    async def _portions(
-        self, wanted: Iterator[Found]
-    ) -> AsyncIterator[tuple[Sequence[Found], _Frames]]:
+    async def _portions(self, wanted: Iterator[Found]) -> AsyncGenerator[_Portion, None]:
         """Portions of what is wanted, in its order, with the frames of all that is held."""
         size = _FIRST_PORTION
-        portion = list(islice(wanted, size))
-        ahead = asyncio.ensure_future(self._most_frames(portion))
+        under_way: deque[tuple[list[Found], asyncio.Task[_Frames]]] = deque()
+
+        def begin() -> None:
+            while len(under_way) < _PORTIONS_AHEAD and (portion := list(islice(wanted, size))):
+                under_way.append((portion, asyncio.ensure_future(self._most_frames(portion))))
+
+        begin()
         try:
-            while portion:
-                frames, now = await ahead, portion
-                complete = all(found[2] in frames for found in now)
+            while under_way:
+                portion, frames = under_way[0][0], await under_way[0][1]
+                complete = all(found[2] in frames for found in portion)
                 size = _next_size(size, frames, complete=complete)
-                portion = list(islice(wanted, size))
-                ahead = asyncio.ensure_future(self._most_frames(portion))
+                under_way.popleft()
+                begin()
                 if complete:
-                    yield now, frames
+                    yield portion, frames
                     continue
-                for start in range(0, len(now), EXACT_POSITIONS):
-                    part = now[start : start + EXACT_POSITIONS]
+                for start in range(0, len(portion), EXACT_POSITIONS):
+                    part = portion[start : start + EXACT_POSITIONS]
                     yield part, frames | await self._exact_frames(part, frames)
         finally:
-            ahead.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await ahead
+            for _, task in under_way:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in under_way), return_exceptions=True)
 
     async def _most_frames(self, portion: Sequence[Found]) -> _Frames:
         async def look(connection: Connection) -> _Frames:
             return await most_frames(connection, [(found[1], found[2]) for found in portion])
 
-        return await self._database.read(look, self._database.bulk_pool) if portion else {}
+        return await self._database.read(look, self._database.bulk_pool)
 
     async def _exact_frames(self, portion: Sequence[Found], known: _Frames) -> _Frames:
         async def look(connection: Connection) -> _Frames:
@@ -194,9 +204,11 @@ async def _missing(
         (walk.taken[origin.node][:3], origin.slot) for origin in origins if not origin.is_head
     ]
     for start in range(0, len(places), _MISSING_CHILDREN):
-        parents = await reader.parents_of(places[start : start + _MISSING_CHILDREN])
-        for entry in parents.values():
-            yield entry
+        portion = places[start : start + _MISSING_CHILDREN]
+        parents = await reader.parents_of(portion)
+        for child, slot in portion:
+            if (child[2], slot) in parents:
+                yield parents[child[2], slot]
 
 
 def _next_size(size: int, frames: _Frames, *, complete: bool) -> int:

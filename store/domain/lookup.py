@@ -23,16 +23,19 @@ from store.domain.ports import HistoryEntry
 
 
 class Lookup:
-    """One request; ``step`` until it answers None."""
+    """One request; ``step`` until it answers None.
+
+    ``entries`` are those of the request, each once: slots of hint queries count in them.
+    """
 
     def __init__(self, channel_id: bytes, entries: Sequence[HistoryEntry]) -> None:
         self.messages: list[Found] = []
         self.missing: list[HistoryEntry] = []
         self.truncated = False
-        self._entries = tuple(dict.fromkeys(entries))
+        self.entries = tuple(dict.fromkeys(entries))
         self._references = [
             (sds_key(channel_id, entry.message_id), usable_hint(entry.retrieval_hint))
-            for entry in self._entries
+            for entry in self.entries
         ]
         self._claims = Claims()
 
@@ -55,7 +58,7 @@ class Lookup:
 
     def _finish(self) -> None:
         sent: set[tuple[bytes, bytes]] = set()
-        for entry, (key, hint) in zip(self._entries, self._references, strict=True):
+        for entry, (key, hint) in zip(self.entries, self._references, strict=True):
             selection = self._claims.select(key, hint)
             assert selection is not None, "a reference is resolved before it was read"
             self.truncated |= selection.cut

@@ -1,0 +1,188 @@
+"""A channel of SDS messages in a real database, beside the naive reading of the rules."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from message.frames import sds_page
+from message.hashing import message_hash
+from message.record import RecordBatch
+from sds.codec import encode
+from store.db.sds import DatabaseSdsReader
+from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SdsPage, TopicFilter
+from tests.integration.storage.node import Node
+from tests.integration.storage.world import NOW, Topic, batch_of
+from tests.unit.domain.causal_world import (
+    CHANNEL,
+    Expected,
+    Parent,
+    Stored,
+    World,
+    in_one_cycle,
+    naive_walk,
+    request,
+    select,
+)
+from wire.storenode.v1.store_pb2 import CausalHistoryPage, SdsStoredMessage
+
+MAX_PAGE_BYTES = 4 * 1024 * 1024
+TOPIC: Topic = ("/waku/2/rs/1/0", "/app/1/channel/proto")
+OTHER: Topic = ("/waku/2/rs/1/0", "/app/1/other/proto")
+
+
+@dataclass
+class Channel:
+    """Messages to be stored, and what is known of them."""
+
+    stored: list[Stored] = field(default_factory=list)
+    topics: dict[bytes, Topic] = field(default_factory=dict)
+    foreign: set[bytes] = field(default_factory=set)
+    rows: list[tuple[int, Topic, bytes]] = field(default_factory=list)
+
+    def say(
+        self,
+        message_id: bytes,
+        parents: Sequence[Parent] = (),
+        *,
+        at: int,
+        topic: Topic = TOPIC,
+        content: bytes = b"",
+    ) -> bytes:
+        """Add an SDS message published ``at`` ns after `NOW`; its hash."""
+        payload = encode(
+            CHANNEL.decode(),
+            message_id.decode(),
+            parents=[(parent.decode(), hint) for parent, hint in parents],
+            content=content,
+        )
+        return self._add(payload, at, topic, message_id, tuple(parents))
+
+    def whisper(self, payload: bytes, *, at: int, topic: Topic = TOPIC) -> bytes:
+        """Add a message whose payload is no SDS message; its hash."""
+        return self._add(payload, at, topic, None, ())
+
+    def say_elsewhere(self, message_id: str, *, at: int) -> bytes:
+        """Add an SDS message of another channel; its hash."""
+        digest = self._add(encode("elsewhere", message_id), at, TOPIC, None, ())
+        self.foreign.add(digest)
+        return digest
+
+    def _add(
+        self,
+        payload: bytes,
+        at: int,
+        topic: Topic,
+        message_id: bytes | None,
+        parents: tuple[Parent, ...],
+    ) -> bytes:
+        digest = message_hash(topic[0], payload, topic[1], None, NOW + at)
+        if digest not in self.topics:
+            self.topics[digest] = topic
+            self.rows.append((NOW + at, topic, payload))
+            self.stored.append(Stored(NOW + at, digest, message_id, parents))
+        return digest
+
+    @property
+    def batch(self) -> RecordBatch:
+        """Everything that was added, as a batch for the writer."""
+        return batch_of(self.rows)
+
+    async def store(self, node: Node, batch_messages: int = 1_000) -> None:
+        """Store everything that was added."""
+        for start in range(0, len(self.rows), batch_messages):
+            await node.store(batch_of(self.rows[start : start + batch_messages]))
+
+    def seen(self, wanted: TopicFilter) -> World:
+        """What a filter lets through, for the naive reading."""
+        visible = [each for each in self.stored if wanted.matches(*self.topics[each.hash])]
+        return World(visible, frozenset(self.foreign))
+
+
+@dataclass
+class Answered:
+    """All pages of a call together."""
+
+    messages: list[SdsStoredMessage] = field(default_factory=list)
+    missing: list[HistoryEntry] = field(default_factory=list)
+    truncated: bool = False
+    pages: int = 0
+
+    @property
+    def hashes(self) -> list[bytes]:
+        return [message.stored.message_hash for message in self.messages]
+
+    @property
+    def ids(self) -> list[bytes]:
+        return [message.entry.message_id.encode() for message in self.messages]
+
+
+async def collect(pages: AsyncIterator[SdsPage]) -> Answered:
+    """Take all pages, parsed as a client does."""
+    answered = Answered()
+    async for page in pages:
+        encoded = sds_page((page.messages,), truncated=page.truncated)
+        assert len(encoded) < MAX_PAGE_BYTES
+        assert sum(len(entry.message_id) for entry in page.missing) < MAX_PAGE_BYTES
+        assert not answered.truncated, "only the last page says that the answer is truncated"
+        parsed = CausalHistoryPage.FromString(encoded)
+        assert len(parsed.messages) == page.count
+        answered.messages += parsed.messages
+        answered.missing += page.missing
+        answered.truncated = page.truncated
+        answered.pages += 1
+    for message in answered.messages:
+        assert message.entry.retrieval_hint == message.stored.message_hash
+        assert message.stored.HasField("message")
+    return answered
+
+
+async def walk(reader: DatabaseSdsReader, wanted: CausalRequest) -> Answered:
+    """A whole causal walk."""
+    return await collect(reader.causal_history(wanted))
+
+
+async def walk_from(
+    reader: DatabaseSdsReader, heads: Iterable[Parent], **limits: object
+) -> Answered:
+    """A whole causal walk from heads."""
+    return await walk(reader, request(heads, **limits))
+
+
+async def look_up(
+    reader: DatabaseSdsReader, entries: Iterable[Parent], wanted: TopicFilter | None = None
+) -> Answered:
+    """A whole look-up."""
+    listed = tuple(HistoryEntry(*entry) for entry in entries)
+    return await collect(reader.messages(SdsLookup(CHANNEL, listed, wanted or TopicFilter())))
+
+
+def assert_walked(answered: Answered, world: World, wanted: CausalRequest) -> None:
+    """Compare with the naive reading, the order of parents and children included."""
+    expected: Expected = naive_walk(world, wanted)
+    assert set(answered.hashes) == set(expected.taken)
+    assert len(answered.hashes) == len(expected.taken)
+    assert {entry.message_id: entry.retrieval_hint for entry in answered.missing} == (
+        expected.missing
+    )
+    assert len(answered.missing) == len(expected.missing)
+    assert answered.truncated == expected.truncated
+    place = {digest: at for at, digest in enumerate(answered.hashes)}
+    for child, parent in expected.edges - in_one_cycle(expected.edges):
+        assert place[parent] < place[child]
+
+
+def assert_looked_up(answered: Answered, world: World, entries: Sequence[Parent]) -> None:
+    """Compare with the naive reading."""
+    messages: dict[tuple[bytes, bytes], None] = {}
+    missing: dict[Parent, None] = {}
+    truncated = False
+    for message_id, hint in entries:
+        selected, cut = select(world, message_id, hint)
+        truncated |= cut
+        messages.update(dict.fromkeys((message_id, each.hash) for each in selected))
+        if not selected:
+            missing[message_id, hint] = None
+    assert list(zip(answered.ids, answered.hashes, strict=True)) == list(messages)
+    assert answered.missing == [HistoryEntry(*entry) for entry in missing]
+    assert answered.truncated == truncated

@@ -125,7 +125,8 @@ def register(context: AdaptContext) -> None:
     adapters.register_dumper(ByteaArray, _ByteaArrayDumper)
     adapters.register_dumper(UuidArray, _UuidArrayDumper)
     adapters.register_loader("uuid", _RawLoader)
-    adapters.register_loader("uuid[]", _RawLoader)
+    # By its number: a name with brackets stands for the type of the elements.
+    adapters.register_loader(_UUID_ARRAY_OID, _RawLoader)
 
 
 _FIRST_ELEMENT: Final = _HEADER.size + _LENGTH.size

@@ -5,7 +5,7 @@ Callers queue batches; a few workers, one connection each, take all that waits (
 the disk, another inserts. A caller is answered only after the commit.
 
 A connection that breaks leaves open whether the commit happened. Each batch has a random token
-in its row of ``storenode.commits``, so the next attempt first looks for it there.
+in its row of ``storenode.commits``; an attempt that finds nothing new to insert looks for it there.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ MAX_GROUP_MESSAGES: Final = 2_000
 MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
 MAX_QUEUED_BYTES: Final = 128 * 1024 * 1024
 MAX_QUEUED_BATCHES: Final = 10_000
+
+_STOPPING: Final = "the node is stopping; retry elsewhere"
 
 StoredListener = Callable[[Source, int, float], None]
 """Told after each commit: source, new messages, seconds from first insert to commit."""
@@ -119,6 +121,7 @@ class DatabaseWriter:
         self._queued_bytes = 0
         self._arrived = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
+        self._stopped = False
 
     async def start(self) -> None:
         """Start the workers, one for each connection of the write pool but one."""
@@ -129,13 +132,15 @@ class DatabaseWriter:
 
     async def stop(self) -> None:
         """Stop the workers; what still waits is answered with an error."""
+        self._stopped = True
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
         while self._queue:
             waiting = self._queue.popleft()
             if not waiting.answer.done():
-                waiting.answer.set_exception(StoreBusy("the node is stopping; retry elsewhere"))
+                waiting.answer.set_exception(StoreBusy(_STOPPING))
+        self._queued_bytes = 0
 
     @property
     def queued_bytes(self) -> int:
@@ -146,12 +151,14 @@ class DatabaseWriter:
         """Store a batch durably; True per new message (see `store.domain.ports.Writer`).
 
         Raises:
-            StoreBusy: too much waits already.
+            StoreBusy: too much waits already, or the node is stopping.
             StoreUnavailable: the database did not take it in time; whether it was stored is
                 then unknown, and publishing again is safe.
         """
         if not len(batch):
             return []
+        if self._stopped:
+            raise StoreBusy(_STOPPING)
         size = _size(batch)
         if self._queue and (
             self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
@@ -195,7 +202,7 @@ class DatabaseWriter:
             started = time.perf_counter()
             added = await self._write_until_known(group)
         except asyncio.CancelledError:
-            self._fail(group, StoreBusy("the node is stopping; retry elsewhere"))
+            self._fail(group, StoreBusy(_STOPPING))
             raise
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             await self._isolate(group, error)
@@ -243,15 +250,17 @@ class DatabaseWriter:
         raise error
 
     async def _attempt(self, connection: Connection, group: _Group) -> Inserted:
-        if group.attempts > 1:
-            earlier = await _find_commit(connection, group.token)
-            if earlier is not None:
-                return await _recover(connection, group.batch, earlier)
         await self._partitions.ensure(connection, group.batch.timestamps)
         await self._name_topics(connection, group.batch)
         async with connection.transaction():
             batch_id = await _next_batch_id(connection)
             added = await insert(connection, group.batch, batch_id)
+            if not added.count and group.attempts > 1:
+                # An earlier attempt may have committed. To look before the insert would be too
+                # soon: a commit can be under way still, and it is the insert that waits for it.
+                earlier = await _find_commit(connection, group.token)
+                if earlier is not None:
+                    return await _recover(connection, group.batch, earlier)
             if added.count:
                 await take_place(connection, [(batch_id, group.token, added)], group.source)
         return added

@@ -17,6 +17,10 @@ from store.domain.ports import Source
 from tests.integration.storage.world import DAY, NOW
 
 RETENTION = 30 * DAY
+WORKERS = 2
+"""Transactions that a node's writer has under way at most."""
+
+SETTINGS = PoolSettings(write_connections=WORKERS + 1)
 
 
 @dataclass
@@ -47,7 +51,7 @@ class Node:
 
 
 @asynccontextmanager
-async def running(url: str, settings: PoolSettings | None = None) -> AsyncIterator[Node]:
+async def running(url: str, settings: PoolSettings = SETTINGS) -> AsyncIterator[Node]:
     """A node's storage on a database."""
     database = await Database.open(url, settings)
     partitions = PartitionMap(lambda: NOW, RETENTION)

@@ -1,0 +1,343 @@
+"""What is stored: everything once, by any number of writers, with all that is found by it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import pytest
+
+from message.record import RecordBatch
+from sds.codec import encode, sds_key
+from store.db import insert as insert_module
+from store.db import writer as writer_module
+from store.db.arrays import split_uuids
+from store.db.locks import COMMIT_ORDER
+from store.db.writer import DatabaseWriter
+from store.domain.ports import Source, StoreBusy
+from tests.integration.storage.following import commit_order
+from tests.integration.storage.node import WORKERS, Node
+from tests.integration.storage.world import (
+    DAY,
+    NOW,
+    PUBSUBS,
+    TOPICS,
+    batch_of,
+    held_of,
+    part_of,
+    random_batch,
+)
+
+_WAITING = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+TIMES = (1, NOW - 800 * DAY, NOW - 40 * DAY, NOW - DAY, NOW - 1, NOW, NOW + DAY)
+SEED = 20261120
+
+
+@asynccontextmanager
+async def commits_held_up(node: Node) -> AsyncIterator[None]:
+    """Keep every transaction from its last step, so that what comes meanwhile is queued."""
+    connection = await node.database.connect()
+    async with connection:
+        await connection.execute("select pg_advisory_lock(%s)", (COMMIT_ORDER,))
+        yield
+
+
+async def occupy_workers(
+    node: Node, plugs: Sequence[RecordBatch]
+) -> list[asyncio.Task[list[bool]]]:
+    """Store one batch after the other, each by another worker, which all then wait."""
+    tasks = []
+    connection = await node.database.connect()
+    async with connection, asyncio.timeout(30):
+        for number, plug in enumerate(plugs, start=1):
+            tasks.append(asyncio.create_task(node.store(plug)))
+            waiting = 0
+            while waiting != number:
+                cursor = await connection.execute(_WAITING)
+                [(waiting,)] = await cursor.fetchall()  # type: ignore[assignment]
+    return tasks
+
+
+async def queued(node: Node) -> None:
+    """Let tasks that were made before reach the queue."""
+    before = asyncio.create_task(node.writer.store(RecordBatch(), Source.CLIENT))
+    await before
+
+
+class Row(NamedTuple):
+    """A row of the table of messages, without its batch."""
+
+    ts: int
+    hash: bytes
+    topic: bytes
+    frame: bytes
+
+
+async def assert_tables_agree(node: Node, stored: Sequence[RecordBatch]) -> None:
+    """Every table holds exactly what these batches say, and every message is in a commit."""
+    expected = {
+        Row(batch.timestamps[index], digest, batch.topic_keys[index], batch.frame(index))
+        for batch in stored
+        for index, digest in enumerate(batch.hashes)
+    }
+    rows = await node.rows(
+        "select ts, hash, topic, head || payload || tail from storenode.messages"
+    )
+    assert len(rows) == len(expected)
+    assert {Row(*row) for row in rows} == expected  # type: ignore[arg-type]
+    located = await node.rows("select ts, hash, topic from storenode.hashes")
+    assert Counter(located) == Counter(row[:3] for row in expected)
+    topics = {key: name for batch in stored for key, name in batch.topics.items()}
+    named = await node.rows(
+        "select distinct key, pubsub_topic, content_topic from storenode.topics"
+    )
+    assert {row[0]: row[1:] for row in named} == topics
+    lows = {(row.topic, node.partitions.coarse_lower(row.ts)) for row in expected}
+    assert set(await node.rows("select key, ts from storenode.topics")) == lows
+    await assert_commits_agree(node)
+
+
+async def assert_commits_agree(node: Node) -> None:
+    """Each commit says what its batch holds, and no message is in none."""
+    actual = await node.rows(
+        "select batch, count(*), min(ts), max(ts), array_agg(distinct topic)"
+        " from storenode.messages group by batch"
+    )
+    said = await node.rows(
+        "select batch, messages, min_ts, max_ts, topics from storenode.commits order by position"
+    )
+    assert {row[0]: (*row[:4], _keys(row[4])) for row in actual} == {
+        row[0]: (*row[:4], _keys(row[4])) for row in said
+    }
+    positions = await node.rows(
+        "select position, committed_at from storenode.commits order by position"
+    )
+    assert len({row[0] for row in positions}) == len(positions)
+    times = [row[1] for row in positions]
+    assert times == sorted(times)  # type: ignore[type-var]
+    tokens = await node.rows("select distinct token from storenode.commits")
+    assert len(tokens) == len(positions)
+
+
+def _keys(column: object) -> set[bytes]:
+    assert isinstance(column, bytes)
+    return set(split_uuids(column))
+
+
+async def test_everything_is_new_once_whoever_stores_it_first(node: Node, other_node: Node) -> None:
+    dice = random.Random(SEED)
+    world = random_batch(dice, 400, TIMES)
+    parts = [part_of(world, dice.sample(range(400), dice.choice((1, 5, 80)))) for _ in range(60)]
+    parts.append(world)
+    nodes = (node, other_node)
+    verdicts = await asyncio.gather(
+        *(nodes[number % 2].store(part) for number, part in enumerate(parts))
+    )
+    new = Counter(
+        digest
+        for part, answer in zip(parts, verdicts, strict=True)
+        for digest, verdict in zip(part.hashes, answer, strict=True)
+        if verdict
+    )
+    assert new == Counter(world.hashes)
+    for each in nodes:
+        await each.partitions.ensure(await each.database.connect(), world.timestamps)
+        await assert_tables_agree(each, [world])
+    assert await node.store(world) == await other_node.store(world) == [False] * 400
+    assert sorted(await commit_order(node)) == sorted(world.hashes)
+
+
+async def test_a_batch_without_anything_new_makes_no_commit(node: Node) -> None:
+    batch = random_batch(random.Random(SEED), 10, TIMES)
+    assert await node.store(batch) == [True] * 10
+    assert await node.store(batch) == [False] * 10
+    assert await node.store(part_of(batch, [3, 1])) == [False] * 2
+    assert await node.store(RecordBatch()) == []
+    assert await node.value("select count(*) from storenode.commits") == 1
+    await assert_tables_agree(node, [batch])
+
+
+async def test_queued_batches_share_a_transaction_and_the_first_copy_is_new(node: Node) -> None:
+    dice = random.Random(SEED)
+    plugs = [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)]
+    batch, other = random_batch(dice, 20, TIMES), random_batch(dice, 5, TIMES)
+    half = part_of(batch, range(10))
+    async with commits_held_up(node):
+        plugged = await occupy_workers(node, plugs)
+        calls = [half, batch, batch, other, half]
+        stores = [asyncio.create_task(node.store(call)) for call in calls]
+        restored = asyncio.create_task(node.store(plugs[0], Source.RESTORE))
+    assert await asyncio.gather(*plugged) == [[True]] * WORKERS
+    assert await asyncio.gather(*stores) == [
+        [True] * 10,
+        [False] * 10 + [True] * 10,
+        [False] * 20,
+        [True] * 5,
+        [False] * 10,
+    ]
+    assert await restored == [False]
+    assert await node.value("select count(*) from storenode.commits") == WORKERS + 1
+    await assert_tables_agree(node, [*plugs, batch, other])
+
+
+async def test_groups_keep_to_their_limits_and_sources(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "MAX_GROUP_MESSAGES", 10)
+    monkeypatch.setattr(writer_module, "MAX_GROUP_BYTES", 10_000)
+    dice = random.Random(SEED)
+    plugs = [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)]
+    sizes = ((4, 40), (6, 40), (1, 40), (11, 40), (1, 6_000), (1, 6_000), (1, 40))
+    batches = [random_batch(dice, count, [NOW], size=size) for count, size in sizes]
+    sources = [Source.CLIENT] * 6 + [Source.RESTORE]
+    async with commits_held_up(node):
+        plugged = await occupy_workers(node, plugs)
+        stores = [
+            asyncio.create_task(node.store(batch, source))
+            for batch, source in zip(batches, sources, strict=True)
+        ]
+    assert all(all(verdicts) for verdicts in await asyncio.gather(*plugged, *stores))
+    groups = await node.rows("select messages, source from storenode.commits order by position")
+    # The workers take groups in turn, so the order of two neighbours is open.
+    assert Counter(groups[WORKERS:]) == Counter(
+        [*((count, "client") for count in (10, 1, 11, 1, 1)), (1, "restore")]
+    )
+
+
+async def test_the_queue_is_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "MAX_QUEUED_BATCHES", 20)
+    monkeypatch.setattr(writer_module, "MAX_QUEUED_BYTES", 100_000)
+    dice = random.Random(SEED)
+    plugs = [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)]
+    async with commits_held_up(node):
+        plugged = await occupy_workers(node, plugs)
+        small = [asyncio.create_task(node.store(random_batch(dice, 1, [NOW]))) for _ in range(20)]
+        await queued(node)
+        with pytest.raises(StoreBusy, match="retry with backoff"):
+            await node.store(random_batch(dice, 1, [NOW]))
+        for task in small[5:]:
+            task.cancel()
+        await asyncio.wait(small[5:])
+    assert all(map(all, await asyncio.gather(*plugged, *small[:5])))
+    assert node.writer.queued_bytes == 0
+    async with commits_held_up(node):
+        plugged = await occupy_workers(node, [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)])
+        large = asyncio.create_task(node.store(random_batch(dice, 1, [NOW], size=90_000)))
+        await queued(node)
+        assert 90_000 < node.writer.queued_bytes < 100_000
+        with pytest.raises(StoreBusy):
+            await node.store(random_batch(dice, 1, [NOW], size=20_000))
+    assert all(map(all, await asyncio.gather(*plugged, large)))
+    assert await node.value("select count(*) from storenode.messages") == 2 * WORKERS + 5 + 1
+
+
+async def test_a_stopped_writer_answers_everybody(node: Node) -> None:
+    dice = random.Random(SEED)
+    async with commits_held_up(node):
+        tasks = await occupy_workers(node, [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)])
+        tasks += [asyncio.create_task(node.store(random_batch(dice, 1, [NOW]))) for _ in range(3)]
+        await queued(node)
+        await node.writer.stop()
+        for error in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(error, StoreBusy)
+        with pytest.raises(StoreBusy, match="stopping"):
+            await node.store(random_batch(dice, 1, [NOW]))
+    assert node.writer.queued_bytes == 0
+    assert await node.value("select count(*) from storenode.messages") == 0
+
+
+async def test_the_listener_is_told_what_was_stored(node: Node) -> None:
+    told: list[tuple[Source, int, float]] = []
+    writer = DatabaseWriter(
+        node.database, node.partitions, on_stored=lambda *what: told.append(what)
+    )
+    await writer.start()
+    batch = random_batch(random.Random(SEED), 7, TIMES)
+    await writer.store(part_of(batch, range(3)), Source.GOSSIP)
+    await writer.store(batch, Source.CLIENT)
+    await writer.stop()
+    assert [what[:2] for what in told] == [(Source.GOSSIP, 3), (Source.CLIENT, 4)]
+    assert all(0 < seconds < 60 for _, _, seconds in told)
+
+
+async def test_a_commit_lists_its_topics_unless_there_are_many(node: Node) -> None:
+    most = insert_module.MAX_LISTED_TOPICS
+    for count in (1, most, most + 1):
+        topics = [(PUBSUBS[0], f"/listed-{count}/1/{number}/proto") for number in range(count)]
+        batch = batch_of((NOW, topic, b"x") for topic in topics)
+        assert all(await node.store(batch))
+        [[listed]] = await node.rows(
+            "select topics from storenode.commits order by position desc limit 1"
+        )
+        if count > most:
+            assert listed is None
+        else:
+            assert _keys(listed) == set(batch.topic_keys)
+
+
+SDS_CASES = [
+    encode("channel", "plain", sender_id="me", lamport=7, parents=[("a", None), ("b", bytes(32))]),
+    encode("chan\0nel", "nul\0\0", sender_id="\0", lamport=2**64 - 1, parents=[("\0", b"\0")]),
+    encode(
+        "channel", "{\"quoted\\\", 'NULL'}", lamport=None, parents=[('"', b'"'), ("NULL", None)]
+    ),
+    encode("channel", "zero", lamport=0, parents=[("x", b""), ("x", None), ("zero", b"h" * 40)]),
+    encode("channel", "half", lamport=2**63, parents=[]),
+    encode("channel", "below", lamport=2**63 - 1, parents=[("ü€", b"\xff\x00")]),
+    encode("channel", "many", lamport=1, parents=[(f"p{n}", bytes([n])) for n in range(256)]),
+]
+
+
+async def test_sds_rows_hold_what_messages_claim(node: Node) -> None:
+    batch = batch_of(
+        (NOW - 40 * DAY * (number % 2), TOPICS[0], payload)
+        for number, payload in enumerate([b"no SDS", *SDS_CASES, b"\xff"])
+    )
+    assert len(batch.sds) == len(SDS_CASES)
+    assert all(await node.store(batch))
+    assert not any(await node.store(batch))
+    rows = await node.rows(
+        "select key, channel_key, ts, hash, channel, message_id, sender, lamport, parent_keys,"
+        " parent_ids, parent_hints from storenode.sds"
+    )
+    found = {row[3]: row for row in rows}
+    assert len(rows) == len(found) == len(SDS_CASES)
+    for index, sds in zip(batch.sds_index, batch.sds, strict=True):
+        *values, parent_keys, parent_ids, parent_hints = found[batch.hashes[index]]
+        lamport = sds.lamport
+        assert values == [
+            sds_key(sds.channel_id, sds.message_id),
+            insert_module.channel_key(sds.channel_id),
+            batch.timestamps[index],
+            batch.hashes[index],
+            sds.channel_id,
+            sds.message_id,
+            sds.sender_id,
+            None if lamport is None else (lamport + 2**63) % 2**64 - 2**63,
+        ]
+        assert isinstance(parent_keys, bytes)
+        assert split_uuids(parent_keys) == [
+            sds_key(sds.channel_id, each) for each, _ in sds.parents
+        ]
+        assert parent_ids == [each for each, _ in sds.parents]
+        assert parent_hints == [hint for _, hint in sds.parents]
+    await assert_tables_agree(node, [batch])
+
+
+async def test_a_partition_that_was_dropped_is_made_again(node: Node) -> None:
+    dice = random.Random(SEED)
+    first = random_batch(dice, 5, [NOW])
+    assert all(await node.store(first))
+    for table in ("messages", "hashes", "sds", "topics"):
+        await node.rows(f"drop table storenode.{table}_20261120")
+    again = random_batch(dice, 5, [NOW])
+    assert await node.store(again) == [True] * 5
+    assert await node.store(first) == [True] * 5
+    names = await node.rows("select key from storenode.topics")
+    assert {row[0] for row in names} == {*first.topic_keys, *again.topic_keys}
+    held = {each.hash for batch in (first, again) for each in held_of(batch)}
+    assert {row[0] for row in await node.rows("select hash from storenode.messages")} == held

@@ -1,9 +1,9 @@
 """Dropping what retention does not keep: whole partitions, in short transactions, or not at all.
 
 What goes is decided by `store.domain.retention`; here it is done. One transaction per partition of
-messages drops that, what follows from it in the other tables, and raises the horizon. It waits for
-locks no longer than its limit, since every query waits behind it meanwhile; what it does not get is
-left to a later round.
+messages drops that, what follows from it in the other tables, raises the horizon and adds to the
+totals of what was dropped. It waits for locks no longer than its limit, since every query waits
+behind it meanwhile; what it does not get is left to a later round.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from psycopg import errors as pg
 from store.db.exclusive import lock_exclusively
 from store.db.partitions import begin, read_catalog
 from store.db.schema import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, PARTITIONED_TABLES, SCHEMA
+from store.db.tally import Tally, added_since, count
 from store.domain.partitioning import parse_bounds
 from store.domain.retention import Drop, Partition, Reason, RetentionPolicy, Step, plan_prune
 
@@ -33,8 +34,9 @@ where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and not i.i
   and c.relkind = 'r'
 """
 _HORIZON: Final[LiteralString] = "select horizon_ns from storenode.store"
-_RAISE_HORIZON: Final = """
-update storenode.store set horizon_ns = %s where horizon_ns < %s
+_NOTE: Final = """
+update storenode.store set horizon_ns = greatest(horizon_ns, %s),
+       pruned_messages = pruned_messages + %s, folded_messages = folded_messages + %s
 """
 _NEWEST_POSITION: Final[LiteralString] = "select max(position) from storenode.commits"
 
@@ -175,6 +177,7 @@ class _Prune:
 
     async def _drop(self, drops: tuple[Drop, ...], horizon_ns: int) -> list[Drop]:
         """Drop what another node has not dropped meanwhile, and return that."""
+        tallies = await count(self._connection, [each.partition for each in drops])
         async with self._connection.transaction():
             await begin(self._connection, self._lock_timeout_ms)
             catalog = await read_catalog(self._connection)
@@ -182,16 +185,30 @@ class _Prune:
                 each
                 for each in drops
                 if catalog.find(each.partition.table, each.partition.bounds) is not None
+                and (each.partition.name in tallies or each.partition.table in COARSE_TABLES)
             ]
             involved = {each.partition.table for each in left}
             tables = [table for table in PARTITIONED_TABLES if table in involved]
             names = [each.partition.name for each in left]
             await lock_exclusively(self._connection, [*tables, *names], self._lock_timeout_ms)
+            pruned, folded = await self._totals(left, tallies)
             for name in names:
                 statement = sql.SQL("DROP TABLE {}").format(sql.Identifier(SCHEMA, name))
                 await self._connection.execute(statement, prepare=False)
-            await self._connection.execute(_RAISE_HORIZON, (horizon_ns, horizon_ns))
+            await self._connection.execute(_NOTE, (horizon_ns, pruned, folded))
         return left
+
+    async def _totals(self, drops: list[Drop], tallies: dict[str, Tally]) -> tuple[int, int]:
+        """Messages that go, and messages that rows of commits which go have counted."""
+        pruned = folded = 0
+        for each in drops:
+            partition = each.partition
+            if partition.table == FINE_TABLE:
+                tally = tallies[partition.name]
+                pruned += tally.messages + await added_since(self._connection, partition, tally)
+            elif partition.table == COMMITS_TABLE:
+                folded += tallies[partition.name].messages
+        return pruned, folded
 
 
 async def _rows(connection: Connection, statement: LiteralString) -> list[tuple[Any, ...]]:

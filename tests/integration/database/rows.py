@@ -22,7 +22,7 @@ Connection = AsyncConnection[Any]
 
 _MESSAGE = """
 insert into storenode.messages
-values (%(ts)s, %(hash)s, gen_random_uuid(), 1, '', %(data)s, '')
+values (%(ts)s, %(hash)s, gen_random_uuid(), %(batch)s, '', %(data)s, '')
 """
 _HASH = "insert into storenode.hashes values (%(hash)s, %(ts)s, gen_random_uuid())"
 _TOPIC = "insert into storenode.topics values (gen_random_uuid(), %(ts)s, 'p', 'c')"
@@ -32,20 +32,23 @@ insert into storenode.sds values (gen_random_uuid(), gen_random_uuid(), %(ts)s, 
 """
 
 
-async def insert(connection: Connection, timestamps: Iterable[int], size_bytes: int = 1) -> None:
+async def insert(
+    connection: Connection, timestamps: Iterable[int], size_bytes: int = 1, batch: int = 1
+) -> None:
     """One row per timestamp in each of the four tables that are partitioned by time."""
     for ts in timestamps:
         given = {"ts": ts, "hash": ts.to_bytes(32, "big"), "data": bytes(size_bytes)}
+        given["batch"] = batch
         for statement in (_MESSAGE, _HASH, _TOPIC, _SDS):
             await connection.execute(statement, given)
 
 
-async def commit(connection: Connection, position: int, max_ts: int) -> None:
+async def commit(connection: Connection, position: int, max_ts: int, batch: int = 1) -> None:
     """A row of commits."""
     await connection.execute(
         "insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, source)"
-        " values (%s, 1, 1, 1, 1, %s, 'client')",
-        (position, max_ts),
+        " values (%s, %s, 1, 1, 1, %s, 'client')",
+        (position, batch, max_ts),
     )
 
 

@@ -207,3 +207,54 @@ async def test_commits_about_what_is_held_stay(connection: Connection) -> None:
     await commit(connection, 1, TODAY - 2 * DAY_NS)
     await commit(connection, COMMITS_PER_PARTITION, NOW)
     assert dropped(await prune(connection, TWO_DAYS, NOW), "commits") == []
+
+
+async def totals(connection: Connection) -> list[Any]:
+    """Messages in partitions that were dropped, and those that dropped commits have counted."""
+    statement = "select unnest(array[pruned_messages, folded_messages]) from storenode.store"
+    return await values(connection, statement)
+
+
+async def test_what_goes_is_counted(connection: Connection) -> None:
+    await ensure_for(connection, [NOW], NOW, DAY_NS)
+    before, _ = await totals(connection)
+    await commit(connection, 1, TODAY - 3 * DAY_NS)
+    await commit(connection, 2, TODAY - 3 * DAY_NS)
+    await commit(connection, COMMITS_PER_PARTITION, NOW)
+    await prune(connection, TWO_DAYS, NOW, dry_run=True)
+    assert await totals(connection) == [before, 0]
+    await prune(connection, TWO_DAYS, NOW)
+    assert await totals(connection) == [before + 3, 2]
+    await prune(connection, TWO_DAYS, NOW)
+    assert await totals(connection) == [before + 3, 2]
+
+
+async def test_what_comes_while_a_drop_waits_is_counted(
+    database_url: str, connection: Connection
+) -> None:
+    before, _ = await totals(connection)
+    late = NOW - 5 * DAY_NS + 1
+    async with (
+        await AsyncConnection.connect(database_url) as publisher,
+        await opened(database_url) as watcher,
+    ):
+        await insert(publisher, [late], batch=2)
+        await commit(publisher, 1, late, batch=2)
+        drop = asyncio.create_task(prune(connection, TWO_DAYS, NOW, lock_timeout_ms=10_000))
+        await wait_for_lock(watcher, "messages")
+        await publisher.commit()
+        assert (await drop).problems == ()
+    assert await totals(connection) == [before + 4, 0]
+
+
+async def test_drops_at_once_count_each_message_once(
+    database_url: str, connection: Connection
+) -> None:
+    before, _ = await totals(connection)
+
+    async def one() -> None:
+        async with await opened(database_url) as own:
+            await prune(own, TWO_DAYS, NOW, lock_timeout_ms=10_000)
+
+    await asyncio.gather(*(one() for _ in range(4)))
+    assert await totals(connection) == [before + 3, 0]

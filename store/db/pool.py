@@ -140,18 +140,48 @@ class Backoff:
         return True
 
 
+class _Lender:
+    """Lends a pool's connections, and lets nobody wait for one that could not be made.
+
+    The pool by itself would keep its callers waiting to the end of their time, although the next
+    attempt to connect, a moment later, may succeed.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Timeout] = set()
+
+    def give_up(self, _pool: object) -> None:
+        """Tell all who wait that an attempt to connect has failed."""
+        now = asyncio.get_running_loop().time()
+        for limit in self._waiting:
+            limit.reschedule(now)
+
+    async def get(self, pool: AsyncConnectionPool[Connection]) -> Connection:
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._waiting.add(limit)
+                try:
+                    return await pool.getconn()
+                finally:
+                    self._waiting.discard(limit)
+        except TimeoutError:
+            raise PoolTimeout("no connection could be made") from None
+
+
 class Database:
     """The pools of one database."""
 
     def __init__(self, url: str, settings: PoolSettings) -> None:
         self.url = complete_url(url)
         self.settings = settings
+        self._lenders: dict[str, _Lender] = {}
         self.write_pool = self._pool("write", settings.write_connections)
         self.read_pool = self._pool("read", settings.read_connections)
         self.bulk_pool = self._pool("bulk", settings.bulk_connections)
         self.store_id = b""
 
     def _pool(self, name: str, size: int) -> AsyncConnectionPool[Connection]:
+        lender = self._lenders[name] = _Lender()
         return AsyncConnectionPool(
             self.url,
             connection_class=AsyncConnection[tuple[object, ...]],
@@ -159,6 +189,7 @@ class Database:
             max_size=size,
             timeout=self.settings.read_patience_s,
             reconnect_timeout=0,
+            reconnect_failed=lender.give_up,
             max_lifetime=3600,
             configure=prepare,
             name=name,
@@ -230,13 +261,17 @@ class Database:
 
         Raises:
             StoreUnavailable: the node is stopping.
-            PoolTimeout: none became free in time.
+            PoolTimeout: none became free in time, or none could be made.
         """
         try:
-            async with pool.connection() as connection:
-                yield connection
+            connection = await self._lenders[pool.name].get(pool)
         except PoolClosed as error:
             raise StoreUnavailable("the node is stopping; ask another one") from error
+        try:
+            async with connection:
+                yield connection
+        finally:
+            await pool.putconn(connection)
 
 
 async def _read_store_id(connection: Connection) -> bytes:

@@ -50,7 +50,16 @@ class DatabaseMonitor:
             await self._disconnect()
 
     async def _ask(self) -> str | None:
-        """None when the database answered and takes writes, else why not."""
+        """None when the database answered and takes writes, else why not.
+
+        A connection that broke since the last time says nothing about now: a server that restarted
+        quickly answers a new one.
+        """
+        kept = self._connection is not None
+        reason = await self._ask_once()
+        return await self._ask_once() if kept and reason is not None else reason
+
+    async def _ask_once(self) -> str | None:
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 if self._connection is None:

@@ -66,12 +66,20 @@ order by position limit %(limit)b::bigint
 """
 _TOUCHING: Final = " and (topics is null or topics && %(topics)b::uuid[])"
 
+# A probe of the index for each batch, whatever a plan was made for (see `MESSAGE_AT`); a batch
+# lies in few partitions.
+_MESSAGES_OF: Final = """lateral (
+    select n.* from storenode.messages n
+    where n.batch = k.batch and n.ts >= k.low and n.ts <= k.high offset 0
+) m"""
+
 _ROWS: Final = """
 select m.*, row_number() over w as n, sum({entry_bytes}) over w as bytes from (
     select k.position, m.ts, m.hash, m.head, m.payload, m.tail
-    from unnest(%(batches)b::bigint[], %(positions)b::bigint[]) as k(batch, position)
-    join storenode.messages m on m.batch = k.batch
-    where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint{topics}
+    from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[],
+                %(positions)b::bigint[]) as k(batch, low, high, position)
+    cross join {messages}
+    where true{topics}
       and (k.position, m.ts, m.hash)
           > (%(at_position)b::bigint, %(at_ts)b::bigint, %(at_hash)b::bytea)
     order by k.position, m.ts, m.hash limit %(show)b::bigint
@@ -190,11 +198,8 @@ async def _read_rows(
     max_bytes: int,
 ) -> tuple[object, ...]:
     at = stand.inside
-    parameters = topics_parameters(topics) | {
-        "batches": bigints([commit.batch for commit in commits]),
+    parameters = _batch_parameters(commits, topics) | {
         "positions": bigints([commit.place[0] for commit in commits]),
-        "low": min(commit.min_ts for commit in commits),
-        "high": max(commit.max_ts for commit in commits),
         "at_position": stand.place[0],
         "at_ts": at[0] if at else 2**63 - 1,
         "at_hash": at[1] if at else b"",
@@ -211,7 +216,9 @@ async def _read_rows(
 @cache
 def _page_statement(entry: Entry, *, filtered: bool) -> str:
     rows = _ROWS.format(
-        entry_bytes=entry.size, topics=topics_clause(Topics(())) if filtered else ""
+        entry_bytes=entry.size,
+        messages=_MESSAGES_OF,
+        topics=topics_clause(Topics(())) if filtered else "",
     )
     return _PAGE.format(entry=entry.expression, rows=rows, shown=SHOWN)
 
@@ -228,23 +235,28 @@ def _up_to(commits: Sequence[CommitRow], messages: int) -> list[CommitRow]:
 
 
 _LIVE_ROWS: Final = """
-select m.batch, m.topic, m.hash, m.head || m.payload || m.tail from storenode.messages m
-where m.batch = any(%(batches)b::bigint[])
-  and m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint{topics}
+select m.batch, m.topic, m.hash, m.head || m.payload || m.tail
+from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[]) as k(batch, low, high)
+cross join {messages}
+where true{topics}
 order by m.ts, m.hash
 """
+
+
+def _batch_parameters(commits: Sequence[CommitRow], topics: Topics) -> dict[str, object]:
+    return topics_parameters(topics) | {
+        "batches": bigints([commit.batch for commit in commits]),
+        "lows": bigints([commit.min_ts for commit in commits]),
+        "highs": bigints([commit.max_ts for commit in commits]),
+    }
 
 
 async def rows_of(
     connection: Connection, commits: Sequence[CommitRow], topics: Topics
 ) -> dict[int, list[Row]]:
     """Rows of some commits on some topics, by batch, each in (timestamp, hash) order."""
-    parameters = topics_parameters(topics) | {
-        "batches": bigints([commit.batch for commit in commits]),
-        "low": min(commit.min_ts for commit in commits),
-        "high": max(commit.max_ts for commit in commits),
-    }
-    statement = _LIVE_ROWS.format(topics=topics_clause(topics))
+    statement = _LIVE_ROWS.format(messages=_MESSAGES_OF, topics=topics_clause(topics))
+    parameters = _batch_parameters(commits, topics)
     cursor = await connection.execute(statement, parameters, binary=True)
     found: dict[int, list[Row]] = {}
     for batch, topic, digest, frame in await cursor.fetchall():

@@ -19,6 +19,7 @@ from store.db.arrays import bigints, fixed_bytes
 from store.db.pages import MAX_PAGE_BYTES, NOTHING, Joined, Shape, joined, joined_statement
 from store.db.pool import Connection, Database
 from store.db.select import (
+    MESSAGE_AT,
     QUERY_FRAME,
     QUERY_PRESENCE,
     Entry,
@@ -43,22 +44,21 @@ _LOCATE: Final = "select ts, hash from storenode.hashes where hash = any(%b::byt
 _ROWS: Final = """
 select m.ts, m.hash, m.head, m.payload, m.tail
 from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
-join storenode.messages m on m.ts = k.ts and m.hash = k.hash
-where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint{rights}
+cross join {message} where true{rights}
 order by m.ts {way}, m.hash {way} limit %(limit)b::bigint
 """
 
 _FEW_ENTRIES: Final = """
 select m.ts, m.hash, {entry}
-from storenode.hashes k join storenode.messages m on m.ts = k.ts and m.hash = k.hash
-where k.hash = any(%(hashes)b::bytea[]){rights}
+from storenode.hashes k cross join lateral (
+    select n.* from storenode.messages n where n.ts = k.ts and n.hash = k.hash offset 0
+) m where k.hash = any(%(hashes)b::bytea[]){rights}
 """
 
 _ENTRIES: Final = """
 select m.ts, m.hash, {entry}
 from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
-join storenode.messages m on m.ts = k.ts and m.hash = k.hash
-where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint{rights}
+cross join {message} where true{rights}
 """
 
 
@@ -85,14 +85,16 @@ _SOME_RIGHTS: Final = TopicRights(("",))
 @cache
 def _entries_statement(entry: Entry, *, few: bool, restricted: bool) -> str:
     rights = rights_clause(_SOME_RIGHTS if restricted else TopicRights())
-    return (_FEW_ENTRIES if few else _ENTRIES).format(entry=entry.expression, rights=rights)
+    template = _FEW_ENTRIES if few else _ENTRIES
+    return template.format(entry=entry.expression, message=MESSAGE_AT, rights=rights)
 
 
 @cache
 def _page_statement(entry: Entry, *, restricted: bool, forward: bool) -> str:
     way = "asc" if forward else "desc"
     rights = rights_clause(_SOME_RIGHTS if restricted else TopicRights())
-    return joined_statement(entry, _ROWS.format(way=way, rights=rights), forward=forward)
+    rows = _ROWS.format(message=MESSAGE_AT, way=way, rights=rights)
+    return joined_statement(entry, rows, forward=forward)
 
 
 async def page_by_hashes(connection: Connection, request: PageRequest, shape: Shape) -> Joined:
@@ -129,6 +131,7 @@ class HashLookups:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._queues: dict[bool, deque[_Waiting]] = {True: deque(), False: deque()}
+        self._latest = False
         self._flights = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -149,9 +152,11 @@ class HashLookups:
         return await answer
 
     def _launch(self) -> None:
-        for include_data, queue in self._queues.items():
-            if queue and self._flights < _FLIGHTS:
+        # In turn, so that many callers of one kind do not keep the other waiting.
+        for include_data in (not self._latest, self._latest):
+            if self._queues[include_data] and self._flights < _FLIGHTS:
                 self._flights += 1
+                self._latest = include_data
                 task = asyncio.create_task(self._fly(include_data))
                 self._tasks.add(task)
                 task.add_done_callback(self._landed)

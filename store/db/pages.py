@@ -8,7 +8,7 @@ from typing import Final
 
 from message.limits import MAX_RESPONSE_BYTES
 from store.db.pool import Connection
-from store.db.select import Entry, Topics, topics_clause, topics_parameters
+from store.db.select import MESSAGE_AT, Entry, Topics, topics_clause, topics_parameters
 from store.domain.ports import SyncId
 
 MAX_PAGE_BYTES: Final = MAX_RESPONSE_BYTES - 64 * 1024
@@ -47,8 +47,7 @@ select m.ts, m.hash, m.head, m.payload, m.tail from (
     where not exists (select from cut)
        or (ts, hash) {until} (select ts, hash from cut)
     order by ts {way}, hash {way} limit %(limit)b::bigint
-) k join storenode.messages m on m.ts = k.ts and m.hash = k.hash
-where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
+) k cross join {message}
 order by m.ts {way}, m.hash {way}
 """
 
@@ -127,6 +126,7 @@ def _statement(entry: Entry, *, merged: bool, filtered: bool, forward: bool, str
         beyond=">" if forward else "<",
         until="<=" if forward else ">=",
         way=way,
+        message=MESSAGE_AT,
         topics=topics_clause(Topics(())) if filtered else "",
     )
     if streamed:

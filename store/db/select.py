@@ -19,6 +19,15 @@ MAX_MERGED_TOPICS: Final = 200
 """Up to so many topics are merged from the topic index; beyond, the time index is filtered."""
 
 
+MESSAGE_AT: Final = """lateral (
+    select n.* from storenode.messages n
+    where n.ts = k.ts and n.hash = k.hash
+      and n.ts >= %(low)b::bigint and n.ts <= %(high)b::bigint offset 0
+) m"""
+"""The message ``m`` at a position ``k``. As a join, a plan that was made while a partition was
+small would go on reading all of it when it is large; this one is always a probe of the index."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One message of a page: an SQL expression over ``m``, and another for its size in bytes."""

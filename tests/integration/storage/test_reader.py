@@ -181,8 +181,8 @@ async def test_a_cursor_is_a_position_whether_or_not_its_message_matches(
 
 @ask
 @given(
-    limit=st.integers(1, 120), forward=st.booleans(), include_data=st.booleans(), allowed=rights,
-    count=st.integers(1, 120), dice=st.randoms(use_true_random=False),
+    limit=st.integers(1, 200), forward=st.booleans(), include_data=st.booleans(), allowed=rights,
+    count=st.integers(1, 200), dice=st.randoms(use_true_random=False),
 )  # fmt: skip
 async def test_pages_by_hash_are_those_of_a_sorted_list(
     *,

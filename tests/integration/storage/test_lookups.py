@@ -1,0 +1,164 @@
+"""Look-ups by hash that arrive together, and those of many large messages."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from message.limits import MAX_RESPONSE_BYTES
+from store.db.hashes import MAX_DIRECT_HASHES
+from store.db.pool import PoolSettings
+from store.domain.ports import PageRequest, QueryPage, StoreUnavailable, TopicFilter
+from tests.integration.storage.node import Node, running
+from tests.integration.storage.proxy import proxied
+from tests.integration.storage.world import (
+    DAY,
+    NOW,
+    TOPICS,
+    Held,
+    World,
+    as_query,
+    batch_of,
+    held_of,
+    in_order,
+    random_batch,
+)
+
+SEED = 20261120
+FOREVER = 2**63 - 1
+
+
+@pytest.fixture
+async def world(node: Node) -> World:
+    batch = random_batch(random.Random(SEED), 300, [NOW - 40 * DAY, NOW - 1, NOW])
+    assert all(await node.store(batch))
+    return World(in_order(held_of(batch)))
+
+
+def look_up(
+    hashes: tuple[bytes, ...],
+    *,
+    include_data: bool = True,
+    forward: bool = True,
+    limit: int = 1_000,
+    after: Held | None = None,
+) -> PageRequest:
+    start = None if after is None else after.at
+    return PageRequest(TopicFilter(), hashes, 0, FOREVER, start, forward, limit, include_data)
+
+
+def expected(world: World, request: PageRequest) -> QueryPage:
+    held = [each for each in world if each.hash in set(request.hashes or ())]
+    if request.after is not None:
+        after = request.after
+        held = [each for each in held if (each.at > after if request.forward else each.at < after)]
+    shown = held[: request.limit] if request.forward else held[-request.limit :]
+    frames = [each.frame if request.include_data else each.presence for each in shown]
+    last = shown[-1 if request.forward else 0].hash if len(shown) < len(held) else None
+    return QueryPage(as_query(frames), len(shown), last)
+
+
+async def test_lookups_that_share_a_statement_get_their_own_answers(
+    node: Node, world: World
+) -> None:
+    dice = random.Random(SEED)
+    requests = []
+    for _ in range(400):
+        chosen = [each.hash for each in dice.sample(world, dice.randrange(8))]
+        chosen += [dice.randbytes(32) for _ in range(dice.randrange(2))]
+        requests.append(
+            look_up(
+                tuple(chosen),
+                include_data=dice.random() < 0.5,
+                forward=dice.random() < 0.5,
+                limit=dice.choice((1, 2, 5, 100)),
+                after=dice.choice((None, None, dice.choice(world))),
+            )
+        )
+    pages = await asyncio.gather(*map(node.reader.query, requests))
+    right = [
+        page == expected(world, request) for page, request in zip(pages, requests, strict=True)
+    ]
+    assert right == [True] * len(requests)
+
+
+async def test_callers_of_one_kind_do_not_keep_the_other_waiting(node: Node, world: World) -> None:
+    answered = 0
+    done = asyncio.Event()
+
+    async def ask_again() -> None:
+        nonlocal answered
+        while not done.is_set():
+            await node.reader.query(look_up((world[0].hash,), include_data=True))
+            answered += 1
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as callers:
+        for _ in range(300):
+            callers.create_task(ask_again())
+        for each in world[:5]:
+            request = look_up((each.hash,), include_data=False)
+            before = answered
+            assert await node.reader.query(request) == expected(world, request)
+            assert answered - before < 1_500
+        done.set()
+
+
+async def test_callers_that_go_away_do_not_disturb_the_others(node: Node, world: World) -> None:
+    requests = [look_up((each.hash,)) for each in world[:200]]
+    tasks = [asyncio.create_task(node.reader.query(request)) for request in requests]
+    first = await tasks[0]
+    for task in tasks[1::2]:
+        task.cancel()
+    assert first == expected(world, requests[0])
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    for request, answer in list(zip(requests, answers, strict=True))[::2]:
+        assert answer == expected(world, request)
+
+
+async def test_lookups_fail_together_and_work_again(database_url: str) -> None:
+    settings = PoolSettings(read_patience_s=0.3)
+    async with proxied(database_url) as (proxy, url), running(url, settings) as node:
+        batch = random_batch(random.Random(SEED), 20, [NOW])
+        assert all(await node.store(batch))
+        world = World(in_order(held_of(batch)))
+        requests = [look_up((each.hash,)) for each in world]
+        proxy.refuse()
+        answers = await asyncio.gather(*map(node.reader.query, requests), return_exceptions=True)
+        assert {type(answer) for answer in answers} == {StoreUnavailable}
+        await proxy.open()
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    pages = await asyncio.gather(*map(node.reader.query, requests))
+                    break
+                except StoreUnavailable:
+                    continue
+        assert pages == [expected(world, request) for request in requests]
+
+
+@pytest.mark.parametrize("count", [MAX_DIRECT_HASHES, MAX_DIRECT_HASHES + 1, 400])
+async def test_pages_of_large_messages_are_cut_by_bytes(node: Node, count: int) -> None:
+    dice = random.Random(SEED)
+    size = 9_000_000 // count
+    batch = batch_of(
+        (NOW - dice.randrange(3), TOPICS[0], dice.randbytes(size)) for _ in range(count)
+    )
+    assert all(await node.store(batch))
+    world = in_order(held_of(batch))
+    hashes = tuple(dice.sample(batch.hashes, count))
+    for forward in (True, False):
+        after, found = None, []
+        while True:
+            page = await node.reader.query(look_up(hashes, forward=forward, after=after))
+            assert len(page.entries) <= MAX_RESPONSE_BYTES - 32_000
+            found.append(page)
+            if page.next_cursor is None:
+                break
+            assert len(page.entries) > MAX_RESPONSE_BYTES - 100_000 - size
+            [after] = [each for each in world if each.hash == page.next_cursor]
+        assert len(found) == 3
+        ordered = found if forward else found[::-1]
+        joined = b"".join(page.entries for page in ordered)
+        assert joined == as_query(each.frame for each in world), len(joined)

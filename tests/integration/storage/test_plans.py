@@ -1,0 +1,283 @@
+"""How Postgres carries out the statements that read, under the settings of a node's sessions."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+import pytest
+from psycopg import sql
+from psycopg_pool import AsyncConnectionPool
+
+from store.db import backlog
+from store.db.pool import Connection, Database
+from store.db.reader import DatabaseReader
+from store.db.select import EVERY_TOPIC, FRAME, resolve
+from store.domain.partitioning import MAX_COARSE
+from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
+from tests.integration.storage.node import Node
+from tests.integration.storage.world import DAY, NOW, PUBSUBS, TOPICS, Held, held_of, random_batch
+
+SEED = 20261120
+FOREVER = 2**63 - 1
+_PLACEHOLDER = re.compile(r"%(?:\((\w+)\))?[bs]")
+
+_KIND = re.compile(
+    r"^([a-z]+)_.*?(pkey|topic_ts_hash_idx|batch_idx|pubsub_topic_idx|content_topic_idx)$"
+)
+
+Plan = Mapping[str, object]
+_Result = TypeVar("_Result")
+
+
+class Explained:
+    """A connection that first asks for the generic plan of each statement, carried out."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.nodes: list[Plan] = []
+
+    async def execute(
+        self, statement: str, parameters: object = (), *, binary: bool = False
+    ) -> object:
+        if not statement.lstrip().lower().startswith(("select", "with")):
+            return await self._connection.execute(statement.encode(), binary=binary)
+        self.nodes += list(_nodes(await self._plan(statement, parameters)))
+        return await self._connection.execute(
+            statement.encode(), cast("Sequence[object]", parameters), binary=binary
+        )
+
+    async def _plan(self, statement: str, parameters: object) -> Plan:
+        values: list[object] = []
+        places: dict[str, int] = {}
+
+        def place(match: re.Match[str]) -> str:
+            name = match[1]
+            if name is None or name not in places:
+                values.append(
+                    cast("Sequence[object]", parameters)[len(values)]
+                    if name is None
+                    else cast("Mapping[str, object]", parameters)[name]
+                )
+                places[name or str(len(values))] = len(values)
+            return f"${places[name or str(len(values))]}"
+
+        text = _PLACEHOLDER.sub(place, statement)
+        await self._run(f"prepare explained as {text}")
+        given = sql.SQL(", ").join([sql.Literal(await self._text(value)) for value in values])
+        execute = sql.SQL("execute explained ({})" if values else "execute explained")
+        cursor = await self._connection.execute(
+            sql.SQL("explain (analyze, timing off, costs off, format json) {}").format(
+                execute.format(given)
+            ),
+            prepare=False,
+        )
+        [[plans]] = await cursor.fetchall()
+        await self._run("deallocate explained")
+        return cast("Plan", cast("Sequence[Plan]", plans)[0]["Plan"])
+
+    async def _run(self, statement: str) -> None:
+        await self._connection.execute(statement.encode(), prepare=False)
+
+    async def _text(self, value: object) -> object:
+        """A value as Postgres writes it, to be read again as the type of the placeholder."""
+        if value is None or isinstance(value, int | str):
+            return None if value is None else str(value)
+        cursor = await self._connection.execute("select (%b)::text", (value,))
+        [[text]] = await cursor.fetchall()
+        return text
+
+    def carried_out(self) -> list[Plan]:
+        """The parts of all plans that were not left out."""
+        return [node for node in self.nodes if node.get("Actual Loops", 0) != 0]
+
+    def indexes(self) -> Counter[str]:
+        """How often indexes were scanned, by the end of their names."""
+        names = [str(node["Index Name"]) for node in self.carried_out() if "Index Name" in node]
+        return Counter(_KIND.sub(r"\1:\2", name) for name in names)
+
+    def partitions(self, table: str) -> Counter[str]:
+        """How many parts of plans read each partition of a table."""
+        names = [str(node.get("Relation Name", "")) for node in self.carried_out()]
+        return Counter(name for name in names if name.startswith(f"{table}_"))
+
+    def rows_from(self, table: str) -> int:
+        """Rows that were read from a table's partitions, in all loops."""
+        return sum(
+            round(cast("float", node["Actual Rows"]) * cast("int", node["Actual Loops"]))
+            for node in self.carried_out()
+            if str(node.get("Relation Name", "")).startswith(f"{table}_")
+        )
+
+    def full_reads(self) -> set[str]:
+        """Tables that were read from end to end."""
+        return {
+            str(node["Relation Name"]) for node in self.nodes if node["Node Type"] == "Seq Scan"
+        }
+
+
+def _nodes(plan: Plan) -> Iterator[Plan]:
+    yield plan
+    for child in cast("Sequence[Plan]", plan.get("Plans", ())):
+        yield from _nodes(child)
+
+
+class ExplainedDatabase(Database):
+    """A database with one connection for all reading."""
+
+    explained: Explained
+
+    async def read(
+        self,
+        work: Callable[[Connection], Awaitable[_Result]],
+        pool: AsyncConnectionPool[Connection] | None = None,
+    ) -> _Result:
+        assert pool in {None, self.bulk_pool}
+        return await work(cast("Connection", self.explained))
+
+
+@dataclass
+class World:
+    """A database with many partitions, and a reader whose statements are explained."""
+
+    explained: Explained
+    reader: DatabaseReader
+    held: list[Held] = field(repr=False)
+
+
+@pytest.fixture
+async def world(node: Node) -> AsyncIterator[World]:
+    dice = random.Random(SEED)
+    days = [NOW - number * 11 * DAY for number in range(60)]
+    held = []
+    for _ in range(4):
+        batch = random_batch(dice, 900, days)
+        assert all(await node.store(batch))
+        held += held_of(batch)
+    await node.rows("analyze")
+    async with await node.database.connect() as connection:
+        explained = Explained(connection)
+        database = ExplainedDatabase(node.database.url, node.database.settings)
+        database.explained = explained
+        yield World(explained, DatabaseReader(database, lambda: 0), held)
+
+
+def page(
+    wanted: TopicFilter,
+    *,
+    span: tuple[int, int] = (0, FOREVER),
+    forward: bool = True,
+    limit: int = 20,
+    hashes: tuple[bytes, ...] | None = None,
+) -> PageRequest:
+    return PageRequest(wanted, hashes, *span, None, forward, limit, include_data=True)
+
+
+@pytest.mark.parametrize("forward", [True, False])
+@pytest.mark.parametrize("count", [1, 5])
+async def test_pages_of_topics_come_from_the_topic_index(
+    world: World, forward: bool, count: int
+) -> None:
+    pubsub, contents = PUBSUBS[0], tuple(content for _, content in TOPICS[:count])
+    span = (NOW - 50 * DAY, NOW + 1)
+    wanted = TopicFilter(pubsub, contents)
+    found = await world.reader.query(page(wanted, span=span, forward=forward, limit=10))
+    assert found.count == 10
+    explained = world.explained
+    assert explained.full_reads() == set()
+    assert set(explained.indexes()) == {"messages:topic_ts_hash_idx", "messages:pkey"}
+    assert len(explained.partitions("messages")) <= 5
+    # At most one more than the page from each topic, and the page itself by its keys.
+    assert explained.rows_from("messages") <= count * 11 + 11
+
+
+@pytest.mark.parametrize("forward", [True, False])
+async def test_pages_of_everything_come_from_the_time_index(world: World, forward: bool) -> None:
+    found = await world.reader.query(page(TopicFilter(), forward=forward))
+    assert found.count == 20
+    explained = world.explained
+    assert explained.full_reads() == set()
+    assert set(explained.indexes()) == {"messages:pkey"}
+    assert explained.rows_from("messages") == 21
+    assert len(explained.partitions("messages")) == 1
+
+
+async def test_a_scan_reads_each_message_once(world: World) -> None:
+    request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=True, page_size=500)
+    count = 0
+    async for each in world.reader.scan(request):
+        count += each.count
+    explained = world.explained
+    assert count == len(world.held) == explained.rows_from("messages")
+    assert explained.full_reads() == set()
+    assert set(explained.indexes()) == {"messages:pkey"}
+
+
+@pytest.mark.parametrize("count", [1, 16, 17, 128, 129, 900])
+@pytest.mark.parametrize("rights", [TopicRights(), TopicRights(("/waku",), ("/app-0",))])
+async def test_hashes_are_looked_for_in_few_partitions(
+    world: World, count: int, rights: TopicRights
+) -> None:
+    asked = random.Random(count).sample(world.held, count)
+    hashes = tuple(each.hash for each in asked)
+    found = await world.reader.query(page(TopicFilter(rights=rights), hashes=hashes, limit=1_000))
+    assert found.count == sum(rights.allows(*each.topic) for each in asked)
+    explained = world.explained
+    read = explained.partitions("hashes")
+    assert 2 <= len(read) <= MAX_COARSE
+    assert set(read.values()) == {1}
+    assert explained.full_reads() <= set(explained.partitions("topics"))
+    assert explained.indexes()["hashes:pkey"] == len(read)
+    assert explained.rows_from("hashes") == count
+    assert explained.rows_from("messages") <= count
+    assert not any(":topic_ts" in name or ":batch" in name for name in explained.indexes())
+
+
+async def test_a_position_is_one_probe_of_each_partition(world: World) -> None:
+    message = world.held[0]
+    assert await world.reader.position(message.hash, TopicRights()) == message.at
+    explained = world.explained
+    assert explained.full_reads() == set()
+    assert set(explained.indexes()) == {"hashes:pkey"}
+    assert len(explained.partitions("hashes")) <= MAX_COARSE
+    assert explained.rows_from("hashes") == 1
+
+
+@pytest.mark.parametrize("wanted", [TopicFilter(), TopicFilter(PUBSUBS[0], (TOPICS[1][1],))])
+async def test_a_backlog_looks_for_each_batch_where_it_lies(
+    node: Node, wanted: TopicFilter
+) -> None:
+    dice = random.Random(SEED)
+    batches = [random_batch(dice, 50, [NOW - day * DAY, NOW - day * DAY + 1]) for day in range(30)]
+    for batch in batches:
+        assert all(await node.store(batch))
+    matching = [each for batch in batches for each in held_of(batch) if wanted.matches(*each.topic)]
+    async with await node.database.connect() as opened:
+        explained = Explained(opened)
+        connection = cast("Connection", explained)
+        found = await backlog.read_backlog(
+            connection, wanted, backlog.Stand(backlog.START), FRAME, 10**9
+        )
+        assert found.count == len(matching)
+        touched = {each.at[0] // DAY for each in matching}
+        assert_each_partition_once(explained, len(touched))
+        explained.nodes.clear()
+        commits = await backlog.commits_between(opened, 0, FOREVER, EVERY_TOPIC)
+        topics = await resolve(opened, wanted)
+        rows = await backlog.rows_of(connection, commits, topics)
+        assert sum(map(len, rows.values())) == len(matching)
+        assert_each_partition_once(explained, len(batches))
+
+
+def assert_each_partition_once(explained: Explained, count: int) -> None:
+    assert not any(name.startswith("messages") for name in explained.full_reads())
+    read = [
+        cast("int", node["Actual Loops"])
+        for node in explained.carried_out()
+        if str(node.get("Relation Name", "")).startswith("messages_")
+    ]
+    assert read == [1] * count

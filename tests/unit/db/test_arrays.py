@@ -1,0 +1,107 @@
+"""Columns as binary arrays, checked by sending them to Postgres and reading what it took."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg import AsyncConnection
+
+from store.db.arrays import BinaryArray, bigints, fixed_bytes, split_uuids, uuids, varied_bytes
+from store.db.pool import Connection, prepare
+from tests.support.postgres import PostgresServer
+
+ask = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+INT64: Final = st.integers(-(2**63), 2**63 - 1)
+NUMBERS = st.lists(INT64, max_size=50)
+HASHES = st.lists(st.binary(min_size=32, max_size=32), max_size=50)
+KEYS = st.lists(st.binary(min_size=16, max_size=16), max_size=50)
+BYTES = st.lists(st.binary(max_size=300), max_size=50)
+
+
+@pytest.fixture
+async def connection(postgres: PostgresServer) -> AsyncIterator[Connection]:
+    opened: Connection = await AsyncConnection.connect(postgres.admin_url)
+    async with opened:
+        await prepare(opened)
+        yield opened
+
+
+async def taken(connection: Connection, kind: str, array: BinaryArray) -> object:
+    """What Postgres reads from an array; its elements one by one, in order."""
+    cursor = await connection.execute(
+        f"select element, pg_typeof(%(array)b)::text from unnest(%(array)b::{kind}[])"
+        " with ordinality as each(element, place) order by place",
+        {"array": array},
+        binary=True,
+    )
+    rows = await cursor.fetchall()
+    assert {row[1] for row in rows} <= {f"{kind}[]"}
+    return [row[0] for row in rows]
+
+
+@ask
+@given(values=NUMBERS)
+async def test_bigints(connection: Connection, values: list[int]) -> None:
+    assert await taken(connection, "bigint", bigints(values)) == values
+
+
+@ask
+@given(values=HASHES)
+async def test_byte_strings_of_one_size(connection: Connection, values: list[bytes]) -> None:
+    assert await taken(connection, "bytea", fixed_bytes(values, 32)) == values
+
+
+@ask
+@given(values=BYTES)
+async def test_byte_strings_of_any_size(connection: Connection, values: list[bytes]) -> None:
+    assert await taken(connection, "bytea", varied_bytes(values)) == values
+
+
+@ask
+@given(values=KEYS)
+async def test_keys(connection: Connection, values: list[bytes]) -> None:
+    assert await taken(connection, "uuid", uuids(values)) == values
+
+
+@ask
+@given(values=KEYS)
+async def test_keys_come_back_whole(connection: Connection, values: list[bytes]) -> None:
+    cursor = await connection.execute("select %b::uuid[]", (uuids(values),), binary=True)
+    [(encoded,)] = await cursor.fetchall()
+    assert isinstance(encoded, bytes)
+    assert split_uuids(encoded) == values
+
+
+async def test_extremes(connection: Connection) -> None:
+    numbers = [-(2**63), -1, 0, 2**63 - 1]
+    assert await taken(connection, "bigint", bigints(numbers)) == numbers
+    big = [b"", b"\0" * 5_000_000, b"x", b""]
+    assert await taken(connection, "bytea", varied_bytes(big)) == big
+    many = list(range(-10_000, 10_000))
+    assert await taken(connection, "bigint", bigints(many)) == many
+
+
+async def test_an_empty_column_is_an_empty_array_not_null(connection: Connection) -> None:
+    for array in (bigints([]), fixed_bytes([], 32), varied_bytes([]), uuids([])):
+        cursor = await connection.execute("select cardinality(%b), %b is null", (array, array))
+        assert await cursor.fetchall() == [(0, False)]
+
+
+async def test_a_uuid_loads_as_its_bytes(connection: Connection) -> None:
+    key = bytes(range(16))
+    cursor = await connection.execute("select (%b::uuid[])[1]", (uuids([key]),), binary=True)
+    assert await cursor.fetchall() == [(key,)]
+
+
+@pytest.mark.parametrize("wrong", [[b"x" * 31], [b"x" * 32, b"x" * 33], [b"", b"x" * 32]])
+async def test_a_byte_string_of_another_size_is_refused(
+    connection: Connection, wrong: list[bytes]
+) -> None:
+    with pytest.raises(psycopg.DataError):
+        await taken(connection, "bytea", fixed_bytes(wrong, 32))

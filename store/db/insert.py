@@ -25,6 +25,10 @@ from store.domain.ports import Source
 MAX_LISTED_TOPICS: Final = 64
 """A commit lists its topics up to this many, so that followers can pass over it unread."""
 
+MAX_IDLE_IN_PLACE_MS: Final = 5_000
+"""A node that falls silent between taking its place and COMMIT keeps every other from committing:
+the server ends its transaction after this time. Its next attempt stores the batch."""
+
 _INT64: Final = 1 << 64
 _TOPIC_KEY_BYTES: Final = 16
 
@@ -69,7 +73,10 @@ from stored
 INSERT_MESSAGES: Final = _MESSAGES + _RESULT
 INSERT_WITH_SDS: Final = _MESSAGES + _SDS + _RESULT
 
-_TAKE_PLACE: Final = "select pg_advisory_xact_lock(%b::bigint)"
+_TAKE_PLACE: Final = """
+select pg_advisory_xact_lock(%b::bigint),
+       set_config('idle_in_transaction_session_timeout', %s, true)
+"""
 _COMMIT_ROW: Final = """
 insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source)
 values (nextval('storenode.position_seq'), %b::bigint, %b::bigint, %b::int, %b::bigint, %b::bigint,
@@ -206,7 +213,7 @@ async def take_place(
 
     ``inserted`` holds (batch ID, token, what it added), for batches that added something.
     """
-    await connection.execute(_TAKE_PLACE, (COMMIT_ORDER,))
+    await connection.execute(_TAKE_PLACE, (COMMIT_ORDER, f"{MAX_IDLE_IN_PLACE_MS}ms"))
     for batch_id, token, added in inserted:
         topics = None if added.topics is None else arrays.uuids(added.topics)
         values = (batch_id, token, added.count, added.min_ts, added.max_ts, topics, source.value)

@@ -34,6 +34,7 @@ from store.db.pool import (
     is_transient,
     unavailable,
 )
+from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.topics import KnownTopics
 from store.domain.ports import Source, StoreBusy
 
@@ -216,8 +217,12 @@ class DatabaseWriter:
         if len(group.members) == 1 or is_transient(error) or is_exhausted(error):
             self._fail(group, error)
             return
-        for member in group.members:
-            await self._serve(_Group([member], member.batch, member.source))
+        try:
+            for member in group.members:
+                await self._serve(_Group([member], member.batch, member.source))
+        finally:
+            # When the node stops in between, some were not served at all.
+            self._fail(group, StoreBusy(_STOPPING))
 
     @staticmethod
     def _fail(group: _Group, error: Exception) -> None:
@@ -252,24 +257,29 @@ class DatabaseWriter:
     async def _attempt(self, connection: Connection, group: _Group) -> Inserted:
         await self._partitions.ensure(connection, group.batch.timestamps)
         await self._name_topics(connection, group.batch)
-        async with connection.transaction():
-            batch_id = await _next_batch_id(connection)
-            added = await insert(connection, group.batch, batch_id)
-            if not added.count and group.attempts > 1:
-                # An earlier attempt may have committed. To look before the insert would be too
-                # soon: a commit can be under way still, and it is the insert that waits for it.
-                earlier = await _find_commit(connection, group.token)
-                if earlier is not None:
-                    return await _recover(connection, group.batch, earlier)
-            if added.count:
-                await take_place(connection, [(batch_id, group.token, added)], group.source)
-        return added
+        with waiting_for_standby(connection):
+            async with connection.transaction():
+                batch_id = await _next_batch_id(connection)
+                added = await insert(connection, group.batch, batch_id)
+                if added.count:
+                    await take_place(connection, [(batch_id, group.token, added)], group.source)
+                    return added
+                await cover_what_is_visible(connection)
+                if group.attempts > 1:
+                    # An earlier attempt may have committed. To look before the insert would be too
+                    # soon: a commit can be under way still, and it is the insert that waits for it.
+                    earlier = await _find_commit(connection, group.token)
+                    if earlier is not None:
+                        return await _recover(connection, group.batch, earlier)
+                return added
 
     async def _name_topics(self, connection: Connection, batch: RecordBatch) -> None:
-        rows = self._topics.unnamed(batch, self._partitions)
+        # A new connection may lead to a server that has lost the newest names.
+        era = self._partitions.generation, self._database.connections_made
+        rows = self._topics.unnamed(batch, self._partitions, era)
         if rows:
             await insert_topics(connection, rows)
-            self._topics.remember(rows, self._partitions)
+            self._topics.remember(rows, era)
 
 
 async def _next_batch_id(connection: Connection) -> int:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import pytest
+from psycopg import Error
 
 from message.record import RecordBatch
 from sds.codec import encode, sds_key
@@ -248,6 +249,61 @@ async def test_a_stopped_writer_answers_everybody(node: Node) -> None:
             await node.store(random_batch(dice, 1, [NOW]))
     assert node.writer.queued_bytes == 0
     assert await node.value("select count(*) from storenode.messages") == 0
+
+
+async def until_somebody_waits(node: Node, mode: str) -> None:
+    """Return when a lock of that mode on the table of messages is waited for."""
+    statement = (
+        "select count(*) from pg_locks where not granted and mode = %s"
+        " and relation = 'storenode.messages'::regclass"
+    )
+    connection = await node.database.connect()
+    async with connection, asyncio.timeout(30):
+        waiting: tuple[object, ...] | None = (0,)
+        while waiting == (0,):
+            waiting = await (await connection.execute(statement.encode(), (mode,))).fetchone()
+
+
+async def test_a_writer_that_stops_while_it_tries_batches_one_by_one_answers_everybody(
+    node: Node,
+) -> None:
+    dice = random.Random(SEED)
+    good, bad, last = (random_batch(dice, 1, [NOW]) for _ in range(3))
+    # What no admission lets through: Postgres refuses it, and each batch is tried by itself.
+    bad.topics = dict.fromkeys(bad.topics, ("a\0topic", "of nobody"))
+    blocker = await node.database.connect()
+    async with blocker:
+        await blocker.execute("begin")
+        async with commits_held_up(node):
+            plugs = [random_batch(dice, 1, [NOW]) for _ in range(WORKERS)]
+            plugged = await occupy_workers(node, plugs)
+            tasks = [asyncio.create_task(node.store(batch)) for batch in (good, bad, last)]
+            await queued(node)
+            locking = asyncio.create_task(
+                blocker.execute("lock table storenode.messages in share mode")
+            )
+            await until_somebody_waits(node, "ShareLock")
+        await asyncio.gather(locking, *plugged)
+        await until_somebody_waits(node, "RowExclusiveLock")
+        await node.writer.stop()
+        async with asyncio.timeout(30):
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(error) for error in errors] == [StoreBusy] * 3
+
+
+async def test_who_falls_silent_before_its_commit_does_not_hold_up_the_others(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(insert_module, "MAX_IDLE_IN_PLACE_MS", 50)
+    batch = random_batch(random.Random(SEED), 3, [NOW])
+    silent = await node.database.connect()
+    await silent.execute("begin")
+    await insert_module.take_place(silent, [], Source.RESTORE)
+    async with asyncio.timeout(30):
+        assert all(await node.store(batch))
+    with pytest.raises(Error, match="idle-in-transaction"):
+        await silent.execute("commit")
+    await silent.close()
 
 
 async def test_the_listener_is_told_what_was_stored(node: Node) -> None:

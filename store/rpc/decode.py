@@ -13,7 +13,8 @@ from google.protobuf.message import DecodeError, Message
 
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import QueryInput, check_count, filter_by
-from store.rpc.failure import malformed
+from store.rpc.failure import malformed, over_limit
+from store.rpc.limits import MAX_COUNTED_FIELDS
 from wire.sds.v1 import message_pb2
 from wire.storenode.v1 import store_pb2
 from wire.waku.store.v3 import store_pb2 as waku_store_pb2
@@ -45,8 +46,11 @@ def clip(request: bytes, field: int, limit: int) -> bytes:
 
     A request that is within the limit, or is no encoded message, comes back as it is. Decoding an
     entry costs far more memory than the two bytes that an empty one takes.
+
+    Raises:
+        RpcFailure: RESOURCE_EXHAUSTED, the request has too many other fields to step over.
     """
-    position, count, size = 0, 0, len(request)
+    position, count, others, size = 0, 0, 0, len(request)
     while position < size and count < limit:
         tag, position = _varint(request, position)
         wire_type = tag & 7
@@ -55,11 +59,19 @@ def clip(request: bytes, field: int, limit: int) -> bytes:
         elif wire_type == _DELIMITED:
             length, position = _varint(request, position)
             position += length
-            count += tag >> 3 == field
         elif wire_type in _FIXED_BYTES:
             position += _FIXED_BYTES[wire_type]
         else:
             return request
+        if wire_type == _DELIMITED and tag >> 3 == field:
+            count += 1
+        else:
+            others += 1
+        if others > MAX_COUNTED_FIELDS:
+            raise over_limit(
+                f"the request has more than {MAX_COUNTED_FIELDS:,} fields besides its entries: "
+                "leave out those that the schema does not know"
+            )
     return request[:position]
 
 

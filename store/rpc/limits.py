@@ -12,6 +12,10 @@ COUNTED_REQUEST_BYTES: Final = 1024 * 1024
 """A larger ``PublishRequest`` has its messages counted before it is decoded, since two bytes of
 it may become an object of fifty."""
 
+MAX_COUNTED_FIELDS: Final = 10_000
+"""Fields at the top of a request that is counted, its messages apart. The schema has two more; a
+request may consist of millions, and to step over them would keep all other calls waiting."""
+
 ADMISSION_CHUNK_MESSAGES: Final = 500
 """Messages that are judged at one go, about 4 ms, before other calls get their turn."""
 

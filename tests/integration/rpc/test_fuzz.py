@@ -158,6 +158,7 @@ def absurd() -> Iterator[tuple[str, bytes]]:
     many = 2 * MIB - 100
     yield "Publish", b"\x0a\x00" * (8 * MIB - 10)
     yield "PublishStream", b"\x0a\x00" * (8 * MIB - 10)
+    yield "Publish", b"\x18\x00" * (8 * MIB - 10)
     yield "Publish", PublishRequest(messages=[item(b"x" * 15 * MIB)]).SerializeToString()
     yield "Query", b"\x5a\x00" * many
     yield "Query", b"\xa2\x01\x00" * (MIB + 100)

@@ -8,6 +8,7 @@ from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import RequestError
 from store.rpc.decode import clip, decode, history_entries, query_input, topic_filter
 from store.rpc.failure import RpcFailure
+from store.rpc.limits import MAX_COUNTED_FIELDS
 from wire.sds.v1.message_pb2 import HistoryEntry as HistoryEntryMessage
 from wire.storenode.v1.store_pb2 import ContentFilter, PublishRequest
 from wire.waku.store.v3.store_pb2 import StoreQueryRequest
@@ -49,6 +50,16 @@ def test_clipping_skips_every_kind_of_field() -> None:
 @given(st.binary(max_size=60), st.integers(1, 5))
 def test_clipping_takes_any_bytes(request: bytes, limit: int) -> None:
     assert request.startswith(clip(request, 1, limit))
+
+
+@pytest.mark.parametrize("field", [b"\x18\x00", b"\x9a\x06\x00", b"\xa5\x0600 0"])
+def test_stepping_over_fields_has_an_end(field: bytes) -> None:
+    entries = b"\x0a\x00" * 7
+    within = field * MAX_COUNTED_FIELDS + entries
+    assert clip(within, 1, 8) == within
+    with pytest.raises(RpcFailure, match="more than 10,000 fields") as caught:
+        clip(field + within, 1, 8)
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_a_length_past_the_end_is_left_to_the_parser() -> None:

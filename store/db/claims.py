@@ -43,6 +43,9 @@ MAX_SEEN_CLAIMANTS: Final = 4_096
 _FURTHER_CLAIMANTS: Final = 1_024
 """Rows that a statement may find beyond one for each key; with more it is split."""
 
+_CONTESTED_KEYS: Final = 16_384
+"""Keys of one statement that looks for second claimants."""
+
 _PAYLOADS: Final = 48
 """Payloads of one statement: about 7 MiB if all messages have the largest size."""
 
@@ -172,9 +175,12 @@ class ClaimReader:
                 asked = await self._reached(connection, read.keys, read.ahead)
             claims = await self._claims(connection, asked) if asked else []
             hinted = await self._hinted(connection, read.hints) if read.hints else {}
-            return Answer(asked, claims, hinted)
+            contested = await self._contested(connection, read.contested)
+            return Answer(asked, claims, hinted, contested=contested)
 
-        answer = await self._database.read(look, self._database.bulk_pool)
+        answer = Answer((), (), {})
+        if read.keys or read.hints or read.contested:
+            answer = await self._database.read(look, self._database.bulk_pool)
         if read.window is None:
             return answer
         claims, reached = await self._next_window(read.window)
@@ -199,7 +205,7 @@ class ClaimReader:
         self._ahead = None
         if window.following and reached is not None:
             self._ahead_before = reached
-            self._ahead = self._begin(Window(reached, window.following))
+            self._ahead = self._begin(Window(reached, window.following, complete=window.complete))
         return claims, reached
 
     def _begin(self, window: Window) -> asyncio.Task[_Windowed]:
@@ -267,12 +273,22 @@ class ClaimReader:
             },
         )
         reached = (rows[-1][1], rows[-1][2]) if len(rows) == window.limit else None
+        if not window.complete:
+            return await self._held(connection, rows), reached
         again = await self._claimed_again(connection, {row[0] for row in rows}) if rows else set()
         sole = [row for row in rows if row[0] not in again] if again else rows
         claims = await self._held(connection, sole)
         if again:
             claims += await self._claims(connection, sorted(again))
         return claims, reached
+
+    async def _contested(self, connection: Connection, keys: Sequence[bytes]) -> frozenset[bytes]:
+        """Those keys that have more than one claimant, seen or not; perhaps others with them."""
+        found: set[bytes] = set()
+        for start in range(0, len(keys), _CONTESTED_KEYS):
+            portion = set(keys[start : start + _CONTESTED_KEYS])
+            found |= await self._claimed_again(connection, portion)
+        return frozenset(found)
 
     async def _claimed_again(self, connection: Connection, keys: set[bytes]) -> set[bytes]:
         """Those keys that have more than one claimant; all, if there are very many of those."""

@@ -9,6 +9,7 @@ the largest size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from struct import Struct
 from typing import Any, Final
 
@@ -60,6 +61,7 @@ from (
 _FRAMES_AT_POSITIONS: Final = f"select m.hash, {FRAME.expression} {_AT_POSITIONS}"
 
 _SIZE: Final = Struct(">i")
+_HASH: Final = Struct(f"{HASH_BYTES}s")
 
 _Found = dict[bytes, bytes]
 
@@ -76,23 +78,26 @@ async def topics_of(connection: Connection, positions: Sequence[SyncId]) -> _Fou
     return found
 
 
-async def most_frames(connection: Connection, positions: Sequence[SyncId]) -> _Found:
-    """Hash -> frame, for `MAX_POSITIONS` at most; some may be left out, others be among them."""
-    rows: list[tuple[bytes | None, bytes, bytes]]
+async def most_frames(connection: Connection, positions: Sequence[SyncId]) -> list[bytes | None]:
+    """Frames for `MAX_POSITIONS` at most, in their order; None for some or all that are not held,
+    and where there are too many bytes for one read.
+    """
     rows = await _at_timestamps(connection, _FRAMES_AT_TIMESTAMPS, positions)
-    found: _Found = {}
-    for hashes, sizes, frames in rows:
-        start = at = 0
-        for (size,) in _SIZE.iter_unpack(sizes if hashes else b""):
-            found[hashes[at : at + HASH_BYTES]] = frames[start : start + size]  # type: ignore[index]
-            at += HASH_BYTES
-            start += size
-    return found
+    hashes, sizes, joined = rows[0] if rows and rows[0][0] is not None else (b"", b"", b"")
+    ends = list(accumulate(size for (size,) in _SIZE.iter_unpack(sizes)))
+    frames = list(map(joined.__getitem__, map(slice, [0, *ends], ends)))
+    wanted = [digest for _, digest in positions]
+    # As a rule all are there and both are in the order of time.
+    if hashes == b"".join(wanted):
+        return frames
+    found = dict(zip((digest for (digest,) in _HASH.iter_unpack(hashes)), frames, strict=True))
+    return list(map(found.get, wanted))
 
 
-async def exact_frames(connection: Connection, positions: Sequence[SyncId]) -> _Found:
-    """Hash -> frame, of those messages that are held; for `EXACT_POSITIONS` at most."""
-    return dict(await _at_positions(connection, _FRAMES_AT_POSITIONS, positions))
+async def exact_frames(connection: Connection, positions: Sequence[SyncId]) -> list[bytes | None]:
+    """Frames for `EXACT_POSITIONS` at most, in their order; None for those that are not held."""
+    found = dict(await _at_positions(connection, _FRAMES_AT_POSITIONS, positions))
+    return [found.get(digest) for _, digest in positions]
 
 
 def _most_rows(positions: Sequence[SyncId]) -> int:
@@ -102,7 +107,7 @@ def _most_rows(positions: Sequence[SyncId]) -> int:
 async def _at_timestamps(
     connection: Connection, statement: str, positions: Sequence[SyncId]
 ) -> list[Any]:
-    timestamps = sorted({timestamp for timestamp, _ in positions})
+    timestamps = sorted([timestamp for timestamp, _ in positions])
     if not timestamps:
         return []
     parameters = {

@@ -20,8 +20,9 @@ from store.db.claims import ClaimReader, ParentPlace
 from store.db.held import EXACT_POSITIONS, MAX_POSITIONS, exact_frames, most_frames
 from store.db.pool import Connection, Database
 from store.db.sds_pages import Pages
-from store.domain.causal import CausalWalk, Done
-from store.domain.claims import Answer, Found, Read
+from store.domain.causal import CausalWalk
+from store.domain.claims import Answer, Done, Found, Read
+from store.domain.history import CausalHistory
 from store.domain.lookup import Lookup
 from store.domain.ports import (
     CausalRequest,
@@ -29,7 +30,9 @@ from store.domain.ports import (
     SdsLookup,
     SdsPage,
     StoreBusy,
+    SyncId,
 )
+from store.domain.sweep import Sweep
 
 MAX_WALKS: Final = 4
 """Walks at one time; each takes up to about 300 MiB in the worst case (see
@@ -46,8 +49,8 @@ _PORTIONS_AHEAD: Final = 2
 _PORTION_BYTES: Final = 512 * 1024
 _MISSING_CHILDREN: Final = 48
 
-_Frames = dict[bytes, bytes]
-"""Hash -> frame."""
+_Frames = list[bytes | None]
+"""Frames of a portion, None where there is none."""
 
 _Portion = tuple[Sequence[Found], _Frames]
 
@@ -91,7 +94,7 @@ class DatabaseSdsReader:
             reader = ClaimReader(self._database, request.channel_id, request.heads, parents=True)
             async with self._turn(self._walks):
                 try:
-                    walk = await _walk(reader, request)
+                    walk = await _find(reader, request)
                 finally:
                     await reader.close()
             pages = Pages()
@@ -149,16 +152,15 @@ class DatabaseSdsReader:
         try:
             while under_way:
                 portion, frames = under_way[0][0], await under_way[0][1]
-                complete = all(found[2] in frames for found in portion)
-                size = _next_size(size, frames, complete=complete)
+                size = _next_size(size, frames)
                 under_way.popleft()
                 begin()
-                if complete:
+                if None not in frames:
                     yield portion, frames
                     continue
                 for start in range(0, len(portion), EXACT_POSITIONS):
-                    part = portion[start : start + EXACT_POSITIONS]
-                    yield part, frames | await self._exact_frames(part, frames)
+                    part = slice(start, start + EXACT_POSITIONS)
+                    yield portion[part], await self._complete(portion[part], frames[part])
         finally:
             for _, task in under_way:
                 task.cancel()
@@ -166,34 +168,41 @@ class DatabaseSdsReader:
 
     async def _most_frames(self, portion: Sequence[Found]) -> _Frames:
         async def look(connection: Connection) -> _Frames:
-            return await most_frames(connection, [(found[1], found[2]) for found in portion])
+            return await most_frames(connection, _positions(portion))
 
         return await self._database.read(look, self._database.bulk_pool)
 
-    async def _exact_frames(self, portion: Sequence[Found], known: _Frames) -> _Frames:
+    async def _complete(self, portion: Sequence[Found], frames: _Frames) -> _Frames:
+        """Fill the gaps in the frames of a portion with what is held after all."""
+        if None not in frames:
+            return frames
+
         async def look(connection: Connection) -> _Frames:
-            unread = [(found[1], found[2]) for found in portion if found[2] not in known]
-            return await exact_frames(connection, unread)
+            return await exact_frames(connection, _positions(portion))
 
         return await self._database.read(look, self._database.bulk_pool)
 
 
-async def _walk(reader: ClaimReader, request: CausalRequest) -> CausalWalk:
-    """Run a walk to its end; others get the processor between its steps."""
+def _positions(portion: Sequence[Found]) -> list[SyncId]:
+    return [(found[1], found[2]) for found in portion]
+
+
+async def _find(reader: ClaimReader, request: CausalRequest) -> Sweep | CausalWalk:
+    """Find a causal past; others get the processor between the steps."""
     await reader.prepare(request.filter)
-    walk = CausalWalk(request)
+    history = CausalHistory(request)
     answer: Answer | None = None
-    while not isinstance(effect := walk.step(answer), Done):
+    while not isinstance(effect := history.step(answer), Done):
         if isinstance(effect, Read):
             answer = await reader.answer(effect)
         else:
             answer = None
             await asyncio.sleep(0)
-    return walk
+    return history.result
 
 
 async def _missing(
-    walk: CausalWalk, reader: ClaimReader, heads: Sequence[HistoryEntry]
+    walk: Sweep | CausalWalk, reader: ClaimReader, heads: Sequence[HistoryEntry]
 ) -> AsyncIterator[HistoryEntry]:
     """What the walk did not find, as it was referenced."""
     origins = list(walk.missing.values())
@@ -211,11 +220,11 @@ async def _missing(
                 yield parents[child[2], slot]
 
 
-def _next_size(size: int, frames: _Frames, *, complete: bool) -> int:
-    """Messages of the portion after the next: as many as make a handy number of bytes."""
-    if not complete:
+def _next_size(size: int, frames: _Frames) -> int:
+    """Messages of the next portion: as many as make a handy number of bytes."""
+    if None in frames:
         return max(size // 4, EXACT_POSITIONS)
-    size_bytes = sum(map(len, frames.values()))
+    size_bytes = sum(len(frame) for frame in frames if frame is not None)
     if size_bytes > 2 * _PORTION_BYTES:
         return max(size // 2, EXACT_POSITIONS)
     return min(2 * size, MAX_POSITIONS) if size_bytes < _PORTION_BYTES else size

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -19,14 +18,9 @@ _MISSING_OVERHEAD_BYTES: Final = 16
 _MAX_LAYOUTS: Final = 8_192
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """An encoded entry around its message ID, its hash and its frame (without the tag)."""
-
-    before_id: bytes
-    before_hash: bytes
-    before_frame: bytes
-    bytes: int
+_Layout = tuple[bytes, bytes, bytes, int]
+"""An encoded entry: what is before its message ID, before its hash, before its frame without the
+tag; and the bytes of the whole."""
 
 
 class Pages:
@@ -38,26 +32,18 @@ class Pages:
         self._missing: list[HistoryEntry] = []
         self._bytes = 0
 
-    def add(self, portion: Sequence[Found], frames: Mapping[bytes, bytes]) -> Iterator[SdsPage]:
-        """Add messages with their frames by hash; those without a frame are missing."""
-        for _, _, digest, message_id in portion:
-            frame = frames.get(digest)
+    def add(self, portion: Sequence[Found], frames: Sequence[bytes | None]) -> Iterator[SdsPage]:
+        """Add messages with their frames; those without one are missing."""
+        for (_, _, digest, message_id), frame in zip(portion, frames, strict=True):
             if frame is None:
                 yield from self.add_missing(HistoryEntry(message_id, digest))
                 continue
-            layout = _layout(len(message_id), len(frame))
-            if self._bytes + layout.bytes > MAX_PAGE_BYTES and self._bytes:
+            before_id, before_hash, before_frame, size = _layout(len(message_id), len(frame))
+            if self._bytes + size > MAX_PAGE_BYTES and self._bytes:
                 yield self._cut(truncated=False)
-            self._bytes += layout.bytes
+            self._bytes += size
             self._count += 1
-            self._parts += (
-                layout.before_id,
-                message_id,
-                layout.before_hash,
-                digest,
-                layout.before_frame,
-                frame[1:],
-            )
+            self._parts += (before_id, message_id, before_hash, digest, before_frame, frame[1:])
 
     def add_missing(self, entry: HistoryEntry) -> Iterator[SdsPage]:
         """Add an entry that is not held."""
@@ -85,7 +71,7 @@ def _layout(id_bytes: int, frame_bytes: int) -> _Layout:
     frame_at = len(whole) - (frame_bytes - 1)
     hash_at = frame_at - 1 - HASH_BYTES
     id_at = hash_at - 2 - id_bytes
-    return _Layout(
+    return (
         whole[:id_at],
         whole[id_at + id_bytes : hash_at],
         whole[hash_at + HASH_BYTES : frame_at],

@@ -1,4 +1,4 @@
-"""``GetCausalHistory``: the causal past of some heads, walked from bulk reads.
+"""``GetCausalHistory``: the causal past of some heads, whatever it is like, from bulk reads.
 
 The walk goes breadth first over references: the heads at depth 0, then the parents of every
 selected message (`store.domain.claims` says what a reference selects). Rules:
@@ -36,24 +36,29 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 from sds.codec import sds_key
 from store.domain.claims import (
+    DONE,
+    HEADS,
+    PAUSE,
     Answer,
     Claim,
     Claims,
+    Done,
     Found,
+    Origin,
+    Pause,
     Read,
     Reference,
     Selection,
     parent_bytes,
     references,
+    usable_hint,
 )
 from store.domain.lookahead import Expansion, LookAhead
-from store.domain.lookup import usable_hint
 from store.domain.pace import Pace
 from store.domain.ports import CausalRequest
 
@@ -75,32 +80,6 @@ _MISSED: Final = -2
 _FOUND: Final = -3
 _LEFT_OUT: Final = -4
 _SETTLED: Final = frozenset((_KNOWN, _LEFT_OUT))
-_HEADS: Final = -1
-
-
-class Pause:
-    """The step has used up its share of time; nothing is needed to go on."""
-
-
-class Done:
-    """The walk is complete."""
-
-
-PAUSE: Final = Pause()
-DONE: Final = Done()
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a reference stands: in parent ``slot`` of message ``node``, or among the heads."""
-
-    node: int
-    slot: int
-
-    @property
-    def is_head(self) -> bool:
-        """True for an entry of the request."""
-        return self.node == _HEADS
 
 
 class CausalWalk:
@@ -109,7 +88,7 @@ class CausalWalk:
     ``taken`` is in the order of taking; a message's number is its index there.
     """
 
-    def __init__(self, request: CausalRequest) -> None:
+    def __init__(self, request: CausalRequest, known_keys: frozenset[bytes]) -> None:
         self.taken: list[Found] = []
         self.missing: dict[bytes, Origin] = {}
         self.truncated = False
@@ -118,15 +97,15 @@ class CausalWalk:
             (sds_key(request.channel_id, head.message_id), usable_hint(head.retrieval_hint))
             for head in request.heads
         ]
-        self._unhashed: Iterator[bytes] | None = iter(request.known_ids)
-        self._outcomes: dict[bytes, int] = {}  # key -> number of its only claimant, or a mark
+        # key -> number of its only claimant, or a mark
+        self._outcomes: dict[bytes, int] = dict.fromkeys(known_keys, _KNOWN)
         self._by_hash: dict[bytes, int] = {}  # messages that are not their key's only claimant
         self._claims = Claims()
         self._pace = Pace()
         self._frontier: deque[Claim] = deque()  # what is taken and not expanded
         self._edges = array("i")
         self._edge_ends = array("i")
-        self._node = _HEADS  # whose references are being looked at
+        self._node = HEADS  # whose references are being looked at
         self._slot = 0
         self._depth = 0
         self._level_end = 0
@@ -137,11 +116,9 @@ class CausalWalk:
         """Go on, with the answer if one was asked for."""
         if answer is not None:
             self._pace.note(answer, self._claims.add(answer))
-        if self._unhashed is not None:
-            return self._hash_known(self._unhashed)
-        found = self._expand_heads() if self._node == _HEADS else self._expand_frontier()
+        found = self._expand_heads() if self._node == HEADS else self._expand_frontier()
         if found is not None:
-            if self._node != _HEADS and self._memory() > MAX_WALK_BYTES:
+            if self._node != HEADS and self._memory() > MAX_WALK_BYTES:
                 return self._end()
             return self._read(found)
         return PAUSE if self._frontier else self._end()
@@ -184,14 +161,6 @@ class CausalWalk:
         assert len(self._frontier) == count - expanded, "the frontier is out of step"
         assert all(0 <= edge < count for edge in self._edges), "an edge leads to nothing"
         assert all(self._outcomes[key] == _MISSED for key in self.missing), "the missing is found"
-
-    def _hash_known(self, unhashed: Iterator[bytes]) -> Pause:
-        channel = self._request.channel_id
-        portion = list(islice(unhashed, STEP_REFERENCES))
-        self._outcomes.update((sds_key(channel, known), _KNOWN) for known in portion)
-        if not portion:
-            self._unhashed = None
-        return PAUSE
 
     def _expand_heads(self) -> Sequence[Reference] | None:
         if not self._expand(self._heads):
@@ -336,7 +305,7 @@ class CausalWalk:
         return Read(tuple(ahead.keys), tuple(ahead.hints.values()), window, follow)
 
     def _expansions(self, found: Sequence[Reference]) -> Iterator[Expansion]:
-        is_head = self._node == _HEADS
+        is_head = self._node == HEADS
         yield None if is_head else self._frontier[0][:3], self._slot, found
         for claim in islice(self._frontier, 0 if is_head else 1, None):
             yield claim[:3], 0, references(claim[4], claim[5])

@@ -62,6 +62,11 @@ _Layout = tuple[_Unpack, _Unpack, int, tuple[bytes, ...]]
 _BY_POSITION: Final = itemgetter(1, 2)
 
 
+def usable_hint(hint: bytes | None) -> bytes | None:
+    """A hint that can name a message: None unless it has the size of a message hash."""
+    return hint if hint is not None and len(hint) == HASH_BYTES else None
+
+
 def parent_bytes(claim: Claim) -> int:
     """About how much memory the parents of a claim take: what hints of the right size would."""
     return 3 * len(claim[4])
@@ -133,23 +138,27 @@ class Window:
     """Claims of the channel before a position, newest first, about ``limit``.
 
     ``following``: how many are probably wanted after those, 0 if that cannot be said.
+    ``complete``: with every further claimant of their keys; else just as they are stored.
     """
 
     before: SyncId
     limit: int
     following: int = 0
+    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
     """What to read: every claimant of ``keys``, what ``hints`` name, and in advance either a
-    ``window`` of the channel or up to ``ahead`` keys that are reached from ``keys`` by parents.
+    ``window`` of the channel or up to ``ahead`` keys that are reached from ``keys`` by parents;
+    which keys of ``contested`` have several claimants.
     """
 
     keys: Sequence[bytes]
     hints: Sequence[HintQuery] = ()
     window: Window | None = None
     ahead: int = 0
+    contested: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +166,50 @@ class Answer:
     """The answer to a `Read`.
 
     ``claims`` hold all claimants (`CROWD` per key at most, the lowest) of every key in ``asked``
-    and of every further key that occurs in them. ``reached`` is the position of the lowest row of
-    the window, None when the window came to the channel's beginning.
+    and of every further key that occurs in them; those of a window that is not complete come
+    newest first. ``reached`` is the position of the lowest row of the window, None when it came
+    to the channel's beginning.
     """
 
     asked: Sequence[bytes]
     claims: Sequence[Claim]
     hinted: HintAnswers
     reached: SyncId | None = None
+    contested: frozenset[bytes] = frozenset()
+
+
+HEADS: Final = -1
+"""The number that stands for the request, where a message's number is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a reference stands: in parent ``slot`` of message ``node``, or among the heads."""
+
+    node: int
+    slot: int
+
+    @property
+    def is_head(self) -> bool:
+        """True for an entry of the request."""
+        return self.node == HEADS
+
+
+class Pause:
+    """The step has used up its share of time; nothing is needed to go on."""
+
+
+class Done:
+    """The result is complete."""
+
+
+class GiveUp:
+    """The result cannot be found in this way."""
+
+
+PAUSE: Final = Pause()
+DONE: Final = Done()
+GIVE_UP: Final = GiveUp()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from message.limits import HASH_BYTES
 from sds.codec import sds_key
-from store.domain.claims import Answer, Claims, Found, HintQuery, Read
+from store.domain.claims import Answer, Claims, Found, HintQuery, Read, usable_hint
 from store.domain.ports import HistoryEntry
 
 
@@ -68,8 +67,3 @@ class Lookup:
                 if (key, claim[2]) not in sent:
                     sent.add((key, claim[2]))
                     self.messages.append(claim[:4])
-
-
-def usable_hint(hint: bytes | None) -> bytes | None:
-    """A hint that can name a message: None unless it has the size of a message hash."""
-    return hint if hint is not None and len(hint) == HASH_BYTES else None

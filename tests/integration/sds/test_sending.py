@@ -202,7 +202,7 @@ def test_entries_are_encoded_as_frames_are_spliced(id_bytes: int) -> None:
     pages = Pages()
     frames = {digest(size): b"\x0a" + bytes(size) for size in (1, 20, 127, 16_000, 16_400)}
     portion = [(b"key", 1, each, b"i" * id_bytes) for each in frames]
-    assert not list(pages.add(portion, frames))
+    assert not list(pages.add(portion, list(frames.values())))
     (page,) = pages.finish(truncated=False)
     assert page.messages == b"".join(
         sds_stored_message(b"i" * id_bytes, each, frame) for each, frame in frames.items()

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 from message.limits import MAX_SDS_CLAIMANTS
 from sds.codec import sds_key
-from store.domain.causal import CausalWalk, Done
-from store.domain.claims import CROWD, Answer, Claim, Hinted, HintQuery, Read
+from store.domain.causal import CausalWalk
+from store.domain.claims import CROWD, Answer, Claim, Done, Hinted, HintQuery, Read
+from store.domain.history import CausalHistory
 from store.domain.lookup import Lookup
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SyncId, TopicFilter
+from store.domain.sweep import Sweep
 
 CHANNEL = b"channel"
 Parent = tuple[bytes, bytes | None]
@@ -101,12 +103,17 @@ class World:
         if read.window is not None:
             limit = min(read.window.limit, self.most_prefetched)
             rows = self._window(read.window.before, limit)
+            if not read.window.complete:
+                return Answer(
+                    (), rows, {}, (rows[-1][1], rows[-1][2]) if len(rows) == limit else None
+                )
             keys = dict.fromkeys(row[0] for row in rows if row[0] not in asked)
             claims += [claim for key in keys for claim in self.by_key[key][:CROWD]]
             if len(rows) == limit:
                 reached = rows[-1][1], rows[-1][2]
         hinted = {(query.key, query.hash): self._named(query, entries) for query in read.hints}
-        return Answer(tuple(asked), claims, hinted, reached)
+        contested = frozenset(key for key in read.contested if len(self.by_key[key]) > 1)
+        return Answer(tuple(asked), claims, hinted, reached, contested)
 
     def _window(self, before: SyncId, limit: int) -> list[Claim]:
         end = bisect_left(self.claims, before, key=lambda claim: (claim[1], claim[2]))
@@ -158,12 +165,23 @@ def request(heads: Iterable[Parent], **limits: object) -> CausalRequest:
 
 def walk(world: World, wanted: CausalRequest) -> CausalWalk:
     """Run a walk to its end, checking its invariants at every step."""
-    running = CausalWalk(wanted)
+    known = frozenset(sds_key(CHANNEL, message_id) for message_id in wanted.known_ids)
+    running = CausalWalk(wanted, known)
     answer: Answer | None = None
     while not isinstance(effect := running.step(answer), Done):
         running.check()
         answer = world.answer(effect, wanted.heads) if isinstance(effect, Read) else None
     return running
+
+
+def find(world: World, wanted: CausalRequest) -> Sweep | CausalWalk:
+    """Run a whole request to its end: by a sweep, or by a walk when that gives up."""
+    history = CausalHistory(wanted)
+    answer: Answer | None = None
+    while not isinstance(effect := history.step(answer), Done):
+        history.result.check()
+        answer = world.answer(effect, wanted.heads) if isinstance(effect, Read) else None
+    return history.result
 
 
 def look_up(world: World, entries: Iterable[Parent]) -> Lookup:

@@ -1,0 +1,201 @@
+"""``GetCausalHistory`` where history is as it should be: one pass over the channel, newest first.
+
+A participant publishes after what it refers to, and usually names its parents' hashes. Then the
+causal past of the heads is found by going through the channel once, from the newest head down:
+a message belongs to it when one that was met before refers to it, and ascending time is an order
+in which every parent precedes its children. That takes a fraction of the work of the walk in
+`store.domain.causal`, which knows no such conditions.
+
+Rules: the sweep comes to the same result as that walk, or gives up. It gives up when a limit on
+depth is set; when the limits on messages or on what is open are passed; when a head does not
+select exactly one message; when two references to an ID differ in their hints; and when an ID
+that was never met below its children turns out to be claimed somewhere, or the message that a
+hint names to be held (a parent newer than its child, a cycle, a lying hint, a thin history among
+many other messages). An ID that was referenced without a hint must have no second claimant.
+
+=========  =====================  ==========================================================
+state      `Sweep.step` answers   then
+=========  =====================  ==========================================================
+heads      ``Read`` of keys       down
+down       ``Read`` of a window   down, until nothing is open, or little of a window is used
+rest       ``Read`` of keys       hints
+hints      ``Read`` of hints      sole
+sole       ``Read`` of contested  done
+done       ``Done``               takes ``parents_first()``, ``missing``, ``truncated``
+any        ``GiveUp``             walks
+=========  =====================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from message.limits import MAX_CAUSAL_MESSAGES
+from sds.codec import sds_key
+from store.domain.claims import (
+    DONE,
+    GIVE_UP,
+    HEADS,
+    Answer,
+    Claim,
+    Claims,
+    Done,
+    Found,
+    GiveUp,
+    HintQuery,
+    Origin,
+    Read,
+    Window,
+    references,
+    usable_hint,
+)
+from store.domain.pace import FIRST_CLAIMS, LARGEST_WINDOW_CLAIMS
+from store.domain.ports import CausalRequest, SyncId
+
+MAX_OPEN: Final = MAX_CAUSAL_MESSAGES
+"""IDs that are referenced and not met yet; the walk has a limit in bytes."""
+
+MAX_REST: Final = 2_048
+"""IDs that were never met and may be missing; more are left to the walk."""
+
+_GROWTH: Final = 4
+_LEAST_USE: Final = 16
+
+_Open = tuple[bytes | None, int, int]
+"""Hint of the references to an ID, number and slot of the first."""
+
+
+class Sweep:
+    """One sweep; see the module's rules and table. ``taken`` is newest first."""
+
+    truncated: Final = False
+
+    def __init__(self, request: CausalRequest, known_keys: frozenset[bytes]) -> None:
+        self.taken: list[Found] = []
+        self.missing: dict[bytes, Origin] = {}
+        self._request = request
+        self._known = known_keys
+        self._heads = [
+            (sds_key(request.channel_id, head.message_id), usable_hint(head.retrieval_hint))
+            for head in request.heads
+        ]
+        self._open: dict[bytes, _Open] = {}
+        self._unhinted: list[bytes] = []
+        self._window_claims = 0
+        self._next: Callable[[Answer], Read | Done | GiveUp] = self._begin
+
+    def step(self, answer: Answer | None = None) -> Read | Done | GiveUp:
+        """Go on, with the answer to what was asked for."""
+        if answer is not None:
+            return self._next(answer)
+        if self._request.max_depth:
+            return GIVE_UP
+        keys = {key: None for key, _ in self._heads if key not in self._known}
+        return Read(tuple(keys)) if keys else DONE
+
+    def parents_first(self) -> Iterator[int]:
+        """Numbers of what was taken, every parent before its children: oldest first."""
+        return iter(range(len(self.taken) - 1, -1, -1))
+
+    def check(self) -> None:
+        """Verify the invariants between steps; raises AssertionError."""
+        positions = [(found[1], found[2]) for found in self.taken]
+        assert positions == sorted(positions, reverse=True), "what was taken is out of order"
+        assert len(set(positions)) == len(positions), "one is taken twice"
+        assert self._known.isdisjoint(self._open), "what is known is looked for"
+        assert self._known.isdisjoint(found[0] for found in self.taken), "what is known is taken"
+
+    def _begin(self, answer: Answer) -> Read | GiveUp:
+        claims = Claims()
+        claims.add(answer)
+        newest: SyncId = (0, b"")
+        for slot, (key, hint) in enumerate(self._heads):
+            if key in self._known:
+                continue
+            selection = claims.select(key, hint)
+            if selection is None or len(selection.claims) != 1 or selection.cut:
+                return GIVE_UP
+            claim = selection.claims[0]
+            if self._open.setdefault(key, (claim[2], HEADS, slot))[0] != claim[2]:
+                return GIVE_UP
+            newest = max(newest, (claim[1], claim[2]))
+        # A position is exclusive, and the newest head itself must be met.
+        return self._read_below((newest[0], newest[1] + b"\0"))
+
+    def _read_below(self, position: SyncId) -> Read:
+        self._next = self._go_down
+        self._window_claims = min(
+            self._window_claims * _GROWTH or FIRST_CLAIMS, LARGEST_WINDOW_CLAIMS
+        )
+        following = min(self._window_claims * _GROWTH, LARGEST_WINDOW_CLAIMS)
+        return Read((), window=Window(position, self._window_claims, following, complete=False))
+
+    def _go_down(self, answer: Answer) -> Read | Done | GiveUp:
+        before = len(self.taken)
+        if not self._take(answer.claims):
+            return GIVE_UP
+        used = len(self.taken) - before
+        if len(self.taken) > self._request.max_messages or len(self._open) > MAX_OPEN:
+            return GIVE_UP
+        if not self._open:
+            return self._ask_for_sole()
+        if answer.reached is None or used * _LEAST_USE < len(answer.claims):
+            return self._ask_for_rest()
+        return self._read_below(answer.reached)
+
+    def _take(self, claims: Sequence[Claim]) -> bool:
+        """Take what is open, newest first; False when hints to one ID differ."""
+        opened, known, taken = self._open, self._known, self.taken
+        for claim in claims:
+            first = opened.get(claim[0])
+            if first is None or (first[0] is not None and first[0] != claim[2]):
+                continue
+            del opened[claim[0]]
+            if first[0] is None:
+                self._unhinted.append(claim[0])
+            number = len(taken)
+            taken.append(claim[:4])
+            for slot, (key, hint) in enumerate(references(claim[4], claim[5])):
+                other = opened.get(key)
+                if other is None:
+                    if key not in known:
+                        opened[key] = (hint, number, slot)
+                elif other[0] != hint:
+                    return False
+        return True
+
+    def _ask_for_rest(self) -> Read | GiveUp:
+        if len(self._open) > MAX_REST:
+            return GIVE_UP
+        self._next = self._note_rest
+        return Read(tuple(self._open))
+
+    def _note_rest(self, answer: Answer) -> Read | Done | GiveUp:
+        if answer.claims:
+            return GIVE_UP
+        queries = [
+            HintQuery(key, hint, None if number == HEADS else self.taken[number][:3], slot)
+            for key, (hint, number, slot) in self._open.items()
+            if hint is not None
+        ]
+        self.missing = {key: Origin(number, slot) for key, (_, number, slot) in self._open.items()}
+        if not queries:
+            return self._ask_for_sole()
+        self._next = self._note_hints
+        return Read((), queries)
+
+    def _note_hints(self, answer: Answer) -> Read | Done | GiveUp:
+        if any(hinted is not None for hinted in answer.hinted.values()):
+            return GIVE_UP
+        return self._ask_for_sole()
+
+    def _ask_for_sole(self) -> Read | Done:
+        if not self._unhinted:
+            return DONE
+        self._next = self._note_sole
+        return Read((), contested=tuple(self._unhinted))
+
+    @staticmethod
+    def _note_sole(answer: Answer) -> Done | GiveUp:
+        return GIVE_UP if answer.contested else DONE

@@ -16,6 +16,7 @@ from typing import Final
 import psycopg
 
 from message.cursor import FollowCursor
+from message.limits import MAX_MESSAGE_BYTES
 from store.db.backlog import (
     FOREIGN,
     LOST,
@@ -48,23 +49,36 @@ IDLE_PAGE_S: Final = 60.0
 """An idle follower is sent an empty page this often, so that its cursor does not grow old."""
 
 _COMMITS_AT_ONCE: Final = 500
-_MESSAGES_AT_ONCE: Final = 5_000
+_MESSAGES_AT_ONCE: Final = 16 * 1024 * 1024 // MAX_MESSAGE_BYTES
+"""Small commits are read together up to so many messages: with the largest ones that is as much as
+one transaction of the writer has."""
 _FOREVER_S: Final = 1e9
 _UNSETTLED_S: Final = 0.2
 
 LostListener = Callable[[Place, Place], None]
 """Told when commits were lost: the place that was reached, and the newest that is left."""
 
+FailureListener = Callable[[Exception], None]
+"""Told of what should not happen while commits are read; the feed begins anew at its head."""
+
 
 class DatabaseFeed:
     """`store.domain.ports.Feed` on Postgres."""
 
-    def __init__(self, database: Database, *, on_lost: LostListener | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        on_lost: LostListener | None = None,
+        on_failed: FailureListener | None = None,
+    ) -> None:
         self._database = database
         self._on_lost = on_lost
+        self._on_failed = on_failed
         self._hub = Hub(START)
         self._messages_ever = 0
         self._encounters = 0
+        self._tails_well = False
         self._tail: asyncio.Task[None] | None = None
 
     @property
@@ -107,10 +121,15 @@ class DatabaseFeed:
                 async with await self._database.connect() as connection:
                     await connection.execute("listen storenode_feed")
                     await self._check_head(connection)
-                    backoff = Backoff(_FOREVER_S)
                     await self._tail_on(connection)
             except (psycopg.Error, StoreUnavailable, TimeoutError):
-                await backoff.wait()
+                pass
+            except Exception as error:  # noqa: BLE001 - followers would wait without a word
+                if self._on_failed is not None:
+                    self._on_failed(error)
+            if self._tails_well:
+                self._tails_well, backoff = False, Backoff(_FOREVER_S)
+            await backoff.wait()
 
     async def _check_head(self, connection: Connection) -> None:
         """Compare a database that was out of reach with what was read before.
@@ -135,6 +154,7 @@ class DatabaseFeed:
             )
             for some in _portions(commits):
                 await self._pass_on(connection, some)
+            self._tails_well = True
             if len(commits) < _COMMITS_AT_ONCE:
                 async for _ in connection.notifies(timeout=POLL_S, stop_after=1):
                     pass
@@ -150,8 +170,8 @@ class DatabaseFeed:
             found = {row[0] for batch in rows.values() for row in batch}
             await self._learn(connection, found)
         for commit in commits:
-            self._messages_ever += commit.messages
             self._hub.dispatch(Commit(commit.place, rows.get(commit.batch, ())))
+            self._messages_ever += commit.messages
 
     async def _wanted(self, connection: Connection, commits: Sequence[CommitRow]) -> Topics:
         topics: set[bytes] = set()

@@ -59,7 +59,7 @@ async def open_wiring(
     writer = DatabaseWriter(database, PartitionMap(time.time_ns, config.retention))
     await writer.start()
     stack.push_async_callback(writer.stop)
-    feed = DatabaseFeed(database, on_lost=_commits_lost)
+    feed = DatabaseFeed(database, on_lost=_commits_lost, on_failed=_feed_failed)
     await feed.start()
     stack.push_async_callback(feed.stop)
     reader = DatabaseReader(database, lambda: feed.messages_ever)
@@ -77,6 +77,10 @@ def _pool_settings(config: NodeConfig) -> PoolSettings:
 
 def _commits_lost(reached: Place, left: Place) -> None:
     _LOG.error("commits_lost", reached=reached[0], newest=left[0])
+
+
+def _feed_failed(error: Exception) -> None:
+    _LOG.error("feed_failed", exc_info=error)
 
 
 def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Maintainer:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from urllib.parse import urlsplit
 
 import pytest
 
 from message.cursor import FollowCursor
+from message.limits import MAX_MESSAGE_BYTES
 from store.db import backlog
 from store.db import feed as feed_module
+from store.db.feed import DatabaseFeed
 from store.db.pool import Connection
 from store.db.select import Topics
+from store.domain.hub import Row
 from store.domain.ports import CursorOutOfRange, FollowRequest, TopicFilter
 from tests.integration.storage.following import (
     TERMINATE_OTHERS,
+    LongTransaction,
     commit_order,
     following,
     from_beginning,
@@ -93,6 +97,60 @@ async def test_followers_go_on_when_connections_are_killed(node: Node, other_nod
             else:
                 assert given == order
     assert node.lost == other_node.lost == []
+
+
+async def test_followers_get_everything_past_a_fault_of_the_tail(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: list[Exception] = [ZeroDivisionError(), KeyError("topic"), AssertionError("rows")]
+    expected, failed = list(faults), list[Exception]()
+
+    async def faulty(
+        connection: Connection, commits: Sequence[backlog.CommitRow], topics: Topics
+    ) -> dict[int, list[Row]]:
+        if faults:
+            raise faults.pop(0)
+        return await backlog.rows_of(connection, commits, topics)
+
+    monkeypatch.setattr(feed_module, "rows_of", faulty)
+    async with running(database_url) as node:
+        feed = DatabaseFeed(node.database, on_failed=failed.append)
+        await feed.start()
+        async with following(feed, from_now()) as [follower]:
+            await follower.until_live()
+            await store_some(node, SEED)
+            end = await store_one(node, "end")
+            assert await follower.until_given(end) == await commit_order(node)
+        assert feed.messages_ever == await node.value("select count(*) from storenode.messages")
+        await feed.stop()
+    assert failed == expected
+
+
+async def test_the_tail_reads_a_bounded_number_of_messages_at_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[list[int]] = []
+
+    async def noted(
+        connection: Connection, commits: Sequence[backlog.CommitRow], topics: Topics
+    ) -> dict[int, list[Row]]:
+        read.append([commit.messages for commit in commits])
+        return await backlog.rows_of(connection, commits, topics)
+
+    dice = random.Random(SEED)
+    long = LongTransaction(node)
+    sizes = [1, 2, 60, 40, 30, 150, 1, 200, 3]
+    await long.open([random_batch(dice, size, [NOW]) for size in sizes])
+    monkeypatch.setattr(feed_module, "rows_of", noted)
+    async with following(node.feed, from_now()) as [follower]:
+        await follower.until_live()
+        await long.commit()
+        end = await store_one(node, "end")
+        assert await follower.until_given(end) == await commit_order(node)
+    assert [messages for some in read for messages in some] == [*sizes, 1]
+    for some in read:
+        assert len(some) == 1 or sum(some) * MAX_MESSAGE_BYTES <= 16 * 1024 * 1024
+    assert len(read) <= len(sizes)
 
 
 async def test_a_cursor_of_another_database_is_refused(node: Node) -> None:

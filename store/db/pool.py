@@ -175,6 +175,8 @@ class Database:
         self.url = complete_url(url)
         self.settings = settings
         self._lenders: dict[str, _Lender] = {}
+        self.connections_made = 0
+        """Changes when a pool may have come to another server than before."""
         self.write_pool = self._pool("write", settings.write_connections)
         self.read_pool = self._pool("read", settings.read_connections)
         self.bulk_pool = self._pool("bulk", settings.bulk_connections)
@@ -191,7 +193,7 @@ class Database:
             reconnect_timeout=0,
             reconnect_failed=lender.give_up,
             max_lifetime=3600,
-            configure=prepare,
+            configure=self._prepare,
             name=name,
             open=False,
         )
@@ -223,6 +225,10 @@ class Database:
         """Close every connection."""
         for pool in self.pools:
             await pool.close()
+
+    async def _prepare(self, connection: Connection) -> None:
+        self.connections_made += 1
+        await prepare(connection)
 
     async def connect(self) -> Connection:
         """Open a connection outside the pools, for a task that keeps its own.

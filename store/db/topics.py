@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Final
 
 from message.record import RecordBatch
@@ -17,29 +17,32 @@ TopicRow = tuple[bytes, int, str, str]
 class KnownTopics:
     """Topic keys known to be in ``storenode.topics``, per coarse partition.
 
-    Forgets everything when partitions change (one may have been dropped and made again) and the
-    older half when `MAX_REMEMBERED` is passed: a topic that is named twice costs one insert that
-    does nothing.
+    Forgets everything when the ``era`` changes, which is any value that stands for the partitions
+    (one may have been dropped and made again) and for the server (a promoted one may have lost the
+    newest names); and the older half when `MAX_REMEMBERED` is passed. A topic that is named twice
+    costs one insert that does nothing.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes], None] = {}
-        self._generation = -1
+        self._era: Hashable = None
 
-    def unnamed(self, batch: RecordBatch, partitions: PartitionMap) -> list[TopicRow]:
+    def unnamed(
+        self, batch: RecordBatch, partitions: PartitionMap, era: Hashable = None
+    ) -> list[TopicRow]:
         """Rows that must be written before the batch."""
-        if self._generation != partitions.generation:
+        if self._era != era:
             self._known.clear()
-            self._generation = partitions.generation
+            self._era = era
         return [
             (key, lower, *batch.topics[key])
             for lower, key in self._used(batch, partitions)
             if (lower, key) not in self._known
         ]
 
-    def remember(self, rows: Sequence[TopicRow], partitions: PartitionMap) -> None:
-        """Note rows that were written."""
-        if self._generation == partitions.generation:
+    def remember(self, rows: Sequence[TopicRow], era: Hashable = None) -> None:
+        """Note rows that were written in an era, unless it is over."""
+        if self._era == era:
             self._known.update(((lower, key), None) for key, lower, _, _ in rows)
         if len(self._known) > MAX_REMEMBERED:
             for entry in list(self._known)[: len(self._known) // 2]:

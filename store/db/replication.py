@@ -1,0 +1,62 @@
+"""Commits that a synchronous standby must hold before anybody may rely on them.
+
+Postgres makes a commit wait for the standby, but not under all circumstances. When the wait is
+cancelled, the commit stands on the primary alone and the client is only warned. After a restart of
+the primary such commits are visible, and what finds them there waits for nobody, since it writes
+nothing. Both would turn into messages that were acknowledged and are lost when the standby is
+promoted (PostgreSQL manual, "Synchronous Replication", "Planning for High Availability").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import psycopg
+from psycopg.errors import Diagnostic
+
+from store.db.pool import Connection
+
+_WAITER: Final = "SyncRepWaitForLSN"
+"""The function of Postgres that warns; the text of the warning depends on the server's language."""
+
+_WAIT_FOR_STANDBY: Final = (
+    "select pg_logical_emit_message(true, 'storenode', ''::text)"
+    " where current_setting('synchronous_standby_names') <> ''"
+)
+
+
+class StandbyNotWaitedFor(psycopg.OperationalError):
+    """A commit is on the primary and perhaps not on the standby; to try again is safe."""
+
+
+@contextmanager
+def waiting_for_standby(connection: Connection) -> Iterator[None]:
+    """Commit in this block; it ends well only if no wait for the standby was cancelled.
+
+    Raises:
+        StandbyNotWaitedFor: one was.
+    """
+    warnings: list[Diagnostic] = []
+
+    def note(diagnostic: Diagnostic) -> None:
+        if diagnostic.source_function == _WAITER:
+            warnings.append(diagnostic)
+
+    connection.add_notice_handler(note)
+    try:
+        yield
+    finally:
+        connection.remove_notice_handler(note)
+    if warnings:
+        raise StandbyNotWaitedFor("a commit did not wait for the standby")
+
+
+async def cover_what_is_visible(connection: Connection) -> None:
+    """Let the commit of this transaction wait until the standby holds all that was seen in it.
+
+    Costs a record in the log where there is a synchronous standby, and nothing elsewhere: what is
+    visible on a server alone is on its disk.
+    """
+    await connection.execute(_WAIT_FOR_STANDBY)

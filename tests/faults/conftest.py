@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from random import Random
 
 import pytest
 
+from store.db.migrate import upgrade
+from tests.support.cluster import ClusterServer, Pair
 from tests.support.node import NodeProcess
 
 
@@ -26,3 +29,35 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
     process = NodeProcess(tmp_path / "data")
     yield process
     process.close()
+
+
+@pytest.fixture
+def server() -> Iterator[ClusterServer]:
+    """A Postgres of its own, with the schema."""
+    with tempfile.TemporaryDirectory(prefix="storenode-server-") as directory:
+        running = ClusterServer(Path(directory) / "server")
+        running.create()
+        running.start()
+        try:
+            upgrade(running.url)
+            yield running
+        finally:
+            running.stop()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """A primary and a standby, with the schema; asynchronous at first."""
+    with Pair() as running:
+        yield running
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[list[NodeProcess]]:
+    """Two nodes that are given their database and started by the test."""
+    both = [
+        NodeProcess(tmp_path / name, ("--retention-interval", "200ms")) for name in ("one", "two")
+    ]
+    yield both
+    for each in both:
+        each.close()

@@ -27,16 +27,6 @@ def postmaster_of(node: NodeProcess) -> psutil.Process:
     return found
 
 
-def kill_machine(postmaster: psutil.Process) -> None:
-    """End all processes of a server at one moment, as when its machine loses power."""
-    postmaster.suspend()
-    processes = [postmaster, *postmaster.children(recursive=True)]
-    for process in processes[1:]:
-        process.suspend()
-    for process in processes:
-        process.kill()
-
-
 class Readiness:
     """Every change of a node's readiness, as its health service tells it."""
 
@@ -80,9 +70,30 @@ class Readiness:
 
     def close(self) -> None:
         """End the watching."""
-        self._watch.cancel()
+        self._watch.cancel()  # type: ignore[no-untyped-call]
         self._channel.close()
         self._reader.join()
+
+
+async def logged(node: NodeProcess, text: str, after: int = 0) -> None:
+    """Wait until a line of the node's log beyond some bytes holds a text."""
+    command = ["tail", "--follow", f"--bytes=+{after + 1}", str(node.log_path)]
+    tail = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert tail.stdout is not None
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while text.encode() not in await tail.stdout.readline():
+                pass
+    finally:
+        tail.kill()
+        await tail.wait()
+
+
+async def until(check: Callable[[], bool]) -> None:
+    """Ask a process or a database, which takes its time, until the answer is yes."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await asyncio.to_thread(check):
+            pass
 
 
 def metrics(node: NodeProcess) -> dict[tuple[str, ...], float]:

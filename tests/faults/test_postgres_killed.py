@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from store.client.types import PublishResult
-from tests.faults.processes import Readiness, kill_machine, postmaster_of
+from tests.faults.processes import Readiness, postmaster_of
 from tests.support.acknowledged import (
     Follower,
     Ledger,
@@ -21,6 +21,7 @@ from tests.support.acknowledged import (
     following,
     publishing,
 )
+from tests.support.cluster import kill_machine
 from tests.support.command import Command
 from tests.support.node import NodeProcess
 

@@ -1,0 +1,170 @@
+"""The primary dies while clients publish, and its standby is promoted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from store.client.errors import NodeError
+from store.client.messages import new_message
+from store.client.node import connect, content_filter
+from store.client.types import PublishResult, WakuMessageAndTopic
+from tests.faults.processes import until
+from tests.support.acknowledged import (
+    PATIENCE_S,
+    PUBSUB,
+    TOPICS,
+    Follower,
+    Ledger,
+    Publisher,
+    check_node,
+    following,
+    found_by_hash,
+    hashes_of,
+    publishing,
+)
+from tests.support.cluster import Pair
+from tests.support.command import Command
+from tests.support.node import NodeProcess
+
+WAITING = """
+select pid, query_start from pg_stat_activity
+where wait_event = 'SyncRep' and query = 'COMMIT' order by query_start
+"""
+
+
+def start(pair: Pair, nodes: Sequence[NodeProcess]) -> None:
+    """Start nodes that know both servers."""
+    for node in nodes:
+        node.database_url = pair.url
+        node.start()
+
+
+async def test_a_promoted_standby_holds_everything(
+    pair: Pair, nodes: list[NodeProcess], dice: Random
+) -> None:
+    ledger = Ledger()
+    pair.synchronous()
+    await until(lambda: pair.replicating() == "sync")
+    start(pair, nodes)
+    publishers = [
+        Publisher(node.listen, ledger, Random(dice.random())) for node in nodes for _ in range(2)
+    ]
+    followers = [Follower(node.listen) for node in nodes]
+    async with following(*followers):
+        async with publishing(publishers):
+            await ledger.more(dice.randint(1_000, 4_000))
+            await asyncio.to_thread(pair.first.kill)
+            await asyncio.to_thread(pair.promote)
+            await ledger.more(1_000)
+        for node, follower in zip(nodes, followers, strict=True):
+            held = await check_node(node.listen, ledger)
+            await follower.has_all(held)
+            assert set(follower.hashes) == held == ledger.sent
+    Command().ok("db", "check", "--database-url", pair.second.url)
+
+
+@pytest.mark.parametrize("end", ["pg_cancel_backend", "pg_terminate_backend"])
+async def test_a_commit_that_did_not_wait_for_the_standby_is_not_acknowledged(
+    pair: Pair, nodes: list[NodeProcess], dice: Random, end: str
+) -> None:
+    """Such a commit stands on the primary, where everybody sees it, and is lost with it."""
+    ledger = Ledger()
+    pair.synchronous()
+    await until(lambda: pair.replicating() == "sync")
+    start(pair, nodes)
+    # So that partitions and the names of topics are there, and only messages are left to wait for.
+    await asyncio.gather(*(publish_everywhere(node) for node in nodes))
+    request = ledger.sending(Publisher("", ledger, dice).request())
+
+    async def publish(node: NodeProcess) -> None:
+        async with connect(node.listen) as client:
+            results = await client.publish(request.messages, timeout_s=PATIENCE_S)
+            ledger.answered(request, results)
+
+    pair.cut()
+    await until(lambda: pair.replicating() is None)
+    calls = [asyncio.create_task(publish(nodes[0]))]
+    await until(lambda: len(pair.first.ask(WAITING)) == 1)
+    ((pid, since),) = pair.first.ask(WAITING)
+    pair.first.ask(f"select {end}(%s)", pid)
+    await until(lambda: any(row[1] > since for row in pair.first.ask(WAITING)))
+    # The message is visible now; whoever publishes it again must not be told that it is kept.
+    calls.append(asyncio.create_task(publish(nodes[1])))
+    await until(lambda: len(pair.first.ask(WAITING)) == 2)
+    assert not any(call.done() for call in calls)
+    assert ledger.acknowledged == set()
+    pair.first.kill()
+    await asyncio.to_thread(pair.promote)
+    await asyncio.gather(*calls)
+    assert ledger.outcomes[PublishResult.STORED] == len(ledger.sent), "they were lost, and stored"
+    for node in nodes:
+        async with connect(node.listen) as client:
+            assert await found_by_hash(client, ledger.sent) == ledger.sent
+
+
+async def test_what_a_lagging_standby_lost_is_not_passed_over_in_silence(
+    pair: Pair, nodes: list[NodeProcess], dice: Random
+) -> None:
+    """Without synchronous replication commits may be lost: cursors beyond them are refused."""
+    kept, lost, after = Ledger(), Ledger(), Ledger()
+    start(pair, nodes)
+    reader = Follower(nodes[0].listen)
+    async with following(reader):
+        async with publishing([Publisher(nodes[0].listen, kept, dice)]):
+            await kept.more(300)
+        await reader.has_all(kept.sent)
+    replayed = pair.first.ask("select pg_current_wal_flush_lsn()")[0][0]
+    await until(
+        lambda: (
+            pair.second.ask("select pg_last_wal_replay_lsn() >= %s::pg_lsn", replayed) == [(True,)]
+        )
+    )
+    pair.cut()
+    await until(lambda: pair.replicating() is None)
+    beyond = Follower(nodes[1].listen, reader.cursor)
+    async with following(beyond):
+        async with publishing([Publisher(nodes[0].listen, lost, dice)]):
+            await lost.more(300)
+        new_topic = [message_of(dice)]
+        async with connect(nodes[0].listen) as client:
+            await client.publish(new_topic)
+        await beyond.has_all(lost.sent)
+    pair.first.kill()
+    await asyncio.to_thread(pair.promote)
+    async with publishing([Publisher(node.listen, after, dice) for node in nodes]):
+        await after.more(300)
+    for node in nodes:
+        async with connect(node.listen) as client:
+            with pytest.raises(NodeError) as refused:
+                await anext(client.follow(cursor=beyond.cursor))
+        assert refused.value.code == "OUT_OF_RANGE"
+        resumed = Follower(node.listen, reader.cursor)
+        async with following(resumed):
+            await resumed.has_all(after.sent)
+        assert set(resumed.hashes) == after.sent
+    async with connect(nodes[0].listen) as client:
+        again = [message_of(dice)]
+        await client.publish(again)
+        # By content topic alone: this goes through the names of topics, which were lost too.
+        wanted = content_filter(content_topics=[again[0].message.content_topic])
+        found = [digest async for page in client.scan(filter=wanted) for digest in hashes_of(page)]
+        assert len(found) == 1
+    Command().ok("db", "check", "--database-url", pair.second.url)
+
+
+async def publish_everywhere(node: NodeProcess) -> None:
+    """One message on each topic."""
+    async with connect(node.listen) as client:
+        await client.publish(
+            new_message(node.listen.encode(), topic, PUBSUB, time.time_ns()) for topic in TOPICS
+        )
+
+
+def message_of(dice: Random) -> WakuMessageAndTopic:
+    """A message on a topic that nothing else uses."""
+    return new_message(dice.randbytes(20), "/faults/1/rare/proto", PUBSUB, time.time_ns())

@@ -1,0 +1,197 @@
+"""Two Postgres servers, a primary and its standby, and the tools to break and promote them.
+
+The servers are launched once and never restarted behind a test's back, unlike the embedded one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import psycopg
+from psycopg import sql
+
+from store.db.migrate import upgrade
+from store.embedded import binaries
+from store.embedded.account import account_for
+from store.embedded.datadir import DATABASE, DataDir, child_view
+from store.embedded.initdb import make_cluster
+from store.embedded.process import Launch
+from store.embedded.server import Plan, Server, choose_port
+from tests.support.postgres import ROLE, SUPERUSER
+
+START_TIMEOUT_S: Final = 60.0
+_STANDBY_NAME: Final = "second"
+_HBA: Final = """\
+host all all 127.0.0.1/32 trust
+host replication all 127.0.0.1/32 trust
+"""
+_SETTINGS: Final[Mapping[str, str]] = {
+    "max_connections": "60",
+    "shared_buffers": "64MB",
+    "wal_keep_size": "256MB",
+    "hot_standby": "on",
+}
+
+
+class ClusterServer:
+    """One server on a directory of its own; the thread that starts it must outlive it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.data = DataDir(directory)
+        self.data.path.mkdir()
+        # Chosen once: the connection strings of nodes name it before and after a restart.
+        self.port = choose_port(None)
+        self._installation = binaries.choose(None)
+        self._account = account_for(self.data.cluster)
+        self._server: Server | None = None
+
+    def create(self) -> None:
+        """Make an empty cluster with the database and the role of nodes."""
+        found = binaries.reachable(self._installation, Launch(self._account))
+        make_cluster(self.data, self._account, found)
+        (self.data.cluster / "pg_hba.conf").write_text(_HBA)
+
+    def copy(self, primary: ClusterServer) -> None:
+        """Make a standby by a base backup of a running server."""
+        found = binaries.reachable(self._installation, Launch(self._account))
+        self.data.cluster.mkdir(mode=0o700)
+        if self._account is not None:
+            os.chown(self.data.cluster, self._account.uid, self._account.gid)
+        with child_view(self.data.cluster, self._account) as (launch, path):
+            program = found.program("pg_basebackup")
+            source = f"host=127.0.0.1 port={primary.port} user={SUPERUSER}"
+            launch.run(
+                [
+                    program,
+                    "--pgdata",
+                    path,
+                    "--dbname",
+                    source,
+                    "--checkpoint=fast",
+                    "--wal-method=stream",
+                ]
+            )
+        (self.data.cluster / "standby.signal").touch()
+        self.set(
+            primary_conninfo=f"{source} application_name={_STANDBY_NAME}",
+            synchronous_standby_names="",
+        )
+
+    def set(self, **settings: str) -> None:
+        """Write settings for the next start or reload."""
+        with (self.data.cluster / "postgresql.auto.conf").open("a") as file:
+            file.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+
+    def start(self) -> None:
+        """Start it and wait until it accepts connections."""
+        found = binaries.reachable(self._installation, Launch(self._account))
+        plan = Plan(self.data, account_for(self.data.cluster), found, dict(_SETTINGS))
+        self._server = Server(plan, self.port)
+        assert self._server.await_ready(START_TIMEOUT_S), self._server.why_it_ended()
+
+    @property
+    def process(self) -> psutil.Process:
+        """The postmaster."""
+        assert self._server is not None, "the server was not started"
+        return psutil.Process(self._server.pid)
+
+    @property
+    def url(self) -> str:
+        """URL of the nodes' database."""
+        return f"postgresql://{ROLE}@127.0.0.1:{self.port}/{DATABASE}"
+
+    def stop(self) -> None:
+        """Shut it down as `pg_ctl stop -m fast` does; nothing to do when it does not run."""
+        if self._server is not None:
+            self._server.send(signal.SIGINT)
+            self._server.wait()
+            self._server = None
+
+    def kill(self) -> None:
+        """End all its processes at one moment, as when its machine loses power."""
+        assert self._server is not None, "the server was not started"
+        kill_machine(self.process)
+        self._server.wait()
+        self._server = None
+
+    def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Run a statement as the superuser in the nodes' database."""
+        url = f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/{DATABASE}"
+        with psycopg.connect(url, autocommit=True) as connection:
+            cursor = connection.execute(sql.SQL(statement), values)  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+
+class Pair:
+    """A primary, its standby, and the URL that names both; a context manager."""
+
+    def __init__(self) -> None:
+        # Not below a directory of pytest's: Postgres's account must get there.
+        self.directory = Path(tempfile.mkdtemp(prefix="storenode-pair-"))
+        self.first = ClusterServer(self.directory / "first")
+        self.second = ClusterServer(self.directory / "second")
+
+    @property
+    def url(self) -> str:
+        """Both hosts; a node adds that it wants the one that takes writes."""
+        hosts = f"127.0.0.1:{self.first.port},127.0.0.1:{self.second.port}"
+        return f"postgresql://{ROLE}@{hosts}/{DATABASE}"
+
+    def __enter__(self) -> Pair:
+        try:
+            self.first.create()
+            self.first.start()
+            upgrade(self.first.url)
+            self.second.copy(self.first)
+            self.second.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def synchronous(self, *, on: bool = True) -> None:
+        """Let every commit of the primary wait for the standby's disk, or for nobody."""
+        self.first.set(synchronous_standby_names=_STANDBY_NAME if on else "")
+        self.first.ask("select pg_reload_conf()")
+
+    def replicating(self) -> str | None:
+        """How the standby replicates: `sync`, `async`, or None while it is not connected."""
+        states = self.first.ask(
+            "select sync_state from pg_stat_replication where state = 'streaming'"
+        )
+        return states[0][0] if states else None
+
+    def cut(self) -> None:
+        """Break the replication and keep it broken."""
+        self.second.set(primary_conninfo="")
+        self.second.ask("select pg_reload_conf()")
+
+    def promote(self) -> None:
+        """Make the standby the primary."""
+        assert self.second.ask("select pg_promote(true, 60)") == [(True,)]
+
+    def close(self) -> None:
+        """Stop both and remove what they left."""
+        for server in (self.second, self.first):
+            server.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def kill_machine(postmaster: psutil.Process) -> None:
+    """End all processes of a server at one moment."""
+    postmaster.suspend()
+    processes = [postmaster, *postmaster.children(recursive=True)]
+    for process in processes[1:]:
+        process.suspend()
+    for process in processes:
+        process.kill()

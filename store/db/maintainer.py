@@ -4,7 +4,8 @@
     any      --connection lost-->    reconnecting, with backoff --> waiting
 
 The lock belongs to the session, so it passes to another node when this one, or its connection,
-goes away.
+goes away. A node whose clock runs ahead of the database's lets it go: it would take what is new for
+old, and drop it.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import Any, Final, Protocol
 import psycopg
 from psycopg import AsyncConnection
 
+from message.limits import NS_PER_S
 from store.db.errors import sentence
 from store.db.locks import MAINTENANCE
 from store.db.partitions import ensure_ahead
@@ -30,6 +32,8 @@ FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 30.0
 
 _TRY_LOCK: Final = "select pg_try_advisory_lock(%s)"
+_UNLOCK: Final = "select pg_advisory_unlock(%s)"
+_CLOCK: Final = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000"
 
 
 class EventSink(Protocol):
@@ -43,9 +47,10 @@ class Maintainer:
     """Runs the maintenance while it is this node's turn.
 
     ``connect`` opens a connection in autocommit mode that is used for nothing else; ``now_ns`` is a
-    clock in nanoseconds since the epoch. Events: ``maintenance_taken``, ``partition_dropped``,
-    ``retention_problem``, ``partitions_analyzed``, ``maintenance_failed``,
-    ``maintenance_disconnected``.
+    clock in nanoseconds since the epoch, of which ``max_lead_ns`` says how far ahead of the
+    database's it may be (None: it is not compared). Events: ``maintenance_taken``,
+    ``partition_dropped``, ``retention_problem``, ``partitions_analyzed``, ``clock_ahead``,
+    ``maintenance_failed``, ``maintenance_disconnected``.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Maintainer:
         on_event: EventSink,
         interval_s: float = DEFAULT_INTERVAL_S,
         lock_timeout_ms: int = DEFAULT_LOCK_TIMEOUT_MS,
+        max_lead_ns: int | None = None,
     ) -> None:
         self._connect = connect
         self._policy = policy
@@ -64,6 +70,7 @@ class Maintainer:
         self._on_event = on_event
         self._interval_s = interval_s
         self._lock_timeout_ms = lock_timeout_ms
+        self._max_lead_ns = max_lead_ns
         self._wake = asyncio.Event()
         self._in_charge = False
         self.rounds = 0
@@ -96,6 +103,12 @@ class Maintainer:
 
     async def _serve(self, connection: Connection) -> None:
         while True:
+            if await self._is_ahead(connection):
+                if self._in_charge:
+                    self._in_charge = False
+                    await connection.execute(_UNLOCK, (MAINTENANCE,))
+                await self._pause(self._interval_s)
+                continue
             if not self._in_charge:
                 self._in_charge = await _obtained(connection)
                 if self._in_charge:
@@ -103,6 +116,20 @@ class Maintainer:
             if self._in_charge:
                 await self.round(connection)
             await self._pause(self._interval_s)
+
+    async def _is_ahead(self, connection: Connection) -> bool:
+        if self._max_lead_ns is None:
+            return False
+        ((database_ns,),) = await (await connection.execute(_CLOCK)).fetchall()
+        lead_ns = self._now_ns() - database_ns
+        if lead_ns <= self._max_lead_ns:
+            return False
+        self._on_event(
+            "clock_ahead",
+            problem=f"this node's clock is {lead_ns // NS_PER_S} s ahead of the database's:"
+            " it does no maintenance until one of them is corrected",
+        )
+        return True
 
     async def round(self, connection: Connection) -> None:
         """Do all maintenance once; what fails keeps nothing else from being done.

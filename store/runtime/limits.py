@@ -2,6 +2,11 @@
 
 from typing import Final
 
+from message.limits import NS_PER_S
+
+MAX_CLOCK_LEAD_NS: Final = 3_600 * NS_PER_S
+"""A node whose clock is further ahead of the database's drops nothing: what is new looks old."""
+
 HEALTHY_CHECK_INTERVAL_S: Final = 2.0
 """How often the database is asked whether it answers, while it does."""
 

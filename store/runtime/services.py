@@ -24,6 +24,7 @@ from store.domain.ports import Services
 from store.domain.retention import RetentionPolicy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
+from store.runtime.limits import MAX_CLOCK_LEAD_NS
 
 _LOG = get_logger("store.runtime.services")
 _NS_PER_MS = 1_000_000
@@ -96,4 +97,5 @@ def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Mai
         on_event=note,
         interval_s=config.retention_interval / NS_PER_S,
         lock_timeout_ms=max(1, config.retention_lock_timeout // _NS_PER_MS),
+        max_lead_ns=MAX_CLOCK_LEAD_NS,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -101,6 +102,44 @@ async def test_it_makes_partitions_ahead_and_drops_old_ones(database_url: str) -
             "messages_20261125",
         ]
     assert not node.in_charge
+
+
+async def test_a_node_whose_clock_runs_ahead_leaves_the_work_to_another(database_url: str) -> None:
+    now, right, wrong = [time.time_ns()], Events(), Events()
+    policy = RetentionPolicy(age_ns=30 * DAY_NS)
+
+    def made(events: Events, clock: Callable[[], int]) -> Maintainer:
+        return Maintainer(
+            lambda: opened(database_url),
+            policy,
+            now_ns=clock,
+            on_event=events,
+            interval_s=0.01,
+            max_lead_ns=DAY_NS,
+        )
+
+    jumping = made(wrong, lambda: now[0])
+    other = made(right, time.time_ns)
+    async with await opened(database_url) as watcher, running(jumping):
+        await wrong.wait_for("maintenance_taken")
+        await until(lambda: done(watcher, jumping))
+        held = await names(watcher, "messages")
+        async with running(other):
+            now[0] += 400 * DAY_NS
+            assert "ahead of the database's" in str(await wrong.wait_for("clock_ahead"))
+            await right.wait_for("maintenance_taken")
+            assert not jumping.in_charge
+            await until(lambda: done(watcher, other))
+            assert other.in_charge
+        assert held != []
+        assert await names(watcher, "messages") == held
+    assert "partition_dropped" not in wrong.names()
+
+
+async def done(watcher: Connection, node: Maintainer) -> bool:
+    """Whether a maintainer has done a round; gives it time to."""
+    await values(watcher, "select 1")
+    return node.rounds > 0
 
 
 async def test_one_node_at_a_time_and_then_the_other(database_url: str) -> None:

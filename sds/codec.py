@@ -33,6 +33,8 @@ _Parents = list[tuple[bytes, bytes | None]]
 # 20 must, and those of the others may, since parsers accept tags that are longer than needed.
 _SHORT_TAGS: Final = (0x0A, 0x12, 0x1A, 0x50, 0x5A, 0x62, 0x6A)
 _FIRST_BYTES: Final = frozenset((*_SHORT_TAGS, *(tag | 0x80 for tag in _SHORT_TAGS), 0xA2))
+_ENTRY_FIRST_BYTES: Final = frozenset((0x0A, 0x12, 0x1A, 0x8A, 0x92, 0x9A))
+"""The same of a `HistoryEntry`. IDs of the older revision are text, which rarely begins so."""
 
 
 def decode(payload: bytes) -> SdsMetadata | None:
@@ -46,9 +48,9 @@ def decode(payload: bytes) -> SdsMetadata | None:
         message = message_pb2.Message.FromString(payload)
     except DecodeError:
         return _decode_entry_by_entry(payload)
-    message.DiscardUnknownFields()
     if len(message.causal_history) > MAX_HISTORY_ENTRIES:
         return None
+    message.DiscardUnknownFields()
     parents = [_parent(entry) for entry in message.causal_history]
     # Without unknown fields, only an unusual encoding makes the payload the longer of the two.
     if message.ByteSize() != len(payload) or not all(parent for parent, _ in parents):
@@ -128,6 +130,8 @@ def _decode_entry_by_entry(payload: bytes) -> SdsMetadata | None:
 
 
 def _entry_parent(raw: bytes) -> tuple[bytes, bytes | None] | None:
+    if not raw or raw[0] not in _ENTRY_FIRST_BYTES:
+        return None
     try:
         entry = message_pb2.HistoryEntry.FromString(raw)
     except DecodeError:

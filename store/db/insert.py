@@ -8,6 +8,7 @@ a staging table and needs one round trip less.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,9 @@ MAX_LISTED_TOPICS: Final = 64
 MAX_IDLE_IN_PLACE_MS: Final = 5_000
 """A node that falls silent between taking its place and COMMIT keeps every other from committing:
 the server ends its transaction after this time. Its next attempt stores the batch."""
+
+MAX_INLINE_PARENTS: Final = 4_096
+"""Parents of a batch that are laid out on the event loop, in 10 ms; more are left to a thread."""
 
 _INT64: Final = 1 << 64
 _TOPIC_KEY_BYTES: Final = 16
@@ -180,7 +184,11 @@ def _array_literal(elements: Iterable[str]) -> str:
 async def insert(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
     """Insert what is new of a batch; the caller's transaction is open."""
     statement = INSERT_WITH_SDS if batch.sds else INSERT_MESSAGES
-    cursor = await connection.execute(statement, parameters(batch, batch_id), binary=True)
+    if sum(len(row.parents) for row in batch.sds) > MAX_INLINE_PARENTS:
+        given = await asyncio.to_thread(parameters, batch, batch_id)
+    else:
+        given = parameters(batch, batch_id)
+    cursor = await connection.execute(statement, given, binary=True)
     row = await cursor.fetchone()
     assert row is not None
     count, low, high, joined, topics = row

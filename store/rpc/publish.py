@@ -26,6 +26,7 @@ from store.rpc.decode import clip, decode
 from store.rpc.encode import publish_response
 from store.rpc.failure import RpcFailure, over_limit
 from store.rpc.limits import (
+    ADMISSION_CHUNK_BYTES,
     ADMISSION_CHUNK_MESSAGES,
     COUNTED_REQUEST_BYTES,
     STREAM_WINDOW_BYTES,
@@ -89,10 +90,11 @@ class Publisher:
             )
         call.charge_messages(count)
         door = PublishDoor(node.policy(), node.now_ns(), call.client)
-        for start in range(0, count, ADMISSION_CHUNK_MESSAGES):
+        step = chunk_messages(count, len(request))
+        for start in range(0, count, step):
             if start:
                 await asyncio.sleep(0)
-            door.admit(messages[start : start + ADMISSION_CHUNK_MESSAGES])
+            door.admit(messages[start : start + step])
         return Batch(door.published, decoded.min_confirms, began_ns)
 
     async def store(self, call: Call, batch: Batch) -> bytes:
@@ -172,6 +174,11 @@ class _Stream:
         answer = asyncio.create_task(self._publisher.store(self._call, batch))
         answer.add_done_callback(lambda _: _give_back(held, size))
         self._answers.put_nowait(answer)
+
+
+def chunk_messages(count: int, size_bytes: int) -> int:
+    """How many of ``count`` messages in a request of ``size_bytes`` are judged at one go."""
+    return max(1, min(ADMISSION_CHUNK_MESSAGES, count * ADMISSION_CHUNK_BYTES // (size_bytes + 1)))
 
 
 def _give_back(budgets: Iterable[Budget], size_bytes: int) -> None:

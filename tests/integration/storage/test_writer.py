@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -348,12 +349,25 @@ SDS_CASES = [
 ]
 
 
-async def test_sds_rows_hold_what_messages_claim(node: Node) -> None:
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_sds_rows_hold_what_messages_claim(
+    node: Node, monkeypatch: pytest.MonkeyPatch, in_thread: bool
+) -> None:
+    laid_out_in: list[threading.Thread] = []
+
+    def parameters(batch: RecordBatch, batch_id: int) -> dict[str, object]:
+        laid_out_in.append(threading.current_thread())
+        return lay_out(batch, batch_id)
+
+    lay_out = insert_module.parameters
+    monkeypatch.setattr(insert_module, "parameters", parameters)
     batch = batch_of(
         (NOW - 40 * DAY * (number % 2), TOPICS[0], payload)
         for number, payload in enumerate([b"no SDS", *SDS_CASES, b"\xff"])
     )
     assert len(batch.sds) == len(SDS_CASES)
+    parents = sum(len(sds.parents) for sds in batch.sds)
+    monkeypatch.setattr(insert_module, "MAX_INLINE_PARENTS", parents - in_thread)
     assert all(await node.store(batch))
     assert not any(await node.store(batch))
     rows = await node.rows(
@@ -381,6 +395,7 @@ async def test_sds_rows_hold_what_messages_claim(node: Node) -> None:
         ]
         assert parent_ids == [each for each, _ in sds.parents]
         assert parent_hints == [hint for _, hint in sds.parents]
+    assert {thread is not threading.main_thread() for thread in laid_out_in} == {in_thread}
     await assert_tables_agree(node, [batch])
 
 

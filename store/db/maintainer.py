@@ -5,7 +5,8 @@
 
 The lock belongs to the session, so it passes to another node when this one, or its connection,
 goes away. A node whose clock runs ahead of the database's lets it go: it would take what is new for
-old, and drop it.
+old, and drop it. Both clocks may be wrong, above all when they are one, so retention does not
+follow a leap of the clock before it has lasted (`store.domain.retention_clock`).
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from store.db.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
 from store.db.schema import FINE_TABLE
 from store.db.stats import analyze_stale
 from store.domain.retention import RetentionPolicy, effective_age_ns
+from store.domain.retention_clock import RetentionClock
 
 Connection = AsyncConnection[Any]
 
@@ -33,6 +35,11 @@ LONGEST_BACKOFF_S: Final = 30.0
 
 _TRY_LOCK: Final = "select pg_try_advisory_lock(%s)"
 _UNLOCK: Final = "select pg_advisory_unlock(%s)"
+_NEWEST_COMMIT: Final = """
+select (extract(epoch from greatest(created_at, (
+    select committed_at from storenode.commits order by position desc limit 1
+))) * 1000000)::bigint * 1000 from storenode.store
+"""
 _CLOCK: Final = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000"
 
 
@@ -48,9 +55,10 @@ class Maintainer:
 
     ``connect`` opens a connection in autocommit mode that is used for nothing else; ``now_ns`` is a
     clock in nanoseconds since the epoch, of which ``max_lead_ns`` says how far ahead of the
-    database's it may be (None: it is not compared). Events: ``maintenance_taken``,
+    database's it may be (None: it is not compared). ``steady_ns`` is a clock that nobody sets, by
+    which leaps of the other are noticed (None: they are not). Events: ``maintenance_taken``,
     ``partition_dropped``, ``retention_problem``, ``partitions_analyzed``, ``clock_ahead``,
-    ``maintenance_failed``, ``maintenance_disconnected``.
+    ``clock_doubted``, ``clock_believed``, ``maintenance_failed``, ``maintenance_disconnected``.
     """
 
     def __init__(
@@ -63,6 +71,7 @@ class Maintainer:
         interval_s: float = DEFAULT_INTERVAL_S,
         lock_timeout_ms: int = DEFAULT_LOCK_TIMEOUT_MS,
         max_lead_ns: int | None = None,
+        steady_ns: Callable[[], int] | None = None,
     ) -> None:
         self._connect = connect
         self._policy = policy
@@ -71,6 +80,9 @@ class Maintainer:
         self._interval_s = interval_s
         self._lock_timeout_ms = lock_timeout_ms
         self._max_lead_ns = max_lead_ns
+        self._steady_ns = steady_ns
+        self._clock: RetentionClock | None = None
+        self._doubted = False
         self._wake = asyncio.Event()
         self._in_charge = False
         self.rounds = 0
@@ -137,9 +149,10 @@ class Maintainer:
         Raises:
             psycopg.Error: the connection is lost.
         """
+        now_ns = await self._time(connection)
         for task in (self._prune, self._ensure_ahead, self._analyze):
             try:
-                await task(connection)
+                await task(connection, now_ns)
             except psycopg.Error as error:
                 if connection.broken or connection.closed:
                     raise
@@ -148,9 +161,31 @@ class Maintainer:
                 )
         self.rounds += 1
 
-    async def _prune(self, connection: Connection) -> None:
+    async def _time(self, connection: Connection) -> int:
+        """The time to go by."""
+        clock_ns = self._now_ns()
+        if self._steady_ns is None:
+            return clock_ns
+        steady_ns = self._steady_ns()
+        if self._clock is None:
+            ((witness_ns,),) = await (await connection.execute(_NEWEST_COMMIT)).fetchall()
+            self._clock = RetentionClock(witness_ns, steady_ns)
+        reading = self._clock.read(clock_ns, steady_ns)
+        if reading.doubted and not self._doubted:
+            self._on_event(
+                "clock_doubted",
+                problem=f"the clock is {reading.ahead_ns // NS_PER_S} s further than the time that"
+                " has passed since it was last seen right: retention follows it when it has been"
+                " steady for as long, or for a day",
+            )
+        if self._doubted and not reading.doubted:
+            self._on_event("clock_believed")
+        self._doubted = reading.doubted
+        return reading.time_ns
+
+    async def _prune(self, connection: Connection, now_ns: int) -> None:
         report = await prune(
-            connection, self._policy, self._now_ns(), lock_timeout_ms=self._lock_timeout_ms
+            connection, self._policy, now_ns, lock_timeout_ms=self._lock_timeout_ms
         )
         for drop in report.dropped:
             self._on_event(
@@ -163,12 +198,11 @@ class Maintainer:
         for problem in report.problems:
             self._on_event("retention_problem", problem=problem)
 
-    async def _ensure_ahead(self, connection: Connection) -> None:
-        now_ns = self._now_ns()
+    async def _ensure_ahead(self, connection: Connection, now_ns: int) -> None:
         fine = (await read_inventory(connection)).of(FINE_TABLE)
         await ensure_ahead(connection, now_ns, effective_age_ns(fine, self._policy, now_ns))
 
-    async def _analyze(self, connection: Connection) -> None:
+    async def _analyze(self, connection: Connection, _now_ns: int) -> None:
         names = await analyze_stale(connection)
         if names:
             self._on_event("partitions_analyzed", partitions=names)

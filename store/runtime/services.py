@@ -28,7 +28,9 @@ from store.runtime.limits import MAX_CLOCK_LEAD_NS
 
 _LOG = get_logger("store.runtime.services")
 _NS_PER_MS = 1_000_000
-_ROUTINE_EVENTS = frozenset({"maintenance_taken", "partition_dropped", "partitions_analyzed"})
+_ROUTINE_EVENTS = frozenset(
+    {"maintenance_taken", "partition_dropped", "partitions_analyzed", "clock_believed"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +100,5 @@ def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Mai
         interval_s=config.retention_interval / NS_PER_S,
         lock_timeout_ms=max(1, config.retention_lock_timeout // _NS_PER_MS),
         max_lead_ns=MAX_CLOCK_LEAD_NS,
+        steady_ns=time.monotonic_ns,
     )

@@ -125,7 +125,7 @@ class ClusterServer:
         """Run a statement as the superuser in the nodes' database."""
         url = f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/{DATABASE}"
         with psycopg.connect(url, autocommit=True) as connection:
-            cursor = connection.execute(sql.SQL(statement), values)  # type: ignore[arg-type]
+            cursor = connection.execute(sql.SQL(statement), values)
             return cursor.fetchall() if cursor.description else []
 
 

@@ -1,0 +1,196 @@
+"""Clocks that are set while messages are stored: what is kept, and in which order it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from message.validate import Policy, admit
+from store.client.messages import hash_of, new_message
+from store.db.feed import DatabaseFeed
+from store.db.maintainer import Maintainer
+from store.db.partitions import PartitionMap, read_catalog
+from store.db.pool import Database
+from store.db.writer import DatabaseWriter
+from store.domain.ports import FollowRequest, Source, TopicFilter
+from store.domain.retention import RetentionPolicy
+from store.domain.retention_clock import MAX_DOUBT_NS
+from tests.faults.processes import logged
+from tests.support.acknowledged import PUBSUB, TOPICS
+from tests.support.node import running_node
+from wire.storenode.v1.store_pb2 import FollowPage
+
+DAY_NS = 86_400 * 10**9
+RETENTION_NS = 7 * DAY_NS
+DRIFT_NS = 20 * 10**9
+
+
+@dataclass
+class Clock:
+    """A clock that can be set, and the steady one behind it."""
+
+    offset_ns: int = 0
+    passed_ns: int = 0
+
+    def now(self) -> int:
+        """What the clock shows."""
+        return time.time_ns() + self.passed_ns + self.offset_ns
+
+    def steady(self) -> int:
+        """What nobody sets."""
+        return time.monotonic_ns() + self.passed_ns
+
+
+@dataclass
+class Node:
+    """The storage of a node with a clock of ours."""
+
+    clock: Clock
+    database: Database
+    writer: DatabaseWriter
+    feed: DatabaseFeed
+    maintainer: Maintainer
+    events: list[str]
+
+    async def publish(self, number: int) -> bytes:
+        """Store a message of now, by the node's clock, as a client would; its hash."""
+        message = new_message(b"%d" % number, TOPICS[0], PUBSUB, self.clock.now())
+        admission = admit(
+            [message],
+            self.clock.now(),
+            Policy(max_drift_ns=DRIFT_NS, horizon_ns=self.clock.now() - RETENTION_NS),
+        )
+        assert not admission.rejections
+        assert list(await self.writer.store(admission.batch, Source.CLIENT)) == [True]
+        return hash_of(message)
+
+    async def maintain(self) -> None:
+        """One round of the maintenance."""
+        async with await self.database.connect() as connection:
+            await self.maintainer.round(connection)
+
+    async def partitions(self) -> list[str]:
+        """Names of the partitions of messages."""
+        catalog = await self.database.read(read_catalog)
+        return sorted(each.name for each in catalog.partitions if each.table == "messages")
+
+    async def fed(self) -> list[bytes]:
+        """Everything, as a follower gets it."""
+        request = FollowRequest(TopicFilter(), None, from_beginning=True, include_data=False)
+        found: list[bytes] = []
+        async for page in self.feed.follow(request):
+            messages = FollowPage.FromString(page.frames).messages
+            found += [message.message_hash for message in messages]
+            if page.live:
+                break
+        return found
+
+
+@asynccontextmanager
+async def storage(url: str, clock: Clock) -> AsyncIterator[Node]:
+    """A node's storage, whose maintenance the test runs."""
+    database = await Database.open(url)
+    writer = DatabaseWriter(database, PartitionMap(clock.now, RETENTION_NS))
+    feed = DatabaseFeed(database)
+    events: list[str] = []
+    maintainer = Maintainer(
+        database.connect,
+        RetentionPolicy(RETENTION_NS),
+        now_ns=clock.now,
+        on_event=lambda name, /, **_: events.append(name),
+        steady_ns=clock.steady,
+    )
+    await writer.start()
+    await feed.start()
+    try:
+        yield Node(clock, database, writer, feed, maintainer, events)
+    finally:
+        await feed.stop()
+        await writer.stop()
+        await database.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that shows the time."""
+    return Clock()
+
+
+async def test_a_clock_set_back_changes_neither_what_is_held_nor_its_order(
+    database_url: str, clock: Clock
+) -> None:
+    async with storage(database_url, clock) as node:
+        await node.maintain()
+        sent = [await node.publish(1)]
+        for number, offset_ns in enumerate((-5 * DAY_NS, -DAY_NS, 0, -3_600 * 10**9)):
+            clock.offset_ns = offset_ns
+            await node.maintain()
+            sent.append(await node.publish(2 + number))
+        assert await node.fed() == sent, "positions make the order, not clocks"
+        assert "partition_dropped" not in node.events
+
+
+async def test_a_leap_of_a_year_and_back_drops_nothing(database_url: str, clock: Clock) -> None:
+    async with storage(database_url, clock) as node:
+        await node.maintain()
+        sent = [await node.publish(1)]
+        before = await node.partitions()
+        clock.offset_ns = 365 * DAY_NS
+        for _ in range(3):
+            clock.passed_ns += 60 * 10**9
+            await node.maintain()
+        assert await node.partitions() == before
+        assert node.events == ["clock_doubted"], "told once"
+        # Who publishes by the same wrong clock is served: the writer makes what it needs.
+        sent.append(await node.publish(2))
+        clock.offset_ns = 0
+        await node.maintain()
+        assert node.events == ["clock_doubted", "clock_believed"]
+        sent.append(await node.publish(3))
+        assert await node.fed() == sent
+
+
+async def test_a_clock_that_stays_ahead_is_believed_after_a_day(
+    database_url: str, clock: Clock
+) -> None:
+    async with storage(database_url, clock) as node:
+        await node.maintain()
+        await node.publish(1)
+        before = await node.partitions()
+        clock.offset_ns = 365 * DAY_NS
+        await node.maintain()
+        clock.passed_ns += MAX_DOUBT_NS
+        await node.maintain()
+        after = await node.partitions()
+        assert not set(before) & set(after)
+        assert after, "the current partition and those ahead of need are there"
+        await node.publish(2)
+
+
+async def test_a_node_that_starts_with_a_clock_far_ahead_doubts_it(
+    database_url: str, clock: Clock
+) -> None:
+    async with storage(database_url, clock) as node:
+        await node.maintain()
+        await node.publish(1)
+    clock.offset_ns = 365 * DAY_NS
+    async with storage(database_url, clock) as node:
+        before = await node.partitions()
+        await node.maintain()
+        assert node.events == ["clock_doubted"]
+        assert await node.partitions() == before
+
+
+async def test_a_real_node_looks_at_the_newest_commit_first(
+    tmp_path: Path, database_url: str
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute("update storenode.store set created_at = now() - interval '1 year'")
+    with running_node(tmp_path / "data", database_url=database_url) as node:
+        await logged(node, "clock_doubted")

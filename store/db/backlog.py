@@ -16,6 +16,10 @@ from store.domain.ports import CursorOutOfRange, SyncId, TopicFilter
 
 MAX_PAGE_MESSAGES: Final = 4_000
 _MAX_COMMITS: Final = 2_000
+MAX_POSITIONS: Final = 250_000
+"""Positions that are looked through for one page, a fifth of a second: a follower of a topic on
+which little is said would otherwise look through all commits in one statement."""
+
 _TOKEN_SPAN: Final = 1 << 64
 
 LOST: Final = (
@@ -105,6 +109,19 @@ async def newest(connection: Connection) -> Place:
     return START if row is None else _place(row[0], row[1])
 
 
+async def _first_from(connection: Connection, position: int) -> Place:
+    """Place of the first commit from a position on; there must be one."""
+    cursor = await connection.execute(
+        "select position, token from storenode.commits where position >= %b::bigint"
+        " order by position limit 1",
+        (position,),
+        binary=True,
+    )
+    row = await cursor.fetchone()
+    assert row is not None, "the newest commit is there"
+    return _place(row[0], row[1])
+
+
 async def is_served(connection: Connection, place: Place) -> bool:
     """True when a place is this database's own: its commit is there, or was pruned since.
 
@@ -157,7 +174,9 @@ def _place(position: object, token: object) -> Place:
 async def read_backlog(
     connection: Connection, wanted: TopicFilter, stand: Stand, entry: Entry, max_bytes: int
 ) -> BacklogPage:
-    """Read the next page after where a follower stands; an empty one stands at the head.
+    """Read the next page after where a follower stands.
+
+    An empty page stands at the head, or nearer to it.
 
     A filter is turned into topic keys for each page, after its head was read: the names of
     topics are committed before the first message on them.
@@ -172,6 +191,8 @@ async def read_backlog(
     first = stand.place[0] if stand.inside else stand.place[0] + 1
     if first > head[0] or topics.keys == ():
         return BacklogPage(b"", 0, Stand(max(stand.place, head)))
+    if head[0] - first > MAX_POSITIONS:
+        head = await _first_from(connection, first + MAX_POSITIONS)
     commits = await commits_between(connection, first, head[0], topics)
     some = _up_to(commits, MAX_PAGE_MESSAGES)
     complete = len(some) == len(commits) < _MAX_COMMITS

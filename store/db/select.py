@@ -59,15 +59,16 @@ _RIGHTS: Final = """
         and (cardinality(%(content_prefixes)s::text[]) = 0
              or t.content_topic ^@ any(%(content_prefixes)s::text[])))"""
 
-_MATCHING_TOPICS: Final = """
-select distinct t.key from storenode.topics t
-where (%(pubsub)s::text is null or t.pubsub_topic = %(pubsub)s::text)
-  and (cardinality(%(contents)s::text[]) = 0 or t.content_topic = any(%(contents)s::text[]))
-  and (cardinality(%(pubsub_prefixes)s::text[]) = 0
-       or t.pubsub_topic ^@ any(%(pubsub_prefixes)s::text[]))
-  and (cardinality(%(content_prefixes)s::text[]) = 0
-       or t.content_topic ^@ any(%(content_prefixes)s::text[]))
+_MATCHING_TOPICS: Final = "select distinct t.key from {source} where {conditions}"
+
+# For a prefix that is a parameter Postgres takes no index, for the span of texts that begin with it
+# it does.
+_SPANS: Final = """
+unnest(%(lows)s::text[], %(highs)s::text[]) as span(low, high)
+join storenode.topics t on t.{column} >= span.low and t.{column} < span.high
 """
+_LAST_CHARACTER: Final = "\U0010ffff"
+_SURROGATES: Final = range(0xD800, 0xE000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +115,45 @@ async def resolve(connection: Connection, wanted: TopicFilter) -> Topics:
         )
     if wanted.pubsub_topic is None and not wanted.content_topics and rights.unrestricted:
         return EVERY_TOPIC
-    cursor = await connection.execute(
-        _MATCHING_TOPICS,
-        {
-            "pubsub": wanted.pubsub_topic,
-            "contents": list(wanted.content_topics),
-            "pubsub_prefixes": list(rights.pubsub_prefixes),
-            "content_prefixes": list(rights.content_prefixes),
-        },
-        binary=True,
-    )
+    statement, parameters = _matching_topics(wanted)
+    cursor = await connection.execute(statement, parameters, binary=True)
     return Topics(tuple(row[0] for row in await cursor.fetchall()))  # type: ignore[misc]
+
+
+def _matching_topics(wanted: TopicFilter) -> tuple[str, dict[str, object]]:
+    """Statement for the keys of the topics that a filter selects, and its parameters.
+
+    Every form has an index to begin with: a node may hold millions of topics.
+    """
+    source, conditions, parameters = "storenode.topics t", list[str](), dict[str, object]()
+    if wanted.pubsub_topic is not None:
+        conditions.append("t.pubsub_topic = %(pubsub)s::text")
+        parameters["pubsub"] = wanted.pubsub_topic
+    if wanted.content_topics:
+        conditions.append("t.content_topic = any(%(contents)s::text[])")
+        parameters["contents"] = list(wanted.content_topics)
+    exact = bool(conditions)
+    rights = wanted.rights
+    columns = {"pubsub_topic": rights.pubsub_prefixes, "content_topic": rights.content_prefixes}
+    for column, prefixes in columns.items():
+        if not prefixes:
+            continue
+        conditions.append(f"t.{column} ^@ any(%({column})s::text[])")
+        parameters[column] = list(prefixes)
+        ends = [_end_of_prefix(prefix) for prefix in prefixes]
+        if not exact and None not in ends:
+            source = _SPANS.format(column=column)
+            parameters |= {"lows": list(prefixes), "highs": ends}
+    return _MATCHING_TOPICS.format(source=source, conditions=" and ".join(conditions)), parameters
+
+
+def _end_of_prefix(prefix: str) -> str | None:
+    """The first text after all that begin with a prefix, by code points; None: there is none."""
+    stem = prefix.rstrip(_LAST_CHARACTER)
+    if not stem:
+        return None
+    following = ord(stem[-1]) + 1
+    return stem[:-1] + chr(_SURROGATES.stop if following in _SURROGATES else following)
 
 
 def topics_clause(topics: Topics) -> str:

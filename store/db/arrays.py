@@ -18,9 +18,11 @@ from psycopg.pq import Format
 
 BIGINT_OID: Final = 20
 BYTEA_OID: Final = 17
+TEXT_OID: Final = 25
 UUID_OID: Final = 2950
 _BIGINT_ARRAY_OID: Final = 1016
 _BYTEA_ARRAY_OID: Final = 1001
+_TEXT_ARRAY_OID: Final = 1009
 _UUID_ARRAY_OID: Final = 2951
 _UUID_BYTES: Final = 16
 _LENGTH: Final = struct.Struct(">i")
@@ -42,6 +44,10 @@ class BigintArray(BinaryArray):
 
 class ByteaArray(BinaryArray):
     """``bytea[]``."""
+
+
+class TextArray(BinaryArray):
+    """``text[]``."""
 
 
 class UuidArray(BinaryArray):
@@ -69,14 +75,22 @@ def fixed_bytes(values: Sequence[bytes], size: int) -> ByteaArray:
 
 def varied_bytes(values: Sequence[bytes]) -> ByteaArray:
     """Lay out byte strings of any size."""
-    pack = _LENGTH.pack
-    parts = [part for value in values for part in (pack(len(value)), value)]
-    return ByteaArray(_header(BYTEA_OID, len(values)) + b"".join(parts))
+    return ByteaArray(_header(BYTEA_OID, len(values)) + _varied(values))
+
+
+def texts(values: Sequence[str]) -> TextArray:
+    """Lay out texts, which must not hold a NUL."""
+    return TextArray(_header(TEXT_OID, len(values)) + _varied([each.encode() for each in values]))
 
 
 def uuids(values: Sequence[bytes]) -> UuidArray:
     """Lay out 16-byte keys."""
     return UuidArray(_header(UUID_OID, len(values)) + _equal(values, _UUID_BYTES))
+
+
+def _varied(values: Sequence[bytes]) -> bytes:
+    pack = _LENGTH.pack
+    return b"".join([part for value in values for part in (pack(len(value)), value)])
 
 
 def _equal(values: Sequence[bytes], size: int) -> bytes:
@@ -102,6 +116,10 @@ class _ByteaArrayDumper(_ArrayDumper):
     oid = _BYTEA_ARRAY_OID
 
 
+class _TextArrayDumper(_ArrayDumper):
+    oid = _TEXT_ARRAY_OID
+
+
 class _UuidArrayDumper(_ArrayDumper):
     oid = _UUID_ARRAY_OID
 
@@ -123,6 +141,7 @@ def register(context: AdaptContext) -> None:
     assert adapters is not None
     adapters.register_dumper(BigintArray, _BigintArrayDumper)
     adapters.register_dumper(ByteaArray, _ByteaArrayDumper)
+    adapters.register_dumper(TextArray, _TextArrayDumper)
     adapters.register_dumper(UuidArray, _UuidArrayDumper)
     adapters.register_loader("uuid", _RawLoader)
     # By its number: a name with brackets stands for the type of the elements.

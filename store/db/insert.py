@@ -59,8 +59,8 @@ _SDS: Final = """, described as (
            s.parent_hints::bytea[]
     from unnest(%(s_key)b::uuid[], %(s_channel_key)b::uuid[], %(s_ts)b::bigint[],
                 %(s_hash)b::bytea[], %(s_channel)b::bytea[], %(s_message_id)b::bytea[],
-                %(s_sender)b::bytea[], %(s_lamport)s::text[], %(s_parent_keys)s::text[],
-                %(s_parent_ids)s::text[], %(s_parent_hints)s::text[])
+                %(s_sender)b::bytea[], %(s_lamport)b::text[], %(s_parent_keys)b::text[],
+                %(s_parent_ids)b::text[], %(s_parent_hints)b::text[])
         as s(key, channel_key, ts, hash, channel, message_id, sender, lamport,
              parent_keys, parent_ids, parent_hints)
     join stored using (ts, hash)
@@ -149,10 +149,12 @@ def _sds_parameters(batch: RecordBatch) -> dict[str, object]:
         "s_channel": arrays.varied_bytes([row.channel_id for row in rows]),
         "s_message_id": arrays.varied_bytes([row.message_id for row in rows]),
         "s_sender": arrays.varied_bytes([row.sender_id for row in rows]),
-        "s_lamport": ["" if row.lamport is None else str(_signed(row.lamport)) for row in rows],
-        "s_parent_keys": [keys for keys, _, _ in parents],
-        "s_parent_ids": [ids for _, ids, _ in parents],
-        "s_parent_hints": [hints for _, _, hints in parents],
+        "s_lamport": arrays.texts(
+            ["" if row.lamport is None else str(_signed(row.lamport)) for row in rows]
+        ),
+        "s_parent_keys": arrays.texts([keys for keys, _, _ in parents]),
+        "s_parent_ids": arrays.texts([ids for _, ids, _ in parents]),
+        "s_parent_hints": arrays.texts([hints for _, _, hints in parents]),
     }
 
 

@@ -11,7 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import AsyncConnection
 
-from store.db.arrays import BinaryArray, bigints, fixed_bytes, split_uuids, uuids, varied_bytes
+from store.db.arrays import (
+    BinaryArray,
+    bigints,
+    fixed_bytes,
+    split_uuids,
+    texts,
+    uuids,
+    varied_bytes,
+)
 from store.db.pool import Connection, prepare
 from tests.support.postgres import PostgresServer
 
@@ -21,6 +29,7 @@ INT64: Final = st.integers(-(2**63), 2**63 - 1)
 NUMBERS = st.lists(INT64, max_size=50)
 HASHES = st.lists(st.binary(min_size=32, max_size=32), max_size=50)
 KEYS = st.lists(st.binary(min_size=16, max_size=16), max_size=50)
+TEXTS = st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), max_size=50)
 BYTES = st.lists(st.binary(max_size=300), max_size=50)
 
 
@@ -49,6 +58,12 @@ async def taken(connection: Connection, kind: str, array: BinaryArray) -> object
 @given(values=NUMBERS)
 async def test_bigints(connection: Connection, values: list[int]) -> None:
     assert await taken(connection, "bigint", bigints(values)) == values
+
+
+@ask
+@given(values=TEXTS)
+async def test_texts(connection: Connection, values: list[str]) -> None:
+    assert await taken(connection, "text", texts(values)) == values
 
 
 @ask

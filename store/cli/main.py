@@ -84,8 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except click.Abort:
         sys.exit(INTERRUPTED)
     except OSError as error:
-        if error.errno != errno.EPIPE:
+        if error.filename is not None:
             raise
-        # Whoever read our output has left; what Python would still flush has nowhere to go.
+        if error.errno != errno.EPIPE:
+            complain(f"The output could not be written ({error.strerror}).")
+        # Nobody takes our output any more; what Python would still flush has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)

@@ -87,10 +87,21 @@ def _pump(fd: int, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[bytes |
     # The loop is closed when the command has ended; then nobody wants the rest.
     with suppress(RuntimeError, asyncio.CancelledError):
         while chunk := _read(fd):
-            asyncio.run_coroutine_threadsafe(queue.put(chunk), loop).result()
+            _hand_over(chunk, loop, queue)
             if isinstance(chunk, OSError):
                 return
-        asyncio.run_coroutine_threadsafe(queue.put(b""), loop).result()
+        _hand_over(b"", loop, queue)
+
+
+def _hand_over(
+    chunk: bytes | OSError, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[bytes | OSError]
+) -> None:
+    put = queue.put(chunk)
+    try:
+        asyncio.run_coroutine_threadsafe(put, loop).result()
+    finally:
+        # Else a closed loop leaves it behind, and Python warns about that on standard error.
+        put.close()
 
 
 def _read(fd: int) -> bytes | OSError:

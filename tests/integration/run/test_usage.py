@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.integration.run.helpers import run_to_end
+from tests.support.node import COMMAND
 
 
 @pytest.mark.parametrize(
@@ -71,3 +74,13 @@ def test_a_data_directory_that_cannot_be_made(tmp_path: Path, database_url: str)
         assert ended.code == 1
         assert "The data directory" in ended.sentence
         assert "--data-dir" in ended.sentence
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["run", "--help"], ["db", "--help"]])
+def test_output_that_cannot_be_written_is_a_failure(arguments: list[str]) -> None:
+    with Path(os.devnull).open("rb") as read_only:
+        ended = subprocess.run(
+            [COMMAND, *arguments], stdout=read_only, stderr=subprocess.PIPE, check=False
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == (b"storenode: The output could not be written (Bad file descriptor).\n")

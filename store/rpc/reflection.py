@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pool import Default
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
@@ -14,13 +16,39 @@ from store.rpc.failure import malformed
 SERVICE: Final = reflection.SERVICE_NAME
 
 
+class _Pool:
+    """The pool of all schemas; unlike protobuf's own, it also finds the file of a method."""
+
+    def __init__(self) -> None:
+        self._pool: Any = Default()
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:  # noqa: N802 - protobuf's
+        """The file that declares a symbol.
+
+        Raises:
+            KeyError: none does.
+        """
+        service, _, method = symbol.rpartition(".")
+        try:
+            found = self._pool.FindServiceByName(service)
+        except KeyError:
+            file: FileDescriptor = self._pool.FindFileContainingSymbol(symbol)
+        else:
+            file = found.methods_by_name[method].containing_service.file
+        return file
+
+    def __getattr__(self, name: str) -> object:
+        found: object = getattr(self._pool, name)
+        return found
+
+
 class ReflectionService:
     """The handler of a listener that serves ``services``."""
 
     def __init__(self, services: frozenset[str]) -> None:
         # The type stubs do not know of the servicer for asyncio.
         library: Any = reflection
-        self._servicer = library.aio.ReflectionServicer(sorted(services))
+        self._servicer = library.aio.ReflectionServicer(sorted(services), _Pool())
 
     async def info(self, call: Call, context: Context) -> None:
         """Answer ``ServerReflectionInfo``."""

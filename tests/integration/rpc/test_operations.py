@@ -92,10 +92,17 @@ async def test_reflection_describes_what_is_served(node: Node) -> None:
         "grpc.reflection.v1alpha.ServerReflection",
         "storenode.v1.Store",
     }
-    request = reflection_pb2.ServerReflectionRequest(file_containing_symbol="storenode.v1.Store")
-    described = await reflect(node, request)
-    (first, *_) = described.file_descriptor_response.file_descriptor_proto
-    assert b"PublishStream" in first
+    for symbol in ("Store", "Store.Follow", "ScanRequest", "ScanRequest.filter"):
+        request = reflection_pb2.ServerReflectionRequest(
+            file_containing_symbol=f"storenode.v1.{symbol}"
+        )
+        described = await reflect(node, request)
+        (first, *_) = described.file_descriptor_response.file_descriptor_proto
+        assert b"PublishStream" in first
+    for symbol in ("storenode.v1.Store.Nothing", "storenode.v1.Store.Follow.x", "Store", ".", ""):
+        request = reflection_pb2.ServerReflectionRequest(file_containing_symbol=symbol)
+        refused = await reflect(node, request)
+        assert refused.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
     call = node.channel.stream_stream(REFLECTION)(iter([b"\xff"]))
     code, _ = await failure(call.read())
     assert code is grpc.StatusCode.INVALID_ARGUMENT

@@ -125,11 +125,16 @@ def clean_environment() -> Mapping[str, str]:
     return kept | {"LC_ALL": "C", "TZ": "UTC"}
 
 
+def is_full_disk(reason: str) -> bool:
+    """Whether a program's complaint is about a disk without space."""
+    return any(text in reason for text in DISK_IS_FULL)
+
+
 def complaint(output: str) -> str:
     """The line of a program's output that says why it failed, in a bounded length."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     # What else goes wrong on a full disk only follows from it.
-    full = [line for line in lines if any(text in line for text in DISK_IS_FULL)]
+    full = [line for line in lines if is_full_disk(line)]
     if full:
         return _without_prefix(full[0])
     for mark in _COMPLAINT_MARKS:

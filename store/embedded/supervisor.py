@@ -27,10 +27,10 @@ from store.embedded.initdb import make_cluster, remove_leftovers, reset_password
 from store.embedded.limits import MAX_BACKOFF_S, MIN_BACKOFF_S, STABLE_RUN_S
 from store.embedded.orphan import clear_predecessor
 from store.embedded.process import (
-    DISK_IS_FULL,
     KERNEL_SIGNALS_PARENT_DEATH,
     Launch,
     ProgramFailedError,
+    is_full_disk,
 )
 from store.embedded.server import Plan, Server, choose_port
 from store.embedded.settings import EmbeddedSettings, refuse_managed
@@ -287,7 +287,7 @@ class EmbeddedPostgres:
 
     def _explained(self, reason: str, more: str) -> EmbeddedPostgresError:
         path = self._data.path
-        if any(text in reason for text in DISK_IS_FULL):
+        if is_full_disk(reason):
             return EmbeddedPostgresError(
                 f"The disk that holds {path} is full ({reason}): free some space, then start again."
             )

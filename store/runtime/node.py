@@ -21,6 +21,7 @@ from message.limits import NS_PER_S
 from store.config.node import NodeConfig
 from store.config.types import Address
 from store.domain.ports import StoreUnavailable
+from store.embedded.process import is_full_disk
 from store.observe.http import MetricsListener
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import Metrics
@@ -227,15 +228,18 @@ class Node:
         self._metrics.database_events.labels("back" if up else "away").inc()
         self._readiness.set(Obstacle.DATABASE, present=not up)
 
-    def _host_event(self, name: str, _fields: Mapping[str, object]) -> None:
+    def _host_event(self, name: str, fields: Mapping[str, object]) -> None:
         # Called from the supervisor's threads, also while the loop is closing.
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._heard_of_host, name)
+            self._loop.call_soon_threadsafe(self._heard_of_host, name, str(fields.get("reason")))
 
-    def _heard_of_host(self, name: str) -> None:
+    def _heard_of_host(self, name: str, reason: str) -> None:
         if self._wiring is None or self._monitor is None or self._ending.is_set():
             return
         self._metrics.database_events.labels(f"postgres_{name}").inc()
+        if name == "exited":
+            self._readiness.set(Obstacle.DISK, present=is_full_disk(reason))
         if name == "restarted":
+            self._readiness.set(Obstacle.DISK, present=False)
             self._wiring.move(self._host.url())
         self._monitor.check_now()

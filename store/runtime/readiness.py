@@ -11,6 +11,7 @@ class Obstacle(Enum):
 
     DRAINING = "the node is shutting down"
     STARTING = "the node is starting"
+    DISK = "the database's disk is full; free space on it"
     DATABASE = "the database does not answer"
 
 

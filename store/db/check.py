@@ -14,7 +14,12 @@ from typing import Any, Final
 import psycopg
 from psycopg import Connection as PsycopgConnection
 
-from store.db.check_catalog import check_batches, check_objects, check_partitions
+from store.db.check_catalog import (
+    check_batches,
+    check_objects,
+    check_partitions,
+    check_totals,
+)
 from store.db.check_rows import Held, Progress, RowCheck
 from store.db.drift import differences
 from store.db.findings import Finding, Findings
@@ -76,6 +81,9 @@ def check(
             _check_rows(connection, findings, sample, progress, checked)
             if sample is None:
                 checked["commits"] = check_batches(connection, findings)
+                if not findings.all():
+                    # Whatever else is wrong would show in the totals too.
+                    check_totals(connection, findings)
     except psycopg.ProgrammingError:
         if not findings.all():
             raise

@@ -65,6 +65,11 @@ where committed.messages < held.messages
    or committed.batch is null
       and held.newest >= (select horizon_ns from storenode.store)
 """
+_TOTALS: Final[LiteralString] = """
+select folded_messages + (select coalesce(sum(messages), 0)::bigint from storenode.commits)
+       - pruned_messages, (select count(*) from storenode.messages)
+from storenode.store
+"""
 _FETCH_ROWS: Final = 1_000
 
 PartitionRow = tuple[str, str, str | None, bool]
@@ -119,6 +124,13 @@ def check_batches(connection: Connection, findings: Findings) -> int:
                 )
     ((count,),) = connection.execute("select count(*) from storenode.commits").fetchall()
     return int(count)
+
+
+def check_totals(connection: Connection, findings: Findings) -> None:
+    """Compare the number of messages that nodes report with those that are held."""
+    for reported, held in connection.execute(_TOTALS):
+        if reported != held:
+            findings.add("wrong totals", "store", f"{reported} messages reported, {held} held")
 
 
 def _bounds_by_table(rows: Sequence[PartitionRow], findings: Findings) -> dict[str, list[Bounds]]:

@@ -57,6 +57,10 @@ class FloodGate:
             del self._windows[kind]
         return [(kind, window.suppressed) for kind, window in over if window.suppressed]
 
+    def clear(self) -> None:
+        """Forget every kind and its count."""
+        self._windows.clear()
+
     def _window(self, kind: str, now_s: float) -> _Window:
         window = self._windows.get(kind)
         if window is None:

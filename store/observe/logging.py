@@ -46,8 +46,11 @@ def get_logger(name: str) -> Logger:
 def configure(log_format: str, level: str, stream: TextIO | None = None) -> None:
     """Send all logs, those of libraries too, to `stream` (standard error by default).
 
-    `log_format` is one of `FORMATS`, `level` one of `LEVELS`.
+    `log_format` is one of `FORMATS`, `level` one of `LEVELS`. What an earlier log held back does
+    not count for this one.
     """
+    with _gate_lock:
+        _gate.clear()
     out = _Unbreakable(sys.stderr if stream is None else stream)
     threshold = logging.getLevelNamesMapping()[level.upper()]
     renderer = _renderer(log_format, out)

@@ -88,6 +88,14 @@ def test_a_flood_of_warnings_is_cut_and_counted(
     assert last["count"] == 1_000 - LOG_BURST_EVENTS
 
 
+def test_a_log_begins_without_the_flood_of_the_one_before(stream: io.StringIO) -> None:
+    for out in (io.StringIO(), stream):
+        observed.configure("json", "info", out)
+        for number in range(LOG_BURST_EVENTS + 1):
+            observed.get_logger("a").warning("bad_input", number=number)
+    assert [line["number"] for line in lines(stream)] == list(range(LOG_BURST_EVENTS))
+
+
 def test_routine_events_are_never_cut(stream: io.StringIO) -> None:
     observed.configure("json", "info", stream)
     for _ in range(100):

@@ -130,6 +130,7 @@ class _Stream:
 
     async def run(self) -> None:
         reader = asyncio.create_task(self._read())
+        answer: asyncio.Task[bytes] | None = None
         try:
             while (answer := await self._answers.get()) is not None:
                 await send(self._context, await answer)
@@ -138,6 +139,9 @@ class _Stream:
         finally:
             reader.cancel()
             await asyncio.gather(reader, *self._left(), return_exceptions=True)
+            # The error of a task has this frame in its traceback: as long as the frame has the
+            # task, none of them is freed, nor the request.
+            del reader, answer
 
     def _left(self) -> Iterator[asyncio.Task[bytes]]:
         while not self._answers.empty():

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import grpc
@@ -186,12 +185,6 @@ def item(
         ephemeral=ephemeral,
     )
     return WakuMessageAndTopic(message=message, pubsub_topic=pubsub)
-
-
-def resident_bytes() -> int:
-    """Memory of this process that is in use."""
-    fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
-    return int(fields[1]) * 4096
 
 
 async def failure(work: Awaitable[object]) -> tuple[grpc.StatusCode, str]:

@@ -89,7 +89,7 @@ def make_case(channel: str, count: int, branches: int, around: list[Row]) -> Cas
             parents=parents,
             content=dice.randbytes(CONTENT_BYTES),
         )
-        timestamp = first + number * span // count + 1
+        timestamp = first + number * span // count + dice.randrange(1, 1_000)
         digest = message_hash(PUBSUB_TOPIC, payload, topic, None, timestamp)
         tips[branch : branch + 1] = [(message_id, digest)]
         messages.append(Row(timestamp, topic, payload))

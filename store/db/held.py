@@ -1,9 +1,9 @@
 """Which messages are held, and their frames, by position.
 
 Many positions at once are looked up by timestamp alone: one descent of an index for each,
-without a join. Other messages may share a timestamp, so such a read is bounded in rows and bytes;
-what it does not bring is looked up exactly, in portions that are small even if every message has
-the largest size.
+without a join. Other messages may share a timestamp, so such a read is bounded in rows, and in
+bytes by leaving large messages out; what it does not bring is looked up exactly, in portions that
+are small even if every message has the largest size.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ from store.db.select import FRAME
 from store.domain.ports import SyncId
 
 MAX_POSITIONS: Final = 4_096
-"""Positions of one read by timestamp; of frames half as many serve best, see `store.db.sds`."""
+"""Positions of one read of topics."""
+
+MAX_FRAME_POSITIONS: Final = 2_048
+"""Positions of one read of frames by timestamp: at most about 30 MiB."""
 
 EXACT_POSITIONS: Final = 48
 """Positions of one exact read of frames: about 7 MiB if all messages have the largest size."""
 
-MAX_FRAMES_BYTES: Final = 8 * 1024 * 1024
-"""Frames of one read by timestamp; not less than what `EXACT_POSITIONS` may have."""
+_SMALL_PAYLOAD_BYTES: Final = 8 * 1024
+"""Messages with larger payloads are left out of reads by timestamp."""
+
+_FRAMES_PER_VALUE: Final = 128
 
 _SHARED_TIMESTAMPS: Final = 1_024
 """Rows of other messages that a read by timestamp may come upon."""
@@ -48,15 +53,16 @@ _TOPICS: Final = "select m.hash, uuid_send(m.topic)"
 _TOPICS_AT_TIMESTAMPS: Final = _TOPICS + _AT_TIMESTAMPS
 _TOPICS_AT_POSITIONS: Final = _TOPICS + _AT_POSITIONS
 
-# All frames come as one value: the driver takes a large value in few large pieces, and rows of a
-# few hundred bytes in many small ones.
+# The driver takes a few large values more quickly than many rows; very large ones cost more than
+# they save, in memory that both sides must first get from the system.
 _FRAMES_AT_TIMESTAMPS: Final = f"""
-select string_agg(m.hash, ''::bytea), string_agg(int4send(m.size), ''::bytea),
+select string_agg(m.hash, ''::bytea), string_agg(int4send({FRAME.size}), ''::bytea),
        string_agg({FRAME.expression}, ''::bytea)
 from (
-    select m.*, sum(m.size) over (rows unbounded preceding) as bytes
-    from (select m.hash, m.head, m.payload, m.tail, {FRAME.size} as size {_AT_TIMESTAMPS}) m
-) m where m.bytes <= {MAX_FRAMES_BYTES}
+    select m.*, (row_number() over () - 1) / {_FRAMES_PER_VALUE} as part
+    from (select m.hash, m.head, m.payload, m.tail {_AT_TIMESTAMPS}) m
+) m
+where octet_length(m.payload) <= {_SMALL_PAYLOAD_BYTES} group by m.part order by m.part
 """
 _FRAMES_AT_POSITIONS: Final = f"select m.hash, {FRAME.expression} {_AT_POSITIONS}"
 
@@ -79,13 +85,17 @@ async def topics_of(connection: Connection, positions: Sequence[SyncId]) -> _Fou
 
 
 async def most_frames(connection: Connection, positions: Sequence[SyncId]) -> list[bytes | None]:
-    """Frames for `MAX_POSITIONS` at most, in their order; None for some or all that are not held,
-    and where there are too many bytes for one read.
+    """Frames for `MAX_FRAME_POSITIONS` at most, in their order.
+
+    None for what is not held or is large, and, where very many messages share timestamps, for
+    others too.
     """
     rows = await _at_timestamps(connection, _FRAMES_AT_TIMESTAMPS, positions)
-    hashes, sizes, joined = rows[0] if rows and rows[0][0] is not None else (b"", b"", b"")
-    ends = list(accumulate(size for (size,) in _SIZE.iter_unpack(sizes)))
-    frames = list(map(joined.__getitem__, map(slice, [0, *ends], ends)))
+    hashes = b"".join([row[0] for row in rows])
+    frames: list[bytes | None] = []
+    for _, sizes, joined in rows:
+        ends = list(accumulate(size for (size,) in _SIZE.iter_unpack(sizes)))
+        frames += map(joined.__getitem__, map(slice, [0, *ends], ends))
     wanted = [digest for _, digest in positions]
     # As a rule all are there and both are in the order of time.
     if hashes == b"".join(wanted):

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Final
 
 from store.db.claims import ClaimReader, ParentPlace
-from store.db.held import EXACT_POSITIONS, MAX_POSITIONS, exact_frames, most_frames
+from store.db.held import EXACT_POSITIONS, MAX_FRAME_POSITIONS, exact_frames, most_frames
 from store.db.pool import Connection, Database
 from store.db.sds_pages import Pages
 from store.domain.causal import CausalWalk
@@ -227,4 +227,4 @@ def _next_size(size: int, frames: _Frames) -> int:
     size_bytes = sum(len(frame) for frame in frames if frame is not None)
     if size_bytes > 2 * _PORTION_BYTES:
         return max(size // 2, EXACT_POSITIONS)
-    return min(2 * size, MAX_POSITIONS) if size_bytes < _PORTION_BYTES else size
+    return min(2 * size, MAX_FRAME_POSITIONS) if size_bytes < _PORTION_BYTES else size

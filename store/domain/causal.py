@@ -254,8 +254,7 @@ class CausalWalk:
         if not self._claims.is_hint_read(key, hint):
             return False
         hinted = self._claims.hinted(key, hint)
-        if hinted is None or not hinted.readable:
-            self._edges.append(sole)
+        self._edges.append(sole)
         if hinted is not None:
             self._take_further(hinted.claim)
         return True

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 from message.limits import HASH_BYTES, MAX_SDS_CLAIMANTS
 from store.domain.ports import SyncId
@@ -55,9 +55,10 @@ _HINT_STRIDE: Final = 4 + HASH_BYTES
 _FIRST_KEY: Final = _ARRAY_HEADER_BYTES + 4
 _KEY_BYTES: Final = 16
 _LENGTH: Final = Struct(">i")
-_HASH_LENGTH: Final = _LENGTH.pack(HASH_BYTES)
-_Unpack = Callable[[bytes], tuple[bytes, ...]]
-_Layout = tuple[_Unpack, _Unpack, int, tuple[bytes, ...]]
+_Layout = tuple[
+    Callable[[bytes], tuple[bytes, ...]], Callable[[bytes], tuple[Any, ...]], int, tuple[int, ...]
+]
+"""Reads keys; reads sizes and hints by turns; bytes of the hints' array; the sizes expected."""
 
 _BY_POSITION: Final = itemgetter(1, 2)
 
@@ -74,23 +75,26 @@ def parent_bytes(claim: Claim) -> int:
 
 def references(parent_keys: bytes, parent_hints: bytes) -> list[Reference]:
     """Read the parents of a claim from its last two columns."""
-    count = len(parent_keys) // _KEY_STRIDE - 1
-    if count <= 0:
+    layout = _layout(len(parent_keys))
+    if layout is None:
         return []
-    unpack_keys, unpack_hints, hint_bytes, lengths = _layout(count)
+    unpack_keys, unpack_hints, hint_bytes, sizes = layout
     if len(parent_hints) == hint_bytes:
         values = unpack_hints(parent_hints)
-        if values[::2] == lengths:
+        if values[::2] == sizes:
             return list(zip(unpack_keys(parent_keys), values[1::2], strict=True))
-    return _uneven_references(parent_keys, parent_hints, count)
+    return _uneven_references(parent_keys, parent_hints, len(sizes))
 
 
 @cache
-def _layout(count: int) -> _Layout:
-    """How to read the arrays of ``count`` parents all of which have a hash as hint."""
+def _layout(key_bytes: int) -> _Layout | None:
+    """How to read arrays whose keys take so many bytes, if each hint is a hash."""
+    count = key_bytes // _KEY_STRIDE - 1
+    if count <= 0:
+        return None
     keys = Struct(f">{_ARRAY_HEADER_BYTES}x" + count * f"4x{_KEY_BYTES}s")
-    hints = Struct(f">{_ARRAY_HEADER_BYTES}x" + count * f"4s{HASH_BYTES}s")
-    return keys.unpack, hints.unpack, hints.size, count * (_HASH_LENGTH,)
+    hints = Struct(f">{_ARRAY_HEADER_BYTES}x" + count * f"i{HASH_BYTES}s")
+    return keys.unpack, hints.unpack, hints.size, count * (HASH_BYTES,)
 
 
 def _uneven_references(parent_keys: bytes, parent_hints: bytes, count: int) -> list[Reference]:

@@ -149,11 +149,13 @@ class Sweep:
         opened, known, taken = self._open, self._known, self.taken
         for claim in claims:
             first = opened.get(claim[0])
-            if first is None or (first[0] is not None and first[0] != claim[2]):
+            if first is None:
                 continue
-            del opened[claim[0]]
-            if first[0] is None:
+            if first[0] != claim[2]:
+                if first[0] is not None:
+                    continue
                 self._unhinted.append(claim[0])
+            del opened[claim[0]]
             number = len(taken)
             taken.append(claim[:4])
             for slot, (key, hint) in enumerate(references(claim[4], claim[5])):

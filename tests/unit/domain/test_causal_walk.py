@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from store.domain import causal
 from store.domain.causal import CausalWalk
+from store.domain.sweep import Sweep
 from tests.unit.domain.causal_world import (
     Parent,
     Stored,
@@ -48,15 +49,17 @@ def worlds(draw: st.DrawFn) -> World:
     return World(messages, frozenset(foreign), draw(st.sampled_from([1, 2, 5, 1000])))
 
 
-def taken_by(walked: CausalWalk) -> list[bytes]:
+def taken_by(walked: CausalWalk | Sweep) -> list[bytes]:
     return [found[2] for found in walked.taken]
 
 
-def ids_of(walked: CausalWalk) -> list[bytes]:
+def ids_of(walked: CausalWalk | Sweep) -> list[bytes]:
     return [found[3] for found in walked.taken]
 
 
-def missing_of(walked: CausalWalk, world: World, heads: list[Parent]) -> dict[bytes, bytes | None]:
+def missing_of(
+    walked: CausalWalk | Sweep, world: World, heads: list[Parent]
+) -> dict[bytes, bytes | None]:
     found: dict[bytes, bytes | None] = {}
     for origin in walked.missing.values():
         parents = heads if origin.is_head else world.by_hash[walked.taken[origin.node][2]].parents

@@ -29,6 +29,9 @@ _SECONDS_BUCKETS: Final = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
 
+_ROUND_TRIP_BUCKETS: Final = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
+_DIFFERENCE_BUCKETS: Final = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -92,6 +95,7 @@ class Metrics:
             registry=registry,
         )
         self._make_calls(registry)
+        self._make_peers(registry)
         self._make_database(registry)
         self._make_process(registry, version)
 
@@ -108,6 +112,50 @@ class Metrics:
             registry=registry,
         )
         self.followers = Gauge("storenode_followers", "Follow calls under way.", registry=registry)
+
+    def _make_peers(self, registry: CollectorRegistry) -> None:
+        """The exchange with other stores; a dashboard finds the names also where there is none."""
+        self.sync_sessions = Counter(
+            "storenode_sync_sessions_total",
+            "Reconciliations that ended, by role and outcome.",
+            ["role", "outcome"],
+            registry=registry,
+        )
+        self.sync_round_trips = Histogram(
+            "storenode_sync_round_trips",
+            "Payloads that the initiator sent in one reconciliation.",
+            buckets=_ROUND_TRIP_BUCKETS,
+            registry=registry,
+        )
+        self.sync_bytes = Counter(
+            "storenode_sync_bytes_total",
+            "Bytes of reconciliation payloads, by direction.",
+            ["direction"],
+            registry=registry,
+        )
+        self.sync_differences = Histogram(
+            "storenode_sync_differences",
+            "Messages that one side lacked, in one reconciliation.",
+            buckets=_DIFFERENCE_BUCKETS,
+            registry=registry,
+        )
+        self.transfer_messages = Counter(
+            "storenode_transfer_messages_total",
+            "Messages that reconciliation transferred, by direction and outcome.",
+            ["direction", "outcome"],
+            registry=registry,
+        )
+        self.peer_last_sync_timestamp_seconds = Gauge(
+            "storenode_peer_last_sync_timestamp_seconds",
+            "When a peer was last reconciled with, in Unix seconds.",
+            ["peer"],
+            registry=registry,
+        )
+        self.unread_events = Gauge(
+            "storenode_unread_events",
+            "Messages held that too few other stores have confirmed.",
+            registry=registry,
+        )
 
     def _make_database(self, registry: CollectorRegistry) -> None:
         self.database_up = Gauge(

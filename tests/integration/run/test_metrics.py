@@ -22,6 +22,13 @@ OF_THE_CONTRACT = {
     "storenode_publish_batch_seconds",
     "storenode_index_entries",
     "storenode_oldest_timestamp_seconds",
+    "storenode_sync_sessions",
+    "storenode_sync_round_trips",
+    "storenode_sync_bytes",
+    "storenode_sync_differences",
+    "storenode_transfer_messages",
+    "storenode_peer_last_sync_timestamp_seconds",
+    "storenode_unread_events",
 }
 
 

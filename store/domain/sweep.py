@@ -18,6 +18,7 @@ state      `Sweep.step` answers   then
 =========  =====================  ==========================================================
 heads      ``Read`` of keys       down
 down       ``Read`` of a window   down, until nothing is open, or little of a window is used
+down       ``Pause``              down, in the same window
 rest       ``Read`` of keys       hints
 hints      ``Read`` of hints      sole
 sole       ``Read`` of contested  done
@@ -29,6 +30,7 @@ any        ``GiveUp``             walks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from message.limits import MAX_CAUSAL_MESSAGES
@@ -37,6 +39,7 @@ from store.domain.claims import (
     DONE,
     GIVE_UP,
     HEADS,
+    PAUSE,
     Answer,
     Claim,
     Claims,
@@ -45,6 +48,7 @@ from store.domain.claims import (
     GiveUp,
     HintQuery,
     Origin,
+    Pause,
     Read,
     Window,
     references,
@@ -59,8 +63,13 @@ MAX_OPEN: Final = MAX_CAUSAL_MESSAGES
 MAX_REST: Final = 2_048
 """IDs that were never met and may be missing; more are left to the walk."""
 
+STEP_REFERENCES: Final = 8_192
+"""Claims and references looked at in one step, a few milliseconds."""
+
 _GROWTH: Final = 4
 _LEAST_USE: Final = 16
+
+_Effect = Read | Pause | Done | GiveUp
 
 _Open = tuple[bytes | None, int, int]
 """Hint of the references to an ID, number and slot of the first."""
@@ -83,12 +92,17 @@ class Sweep:
         self._open: dict[bytes, _Open] = {}
         self._unhinted: list[bytes] = []
         self._window_claims = 0
-        self._next: Callable[[Answer], Read | Done | GiveUp] = self._begin
+        self._window = Answer((), (), {})
+        self._seen = 0  # claims of the window that were gone through
+        self._used = 0
+        self._next: Callable[[Answer], _Effect] = self._begin
 
-    def step(self, answer: Answer | None = None) -> Read | Done | GiveUp:
-        """Go on, with the answer to what was asked for."""
+    def step(self, answer: Answer | None = None) -> _Effect:
+        """Go on, with the answer if one was asked for."""
         if answer is not None:
             return self._next(answer)
+        if self._seen < len(self._window.claims):
+            return self._go_on()
         if self._request.max_depth:
             return GIVE_UP
         keys = {key: None for key, _ in self._heads if key not in self._known}
@@ -131,23 +145,35 @@ class Sweep:
         following = min(self._window_claims * _GROWTH, LARGEST_WINDOW_CLAIMS)
         return Read((), window=Window(position, self._window_claims, following, complete=False))
 
-    def _go_down(self, answer: Answer) -> Read | Done | GiveUp:
-        before = len(self.taken)
-        if not self._take(answer.claims):
+    def _go_down(self, answer: Answer) -> _Effect:
+        self._window, self._seen, self._used = answer, 0, len(self.taken)
+        return self._go_on()
+
+    def _go_on(self) -> _Effect:
+        if not self._take(self._window.claims):
             return GIVE_UP
-        used = len(self.taken) - before
         if len(self.taken) > self._request.max_messages or len(self._open) > MAX_OPEN:
             return GIVE_UP
+        if self._seen < len(self._window.claims):
+            return PAUSE
+        used, reached = len(self.taken) - self._used, self._window.reached
         if not self._open:
             return self._ask_for_sole()
-        if answer.reached is None or used * _LEAST_USE < len(answer.claims):
+        if reached is None or used * _LEAST_USE < self._seen:
             return self._ask_for_rest()
-        return self._read_below(answer.reached)
+        return self._read_below(reached)
 
     def _take(self, claims: Sequence[Claim]) -> bool:
-        """Take what is open, newest first; False when hints to one ID differ."""
+        """Take what is open, newest first, as much as fits into a step; False when hints to one
+        ID differ.
+        """
         opened, known, taken = self._open, self._known, self.taken
-        for claim in claims:
+        left = STEP_REFERENCES
+        for claim in islice(claims, self._seen, None):
+            if left <= 0:
+                break
+            self._seen += 1
+            left -= 1
             first = opened.get(claim[0])
             if first is None:
                 continue
@@ -158,7 +184,9 @@ class Sweep:
             del opened[claim[0]]
             number = len(taken)
             taken.append(claim[:4])
-            for slot, (key, hint) in enumerate(references(claim[4], claim[5])):
+            found = references(claim[4], claim[5])
+            left -= len(found)
+            for slot, (key, hint) in enumerate(found):
                 other = opened.get(key)
                 if other is None:
                     if key not in known:

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.domain.causal import CausalWalk
+from store.domain.claims import Done, Pause, Read
+from store.domain.history import CausalHistory
 from store.domain.ports import CausalRequest
-from store.domain.sweep import Sweep
+from store.domain.sweep import STEP_REFERENCES, Sweep
 from tests.unit.domain.causal_world import (
     Expected,
     Parent,
@@ -173,3 +175,23 @@ def test_a_thin_history_is_given_up_early() -> None:
     world = World(noise + ends)
     assert len(find(world, request([(b"new", None)])).taken) == 2
     assert sum(read.window.limit for read in world.reads if read.window) < 2_000
+
+
+def test_a_window_of_many_parents_is_gone_through_in_steps() -> None:
+    messages = [Stored(1 + number, digest(number), b"%d" % number) for number in range(200)]
+    ids: list[Parent] = [(b"%d" % number, digest(number)) for number in range(200)]
+    messages += [
+        Stored(1_000 + number, digest(1_000 + number), b"child%d" % number, tuple(ids))
+        for number in range(100)
+    ]
+    world = World(messages)
+    heads: list[Parent] = [(b"child%d" % number, None) for number in range(100)]
+    history = CausalHistory(request(heads))
+    pauses, answer = 0, None
+    while not isinstance(effect := history.step(answer), Done):
+        history.result.check()
+        pauses += isinstance(effect, Pause)
+        answer = world.answer(effect, request(heads).heads) if isinstance(effect, Read) else None
+    assert isinstance(history.result, Sweep)
+    assert len(history.result.taken) == 300
+    assert pauses >= 100 * 200 // STEP_REFERENCES

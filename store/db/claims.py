@@ -26,7 +26,6 @@ from store.db.insert import channel_key
 from store.db.pool import Connection, Database
 from store.db.select import Topics, resolve
 from store.domain.claims import (
-    CROWD,
     Answer,
     Child,
     Claim,
@@ -94,12 +93,12 @@ where s.key = %(key)b::uuid and s.channel = %(channel)b::bytea
 order by s.ts, s.hash limit %(limit)b::bigint
 """
 
-_REACHED: Final = f"""
+_REACHED: Final = """
 with recursive w(key) as (
     select unnest(%(keys)b::uuid[])
     union
     select unnest(s.parent_keys) from w cross join lateral (
-        select p.parent_keys from storenode.sds p where p.key = w.key limit {CROWD}
+        select p.parent_keys from storenode.sds p where p.key = w.key limit {crowd}
     ) s
 )
 select uuid_send(w.key) from w limit %(limit)b::bigint
@@ -141,13 +140,18 @@ class ClaimReader:
         channel_id: bytes,
         entries: Sequence[HistoryEntry],
         *,
+        claimants: int,
         parents: bool,
     ) -> None:
-        """``entries`` are those of the request; without ``parents`` claims come without them."""
+        """``entries`` are those of the request; without ``parents`` claims come without them.
+
+        Of one key, one claimant more than ``claimants`` is read: it shows that there are more.
+        """
         self._database = database
         self._channel = channel_id
         self._channel_key = UUID(bytes=channel_key(channel_id))
         self._entries = entries
+        self._crowd = claimants + 1
         self._columns = _WITH_PARENTS if parents else _WITHOUT_PARENTS
         self._allowed: frozenset[bytes] | None = None
         self._horizon_ns = 0
@@ -189,7 +193,7 @@ class ClaimReader:
             claims = [*answer.claims, *(claim for claim in claims if claim[0] not in asked)]
         return replace(answer, claims=claims, reached=reached)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Drop what is being read in advance."""
         if self._ahead is not None:
             self._ahead.cancel()
@@ -199,7 +203,7 @@ class ClaimReader:
     async def _next_window(self, window: Window) -> _Windowed:
         """Read a window, or take it from what was read in advance; read on in advance."""
         if self._ahead is None or self._ahead_before != window.before:
-            await self.close()
+            await self.aclose()
             self._ahead = self._begin(window)
         claims, reached = await self._ahead
         self._ahead = None
@@ -233,11 +237,11 @@ class ClaimReader:
         return await cursor.fetchall()  # type: ignore[return-value]
 
     async def _claims(self, connection: Connection, keys: Sequence[bytes]) -> list[Claim]:
-        """The lowest claimants of each key, `CROWD` at most."""
+        """The lowest claimants of each key, a crowd at most."""
         limit = len(keys) + _FURTHER_CLAIMANTS
         rows = await self._rows(connection, _BY_KEYS, {"keys": uuids(sorted(keys)), "limit": limit})
         if len(rows) < limit:
-            return _lowest(await self._held(connection, rows))
+            return _lowest(await self._held(connection, rows), self._crowd)
         if len(keys) == 1:
             return await self._crowded(connection, keys[0])
         middle = len(keys) // 2
@@ -252,8 +256,8 @@ class ClaimReader:
         )
         positions: list[SyncId] = await cursor.fetchall()  # type: ignore[assignment]
         seen = await self._allowed_of(connection, positions)
-        chosen = [position for position in positions if position[1] in seen][:CROWD]
-        return await self._at(connection, [(key, *position) for position in chosen])
+        chosen = [position for position in positions if position[1] in seen]
+        return await self._at(connection, [(key, *at) for at in chosen[: self._crowd]])
 
     async def _at(self, connection: Connection, claims: Sequence[Child]) -> list[Claim]:
         if not claims:
@@ -304,7 +308,8 @@ class ClaimReader:
         self, connection: Connection, keys: Sequence[bytes], ahead: int
     ) -> list[bytes]:
         parameters = {"keys": uuids(keys), "limit": len(keys) + ahead}
-        cursor = await connection.execute(_REACHED, parameters, binary=True)
+        statement = _REACHED.format(crowd=self._crowd)
+        cursor = await connection.execute(statement, parameters, binary=True)
         rows: list[tuple[bytes]] = await cursor.fetchall()  # type: ignore[assignment]
         return [key for (key,) in rows]
 
@@ -415,14 +420,14 @@ def _claim_parameters(claims: Sequence[Child]) -> dict[str, object]:
     }
 
 
-def _lowest(claims: list[Claim]) -> list[Claim]:
-    """The lowest claims of each key, `CROWD` at most."""
+def _lowest(claims: list[Claim], most: int) -> list[Claim]:
+    """The lowest claims of each key, so many at most."""
     if len({claim[0] for claim in claims}) == len(claims):
         return claims
     counts: dict[bytes, int] = {}
     lowest: list[Claim] = []
     for claim in sorted(claims, key=_BY_POSITION):
         counts[claim[0]] = counts.get(claim[0], 0) + 1
-        if counts[claim[0]] <= CROWD:
+        if counts[claim[0]] <= most:
             lowest.append(claim)
     return lowest

@@ -9,10 +9,8 @@ from typing import Final
 from message.frames import sds_stored_message
 from message.limits import HASH_BYTES
 from store.domain.claims import Found
+from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import HistoryEntry, SdsPage
-
-MAX_PAGE_BYTES: Final = 3_500 * 1024
-"""Entries of one page, so that a response stays below 4 MiB."""
 
 _MISSING_OVERHEAD_BYTES: Final = 16
 _MAX_LAYOUTS: Final = 8_192
@@ -26,7 +24,9 @@ tag; and the bytes of the whole."""
 class Pages:
     """Takes what is to be sent and hands out pages as they fill up."""
 
-    def __init__(self) -> None:
+    def __init__(self, page_bytes: int = DEFAULT_PAGE_BYTES) -> None:
+        """Entries of one page have ``page_bytes`` at most."""
+        self._page_bytes = page_bytes
         self._parts: list[bytes] = []
         self._count = 0
         self._missing: list[HistoryEntry] = []
@@ -39,7 +39,7 @@ class Pages:
                 yield from self.add_missing(HistoryEntry(message_id, digest))
                 continue
             before_id, before_hash, before_frame, size = _layout(len(message_id), len(frame))
-            if self._bytes + size > MAX_PAGE_BYTES and self._bytes:
+            if self._bytes + size > self._page_bytes and self._bytes:
                 yield self._cut(truncated=False)
             self._bytes += size
             self._count += 1
@@ -48,7 +48,7 @@ class Pages:
     def add_missing(self, entry: HistoryEntry) -> Iterator[SdsPage]:
         """Add an entry that is not held."""
         size = len(entry.message_id) + len(entry.retrieval_hint or b"") + _MISSING_OVERHEAD_BYTES
-        if self._bytes + size > MAX_PAGE_BYTES and self._bytes:
+        if self._bytes + size > self._page_bytes and self._bytes:
             yield self._cut(truncated=False)
         self._bytes += size
         self._missing.append(entry)

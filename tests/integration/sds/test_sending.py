@@ -124,9 +124,9 @@ async def test_what_is_pruned_while_it_is_sent_is_missing(
             missing += page.missing
             if len(sent) == 1:
                 await prune_all_before(node, NOW)
-    assert len(sent) >= 1
+    assert sent
     assert sum(sent) + len(missing) == older + 20
-    assert len(missing) > older // 3
+    assert len(missing) > 100
     by_id = {each.message_id: each.hash for each in channel.stored}
     assert all(by_id[entry.message_id] == entry.retrieval_hint for entry in missing)
 

@@ -15,11 +15,13 @@ from store.client.limits import (
     KEEPALIVE_TIMEOUT_MS,
     MAX_PORT,
     MAX_RECONNECT_DELAY_MS,
+    MAX_RESPONSE_BYTES,
 )
 
 Metadata = tuple[tuple[str, str], ...]
 
 _OPTIONS: Final[list[tuple[str, Any]]] = [
+    ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_DELAY_MS),
     ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),

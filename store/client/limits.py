@@ -10,6 +10,9 @@ MAX_PUBLISH_REQUEST_MESSAGES: Final = 1_000
 MAX_REQUESTS_IN_FLIGHT: Final = 8
 """Requests of a ``PublishStream`` that are sent or ready, and not yet answered."""
 
+MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
+"""The largest response that a node may be set to send."""
+
 MAX_PORT: Final = 65_535
 
 DEFAULT_RETRY_ATTEMPTS: Final = 8

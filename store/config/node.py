@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from store.config.types import Address, Peer
+from store.config.units import format_size
+from store.domain.limits import RESULT_BYTES, least_response_bytes
 
 LISTENERS: Final = ("listen", "peer", "admin", "metrics")
 """Names of the listeners, as `--insecure` and the ready line call them."""
@@ -70,6 +72,18 @@ class NodeConfig:
     max_streams: int
     max_request_size: int
 
+    max_batch_messages: int
+    max_response_size: int
+    default_page_limit: int
+    max_page_limit: int
+    max_query_hashes: int
+    max_query_topics: int
+    max_sds_entries: int
+    max_sds_claimants: int
+    max_causal_heads: int
+    max_causal_known_ids: int
+    max_causal_messages: int
+
     write_connections: int
     read_connections: int
     bulk_connections: int
@@ -108,7 +122,8 @@ class NodeConfig:
         Raises:
             ConfigError: The first contradiction.
         """
-        for problem in (self._problem_of_tls(), self._problem_of_listeners()):
+        problems = self._problem_of_tls(), self._problem_of_listeners(), self._problem_of_sizes()
+        for problem in problems:
             if problem is not None:
                 raise ConfigError(problem)
 
@@ -153,5 +168,23 @@ class NodeConfig:
             return (
                 f"--listen and --peer-listen are both {self.listen}: with TLS, peers need an"
                 " address of their own."
+            )
+        return None
+
+    def _problem_of_sizes(self) -> str | None:
+        response_bytes, message_bytes = self.max_response_size, self.max_message_size
+        least_bytes = least_response_bytes(message_bytes)
+        if response_bytes < least_bytes:
+            return (
+                f"--max-response-size {format_size(response_bytes)} is too small for a message of"
+                f" --max-message-size {format_size(message_bytes)}: give at least"
+                f" {format_size(least_bytes)}."
+            )
+        results = response_bytes // RESULT_BYTES
+        if self.max_batch_messages > results:
+            return (
+                f"--max-batch-messages {self.max_batch_messages} is too many for a response of"
+                f" --max-response-size {format_size(response_bytes)}, which holds {results}"
+                " results: give at most as many, or a larger response."
             )
         return None

@@ -17,6 +17,7 @@ from message.limits import (
 )
 from store.config.layers import option
 from store.config.node import LISTENERS, MAX_CLUSTER, MAX_SHARD
+from store.config.request_options import REQUEST_OPTIONS
 from store.config.types import (
     ADDRESS,
     DURATION,
@@ -44,7 +45,7 @@ _LOG_FORMATS: Final = ("text", "json")
 _LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _MAX_CONNECTIONS: Final = 1_000
 LARGEST_MESSAGE_BYTES: Final = 3 * 1024 * 1024
-"""A message must fit into a response of 4 MiB, which is what gRPC clients take by default."""
+"""A message must fit into a response, and gRPC clients take 4 MiB by default."""
 
 LARGEST_TOPIC_BYTES: Final = 2 * 1024
 """A topic must fit into an index entry of Postgres, at most 2,704 bytes."""
@@ -353,7 +354,16 @@ _RUNNING: Final[tuple[Decorator, ...]] = (
     ),
 )
 
-_ALL: Final = (*_DATA, *_LISTENERS, *_ACCESS, *_MESSAGES, *_LIMITS, *_PEERS, *_RUNNING)
+_ALL: Final[tuple[Decorator, ...]] = (
+    *_DATA,
+    *_LISTENERS,
+    *_ACCESS,
+    *_MESSAGES,
+    *_LIMITS,
+    *REQUEST_OPTIONS,
+    *_PEERS,
+    *_RUNNING,
+)
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,10 +32,10 @@ from store.db.backlog import (
     rows_of,
     topic_names,
 )
-from store.db.pages import MAX_PAGE_BYTES
 from store.db.pool import Backoff, Connection, Database
 from store.db.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
-from store.domain.hub import Commit, Delivery, Hub, Place, Subscriber
+from store.domain.hub import MAX_QUEUED_BYTES, Commit, Delivery, Hub, Place, Subscriber
+from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import (
     CursorOutOfRange,
     Ephemeral,
@@ -71,8 +71,11 @@ class DatabaseFeed:
         *,
         on_lost: LostListener | None = None,
         on_failed: FailureListener | None = None,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
     ) -> None:
+        """Entries of one page have ``page_bytes`` at most."""
         self._database = database
+        self._page_bytes = page_bytes
         self._on_lost = on_lost
         self._on_failed = on_failed
         self._hub = Hub(START)
@@ -228,7 +231,7 @@ class DatabaseFeed:
 
     @contextlib.contextmanager
     def _subscribed(self, request: FollowRequest, place: Place) -> Iterator[_Subscription]:
-        subscription = _Subscription(self._hub, request, place)
+        subscription = _Subscription(self._hub, request, place, self._page_bytes)
         self._hub.subscribe(subscription.subscriber)
         try:
             yield subscription
@@ -254,7 +257,7 @@ class DatabaseFeed:
         entry = FRAME if request.include_data else PRESENCE
 
         async def read(connection: Connection) -> BacklogPage:
-            return await read_backlog(connection, request.filter, stand, entry, MAX_PAGE_BYTES)
+            return await read_backlog(connection, request.filter, stand, entry, self._page_bytes)
 
         return await self._database.read(read, self._database.bulk_pool)
 
@@ -262,18 +265,23 @@ class DatabaseFeed:
 class _Subscription:
     """A live follower's end of the hub."""
 
-    def __init__(self, hub: Hub, request: FollowRequest, place: Place) -> None:
+    def __init__(self, hub: Hub, request: FollowRequest, place: Place, page_bytes: int) -> None:
         self._hub = hub
+        self._page_bytes = page_bytes
         self._ready = asyncio.Event()
         self.subscriber = Subscriber(
-            request.filter, request.include_data, place, wake=self._ready.set
+            request.filter,
+            request.include_data,
+            place,
+            wake=self._ready.set,
+            most_bytes=min(page_bytes, MAX_QUEUED_BYTES),
         )
 
     async def deliveries(self) -> AsyncIterator[Delivery]:
         """What arrives, until the follower is cut off and must go on from the database."""
         subscriber = self.subscriber
         while not subscriber.lagging:
-            delivery = subscriber.take(MAX_PAGE_BYTES)
+            delivery = subscriber.take(self._page_bytes)
             if delivery is not None:
                 yield delivery
             elif not await self._wait() and not subscriber.queue:

@@ -16,7 +16,7 @@ from typing import Final
 
 from message.limits import HASH_BYTES
 from store.db.arrays import bigints, fixed_bytes
-from store.db.pages import MAX_PAGE_BYTES, NOTHING, Joined, Shape, joined, joined_statement
+from store.db.pages import NOTHING, Joined, Shape, joined, joined_statement
 from store.db.pool import Connection, Database
 from store.db.select import (
     MESSAGE_AT,
@@ -128,8 +128,10 @@ _Found = dict[bytes, tuple[int, bytes]]
 class HashLookups:
     """Look-ups of up to `MAX_DIRECT_HASHES` hashes; small ones are grouped."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, page_bytes: int) -> None:
+        """Entries of one page have ``page_bytes`` at most."""
         self._database = database
+        self._page_bytes = page_bytes
         self._queues: dict[bool, deque[_Waiting]] = {True: deque(), False: deque()}
         self._latest = False
         self._flights = 0
@@ -145,7 +147,7 @@ class HashLookups:
         rights = request.filter.rights
         if len(request.hashes or ()) > MAX_SMALL_HASHES or not rights.unrestricted:
             found = await self._read(request.hashes or (), rights, request.include_data)
-            return _pick(request, found)
+            return _pick(request, found, self._page_bytes)
         answer: asyncio.Future[QueryPage] = asyncio.get_running_loop().create_future()
         self._queues[request.include_data].append(_Waiting(request, answer))
         self._launch()
@@ -180,7 +182,7 @@ class HashLookups:
             return
         for waiting in group:
             if not waiting.answer.done():
-                waiting.answer.set_result(_pick(waiting.request, found))
+                waiting.answer.set_result(_pick(waiting.request, found, self._page_bytes))
 
     async def _read(
         self, hashes: Sequence[bytes], rights: TopicRights, include_data: bool
@@ -225,7 +227,7 @@ async def _fetch(
     return {digest: (timestamp, data) for timestamp, digest, data in rows}
 
 
-def _pick(request: PageRequest, found: _Found) -> QueryPage:
+def _pick(request: PageRequest, found: _Found, page_bytes: int) -> QueryPage:
     """The page of one look-up out of what a statement found."""
     way = 1 if request.forward else -1
     held = sorted((found[digest][0], digest) for digest in request.hashes or () if digest in found)
@@ -233,11 +235,11 @@ def _pick(request: PageRequest, found: _Found) -> QueryPage:
     if after is not None:
         held = [at for at in held if (at > after if request.forward else at < after)]
     entries: list[bytes] = []
-    left = MAX_PAGE_BYTES
+    left = page_bytes
     for _, digest in held[::way][: request.limit]:
         entry = found[digest][1]
         left -= len(entry)
-        if left < 0:
+        if left < 0 and entries:
             break
         entries.append(entry)
     more = len(entries) < len(held)

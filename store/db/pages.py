@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from message.limits import MAX_RESPONSE_BYTES
 from store.db.pool import Connection
 from store.db.select import MESSAGE_AT, Entry, Topics, topics_clause, topics_parameters
 from store.domain.ports import SyncId
-
-MAX_PAGE_BYTES: Final = MAX_RESPONSE_BYTES - 64 * 1024
-"""Bytes of entries in one response; the rest is room for the other fields."""
 
 BEFORE_ALL: Final[SyncId] = (0, b"")
 AFTER_ALL: Final[SyncId] = (2**63 - 1, b"\xff" * 33)

@@ -13,7 +13,7 @@ from typing import Final
 
 from message.limits import HASH_BYTES
 from store.db.hashes import HashLookups, page_by_hashes
-from store.db.pages import AFTER_ALL, BEFORE_ALL, MAX_PAGE_BYTES, Joined, Shape, Window, read_page
+from store.db.pages import AFTER_ALL, BEFORE_ALL, Joined, Shape, Window, read_page
 from store.db.pool import Connection, Database
 from store.db.select import (
     FRAME,
@@ -25,6 +25,7 @@ from store.db.select import (
     rights_clause,
     rights_parameters,
 )
+from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import (
     FramesPage,
     PageRequest,
@@ -43,11 +44,20 @@ _FEWEST_PER_TOPIC: Final = 16
 class DatabaseReader:
     """`store.domain.ports.Reader` on Postgres."""
 
-    def __init__(self, database: Database, held: Callable[[], int]) -> None:
-        """``held`` gives the number of messages ever stored, as the feed has counted them."""
+    def __init__(
+        self,
+        database: Database,
+        held: Callable[[], int],
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+    ) -> None:
+        """``held`` gives the number of messages ever stored, as the feed has counted them.
+
+        Entries of one page have ``page_bytes`` at most.
+        """
         self._database = database
         self._held = held
-        self._lookups = HashLookups(database)
+        self._page_bytes = page_bytes
+        self._lookups = HashLookups(database, page_bytes)
 
     async def position(self, message_hash: bytes, rights: TopicRights) -> SyncId | None:
         """Position of a message by hash (see `store.domain.ports.Reader`)."""
@@ -72,7 +82,7 @@ class DatabaseReader:
             return await self._lookups.query(request)
 
         async def read(connection: Connection) -> QueryPage:
-            return await _page(connection, request)
+            return await _page(connection, request, self._page_bytes)
 
         return await self._database.read(read)
 
@@ -107,7 +117,7 @@ class DatabaseReader:
             show=size,
             read=size,
             each=_each(topics, size),
-            max_bytes=MAX_PAGE_BYTES,
+            max_bytes=self._page_bytes,
             streamed=True,
         )
 
@@ -150,10 +160,10 @@ def _each(topics: Topics, size: int) -> int:
     return min(size, 2 * share + _FEWEST_PER_TOPIC)
 
 
-async def _page(connection: Connection, request: PageRequest) -> QueryPage:
+async def _page(connection: Connection, request: PageRequest, page_bytes: int) -> QueryPage:
     read = request.limit + 1
     entry = QUERY_FRAME if request.include_data else QUERY_PRESENCE
-    shape = Shape(entry, show=request.limit, read=read, each=read, max_bytes=MAX_PAGE_BYTES)
+    shape = Shape(entry, show=request.limit, read=read, each=read, max_bytes=page_bytes)
     if request.hashes is not None:
         page = await page_by_hashes(connection, request, shape)
     else:

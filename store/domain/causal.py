@@ -100,7 +100,7 @@ class CausalWalk:
         # key -> number of its only claimant, or a mark
         self._outcomes: dict[bytes, int] = dict.fromkeys(known_keys, _KNOWN)
         self._by_hash: dict[bytes, int] = {}  # messages that are not their key's only claimant
-        self._claims = Claims()
+        self._claims = Claims(request.claimants)
         self._pace = Pace()
         self._frontier: deque[Claim] = deque()  # what is taken and not expanded
         self._edges = array("i")

@@ -5,9 +5,9 @@ A *reference* (an entry asked for, a head, a parent) names an ID and perhaps, as
 message hash. It selects:
 
 1. the one claimant that the hint names, wherever it stands among the claimants;
-2. else every claimant, lowest (timestamp, hash) first, 16 at most; and with them the message that
-   the hint names, if its payload cannot be read as an SDS message (an encrypted one is found by
-   its hint only).
+2. else every claimant, lowest (timestamp, hash) first, as many as the node returns for one ID;
+   and with them the message that the hint names, if its payload cannot be read as an SDS message
+   (an encrypted one is found by its hint only).
 
 A hint to a readable message under another ID or channel selects nothing. What is pruned, or
 outside the filter of the call, claims nothing. Source: the node's contract, "SDS".
@@ -42,9 +42,6 @@ Child = tuple[bytes, int, bytes]
 
 Reference = tuple[bytes, bytes | None]
 """(key of the ID in its channel, hint): a hint that is no message hash counts as none."""
-
-CROWD: Final = MAX_SDS_CLAIMANTS + 1
-"""So many claimants of one key are read: one more than are returned shows that there are more."""
 
 PREFETCHED_CLAIM_BYTES: Final = 420
 """What a claim costs in memory beside its parents: tuple, values, place in a table."""
@@ -169,10 +166,10 @@ class Read:
 class Answer:
     """The answer to a `Read`.
 
-    ``claims`` hold all claimants (`CROWD` per key at most, the lowest) of every key in ``asked``
-    and of every further key that occurs in them; those of a window that is not complete come
-    newest first. ``reached`` is the position of the lowest row of the window, None when it came
-    to the channel's beginning.
+    ``claims`` hold all claimants (the lowest, one more per key than are returned at most, which
+    shows that there are more) of every key in ``asked`` and of every further key that occurs in
+    them; those of a window that is not complete come newest first. ``reached`` is the position of
+    the lowest row of the window, None when it came to the channel's beginning.
     """
 
     asked: Sequence[bytes]
@@ -230,7 +227,9 @@ _UNREAD: Final = object()
 class Claims:
     """What was read and is not used up: complete sets of claimants by key, and hints."""
 
-    def __init__(self) -> None:
+    def __init__(self, claimants: int = MAX_SDS_CLAIMANTS) -> None:
+        """``claimants`` are returned for one key at most."""
+        self._claimants = claimants
         self._bytes = 0
         self._sets: dict[bytes, Claim | list[Claim] | None] = {}
         self._hinted: dict[tuple[bytes, bytes], Hinted | None] = {}
@@ -312,7 +311,8 @@ class Claims:
             if hinted is not None and hinted.readable:
                 return Selection((hinted.claim,))
             beside = () if hinted is None else (hinted.claim,)
-        return Selection((*claims[:MAX_SDS_CLAIMANTS], *beside), len(claims) > MAX_SDS_CLAIMANTS)
+        most = self._claimants
+        return Selection((*claims[:most], *beside), len(claims) > most)
 
 
 def _sets(claims: Sequence[Claim]) -> Mapping[bytes, Claim | list[Claim]]:

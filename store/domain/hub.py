@@ -6,7 +6,7 @@ Rules:
    commit does not get it.
 2. A commit reaches only the subscribers that a topic of it matches. All others stand at the head
    all the same: an idle subscriber costs nothing while others are served.
-3. A subscriber that lets more than `MAX_QUEUED_BYTES` or `MAX_QUEUED_COMMITS` wait is cut off
+3. A subscriber that lets more than its ``most_bytes`` or `MAX_QUEUED_COMMITS` wait is cut off
    (`Subscriber.lagging`): its queue is dropped, its place stays, and it goes on from the
    database.
 4. An ephemeral message is queued like a commit but moves nobody's place.
@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from message.frames import presences
-from message.limits import MAX_RESPONSE_BYTES
 from message.topics import topic_key
+from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import Ephemeral, TopicFilter
 
-MAX_QUEUED_BYTES: Final = MAX_RESPONSE_BYTES - 64 * 1024
-"""So that whatever waits fits into one response."""
+MAX_QUEUED_BYTES: Final = DEFAULT_PAGE_BYTES
+"""What waits for one subscriber at most, however large its pages may be."""
 
 MAX_QUEUED_COMMITS: Final = 256
 MAX_NAMED_TOPICS: Final = 65_536
@@ -80,12 +80,16 @@ class Delivery:
 
 @dataclass(slots=True, eq=False)
 class Subscriber:
-    """A live follower. ``wake`` is called when there is something to take."""
+    """A live follower. ``wake`` is called when there is something to take.
+
+    At most ``most_bytes`` wait for it, so that they fit into one response.
+    """
 
     filter: TopicFilter
     include_data: bool
     place: Place
     wake: Callable[[], None]
+    most_bytes: int = MAX_QUEUED_BYTES
     lagging: bool = False
     queue: deque[Delivery] = field(default_factory=deque)
     queued_bytes: int = 0
@@ -95,7 +99,7 @@ class Subscriber:
         if self.lagging:
             return
         self.queued_bytes += len(delivery.frames)
-        if self.queued_bytes > MAX_QUEUED_BYTES or len(self.queue) >= MAX_QUEUED_COMMITS:
+        if self.queued_bytes > self.most_bytes or len(self.queue) >= MAX_QUEUED_COMMITS:
             self.cut_off()
         else:
             self.queue.append(delivery)
@@ -274,7 +278,7 @@ def _check_queue(subscriber: Subscriber) -> None:
     size = sum(len(delivery.frames) for delivery in subscriber.queue)
     if places != sorted(places):
         raise ValueError("what waits for a subscriber is not in commit order")
-    if size != subscriber.queued_bytes or size > MAX_QUEUED_BYTES:
+    if size != subscriber.queued_bytes or size > subscriber.most_bytes:
         raise ValueError("the bytes that wait for a subscriber are counted wrong, or too many")
     if len(places) - 1 > (0 if subscriber.lagging else MAX_QUEUED_COMMITS):
         raise ValueError("too much waits for a subscriber")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from message.limits import MAX_SDS_CLAIMANTS
 from sds.codec import sds_key
 from store.domain.claims import Answer, Claims, Found, HintQuery, Read, usable_hint
 from store.domain.ports import HistoryEntry
@@ -25,9 +26,15 @@ class Lookup:
     """One request; ``step`` until it answers None.
 
     ``entries`` are those of the request, each once: slots of hint queries count in them.
+    ``claimants`` are returned for one ID at most.
     """
 
-    def __init__(self, channel_id: bytes, entries: Sequence[HistoryEntry]) -> None:
+    def __init__(
+        self,
+        channel_id: bytes,
+        entries: Sequence[HistoryEntry],
+        claimants: int = MAX_SDS_CLAIMANTS,
+    ) -> None:
         self.messages: list[Found] = []
         self.missing: list[HistoryEntry] = []
         self.truncated = False
@@ -36,7 +43,7 @@ class Lookup:
             (sds_key(channel_id, entry.message_id), usable_hint(entry.retrieval_hint))
             for entry in self.entries
         ]
-        self._claims = Claims()
+        self._claims = Claims(claimants)
 
     def step(self, answer: Answer | None = None) -> Read | None:
         """Go on with what was read; what to read next, None when the result is complete."""

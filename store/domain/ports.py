@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from message.cursor import FollowCursor
+from message.limits import MAX_SDS_CLAIMANTS
 from message.record import RecordBatch
 
 
@@ -178,6 +179,7 @@ class SdsLookup:
     channel_id: bytes
     entries: tuple[HistoryEntry, ...]
     filter: TopicFilter
+    claimants: int = MAX_SDS_CLAIMANTS  # returned for one ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,7 @@ class CausalRequest:
     max_messages: int
     max_depth: int  # 0: unlimited
     filter: TopicFilter
+    claimants: int = MAX_SDS_CLAIMANTS  # taken for one ID
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ know:
 Rules, beside those of the standard: a field that is set counts although it is empty; limit 0 is
 unset; repeated hashes count once; hashes exclude every content filter field, times included;
 pubsub topic and content topics come together; ``time_start`` at or past ``time_end`` matches
-nothing. All limits are the same on every page.
+nothing. All limits (`store.domain.limits`) are the same on every page.
 
 The other reads (`filter_by`, `time_range`, `sds_lookup`, `causal_request`) raise `RequestError`.
 """
@@ -21,19 +21,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from message.limits import (
-    DEFAULT_PAGE_MESSAGES,
-    HASH_BYTES,
-    MAX_CAUSAL_HEADS,
-    MAX_CAUSAL_KNOWN_IDS,
-    MAX_CAUSAL_MESSAGES,
-    MAX_PAGE_MESSAGES,
-    MAX_QUERY_CONTENT_TOPICS,
-    MAX_QUERY_HASHES,
-    MAX_SDS_ENTRIES,
-    MAX_TIMESTAMP_NS,
-)
+from message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from sds.limits import MAX_ID_BYTES
+from store.domain.limits import RequestLimits
 from store.domain.ports import (
     CausalRequest,
     HistoryEntry,
@@ -110,7 +100,7 @@ class QueryPlan:
         return replace(self.request, after=position)
 
 
-def plan_query(query: QueryInput, rights: TopicRights) -> QueryPlan:
+def plan_query(query: QueryInput, rights: TopicRights, limits: RequestLimits) -> QueryPlan:
     """Check a ``Query`` request; ``rights`` are the caller's.
 
     Raises:
@@ -119,12 +109,10 @@ def plan_query(query: QueryInput, rights: TopicRights) -> QueryPlan:
     if query.cursor is not None:
         _check_hash("pagination_cursor", query.cursor)
     try:
-        topics = TopicFilter(
-            query.pubsub_topic, _checked_topics(query.pubsub_topic, query.content_topics), rights
-        )
+        topics = filter_by(query.pubsub_topic, query.content_topics, rights, limits)
     except RequestError as error:
         raise QueryError(BAD_REQUEST, str(error)) from None
-    hashes = _checked_hashes(query) if query.message_hashes else None
+    hashes = _checked_hashes(query, limits.query_hashes) if query.message_hashes else None
     if hashes is None and (query.pubsub_topic is None) != (not query.content_topics):
         given, lacking = ("pubsub_topic", "content_topics")
         if query.pubsub_topic is None:
@@ -133,7 +121,7 @@ def plan_query(query: QueryInput, rights: TopicRights) -> QueryPlan:
             BAD_REQUEST, f"{given} is set without {lacking}: set both of them or neither"
         )
     start_ns, end_ns = time_range(query.time_start, query.time_end)
-    limit = min(query.limit or DEFAULT_PAGE_MESSAGES, MAX_PAGE_MESSAGES)
+    limit = min(query.limit or limits.default_page_messages, limits.page_messages)
     request = PageRequest(
         topics, hashes, start_ns, end_ns, None, query.forward, limit, query.include_data
     )
@@ -151,24 +139,35 @@ def time_range(time_start: int | None, time_end: int | None) -> tuple[int, int]:
 
 
 def filter_by(
-    pubsub_topic: str | None, content_topics: Sequence[str], rights: TopicRights
+    pubsub_topic: str | None,
+    content_topics: Sequence[str],
+    rights: TopicRights,
+    limits: RequestLimits,
 ) -> TopicFilter:
     """Check a ``ContentFilter``, whose fields may be set one without the other.
 
     Raises:
         RequestError: a topic that no message can have, or too many.
     """
-    return TopicFilter(pubsub_topic, _checked_topics(pubsub_topic, content_topics), rights)
+    topics = _checked_topics(pubsub_topic, content_topics, limits.query_topics)
+    return TopicFilter(pubsub_topic, topics, rights)
 
 
-def sds_lookup(channel_id: str, entries: Sequence[HistoryEntry], topics: TopicFilter) -> SdsLookup:
+def sds_lookup(
+    channel_id: str, entries: Sequence[HistoryEntry], topics: TopicFilter, limits: RequestLimits
+) -> SdsLookup:
     """Check a ``GetSdsMessages`` request; repeated entries count once.
 
     Raises:
-        RequestError: no channel, an empty ID, or too many entries.
+        RequestError: no channel, an empty ID, or too many or too large entries.
     """
-    check_count("entries", len(entries), MAX_SDS_ENTRIES)
-    return SdsLookup(_channel(channel_id), _entries("entries", entries), topics)
+    check_count("entries", len(entries), limits.sds_entries)
+    return SdsLookup(
+        _channel(channel_id),
+        _entries("entries", entries, limits.page_bytes),
+        topics,
+        limits.sds_claimants,
+    )
 
 
 def causal_request(
@@ -179,21 +178,23 @@ def causal_request(
     max_messages: int,
     max_depth: int,
     topics: TopicFilter,
+    limits: RequestLimits,
 ) -> CausalRequest:
     """Check a ``GetCausalHistory`` request; a larger ``max_messages`` is clamped.
 
     Raises:
-        RequestError: no channel, an empty head, or too many heads or known IDs.
+        RequestError: no channel, an empty or too large head, or too many heads or known IDs.
     """
-    check_count("heads", len(heads), MAX_CAUSAL_HEADS)
-    check_count("known_ids", len(known_ids), MAX_CAUSAL_KNOWN_IDS)
+    check_count("heads", len(heads), limits.causal_heads)
+    check_count("known_ids", len(known_ids), limits.causal_known_ids)
     return CausalRequest(
         _channel(channel_id),
-        _entries("heads", heads),
+        _entries("heads", heads, limits.page_bytes),
         frozenset(known.encode() for known in known_ids),
-        min(max_messages or MAX_CAUSAL_MESSAGES, MAX_CAUSAL_MESSAGES),
+        min(max_messages or limits.causal_messages, limits.causal_messages),
         max_depth,
         topics,
+        limits.sds_claimants,
     )
 
 
@@ -207,7 +208,7 @@ def check_count(name: str, count: int, limit: int) -> None:
         raise LimitError(f"{name} holds {count} entries: at most {limit}")
 
 
-def _checked_hashes(query: QueryInput) -> tuple[bytes, ...]:
+def _checked_hashes(query: QueryInput, most: int) -> tuple[bytes, ...]:
     beside = {
         "pubsub_topic": query.pubsub_topic is not None,
         "content_topics": bool(query.content_topics),
@@ -222,10 +223,8 @@ def _checked_hashes(query: QueryInput) -> tuple[bytes, ...]:
     for digest in query.message_hashes:
         _check_hash("message_hashes", digest)
     hashes = tuple(dict.fromkeys(query.message_hashes))
-    if len(hashes) > MAX_QUERY_HASHES:
-        raise QueryError(
-            BAD_REQUEST, f"message_hashes holds {len(hashes)} hashes: at most {MAX_QUERY_HASHES}"
-        )
+    if len(hashes) > most:
+        raise QueryError(BAD_REQUEST, f"message_hashes holds {len(hashes)} hashes: at most {most}")
     return hashes
 
 
@@ -236,13 +235,13 @@ def _check_hash(name: str, digest: bytes) -> None:
         )
 
 
-def _checked_topics(pubsub_topic: str | None, content_topics: Sequence[str]) -> tuple[str, ...]:
+def _checked_topics(
+    pubsub_topic: str | None, content_topics: Sequence[str], most: int
+) -> tuple[str, ...]:
     if pubsub_topic is not None:
         _check_topic("pubsub_topic", pubsub_topic)
-    if len(content_topics) > MAX_QUERY_CONTENT_TOPICS:
-        raise LimitError(
-            f"content_topics holds {len(content_topics)} topics: at most {MAX_QUERY_CONTENT_TOPICS}"
-        )
+    if len(content_topics) > most:
+        raise LimitError(f"content_topics holds {len(content_topics)} topics: at most {most}")
     for topic in content_topics:
         _check_topic("content_topics", topic)
     return tuple(dict.fromkeys(content_topics))
@@ -264,8 +263,18 @@ def _channel(channel_id: str) -> bytes:
     return channel
 
 
-def _entries(name: str, entries: Iterable[HistoryEntry]) -> tuple[HistoryEntry, ...]:
+def _entries(
+    name: str, entries: Iterable[HistoryEntry], most_bytes: int
+) -> tuple[HistoryEntry, ...]:
     kept = tuple(dict.fromkeys(entries))
     if not all(entry.message_id for entry in kept):
         raise RequestError(f"{name} holds an entry without message_id: set it")
+    # An entry that is missing is sent back as it came.
+    largest = max((_entry_bytes(entry) for entry in kept), default=0)
+    if largest > most_bytes:
+        raise LimitError(f"{name} holds an entry of {largest} bytes: at most {most_bytes}")
     return kept
+
+
+def _entry_bytes(entry: HistoryEntry) -> int:
+    return len(entry.message_id) + len(entry.retrieval_hint or b"")

@@ -121,7 +121,7 @@ class Sweep:
         assert self._known.isdisjoint(found[0] for found in self.taken), "what is known is taken"
 
     def _begin(self, answer: Answer) -> Read | GiveUp:
-        claims = Claims()
+        claims = Claims(self._request.claimants)
         claims.add(answer)
         newest: SyncId = (0, b"")
         for slot, (key, hint) in enumerate(self._heads):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from message.validate import Policy
 from store.domain.access import Access
+from store.domain.limits import RequestLimits
 from store.domain.quota import ClientLimits, Quota
 from store.observe.metrics import Metrics
 from store.rpc.drain import Drain
@@ -77,6 +78,7 @@ class RpcContext:
     state: Callable[[], Awaitable[NodeState]]
     metrics: Metrics
     health: Health
+    limits: RequestLimits = field(default_factory=RequestLimits)
     quota: Quota = field(default_factory=Quota)
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from store.domain.limits import RequestLimits
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import QueryInput, check_count, filter_by
 from store.rpc.failure import malformed, over_limit
@@ -103,14 +104,16 @@ def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:
     )
 
 
-def topic_filter(content: store_pb2.ContentFilter, rights: TopicRights) -> TopicFilter:
+def topic_filter(
+    content: store_pb2.ContentFilter, rights: TopicRights, limits: RequestLimits
+) -> TopicFilter:
     """A ``ContentFilter`` and the caller's rights as one filter.
 
     Raises:
         RequestError: see `store.domain.query.filter_by`.
     """
     pubsub_topic = content.pubsub_topic if content.HasField("pubsub_topic") else None
-    return filter_by(pubsub_topic, content.content_topics, rights)
+    return filter_by(pubsub_topic, content.content_topics, rights, limits)
 
 
 def history_entries(

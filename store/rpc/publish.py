@@ -16,7 +16,6 @@ from typing import Final
 
 import grpc
 
-from message.limits import MAX_BATCH_MESSAGES
 from message.validate import Verdict
 from store.domain.access import PublishDoor, Published
 from store.domain.ports import Services, Source
@@ -81,13 +80,12 @@ class Publisher:
         """Judge the messages of a request, letting others have a turn now and then."""
         node = call.node
         began_ns = node.monotonic_ns()
-        decoded = _decode(request)
+        most = node.limits.batch_messages
+        decoded = _decode(request, most)
         messages = decoded.messages
         count = len(messages)
-        if count > MAX_BATCH_MESSAGES:
-            raise over_limit(
-                f"the request holds more than {MAX_BATCH_MESSAGES:,} messages: send fewer in one"
-            )
+        if count > most:
+            raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
         call.charge_messages(count)
         door = PublishDoor(node.policy(), node.now_ns(), call.client)
         step = chunk_messages(count, len(request))
@@ -190,9 +188,9 @@ def _give_back(budgets: Iterable[Budget], size_bytes: int) -> None:
         budget.give_back(size_bytes)
 
 
-def _decode(request: bytes) -> store_pb2.PublishRequest:
+def _decode(request: bytes, most_messages: int) -> store_pb2.PublishRequest:
     if len(request) > COUNTED_REQUEST_BYTES:
-        request = clip(request, MESSAGES_FIELD, MAX_BATCH_MESSAGES + 1)
+        request = clip(request, MESSAGES_FIELD, most_messages + 1)
     return decode(store_pb2.PublishRequest, request)
 
 

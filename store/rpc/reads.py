@@ -14,7 +14,6 @@ import grpc
 
 from message.cursor import FollowCursor, ScanCursor
 from message.frames import follow_page, query_response, scan_page
-from message.limits import MAX_CAUSAL_HEADS, MAX_SDS_ENTRIES
 from store.domain.ports import FollowRequest, QueryPage, ScanRequest, Services
 from store.domain.query import (
     BAD_REQUEST,
@@ -49,7 +48,7 @@ class Reads:
         query = decode(waku_store_pb2.StoreQueryRequest, request)
         try:
             request_id = _echo(query.request_id)
-            plan = plan_query(query_input(query), call.client.topics)
+            plan = plan_query(query_input(query), call.client.topics, call.node.limits)
             return query_page(request_id, await self._page(call, plan))
         except QueryError as error:
             return query_response(_cut(query.request_id), error.status, error.sentence)
@@ -70,7 +69,7 @@ class Reads:
             scan.time_end if scan.HasField("time_end") else None,
         )
         wanted = ScanRequest(
-            topic_filter(scan.filter, call.client.topics),
+            topic_filter(scan.filter, call.client.topics, call.node.limits),
             start_ns,
             end_ns,
             None if cursor is None else (cursor.timestamp, cursor.hash),
@@ -86,7 +85,7 @@ class Reads:
         """Answer ``Follow``."""
         follow = decode(store_pb2.FollowRequest, request)
         wanted = FollowRequest(
-            topic_filter(follow.filter, call.client.topics),
+            topic_filter(follow.filter, call.client.topics, call.node.limits),
             FollowCursor.decode(follow.cursor) if follow.cursor else None,
             follow.from_beginning,
             follow.include_data,
@@ -102,10 +101,12 @@ class Reads:
     async def sds_messages(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``GetSdsMessages``."""
         lookup = decode(store_pb2.GetSdsMessagesRequest, request)
+        limits = call.node.limits
         wanted = sds_lookup(
             lookup.channel_id,
-            history_entries("entries", lookup.entries, MAX_SDS_ENTRIES),
-            topic_filter(lookup.filter, call.client.topics),
+            history_entries("entries", lookup.entries, limits.sds_entries),
+            topic_filter(lookup.filter, call.client.topics, limits),
+            limits,
         )
         async for page in self._services.sds.messages(wanted):
             yield sds_response(page)
@@ -113,13 +114,15 @@ class Reads:
     async def causal_history(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``GetCausalHistory``."""
         walk = decode(store_pb2.GetCausalHistoryRequest, request)
+        limits = call.node.limits
         wanted = causal_request(
             walk.channel_id,
-            history_entries("heads", walk.heads, MAX_CAUSAL_HEADS),
+            history_entries("heads", walk.heads, limits.causal_heads),
             known_ids=walk.known_ids,
             max_messages=walk.max_messages,
             max_depth=walk.max_depth,
-            topics=topic_filter(walk.filter, call.client.topics),
+            topics=topic_filter(walk.filter, call.client.topics, limits),
+            limits=limits,
         )
         async for page in self._services.sds.causal_history(wanted):
             yield sds_response(page)

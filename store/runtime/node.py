@@ -41,7 +41,7 @@ from store.runtime.limits import (
 )
 from store.runtime.listening import Listeners, bind_listeners, check_certificates
 from store.runtime.monitor import DatabaseMonitor
-from store.runtime.policy import PolicySource, client_limits
+from store.runtime.policy import PolicySource, client_limits, request_limits
 from store.runtime.readiness import Obstacle, Readiness
 from store.runtime.services import Wiring, open_wiring
 from store.runtime.tasks import BackgroundTasks
@@ -182,6 +182,7 @@ class Node:
             state=state,
             metrics=self._metrics,
             health=self._health,
+            limits=request_limits(self._config),
             drain=self._drain,
         )
 

@@ -1,4 +1,4 @@
-"""The rules for messages as they are at this moment."""
+"""What the options say about clients: their limits, and the rules for messages at this moment."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from message.validate import Policy
 from store.config.node import NodeConfig
+from store.domain.limits import RequestLimits
 from store.domain.quota import ClientLimits
 
 
@@ -18,6 +19,23 @@ def client_limits(config: NodeConfig) -> ClientLimits:
         calls=config.max_calls,
         streams=config.max_streams,
         request_bytes=config.max_request_size,
+    )
+
+
+def request_limits(config: NodeConfig) -> RequestLimits:
+    """The limits of requests and responses, whoever calls."""
+    return RequestLimits(
+        batch_messages=config.max_batch_messages,
+        response_bytes=config.max_response_size,
+        default_page_messages=config.default_page_limit,
+        page_messages=config.max_page_limit,
+        query_hashes=config.max_query_hashes,
+        query_topics=config.max_query_topics,
+        sds_entries=config.max_sds_entries,
+        sds_claimants=config.max_sds_claimants,
+        causal_heads=config.max_causal_heads,
+        causal_known_ids=config.max_causal_known_ids,
+        causal_messages=config.max_causal_messages,
     )
 
 

@@ -25,6 +25,7 @@ from store.domain.retention import RetentionPolicy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
+from store.runtime.policy import request_limits
 
 _LOG = get_logger("store.runtime.services")
 _NS_PER_MS = 1_000_000
@@ -62,11 +63,14 @@ async def open_wiring(
     writer = DatabaseWriter(database, PartitionMap(time.time_ns, config.retention))
     await writer.start()
     stack.push_async_callback(writer.stop)
-    feed = DatabaseFeed(database, on_lost=_commits_lost, on_failed=_feed_failed)
+    page_bytes = request_limits(config).page_bytes
+    feed = DatabaseFeed(
+        database, on_lost=_commits_lost, on_failed=_feed_failed, page_bytes=page_bytes
+    )
     await feed.start()
     stack.push_async_callback(feed.stop)
-    reader = DatabaseReader(database, lambda: feed.messages_ever)
-    services = Services(writer, reader, feed, DatabaseSdsReader(database))
+    reader = DatabaseReader(database, lambda: feed.messages_ever, page_bytes)
+    services = Services(writer, reader, feed, DatabaseSdsReader(database, page_bytes))
     return Wiring(database, services, _maintainer(config, database, metrics), feed)
 
 

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from message.limits import MAX_SDS_CLAIMANTS
 from sds.codec import sds_key
 from store.domain.causal import CausalWalk
-from store.domain.claims import CROWD, Answer, Claim, Done, Hinted, HintQuery, Read
+from store.domain.claims import Answer, Claim, Done, Hinted, HintQuery, Read
 from store.domain.history import CausalHistory
 from store.domain.lookup import Lookup
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SyncId, TopicFilter
 from store.domain.sweep import Sweep
 
 CHANNEL = b"channel"
+CROWD = MAX_SDS_CLAIMANTS + 1
+"""Claimants of one key that are read."""
+
 Parent = tuple[bytes, bytes | None]
 
 

@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from message.limits import MAX_PAGE_MESSAGES, MAX_TIMESTAMP_NS
+from store.domain.limits import RESPONSE_RESERVE_BYTES, RequestLimits
 from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import (
+    LimitError,
     QueryError,
     QueryInput,
     RequestError,
@@ -20,6 +22,7 @@ from store.domain.query import (
 )
 
 EVERYTHING = TopicRights()
+LIMITS = RequestLimits()
 DIGEST = bytes(range(32))
 BY_TOPIC = QueryInput(pubsub_topic="/p", content_topics=["/c"])
 BY_HASH = QueryInput(message_hashes=[DIGEST])
@@ -27,12 +30,12 @@ BY_HASH = QueryInput(message_hashes=[DIGEST])
 
 def refusal(query: QueryInput) -> QueryError:
     with pytest.raises(QueryError) as caught:
-        plan_query(query, EVERYTHING)
+        plan_query(query, EVERYTHING, LIMITS)
     return caught.value
 
 
 def test_nothing_set_asks_for_the_newest_hundred() -> None:
-    plan = plan_query(QueryInput(), EVERYTHING)
+    plan = plan_query(QueryInput(), EVERYTHING, LIMITS)
     request = plan.page(None)
     assert (request.hashes, request.after, request.forward) == (None, None, False)
     assert (request.time_start_ns, request.time_end_ns) == (0, MAX_TIMESTAMP_NS)
@@ -50,12 +53,12 @@ def test_nothing_set_asks_for_the_newest_hundred() -> None:
 def test_limits_are_the_same_on_every_page(
     asked: int | None, limit: int, cursor: bytes | None
 ) -> None:
-    plan = plan_query(QueryInput(limit=asked, cursor=cursor), EVERYTHING)
+    plan = plan_query(QueryInput(limit=asked, cursor=cursor), EVERYTHING, LIMITS)
     assert plan.page((1, DIGEST)).limit == limit
 
 
 def test_a_cursor_needs_its_position() -> None:
-    plan = plan_query(QueryInput(cursor=DIGEST, forward=True), EVERYTHING)
+    plan = plan_query(QueryInput(cursor=DIGEST, forward=True), EVERYTHING, LIMITS)
     assert plan.cursor == DIGEST
     assert plan.page((7, DIGEST)).after == (7, DIGEST)
     with pytest.raises(QueryError) as caught:
@@ -114,7 +117,7 @@ def test_a_hash_of_another_size_is_refused(digest: bytes) -> None:
 
 def test_repeated_hashes_count_once() -> None:
     hashes = [n.to_bytes(32, "big") for n in range(1000)]
-    plan = plan_query(QueryInput(message_hashes=hashes * 3), EVERYTHING)
+    plan = plan_query(QueryInput(message_hashes=hashes * 3), EVERYTHING, LIMITS)
     assert plan.request.hashes == tuple(hashes)
     error = refusal(QueryInput(message_hashes=[*hashes, DIGEST]))
     assert error.status == 400
@@ -122,7 +125,7 @@ def test_repeated_hashes_count_once() -> None:
 
 
 def test_repeated_content_topics_count_once() -> None:
-    plan = plan_query(replace(BY_TOPIC, content_topics=["/a", "/b", "/a"]), EVERYTHING)
+    plan = plan_query(replace(BY_TOPIC, content_topics=["/a", "/b", "/a"]), EVERYTHING, LIMITS)
     assert plan.request.filter.content_topics == ("/a", "/b")
 
 
@@ -141,14 +144,14 @@ def test_repeated_content_topics_count_once() -> None:
 )
 def test_times(start: int | None, end: int | None, expected: tuple[int, int], empty: bool) -> None:
     assert time_range(start, end) == expected
-    assert plan_query(QueryInput(time_start=start, time_end=end), EVERYTHING).empty is empty
+    assert plan_query(QueryInput(time_start=start, time_end=end), EVERYTHING, LIMITS).empty is empty
 
 
 def test_the_caller_s_rights_are_part_of_every_filter() -> None:
     rights = TopicRights(("/p",), ("/c",))
-    assert plan_query(BY_HASH, rights).request.filter.rights == rights
-    assert plan_query(BY_TOPIC, rights).request.filter.rights == rights
-    assert filter_by(None, [], rights).rights == rights
+    assert plan_query(BY_HASH, rights, LIMITS).request.filter.rights == rights
+    assert plan_query(BY_TOPIC, rights, LIMITS).request.filter.rights == rights
+    assert filter_by(None, [], rights, LIMITS).rights == rights
 
 
 topics = st.sampled_from(["", "/p", "/c", "/q\0", "x" * 2000])
@@ -169,7 +172,7 @@ inputs = st.builds(
 @given(inputs)
 def test_every_request_is_planned_within_the_limits_or_refused(query: QueryInput) -> None:
     try:
-        plan = plan_query(query, EVERYTHING)
+        plan = plan_query(query, EVERYTHING, LIMITS)
     except QueryError as error:
         assert (error.status, len(error.sentence) < 200) == (400, True)  # noqa: PT017 - either way
         return
@@ -184,12 +187,12 @@ def test_every_request_is_planned_within_the_limits_or_refused(query: QueryInput
 
 
 def test_a_filter_may_set_either_field_alone() -> None:
-    assert filter_by("/p", [], EVERYTHING) == TopicFilter("/p")
-    assert filter_by(None, ["/c"], EVERYTHING) == TopicFilter(None, ("/c",))
+    assert filter_by("/p", [], EVERYTHING, LIMITS) == TopicFilter("/p")
+    assert filter_by(None, ["/c"], EVERYTHING, LIMITS) == TopicFilter(None, ("/c",))
     with pytest.raises(RequestError, match="empty topic"):
-        filter_by("", [], EVERYTHING)
+        filter_by("", [], EVERYTHING, LIMITS)
     with pytest.raises(RequestError, match="at most 100"):
-        filter_by(None, ["/c"] * 101, EVERYTHING)
+        filter_by(None, ["/c"] * 101, EVERYTHING, LIMITS)
 
 
 def entries(count: int) -> list[HistoryEntry]:
@@ -197,12 +200,12 @@ def entries(count: int) -> list[HistoryEntry]:
 
 
 def test_sds_look_ups() -> None:
-    lookup = sds_lookup("channel", [*entries(3), *entries(3)], TopicFilter())
+    lookup = sds_lookup("channel", [*entries(3), *entries(3)], TopicFilter(), LIMITS)
     assert lookup.entries == tuple(entries(3))
     assert lookup.channel_id == b"channel"
     hinted = [HistoryEntry(b"a", DIGEST), HistoryEntry(b"a")]
-    assert sds_lookup("c", hinted, TopicFilter()).entries == tuple(hinted)
-    assert sds_lookup("c", entries(1000), TopicFilter()).entries == tuple(entries(1000))
+    assert sds_lookup("c", hinted, TopicFilter(), LIMITS).entries == tuple(hinted)
+    assert sds_lookup("c", entries(1000), TopicFilter(), LIMITS).entries == tuple(entries(1000))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +219,7 @@ def test_sds_look_ups() -> None:
 )
 def test_sds_look_ups_that_are_refused(channel: str, asked: list[HistoryEntry], named: str) -> None:
     with pytest.raises(RequestError, match=named):
-        sds_lookup(channel, asked, TopicFilter())
+        sds_lookup(channel, asked, TopicFilter(), LIMITS)
 
 
 def walk(
@@ -224,6 +227,7 @@ def walk(
     known_ids: Sequence[str] = (),
     max_messages: int = 0,
     max_depth: int = 0,
+    limits: RequestLimits = LIMITS,
 ) -> CausalRequest:
     return causal_request(
         "c",
@@ -232,6 +236,7 @@ def walk(
         max_messages=max_messages,
         max_depth=max_depth,
         topics=TopicFilter(),
+        limits=limits,
     )
 
 
@@ -252,3 +257,87 @@ def test_a_walk_s_limits() -> None:
         walk(known_ids=["x"] * 10_001)
     with pytest.raises(RequestError, match="without message_id"):
         walk(heads=[HistoryEntry(b"")])
+
+
+OTHERS = RequestLimits(
+    response_bytes=RESPONSE_RESERVE_BYTES + 100,
+    default_page_messages=5,
+    page_messages=7,
+    query_hashes=2,
+    query_topics=3,
+    sds_entries=4,
+    sds_claimants=6,
+    causal_heads=8,
+    causal_known_ids=9,
+    causal_messages=10,
+)
+
+
+def test_the_limits_of_the_contract_are_the_defaults() -> None:
+    assert asdict(LIMITS) == {
+        "batch_messages": 5_000,
+        "response_bytes": 4 * 1024 * 1024,
+        "default_page_messages": 100,
+        "page_messages": 1_000,
+        "query_hashes": 1_000,
+        "query_topics": 100,
+        "sds_entries": 1_000,
+        "sds_claimants": 16,
+        "causal_heads": 100,
+        "causal_known_ids": 10_000,
+        "causal_messages": 100_000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "given_out"), [(None, 5), (0, 5), (6, 6), (7, 7), (8, 7), (2**64 - 1, 7)]
+)
+@pytest.mark.parametrize("cursor", [None, DIGEST])
+def test_other_limits_of_a_page(asked: int | None, given_out: int, cursor: bytes | None) -> None:
+    query = QueryInput(limit=asked, cursor=cursor)
+    assert plan_query(query, EVERYTHING, OTHERS).request.limit == given_out
+
+
+def test_a_default_page_is_no_larger_than_any_page() -> None:
+    limits = replace(OTHERS, default_page_messages=100)
+    assert plan_query(QueryInput(), EVERYTHING, limits).request.limit == 7
+
+
+def test_other_limits_of_a_query() -> None:
+    hashes = [bytes([n]) * 32 for n in range(3)]
+    plan_query(QueryInput(message_hashes=hashes[:2] * 9), EVERYTHING, OTHERS)
+    with pytest.raises(QueryError, match="message_hashes holds 3 hashes: at most 2"):
+        plan_query(QueryInput(message_hashes=hashes), EVERYTHING, OTHERS)
+    topics = ["/a", "/b", "/c", "/d"]
+    plan_query(replace(BY_TOPIC, content_topics=topics[:3]), EVERYTHING, OTHERS)
+    with pytest.raises(QueryError, match="content_topics holds 4 topics: at most 3"):
+        plan_query(replace(BY_TOPIC, content_topics=topics), EVERYTHING, OTHERS)
+    filter_by(None, topics[:3], EVERYTHING, OTHERS)
+    with pytest.raises(LimitError, match="content_topics holds 4 topics: at most 3"):
+        filter_by(None, topics, EVERYTHING, OTHERS)
+
+
+def test_other_limits_of_an_sds_look_up() -> None:
+    assert sds_lookup("c", entries(4), TopicFilter(), OTHERS).claimants == 6
+    with pytest.raises(LimitError, match="entries holds 5 entries: at most 4"):
+        sds_lookup("c", entries(5), TopicFilter(), OTHERS)
+
+
+def test_other_limits_of_a_walk() -> None:
+    wanted = walk(heads=entries(8), known_ids=["x"] * 9, max_messages=11, limits=OTHERS)
+    assert (wanted.max_messages, wanted.claimants) == (10, 6)
+    assert walk(limits=OTHERS).max_messages == 10
+    with pytest.raises(LimitError, match="heads holds 9 entries: at most 8"):
+        walk(heads=entries(9), limits=OTHERS)
+    with pytest.raises(LimitError, match="known_ids holds 10 entries: at most 9"):
+        walk(known_ids=["x"] * 10, limits=OTHERS)
+
+
+def test_an_entry_that_no_response_could_repeat_is_refused() -> None:
+    largest = HistoryEntry(b"i" * 60, b"h" * 40)
+    assert sds_lookup("c", [largest], TopicFilter(), OTHERS).entries == (largest,)
+    for entry in (HistoryEntry(b"i" * 61, b"h" * 40), HistoryEntry(b"i" * 101)):
+        with pytest.raises(LimitError, match="entries holds an entry of 101 bytes: at most 100"):
+            sds_lookup("c", [entry], TopicFilter(), OTHERS)
+        with pytest.raises(LimitError, match="heads holds an entry of 101 bytes: at most 100"):
+            walk(heads=[entry], limits=OTHERS)

@@ -4,6 +4,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from store.domain.limits import RequestLimits
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import RequestError
 from store.rpc.decode import clip, decode, history_entries, query_input, topic_filter
@@ -15,6 +16,7 @@ from wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 RIGHTS = TopicRights(("/p",))
+LIMITS = RequestLimits(query_topics=2)
 
 
 @given(st.binary(max_size=100))
@@ -83,11 +85,13 @@ def test_fields_that_are_not_set_are_none() -> None:
 
 
 def test_a_content_filter_carries_the_caller_s_rights() -> None:
-    assert topic_filter(ContentFilter(), RIGHTS) == TopicFilter(rights=RIGHTS)
+    assert topic_filter(ContentFilter(), RIGHTS, LIMITS) == TopicFilter(rights=RIGHTS)
     both = ContentFilter(pubsub_topic="/p", content_topics=["/c"])
-    assert topic_filter(both, RIGHTS) == TopicFilter("/p", ("/c",), RIGHTS)
+    assert topic_filter(both, RIGHTS, LIMITS) == TopicFilter("/p", ("/c",), RIGHTS)
     with pytest.raises(RequestError):
-        topic_filter(ContentFilter(pubsub_topic=""), RIGHTS)
+        topic_filter(ContentFilter(pubsub_topic=""), RIGHTS, LIMITS)
+    with pytest.raises(RequestError, match="3 topics: at most 2"):
+        topic_filter(ContentFilter(content_topics=["/a", "/b", "/c"]), RIGHTS, LIMITS)
 
 
 def test_an_empty_hint_is_a_hint() -> None:

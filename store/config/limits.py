@@ -1,0 +1,21 @@
+"""Bounds of what the options of requests and responses may be set to."""
+
+from typing import Final
+
+LARGEST_RESPONSE_BYTES: Final = 64 * 1024 * 1024
+"""A response is held in memory as a whole, by the node and by the client."""
+
+LARGEST_BATCH_MESSAGES: Final = 50_000
+LARGEST_PAGE_MESSAGES: Final = 10_000
+LARGEST_QUERY_HASHES: Final = 10_000
+LARGEST_QUERY_TOPICS: Final = 1_000
+LARGEST_SDS_ENTRIES: Final = 10_000
+
+LARGEST_SDS_CLAIMANTS: Final = 100
+"""All claimants of an ID are in memory at one time, as often as their messages refer to others."""
+
+LARGEST_CAUSAL_HEADS: Final = 1_000
+LARGEST_CAUSAL_KNOWN_IDS: Final = 100_000
+
+LARGEST_CAUSAL_MESSAGES: Final = 150_000
+"""About what the memory of one walk holds; see ``store.domain.causal``."""

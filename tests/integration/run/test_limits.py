@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -286,3 +287,39 @@ async def test_a_message_from_before_the_limits_is_sent_alone(
         assert [each.message_hash for each in first.messages] == [digest]
         request.pagination_cursor = first.pagination_cursor
         assert (await client.query(request)).messages[0].message_hash == held.hashes[0]
+
+
+LARGER = (
+    *("--max-response-size", "6MiB"),
+    *("--max-batch-messages", "6000"),
+    *("--default-page-limit", "1500"),
+    *("--max-page-limit", "2000"),
+    *("--max-query-topics", "101"),
+    *("--max-sds-claimants", "40"),
+)
+
+
+async def test_limits_may_be_larger_too(tmp_path: Path) -> None:
+    """A client of this project takes responses that gRPC would refuse by default."""
+    start_ns = time.time_ns()
+    small = [new_message(b"x", TOPIC, PUBSUB_TOPIC, start_ns + n) for n in range(6_000)]
+    claims = [
+        new_message(said("contested", [], n + 1, 140 * KIB), EARLIER_TOPIC, PUBSUB_TOPIC, start_ns)
+        for n in range(40)
+    ]
+    topics = [TOPIC, *(f"/test/1/{n}/proto" for n in range(100))]
+    with running_node(tmp_path / "node", *LARGER) as process:
+        await publish(process, small)
+        await publish(process, claims)
+        async with connect(process.listen) as client:
+            request = query_request(pubsub_topic=PUBSUB_TOPIC, content_topics=topics)
+            assert len((await client.query(request)).messages) == 1_500
+            request.pagination_limit = 3_000
+            assert len((await client.query(request)).messages) == 2_000
+            wanted = content_filter(PUBSUB_TOPIC, [EARLIER_TOPIC])
+            scanned = [page async for page in client.scan(filter=wanted)]
+            found = [page async for page in client.get_sds(CHANNEL, [("contested", None)])]
+    for pages in (scanned, found):
+        assert [len(page.messages) for page in pages] == [40]
+        assert 5 * KIB * KIB < pages[0].ByteSize() <= 6 * KIB * KIB
+    assert not found[0].truncated

@@ -273,13 +273,17 @@ async def test_idle_followers_are_not_woken(node: Node, monkeypatch: pytest.Monk
     woken: list[TopicFilter] = []
 
     def counting(
-        wanted: TopicFilter, include_data: bool, place: Place, wake: Callable[[], None]
+        wanted: TopicFilter,
+        include_data: bool,
+        place: Place,
+        wake: Callable[[], None],
+        most_bytes: int,
     ) -> Subscriber:
         def counted() -> None:
             woken.append(wanted)
             wake()
 
-        return Subscriber(wanted, include_data, place, counted)
+        return Subscriber(wanted, include_data, place, counted, most_bytes)
 
     monkeypatch.setattr(feed_module, "Subscriber", counting)
     quiet = [TopicFilter(PUBSUBS[0], (f"/quiet/1/{number}/proto",)) for number in range(2_000)]

@@ -250,6 +250,17 @@ def test_a_follower_that_takes_nothing_is_cut_off_by_bytes() -> None:
     hub.check()
 
 
+def test_a_follower_with_smaller_pages_is_cut_off_earlier() -> None:
+    hub = Hub(START)
+    follower = Subscriber(CHAT_ONLY, True, START, Woken(), most_bytes=10)
+    hub.subscribe(follower)
+    hub.dispatch(commit(1, row(CHAT, b"x" * 10)))
+    assert not follower.lagging
+    hub.check()
+    hub.dispatch(commit(2, row(CHAT, b"x")))
+    assert follower.lagging
+
+
 def test_a_follower_that_takes_nothing_is_cut_off_by_commits() -> None:
     hub = Hub(START)
     follower, _ = subscriber(CHAT_ONLY)

@@ -95,7 +95,11 @@ def log() -> Iterator[StringIO]:
     structlog.reset_defaults()
 
 
-async def poke(channel: Any, method: str, request: bytes) -> grpc.StatusCode:
+async def poke(
+    channel: Any,  # noqa: ANN401 - the stubs leave its calls half typed
+    method: str,
+    request: bytes,
+) -> grpc.StatusCode:
     """Send a request, read the first answer, hang up: the status, OK for an answer."""
     path = PATHS.get(method, STORE + method)
     try:

@@ -26,7 +26,7 @@ CHAIN: Final = 10_000
 GRAPH: Final = 100_000
 BRANCHES: Final = 8
 CONTENT_BYTES: Final = 200
-REPEATS: Final = 3
+REPEATS: Final = 5
 
 _OWN_TABLES: Final = """
 with recursive walk(key) as (
@@ -124,7 +124,7 @@ def by_hand(bench: Bench, case: Case, statement: str) -> None:
 
 
 def compare(bench: Bench, channel: grpc.Channel, case: Case) -> None:
-    """Measure all sides in turn; the best of three each."""
+    """Measure all sides in turn; the best of five each."""
     runs = [
         (
             seconds(lambda: through_node(channel, case)),

@@ -38,24 +38,42 @@ class FrameStream:
         self._database = database
         self._early: list[tuple[list[Found], _Task]] = []
         self._early_messages = 0
+        self._early_under_way = 0
+        self._early_bytes = 0
+        self._growing: Sequence[Found] = ()
         self._under_way: deque[tuple[list[Found], _Task]] = deque()
 
     def begin_early(self, taken: Sequence[Found]) -> None:
-        """Begin with what a sweep took so far, newest first, as far as memory allows."""
-        begun = [task for _, task in self._early]
-        if sum(not task.done() for task in begun) >= _PORTIONS_AHEAD:
+        """Begin with what a sweep has taken and goes on to take, newest first, within limits."""
+        self._growing = taken
+        self._begin_more()
+
+    def _begin_more(self) -> None:
+        while self._early_under_way < _PORTIONS_AHEAD and self._early_bytes < MAX_EARLY_BYTES:
+            end = self._early_messages + _EARLY_PORTION
+            if end > len(self._growing):
+                return
+            portion = list(self._growing[self._early_messages : end])[::-1]
+            task = self._begin(portion)
+            task.add_done_callback(self._note_early)
+            self._early.append((portion, task))
+            self._early_messages = end
+            self._early_under_way += 1
+
+    def _note_early(self, task: _Task) -> None:
+        self._early_under_way -= 1
+        if task.cancelled() or task.exception() is not None:
+            self._growing = ()
             return
-        end = self._early_messages + _EARLY_PORTION
-        if end > len(taken) or sum(map(_bytes, begun)) >= MAX_EARLY_BYTES:
-            return
-        portion = list(taken[self._early_messages : end])[::-1]
-        self._early.append((portion, self._begin(portion)))
-        self._early_messages = end
+        # A gap is a large message, or one that is gone: reading early is no use then.
+        for frame in task.result():
+            self._early_bytes += MAX_EARLY_BYTES if frame is None else len(frame)
+        self._begin_more()
 
     async def forget_early(self) -> None:
         """Drop what was begun early: something else is sent."""
         tasks = [task for _, task in self._early]
-        self._early, self._early_messages = [], 0
+        self._early, self._early_messages, self._growing = [], 0, ()
         await _end(tasks)
 
     async def portions(
@@ -65,6 +83,7 @@ class FrameStream:
 
         What was begun early must come last in the order, the latest begun first.
         """
+        self._growing = ()
         wanted = islice(map(taken.__getitem__, order), len(taken) - self._early_messages)
         size = _FIRST_PORTION
         self._begin_next(wanted, size)
@@ -82,6 +101,7 @@ class FrameStream:
 
     async def aclose(self) -> None:
         """Drop what is being read; wait until nothing is."""
+        self._growing = ()
         await _end([task for _, task in (*self._under_way, *self._early)])
 
     def _begin_next(self, wanted: Iterator[Found], size: int) -> None:
@@ -119,18 +139,6 @@ async def _end(tasks: Sequence[_Task]) -> None:
 
 def _positions(portion: Sequence[Found]) -> list[SyncId]:
     return [(found[1], found[2]) for found in portion]
-
-
-def _bytes(task: _Task) -> int:
-    """Bytes of the frames that a task read; more than the limit where there are gaps.
-
-    A gap is a large message, or one that is gone: reading early is no use then. Of a task that is
-    under way nothing is known, and an error comes out when its frames are needed.
-    """
-    if not task.done() or task.cancelled() or task.exception() is not None:
-        return 0
-    frames = task.result()
-    return sum(MAX_EARLY_BYTES if frame is None else len(frame) for frame in frames)
 
 
 def _next_size(size: int, frames: Frames) -> int:

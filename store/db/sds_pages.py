@@ -12,9 +12,12 @@ from store.domain.claims import Found
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import HistoryEntry, SdsPage
 
+HANDY_PAGE_BYTES: Final = 1024 * 1024
+"""Size at which a page is sent, where the limit allows more: its reader can begin with it while
+the next one is read."""
+
 _MISSING_OVERHEAD_BYTES: Final = 16
 _MAX_LAYOUTS: Final = 8_192
-
 
 _Layout = tuple[bytes, bytes, bytes, int]
 """An encoded entry: what is before its message ID, before its hash, before its frame without the
@@ -26,7 +29,7 @@ class Pages:
 
     def __init__(self, page_bytes: int = DEFAULT_PAGE_BYTES) -> None:
         """Entries of one page have ``page_bytes`` at most."""
-        self._page_bytes = page_bytes
+        self._page_bytes = min(page_bytes, HANDY_PAGE_BYTES)
         self._parts: list[bytes] = []
         self._count = 0
         self._missing: list[HistoryEntry] = []

@@ -54,7 +54,6 @@ from store.domain.claims import (
     references,
     usable_hint,
 )
-from store.domain.pace import FIRST_CLAIMS, LARGEST_WINDOW_CLAIMS
 from store.domain.ports import CausalRequest, SyncId
 
 MAX_OPEN: Final = MAX_CAUSAL_MESSAGES
@@ -62,6 +61,10 @@ MAX_OPEN: Final = MAX_CAUSAL_MESSAGES
 
 MAX_REST: Final = 2_048
 """IDs that were never met and may be missing; more are left to the walk."""
+
+FIRST_WINDOW_CLAIMS: Final = 512
+LARGEST_WINDOW_CLAIMS: Final = 2_048
+"""Claims of a window. A walk's are larger, since each costs it more reads than the window."""
 
 STEP_REFERENCES: Final = 8_192
 """Claims and references looked at in one step, a few milliseconds."""
@@ -140,7 +143,7 @@ class Sweep:
     def _read_below(self, position: SyncId) -> Read:
         self._next = self._go_down
         self._window_claims = min(
-            self._window_claims * _GROWTH or FIRST_CLAIMS, LARGEST_WINDOW_CLAIMS
+            self._window_claims * _GROWTH or FIRST_WINDOW_CLAIMS, LARGEST_WINDOW_CLAIMS
         )
         following = min(self._window_claims * _GROWTH, LARGEST_WINDOW_CLAIMS)
         return Read((), window=Window(position, self._window_claims, following, complete=False))

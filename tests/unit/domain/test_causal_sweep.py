@@ -13,7 +13,7 @@ from store.domain.causal import CausalWalk
 from store.domain.claims import Done, Pause, Read
 from store.domain.history import CausalHistory
 from store.domain.ports import CausalRequest
-from store.domain.sweep import STEP_REFERENCES, Sweep
+from store.domain.sweep import LARGEST_WINDOW_CLAIMS, STEP_REFERENCES, Sweep
 from tests.unit.domain.causal_world import (
     Expected,
     Parent,
@@ -161,7 +161,7 @@ def test_a_sweep_takes_a_read_per_window_and_ends_with_what_is_known() -> None:
     world = chain(20_000)
     head: Parent = (b"19999", digest(19_999))
     assert len(find(world, request([head])).taken) == 20_000
-    assert len(world.reads) <= 8
+    assert len(world.reads) <= 4 + 20_000 // LARGEST_WINDOW_CLAIMS
     world.reads.clear()
     assert len(find(world, request([head], known_ids=frozenset((b"19000",)))).taken) == 999
     assert sum(read.window.limit for read in world.reads if read.window) < 2_000

@@ -1,10 +1,10 @@
 """`store.domain.ports.SdsReader` on Postgres: look-ups by SDS message ID, and causal walks.
 
 A call has two phases. First it is settled which messages are to be sent, on metadata alone
-(`store.domain.lookup`, `store.domain.causal`), in memory that is bounded per call; few calls are
-in this phase at a time and the others wait. Then the messages are read in the order in which they
-are sent, a portion ahead of the one being sent. No transaction outlives a portion: a message that
-is pruned in between is reported as missing.
+(`store.domain.lookup`, `store.domain.history`), in memory that is bounded per call; few calls are
+in this phase at a time and the others wait. Then the messages are sent, their frames read ahead
+(`store.db.sds_frames`). No transaction outlives a read: a message that is pruned in between is
+reported as missing.
 """
 
 from __future__ import annotations

@@ -47,9 +47,12 @@ with given as (
     on conflict do nothing
     returning ts, hash, topic
 ), located as (
-    insert into storenode.hashes (hash, ts, topic) select hash, ts, topic from stored
-    on conflict do nothing
+    insert into storenode.hashes (hash, ts, topic) select hash, ts, topic from stored{tolerant}
 )"""
+
+# Only a message that was pruned and comes again finds its hash there already. To look for it
+# costs a sixth of the whole statement, so that is done only after an insert without it has failed.
+_TOLERANT: Final = " on conflict do nothing"
 
 _SDS: Final = """, described as (
     insert into storenode.sds (key, channel_key, ts, hash, channel, message_id, sender, lamport,
@@ -74,8 +77,12 @@ select count(*), min(ts), max(ts),
 from stored
 """
 
-INSERT_MESSAGES: Final = _MESSAGES + _RESULT
-INSERT_WITH_SDS: Final = _MESSAGES + _SDS + _RESULT
+
+def insert_statement(*, with_sds: bool, tolerant: bool) -> str:
+    """The statement that writes a batch; ``tolerant`` of hashes that are there already."""
+    messages = _MESSAGES.format(tolerant=_TOLERANT if tolerant else "")
+    return messages + (_SDS if with_sds else "") + _RESULT
+
 
 _TAKE_PLACE: Final = """
 select pg_advisory_xact_lock(%b::bigint),
@@ -120,7 +127,7 @@ def new_token() -> int:
 
 
 def parameters(batch: RecordBatch, batch_id: int) -> dict[str, object]:
-    """Lay a batch out for `INSERT_MESSAGES`, or `INSERT_WITH_SDS` when it has SDS rows."""
+    """Lay a batch out for `insert_statement`."""
     given: dict[str, object] = {
         "ts": arrays.bigints(batch.timestamps),
         "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
@@ -183,9 +190,15 @@ def _array_literal(elements: Iterable[str]) -> str:
     return "{" + ",".join(elements) + "}"
 
 
-async def insert(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
-    """Insert what is new of a batch; the caller's transaction is open."""
-    statement = INSERT_WITH_SDS if batch.sds else INSERT_MESSAGES
+async def insert(
+    connection: Connection, batch: RecordBatch, batch_id: int, *, tolerant: bool = True
+) -> Inserted:
+    """Insert what is new of a batch; the caller's transaction is open.
+
+    Raises:
+        psycopg.errors.UniqueViolation: not ``tolerant``, and a message that was pruned comes again.
+    """
+    statement = insert_statement(with_sds=bool(batch.sds), tolerant=tolerant)
     if sum(len(row.parents) for row in batch.sds) > MAX_INLINE_PARENTS:
         given = await asyncio.to_thread(parameters, batch, batch_id)
     else:

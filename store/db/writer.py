@@ -66,6 +66,7 @@ class _Group:
     source: Source
     token: int = field(default_factory=new_token)
     attempts: int = 0
+    tolerant: bool = False
 
 
 def _size(batch: RecordBatch) -> int:
@@ -238,6 +239,11 @@ class DatabaseWriter:
             try:
                 async with self._database.connection(self._database.write_pool) as connection:
                     return await self._attempt(connection, group)
+            except pg.UniqueViolation:
+                # The hash of a message that was pruned is still there, and it is stored again.
+                if group.tolerant:
+                    raise
+                group.tolerant = True
             except pg.CheckViolation as error:
                 # The map was old: a partition was dropped since, or commits need their next.
                 if not is_missing_partition(error) or not await backoff.wait():
@@ -260,7 +266,7 @@ class DatabaseWriter:
         with waiting_for_standby(connection):
             async with connection.transaction():
                 batch_id = await _next_batch_id(connection)
-                added = await insert(connection, group.batch, batch_id)
+                added = await insert(connection, group.batch, batch_id, tolerant=group.tolerant)
                 if added.count:
                     await take_place(connection, [(batch_id, group.token, added)], group.source)
                     return added

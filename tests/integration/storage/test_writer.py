@@ -412,3 +412,15 @@ async def test_a_partition_that_was_dropped_is_made_again(node: Node) -> None:
     assert {row[0] for row in names} == {*first.topic_keys, *again.topic_keys}
     held = {each.hash for batch in (first, again) for each in held_of(batch)}
     assert {row[0] for row in await node.rows("select hash from storenode.messages")} == held
+
+
+async def test_a_message_that_was_pruned_and_comes_again_finds_its_hash_there(node: Node) -> None:
+    dice = random.Random(SEED)
+    first = random_batch(dice, 5, [NOW])
+    assert all(await node.store(first))
+    await node.rows("drop table storenode.messages_20261120")
+    assert await node.store(first) == [True] * 5
+    assert await node.store(first) == [False] * 5
+    assert await node.rows("select count(*), count(distinct hash) from storenode.hashes") == [
+        (5, 5)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from typing import Final
 
@@ -71,6 +72,24 @@ where bytes <= %(max_bytes)b::bigint or bytes = {entry_bytes}
 """
 
 
+# And without a running sum, at two thirds: where no entry is larger than its share of the page, all
+# fit. What is larger is not joined but counted, and then the page is read with the sum.
+_SMALL: Final = """
+select string_agg(case when {entry_bytes} <= %(most)b::bigint then {entry} end, ''::bytea),
+       count(*), count(*) filter (where {entry_bytes} > %(most)b::bigint), max(ts),
+       substr(string_agg(hash, ''::bytea), (32 * count(*) - 31)::int)
+from ({rows}) m
+"""
+
+
+class Form(Enum):
+    """How a page is cut to its size: the three statements above, from the dearest on."""
+
+    COUNTED = "counted"
+    STREAMED = "streamed"
+    SMALL = "small"
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Where to read: between two timestamps (both inclusive), beyond ``at``, one way."""
@@ -115,7 +134,7 @@ NOTHING: Final = Joined(b"", 0, 0, BEFORE_ALL)
 
 
 @cache
-def _statement(entry: Entry, *, merged: bool, filtered: bool, forward: bool, streamed: bool) -> str:
+def _statement(entry: Entry, form: Form, *, merged: bool, filtered: bool, forward: bool) -> str:
     way = "asc" if forward else "desc"
     template = _MERGED if merged else _IN_TIME_ORDER
     rows = template.format(
@@ -125,9 +144,10 @@ def _statement(entry: Entry, *, merged: bool, filtered: bool, forward: bool, str
         message=MESSAGE_AT,
         topics=topics_clause(Topics(())) if filtered else "",
     )
-    if streamed:
-        return _STREAMED.format(entry=entry.expression, entry_bytes=entry.size, rows=rows)
-    return joined_statement(entry, rows, forward=forward)
+    if form is Form.COUNTED:
+        return joined_statement(entry, rows, forward=forward)
+    template = _SMALL if form is Form.SMALL else _STREAMED
+    return template.format(entry=entry.expression, entry_bytes=entry.size, rows=rows)
 
 
 def joined_statement(entry: Entry, rows: str, *, forward: bool) -> str:
@@ -147,12 +167,23 @@ async def read_page(connection: Connection, topics: Topics, window: Window, shap
     """Read one page of a selection of topics."""
     if topics.keys == () or window.low_ns > window.high_ns:
         return NOTHING
+    if not shape.streamed:
+        return joined(await _read(connection, topics, window, shape, Form.COUNTED))
+    row = await _read(connection, topics, window, shape, Form.SMALL)
+    if row is not None and row[2]:
+        row = await _read(connection, topics, window, shape, Form.STREAMED)
+    return joined(row)
+
+
+async def _read(
+    connection: Connection, topics: Topics, window: Window, shape: Shape, form: Form
+) -> tuple[object, ...] | None:
     statement = _statement(
         shape.entry,
+        form,
         merged=topics.mergeable,
         filtered=topics.keys is not None,
         forward=window.forward,
-        streamed=shape.streamed,
     )
     parameters: dict[str, object] = {
         "low": window.low_ns,
@@ -160,15 +191,18 @@ async def read_page(connection: Connection, topics: Topics, window: Window, shap
         "at_ts": window.at[0],
         "at_hash": window.at[1],
         "limit": shape.read,
-        "max_bytes": shape.max_bytes,
     }
-    if not shape.streamed:
+    if form is Form.SMALL:
+        parameters["most"] = shape.max_bytes // shape.read
+    else:
+        parameters["max_bytes"] = shape.max_bytes
+    if form is Form.COUNTED:
         parameters["show"] = shape.show
     parameters |= topics_parameters(topics)
     if topics.mergeable:
         parameters["each"] = shape.each
     cursor = await connection.execute(statement, parameters, binary=True)
-    return joined(await cursor.fetchone())
+    return await cursor.fetchone()
 
 
 def joined(row: tuple[object, ...] | None) -> Joined:

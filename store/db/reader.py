@@ -36,7 +36,7 @@ from store.domain.ports import (
     TopicRights,
 )
 
-DEFAULT_SCAN_PAGE: Final = 2_000
+DEFAULT_SCAN_PAGE: Final = 4_000
 MAX_SCAN_PAGE: Final = 10_000
 _FEWEST_PER_TOPIC: Final = 16
 

@@ -334,7 +334,7 @@ async def test_the_size_of_scan_pages_is_bounded(node: Node) -> None:
         request = ScanRequest(TopicFilter(), 0, FOREVER, None, False, page_size)
         return [page.count async for page in node.reader.scan(request)]
 
-    assert await sizes(0) == [DEFAULT_SCAN_PAGE] * 6
+    assert await sizes(0) == [DEFAULT_SCAN_PAGE] * (12_000 // DEFAULT_SCAN_PAGE)
     assert await sizes(10**9) == [MAX_SCAN_PAGE, 12_000 - MAX_SCAN_PAGE]
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import Random
 
 import psutil
 import pytest
 
 from store.client.types import PublishResult
-from tests.faults.processes import Readiness, postmaster_of
+from tests.faults.processes import Readiness, postmaster_of, until
 from tests.support.acknowledged import (
     Follower,
     Ledger,
@@ -38,14 +38,22 @@ def kill_all(node: NodeProcess, _dice: Random) -> None:
     kill_machine(postmaster_of(node))
 
 
+def backends_of(node: NodeProcess) -> list[psutil.Process]:
+    """Those that serve the node; none while Postgres recovers."""
+    try:
+        return [
+            child
+            for child in postmaster_of(node).children()
+            if any("storenode storenode 127.0.0.1" in part for part in child.cmdline())
+        ]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def kill_backend(node: NodeProcess, dice: Random) -> None:
     """One that serves the node: the postmaster then ends all others and recovers."""
-    backends = [
-        child
-        for child in postmaster_of(node).children()
-        if any("storenode storenode 127.0.0.1" in part for part in child.cmdline())
-    ]
-    dice.choice(backends).kill()
+    with suppress(psutil.NoSuchProcess):
+        dice.choice(backends_of(node)).kill()
 
 
 @asynccontextmanager
@@ -73,6 +81,7 @@ async def test_the_node_outlives_its_postgres(
         async with publishing(publishers):
             for _ in range(2):
                 await ledger.more(dice.randint(200, 2_000))
+                await until(lambda: bool(backends_of(node)))
                 kill(node, dice)
                 if kill is not kill_backend:
                     # Otherwise recovery may be over before anybody asks.

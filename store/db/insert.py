@@ -13,6 +13,7 @@ import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from message.limits import HASH_BYTES
@@ -34,7 +35,6 @@ MAX_INLINE_PARENTS: Final = 4_096
 """Parents of a batch that are laid out on the event loop, in 10 ms; more are left to a thread."""
 
 _INT64: Final = 1 << 64
-_TOPIC_KEY_BYTES: Final = 16
 
 _MESSAGES: Final = """
 with given as (
@@ -78,6 +78,7 @@ from stored
 """
 
 
+@cache
 def insert_statement(*, with_sds: bool, tolerant: bool) -> str:
     """The statement that writes a batch; ``tolerant`` of hashes that are there already."""
     messages = _MESSAGES.format(tolerant=_TOLERANT if tolerant else "")

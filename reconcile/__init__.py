@@ -1,0 +1,1 @@
+"""The reconciliation engine: IDs, codec, index and session of WAKU-SYNC. Pure."""

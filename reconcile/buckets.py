@@ -1,0 +1,240 @@
+"""Counts and XORs of slices of time, and how much of a span they answer by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile.ids import HASH_WORDS, SyncIds
+from reconcile.view import Measured, Spans, no_fingerprints
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buckets:
+    """Slices of time of one length that have IDs in them, ascending, each once.
+
+    Attributes:
+        length_ns: how long each is; it begins at a multiple of that since the epoch.
+        starts: ``(n,)``, nanoseconds.
+        counts: ``(n,)``, of the IDs in it.
+        xors: ``(n, 4)``, of their hashes.
+    """
+
+    length_ns: int
+    starts: Ints
+    counts: Ints
+    xors: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @classmethod
+    def empty(cls, length_ns: int) -> Buckets:
+        """None at all."""
+        none = np.empty(0, np.int64)
+        return cls(length_ns, none, none, no_fingerprints(0))
+
+    @classmethod
+    def of_ids(cls, length_ns: int, ids: SyncIds) -> Buckets:
+        """What summarises some ascending IDs."""
+        return cls.total(length_ns, ids.timestamps, np.ones(len(ids), np.int64), ids.words)
+
+    @classmethod
+    def total(cls, length_ns: int, times: Ints, counts: Ints, xors: NDArray[np.uint64]) -> Buckets:
+        """What summarises parts that begin at ``times``, in any order."""
+        starts = times - times % length_ns
+        if not len(starts):
+            return cls.empty(length_ns)
+        order = np.argsort(starts, kind="stable")
+        starts = starts[order]
+        first = np.flatnonzero(np.concatenate(([True], starts[1:] != starts[:-1])))
+        return cls(
+            length_ns,
+            starts[first],
+            np.add.reduceat(counts[order], first),
+            np.bitwise_xor.reduceat(xors[order], first, axis=0),
+        )
+
+    @classmethod
+    def joined(cls, length_ns: int, parts: Iterable[Buckets]) -> Buckets:
+        """What summarises all that some shorter ones, or ones of this length, do."""
+        listed = list(parts)
+        return cls.total(
+            length_ns,
+            np.concatenate([part.starts for part in listed]),
+            np.concatenate([part.counts for part in listed]),
+            np.concatenate([part.xors for part in listed]),
+        )
+
+    def of(self, starts: Ints) -> Buckets:
+        """Those with some starts."""
+        wanted = np.isin(self.starts, starts)
+        return Buckets(self.length_ns, self.starts[wanted], self.counts[wanted], self.xors[wanted])
+
+    def differing(self, other: Buckets) -> int | None:
+        """Start of the first bucket that is not the same in another; None: all are."""
+        both = Buckets.joined(self.length_ns, [self, other])
+        twice = np.zeros(len(both), np.int64)
+        for each in (self, other):
+            twice += np.isin(both.starts, each.starts)
+        wrong = twice != 2
+        here = np.isin(self.starts, both.starts[~wrong])
+        there = np.isin(other.starts, both.starts[~wrong])
+        same = self.counts[here] == other.counts[there]
+        same &= (self.xors[here] == other.xors[there]).all(axis=1)
+        wrong[~wrong] = ~same
+        return int(both.starts[np.argmax(wrong)]) if wrong.any() else None
+
+    def within(self, parents: Ints, parent_ns: int) -> Buckets:
+        """Those that lie in one of some longer slices, whose starts are given."""
+        wanted = np.isin(self.starts - self.starts % parent_ns, parents)
+        return Buckets(self.length_ns, self.starts[wanted], self.counts[wanted], self.xors[wanted])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Spans that must still be measured, or cut, each for somebody.
+
+    Attributes:
+        keys: ``(m,)`` for whom: a row of `Totals`, or the number of what is to be cut.
+        spans: ``(m,)``, disjoint.
+        parents: ``(m,)`` start of the slice of time in which each lies.
+    """
+
+    keys: Ints
+    spans: Spans
+    parents: Ints
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, selection: slice | Ints | NDArray[np.bool_]) -> Pieces:
+        return Pieces(self.keys[selection], self.spans[selection], self.parents[selection])
+
+    @classmethod
+    def join(cls, parts: Iterable[Pieces]) -> Pieces:
+        """All of some, in the order of their keys."""
+        listed = list(parts)
+        keys = np.concatenate([part.keys for part in listed])
+        spans = Spans(
+            SyncIds.join([part.spans.lower for part in listed]),
+            SyncIds.join([part.spans.upper for part in listed]),
+        )
+        parents = np.concatenate([part.parents for part in listed])
+        return cls(keys, spans, parents)[np.argsort(keys, kind="stable")]
+
+
+class Totals:
+    """Counts and XORs that come together from several places, two rows for each span.
+
+    A span that is longer than a slice of time has a piece at its beginning and one at its end.
+    Row ``2 i`` is for the first piece of span i, or its only one, and row ``2 i + 1`` for the last.
+    """
+
+    def __init__(self, spans: int) -> None:
+        self._counts = np.zeros(2 * spans, np.int64)
+        self._xors = no_fingerprints(2 * spans)
+
+    def add(self, keys: Ints, counts: Ints, xors: NDArray[np.uint64]) -> None:
+        """Add to some rows, each of which is given once."""
+        self._counts[keys] += counts
+        self._xors[keys] ^= xors
+
+    def measured(self) -> Measured:
+        """The sums of all spans."""
+        return Measured(
+            self._counts[0::2] + self._counts[1::2], self._xors[0::2] ^ self._xors[1::2]
+        )
+
+
+class Sums:
+    """Buckets with their running totals.
+
+    Attributes:
+        buckets: the buckets themselves.
+    """
+
+    def __init__(self, buckets: Buckets) -> None:
+        self.buckets = buckets
+        count = len(buckets)
+        self._counts = np.zeros(count + 1, np.int64)
+        np.cumsum(buckets.counts, out=self._counts[1:])
+        self._xors = np.zeros((count + 1, HASH_WORDS), np.uint64)
+        np.bitwise_xor.accumulate(buckets.xors, axis=0, out=self._xors[1:])
+
+    def take(self, pieces: Pieces, totals: Totals) -> Pieces:
+        """Add up the buckets that lie wholly in a piece; what is left of it is returned.
+
+        ``keys`` of the pieces are rows of ``totals``, and of what is left too: at most two pieces,
+        each of which lies in one bucket.
+        """
+        starts, length = self.buckets.starts, self.buckets.length_ns
+        lower, upper = pieces.spans.lower, pieces.spans.upper
+        first = _starts_before(starts, lower)
+        # Compared this way round, nothing passes 63 bits: a slice may end behind the last time.
+        last = np.searchsorted(starts, upper.timestamps - length, "right")
+        inner = np.flatnonzero(first < last)
+        begin, end = first[inner], last[inner]
+        totals.add(
+            pieces.keys[inner],
+            self._counts[end] - self._counts[begin],
+            self._xors[end] ^ self._xors[begin],
+        )
+        left = np.maximum(first - 1, 0)
+        right = np.minimum(last, max(len(starts) - 1, 0))
+        if not len(starts):
+            return pieces[:0]
+        has_left = (first > 0) & (lower.timestamps - starts[left] < length)
+        has_right = (last < len(starts)) & (last < _starts_before(starts, upper))
+        same = has_left & (last == first - 1)
+        return Pieces.join(
+            (
+                self._partial(pieces, same, starts[left]),
+                self._beginnings(pieces, has_left & ~same, starts[left]),
+                self._ends(pieces, has_right & ~same, starts[right]),
+            )
+        )
+
+    def edges_inside(self, spans: Spans) -> tuple[Ints, Ints]:
+        """Which buckets begin inside spans, but not where these begin: ``[first, last)``."""
+        starts = self.buckets.starts
+        first = np.searchsorted(starts, spans.lower.timestamps, "right")
+        return first, np.maximum(first, _starts_before(starts, spans.upper))
+
+    def counts_of(self, starts: Ints) -> Ints:
+        """How many IDs are in the buckets with these starts, which there must be."""
+        return self.buckets.counts[np.searchsorted(self.buckets.starts, starts)]
+
+    @staticmethod
+    def _partial(pieces: Pieces, chosen: NDArray[np.bool_], starts: Ints) -> Pieces:
+        return Pieces(pieces.keys[chosen], pieces.spans[chosen], starts[chosen])
+
+    def _beginnings(self, pieces: Pieces, chosen: NDArray[np.bool_], starts: Ints) -> Pieces:
+        parents = starts[chosen]
+        upper = edges(parents + self.buckets.length_ns)
+        spans = Spans(pieces.spans.lower[chosen], upper)
+        return Pieces(pieces.keys[chosen] & ~np.int64(1), spans, parents)
+
+    def _ends(self, pieces: Pieces, chosen: NDArray[np.bool_], starts: Ints) -> Pieces:
+        parents = starts[chosen]
+        spans = Spans(edges(parents), pieces.spans.upper[chosen])
+        return Pieces(pieces.keys[chosen] | np.int64(1), spans, parents)
+
+
+def edges(times: Ints) -> SyncIds:
+    """Bounds at the beginning of nanoseconds."""
+    return SyncIds(times, np.zeros((len(times), 8 * HASH_WORDS), np.uint8))
+
+
+def _starts_before(starts: Ints, bounds: SyncIds) -> Ints:
+    """How many slices begin before each bound."""
+    inside = bounds.words.any(axis=1)
+    places = np.searchsorted(starts, bounds.timestamps)
+    if inside.any():
+        places[inside] = np.searchsorted(starts, bounds.timestamps[inside], "right")
+    return places

@@ -1,0 +1,227 @@
+"""A run of ascending IDs and the running XOR of their hashes.
+
+``prefix`` has one row more than there are IDs; hash i is ``prefix[i] ^ prefix[i + 1]``, and the
+fingerprint of IDs i to j is ``prefix[i] ^ prefix[j]``. So 40 bytes hold an ID, and hashes need
+no column of their own. What the first row holds does not matter.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile.ids import HASH_WORDS, SyncId, SyncIds
+
+BYTES_PER_ID: Final = 8 + 8 * HASH_WORDS
+
+_STRETCH_IDS: Final = 16_384
+
+_FEW_INSERTS_IN: Final = 256
+"""One insert in so many IDs is cheaper by moving slices than by moving rows."""
+
+Numbers = NDArray[np.int64] | NDArray[np.uint64]
+
+_NO_HASH: Final = bytes(8 * HASH_WORDS)
+
+
+class Chunk:
+    """Ascending IDs that never change; at least one.
+
+    Attributes:
+        timestamps: ``(n,)``.
+        prefix: ``(n + 1, 4)``.
+        last: the greatest timestamp.
+    """
+
+    __slots__ = ("last", "prefix", "timestamps")
+
+    def __init__(self, timestamps: NDArray[np.int64], prefix: NDArray[np.uint64]) -> None:
+        self.timestamps = timestamps
+        self.prefix = prefix
+        self.last = int(timestamps[-1])
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    @property
+    def content_bytes(self) -> int:
+        """The memory of what it shows."""
+        return self.timestamps.nbytes + self.prefix.nbytes
+
+    @property
+    def owns_all(self) -> bool:
+        """Is there no more in the memory that it keeps allocated than what it shows."""
+        return allocated_bytes([self]) == self.content_bytes
+
+    def hash_at(self, place: int) -> bytes:
+        """One hash."""
+        words: NDArray[np.uint64] = self.prefix[place] ^ self.prefix[place + 1]
+        return words.tobytes()
+
+    def rank(self, bound: SyncId) -> int:
+        """How many of its IDs are before a bound."""
+        timestamp, hash_ = bound
+        first = int(self.timestamps.searchsorted(timestamp))
+        if hash_ == _NO_HASH or first == len(self) or self.timestamps[first] != timestamp:
+            return first
+        end = int(self.timestamps.searchsorted(timestamp, "right"))
+        return bisect_left(range(end), hash_, first, end, key=self.hash_at)
+
+    def part(self, start: int, end: int) -> "Chunk":
+        """From one place to, but without, another, in the same memory."""
+        return Chunk(self.timestamps[start:end], self.prefix[start : end + 1])
+
+    def edges(self, chunk_ids: int) -> list[int]:
+        """The places that cut it into pieces of about equal length, none much too long."""
+        pieces = -(-len(self) // chunk_ids) if 2 * len(self) > 3 * chunk_ids else 1
+        return [len(self) * piece // pieces for piece in range(pieces + 1)]
+
+    def divided(self, chunk_ids: int) -> list["Chunk"]:
+        """The same as chunks that are none much too long, each in memory of its own."""
+        edges = self.edges(chunk_ids)
+        if len(edges) == 2 and self.owns_all:
+            return [self]
+        return [self.part(start, end).copy() for start, end in pairwise(edges)]
+
+    def copy(self) -> "Chunk":
+        """The same in memory of its own, no more than it needs."""
+        return Chunk(self.timestamps.copy(), self.prefix.copy())
+
+
+def chunk_of(ids: SyncIds) -> Chunk:
+    """Ascending IDs as a chunk, copied."""
+    prefix = np.empty((len(ids) + 1, HASH_WORDS), np.uint64)
+    prefix[0] = 0
+    # In stretches that stay in the cache from the copy to the sum.
+    for start in range(0, len(ids), _STRETCH_IDS):
+        words = ids.words[start : start + _STRETCH_IDS]
+        rows = prefix[start + 1 : start + 1 + len(words)]
+        rows[:] = words
+        rows[0] ^= prefix[start]
+        np.bitwise_xor.accumulate(rows, axis=0, out=rows)
+    return Chunk(ids.timestamps.copy(), prefix)
+
+
+def allocated_bytes(chunks: Iterable[Chunk]) -> int:
+    """What chunks keep allocated together, with what none of them shows any more."""
+    blocks = {
+        id(block): block.nbytes
+        for chunk in chunks
+        for block in (_block(chunk.timestamps), _block(chunk.prefix))
+    }
+    return sum(blocks.values())
+
+
+def _block(array: Numbers) -> Numbers:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def merged(chunk: Chunk, places: NDArray[np.int64], new: SyncIds) -> Chunk:
+    """A chunk with further IDs, `new[i]` before what is now at `places[i]`.
+
+    Args:
+        chunk: what is there, ``n`` IDs; it is not changed.
+        places: ``(m,)``, ascending.
+        new: ``(m,)``, ascending, none of them in the chunk.
+    """
+    count = len(chunk) + len(new)
+    targets = places + np.arange(len(new))
+    timestamps = np.empty(count, np.int64)
+    # Row r of the running XOR stands behind a row of the old one and `number` new hashes.
+    edges = np.concatenate(([0], places, [len(chunk)]))
+    lengths = edges[1:] - edges[:-1] + 1
+    added = np.zeros((len(new) + 1, HASH_WORDS), np.uint64)
+    np.bitwise_xor.accumulate(new.words, axis=0, out=added[1:])
+    prefix = np.repeat(added, lengths, axis=0)
+    if len(new) * _FEW_INSERTS_IN <= count:
+        listed = edges.tolist()
+        for number, (start, end) in enumerate(pairwise(listed)):
+            timestamps[start + number : end + number] = chunk.timestamps[start:end]
+            rows = prefix[start + number : end + number + 1]
+            np.bitwise_xor(rows, chunk.prefix[start : end + 1], out=rows)
+    else:
+        old = np.ones(count, np.bool_)
+        old[targets] = False
+        timestamps[old] = chunk.timestamps
+        sources = np.arange(count + 1) - np.repeat(np.arange(len(new) + 1), lengths)
+        prefix ^= chunk.prefix.take(sources, axis=0)
+    timestamps[targets] = new.timestamps
+    return Chunk(timestamps, prefix)
+
+
+def inserted(chunk: Chunk, places: NDArray[np.int64], new: SyncIds, chunk_ids: int) -> list[Chunk]:
+    """As ``merged``, but what is inserted into a long chunk leaves most of it where it is."""
+    edges = np.array(chunk.edges(chunk_ids))
+    cuts = places.searchsorted(edges[1:])
+    found: list[Chunk] = []
+    kept = first = 0
+    for start, end, last in zip(
+        edges[:-1].tolist(), edges[1:].tolist(), cuts.tolist(), strict=True
+    ):
+        if last == first:
+            continue
+        if start > kept:
+            found.append(chunk.part(kept, start))
+        piece = merged(chunk.part(start, end), places[first:last] - start, new[first:last])
+        found += piece.divided(chunk_ids)
+        kept, first = end, last
+    if kept < len(chunk):
+        found.append(chunk.part(kept, len(chunk)))
+    return found
+
+
+class Tail:
+    """The newest IDs, in arrays with room to append.
+
+    What a chunk of it shows is never written again: rows are only added behind it.
+
+    Attributes:
+        count: how many IDs it has.
+    """
+
+    __slots__ = ("_prefix", "_timestamps", "count")
+
+    def __init__(self, chunk: Chunk | None = None) -> None:
+        self.count = 0
+        self._timestamps = np.empty(0, np.int64)
+        self._prefix = np.zeros((1, HASH_WORDS), np.uint64)
+        if chunk is not None:
+            self.count = len(chunk)
+            self._timestamps, self._prefix = chunk.timestamps, chunk.prefix
+
+    @property
+    def room(self) -> int:
+        """How many IDs can be appended before it must grow."""
+        return len(self._timestamps) - self.count
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it keeps allocated."""
+        return self._timestamps.nbytes + self._prefix.nbytes
+
+    def grow(self, capacity: int) -> None:
+        """Take room for so many IDs in all."""
+        timestamps = np.empty(capacity, np.int64)
+        prefix = np.empty((capacity + 1, HASH_WORDS), np.uint64)
+        timestamps[: self.count] = self._timestamps[: self.count]
+        prefix[: self.count + 1] = self._prefix[: self.count + 1]
+        self._timestamps, self._prefix = timestamps, prefix
+
+    def append(self, ids: SyncIds) -> None:
+        """Add IDs that are greater than all others and ascend; there must be room."""
+        end = self.count + len(ids)
+        self._timestamps[self.count : end] = ids.timestamps
+        rows = self._prefix[self.count + 1 : end + 1]
+        rows[:] = ids.words
+        rows[0] ^= self._prefix[self.count]
+        np.bitwise_xor.accumulate(rows, axis=0, out=rows)
+        self.count = end
+
+    def chunk(self) -> Chunk:
+        """What it has now; it must have something."""
+        return Chunk(self._timestamps[: self.count], self._prefix[: self.count + 1])

@@ -1,0 +1,84 @@
+"""What is wrong with a payload, with a session, or with what a view is made of."""
+
+
+class MalformedPayload(ValueError):
+    """The bytes are not a ``RangesData`` payload.
+
+    Attributes:
+        offset: where in the payload, in bytes from its beginning.
+        what: what is wrong there, as the beginning of a sentence.
+    """
+
+    def __init__(self, offset: int, what: str) -> None:
+        super().__init__(
+            f"{what} at byte {offset} of the payload: send RangesData as WAKU-SYNC encodes it"
+        )
+        self.offset = offset
+        self.what = what
+
+
+class LimitExceeded(ValueError):
+    """A payload is well-formed as far as it was read, but larger than this node allows.
+
+    Attributes:
+        limit: name of the limit, as in ``CodecLimits``.
+        allowed: its value.
+        claimed: what the payload has, or claims to have.
+    """
+
+    def __init__(self, limit: str, allowed: int, claimed: int) -> None:
+        what = limit.removeprefix("max_").replace("_", " ")
+        super().__init__(
+            f"a payload may have {allowed} {what} and this one has {claimed}: send less at a time"
+        )
+        self.limit = limit
+        self.allowed = allowed
+        self.claimed = claimed
+
+
+class SessionLimitExceeded(LimitExceeded):
+    """A session goes on for longer than this node allows.
+
+    Attributes:
+        limit: name of the limit, as in ``SessionLimits``.
+        allowed: its value.
+        claimed: what the session has come to.
+    """
+
+    def __init__(self, limit: str, allowed: int, claimed: int) -> None:
+        super().__init__(limit, allowed, claimed)
+        what = limit.removeprefix("max_").replace("_", " ")
+        sentence = (
+            f"a session may have {allowed} {what} and this one has come to {claimed}: begin a new"
+            " one, over a shorter window"
+        )
+        self.args = (sentence,)
+
+
+class SummaryMismatch(ValueError):
+    """Summaries of a range of time contradict each other, or the IDs that they summarise.
+
+    Attributes:
+        start_ns: where that range begins.
+        end_ns: where it ends.
+    """
+
+    def __init__(self, start_ns: int, end_ns: int) -> None:
+        super().__init__(
+            f"the summaries from {start_ns} to {end_ns} ns do not say what is held there: run"
+            " `storenode db check`, which says how to make them anew"
+        )
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+
+
+class AnswerTooLarge(ValueError):
+    """More IDs were asked for at a time than a view reads.
+
+    Attributes:
+        allowed: how many it does.
+    """
+
+    def __init__(self, allowed: int) -> None:
+        super().__init__(f"a read asks for more than {allowed} IDs: measure before reading items")
+        self.allowed = allowed

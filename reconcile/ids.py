@@ -1,0 +1,171 @@
+"""SyncIDs as arrays.
+
+A SyncID is a timestamp in nanoseconds and a message hash, ordered by timestamp, then by hash
+(WAKU-SYNC, "SyncID"). A bound of a range is a SyncID too: inclusive below, exclusive above.
+
+Hashes travel as bytes, ``(n, 32)``, and as XOR operands, ``(n, 4)`` native 64-bit words; one is
+a view of the other's memory. As opaque 32-byte elements, ``(n,)``, they are moved fastest.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+
+SyncId: TypeAlias = tuple[int, bytes]
+"""One SyncID: timestamp in nanoseconds, 32 bytes of hash."""
+
+HASH_DTYPE: Final = np.uint8
+HASH_WORDS: Final = HASH_BYTES // 8
+OPAQUE_HASH: Final = np.dtype(f"V{HASH_BYTES}")
+_ORDERED_WORD: Final = np.dtype(">u8")
+
+LOWEST: Final[SyncId] = (0, bytes(HASH_BYTES))
+"""The lower bound of the first range of every payload."""
+
+END: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * HASH_BYTES)
+"""The greatest bound that can be sent."""
+
+Selection: TypeAlias = slice | NDArray[np.integer[Any]] | NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SyncIds:
+    """Some SyncIDs, or bounds, as columns.
+
+    Attributes:
+        timestamps: ``(n,)``, nanoseconds.
+        hashes: ``(n, 32)`` bytes, C-contiguous.
+    """
+
+    timestamps: NDArray[np.int64]
+    hashes: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    def __getitem__(self, selection: Selection) -> "SyncIds":
+        """Some of them: a slice (views where the step is 1), an index array or a mask."""
+        if isinstance(selection, slice):
+            hashes = np.ascontiguousarray(self.hashes[selection])
+            return SyncIds(self.timestamps[selection], hashes)
+        if selection.dtype == np.bool_:
+            selection = selection.nonzero()[0]
+        hashes = from_opaque(self.opaque.take(selection))
+        return SyncIds(self.timestamps.take(selection), hashes)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SyncIds):
+            return NotImplemented
+        return np.array_equal(self.timestamps, other.timestamps) and np.array_equal(
+            self.hashes, other.hashes
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[SyncId]:
+        return iter(self.pairs())
+
+    @property
+    def words(self) -> NDArray[np.uint64]:
+        """The hashes as ``(n, 4)`` native words: a view."""
+        return self.hashes.view(np.uint64)
+
+    @property
+    def opaque(self) -> NDArray[np.void]:
+        """The hashes as ``(n,)`` elements of 32 bytes: a view."""
+        return self.hashes.view(OPAQUE_HASH).reshape(-1)
+
+    def at(self, index: int) -> SyncId:
+        """One of them."""
+        return int(self.timestamps[index]), self.hashes[index].tobytes()
+
+    def pairs(self) -> list[SyncId]:
+        """All of them, one by one."""
+        flat = self.hashes.tobytes()
+        hashes = [flat[at : at + HASH_BYTES] for at in range(0, len(flat), HASH_BYTES)]
+        return list(zip(self.timestamps.tolist(), hashes, strict=True))
+
+    @classmethod
+    def empty(cls) -> "SyncIds":
+        """None at all."""
+        return cls(np.empty(0, np.int64), np.empty((0, HASH_BYTES), HASH_DTYPE))
+
+    @classmethod
+    def of(cls, pairs: Iterable[SyncId]) -> "SyncIds":
+        """These, in this order.
+
+        Raises:
+            ValueError: a hash has not 32 bytes.
+        """
+        listed = list(pairs)
+        if any(len(hash_) != HASH_BYTES for _, hash_ in listed):
+            raise ValueError(f"a hash of a SyncID has {HASH_BYTES} bytes: pass whole hashes")
+        timestamps = np.fromiter((timestamp for timestamp, _ in listed), np.int64, len(listed))
+        flat = np.frombuffer(bytearray().join(hash_ for _, hash_ in listed), HASH_DTYPE)
+        return cls(timestamps, flat.reshape(-1, HASH_BYTES))
+
+    @classmethod
+    def join(cls, parts: Sequence["SyncIds"]) -> "SyncIds":
+        """All of some, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return cls.empty()
+        return cls(
+            np.concatenate([part.timestamps for part in parts]),
+            np.concatenate([part.hashes for part in parts]),
+        )
+
+    def check(self) -> None:
+        """Verify types, shapes and that the IDs ascend strictly.
+
+        Raises:
+            AssertionError: something of it does not hold.
+        """
+        assert self.timestamps.dtype == np.int64
+        assert self.hashes.dtype == HASH_DTYPE
+        assert self.hashes.shape == (len(self.timestamps), HASH_BYTES)
+        assert self.hashes.flags.c_contiguous
+        assert bool(np.all(self.timestamps >= 0))
+        assert bool(np.all(less(self[:-1], self[1:])))
+
+
+def from_opaque(hashes: NDArray[np.void]) -> NDArray[np.uint8]:
+    """``(n,)`` contiguous 32-byte elements as ``(n, 32)`` bytes: a view."""
+    return hashes.view(HASH_DTYPE).reshape(-1, HASH_BYTES)
+
+
+def rows_differ(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """``(n,)``: are rows of ``(n, 4)`` words different; several times faster than by axis."""
+    return np.asarray((left != right).view(np.uint32).reshape(-1) != 0)
+
+
+def rows_filled(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """``(n,)``: is anything in rows of ``(n, 4)`` words not zero."""
+    return np.asarray((words != 0).view(np.uint32).reshape(-1) != 0)
+
+
+def less(left: SyncIds, right: SyncIds) -> NDArray[np.bool_]:
+    """``(n,)``: is ``left[i]`` strictly before ``right[i]``."""
+    result = left.timestamps < right.timestamps
+    ties = (left.timestamps == right.timestamps).nonzero()[0]
+    if len(ties):
+        result[ties] = hashes_less(from_opaque(left.opaque[ties]), from_opaque(right.opaque[ties]))
+    return result
+
+
+def hashes_less(left: NDArray[np.uint8], right: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """``(n,)``: is ``left[i]`` strictly before ``right[i]`` as a string of bytes.
+
+    Both are ``(n, 32)``, C-contiguous.
+    """
+    a, b = left.view(_ORDERED_WORD), right.view(_ORDERED_WORD)
+    result = a[:, HASH_WORDS - 1] < b[:, HASH_WORDS - 1]
+    for word in range(HASH_WORDS - 2, -1, -1):
+        result = (a[:, word] < b[:, word]) | ((a[:, word] == b[:, word]) & result)
+    return result

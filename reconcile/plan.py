@@ -1,0 +1,304 @@
+"""How finely to split: the cost model of a reconciliation, and what an exchange tells about it.
+
+Suppose that differences lie in a range like raindrops, `mu` of them on average (a Poisson law), a
+half on each side. Of a range that differs somewhere, the side that must answer can
+
+- name the one difference, if there is just one and it is its own (the deduction),
+- send the items (a set), which the other side answers with the differences alone,
+- send fingerprints of `f` parts, and the other side is in the same position with each of them
+  that differs, one message later.
+
+The table holds, for each number of items `S`, each `mu` and each number of messages in which
+fingerprints may still follow, the `f` that costs the fewest bytes; 0 stands for the set. The
+recursion is that of the expected cost, on a grid with two steps per doubling.
+
+Nothing here can make a reconciliation wrong: a poor estimate costs bytes or one more message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_Value = TypeVar("_Value", bound=np.generic)
+
+# Bytes, and the time that goes with a record as so many bytes more.
+FINGERPRINT_BYTES = 60.0  # a bound, a type, 32 bytes
+ITEM_BYTES = 36.5  # a time difference and a hash
+SET_BYTES = 40.0  # what a set takes besides its items
+NAMED_BYTES = 75.0  # a Skip and a set of one item
+DIFFERENCE_BYTES = 31.0  # one difference in the answer to a set: a half of them carry a hash
+
+PROBE_BYTES = 0.35  # what searching an item takes, as the time that goes with so many bytes
+PROBE_FREELY = 30_000  # items in a message that are searched without asking
+
+FINISHING_BYTES = 4_096
+"""If the items of all that differs take less they are sent, to save messages."""
+
+SATURATED = 0.95
+"""Share of ranges that differ from which on it says little about how many differences there are."""
+
+FAN_OUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_STEPS_PER_DOUBLING = 2
+_SIZE_STEPS = 2 * 24 + 1  # 1 to 2^24 items
+_LOWEST_RATE_STEP = -8  # mu from 1/16
+_RATE_STEPS = 40  # to about 2^15
+_DEPTHS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What was chosen by measuring; none of it is needed for a correct result.
+
+    Attributes:
+        first_parts: parts of the whole window in the first answer.
+        large_first_parts: the same for windows of `large_count` items or more.
+        last_fingerprints: ordinal of the last message of a session (the initiator's first is 1)
+            that should hold fingerprints; later ones should be sets.
+        large_last_fingerprints: the same for large windows.
+        large_count: items from which a window is large.
+        min_parts: parts in all that a message may have without regard to what seems needed:
+            differences that sit together look like few from afar.
+        largest_late_set: items of a range that is sent as a set only because it is late.
+        gauges: ranges that are cut ever finer, where everything differs, to find out how densely.
+    """
+
+    first_parts: int = 64
+    large_first_parts: int = 128
+    last_fingerprints: int = 5
+    large_last_fingerprints: int = 7
+    large_count: int = 4_000_000
+    min_parts: int = 64
+    largest_late_set: int = 4_096
+    gauges: int = 8
+
+
+@cache
+def _grid() -> tuple[Floats, Floats, Floats]:
+    """Sizes, rates, and the mean number of differences where there is at least one."""
+    sizes = 2.0 ** (np.arange(_SIZE_STEPS) / _STEPS_PER_DOUBLING)
+    rates = 2.0 ** ((np.arange(_RATE_STEPS) + _LOWEST_RATE_STEP) / _STEPS_PER_DOUBLING)
+    return sizes, rates, rates / -np.expm1(-rates)
+
+
+def _look_up(table: Floats, sizes: Floats, means: Floats) -> Floats:
+    """The cost at any size and any mean number of differences, between the steps of the grid."""
+    _, rates, grid_means = _grid()
+    log_rates = np.interp(np.log(means), np.log(grid_means), np.log2(rates))
+    column = log_rates * _STEPS_PER_DOUBLING - _LOWEST_RATE_STEP
+    row = np.clip(np.log2(np.maximum(sizes, 1)) * _STEPS_PER_DOUBLING, 0, _SIZE_STEPS - 1)
+    i = np.minimum(row.astype(np.int64), _SIZE_STEPS - 2)
+    j = np.minimum(column.astype(np.int64), _RATE_STEPS - 2)
+    down, right = row - i, column - j
+    upper = table[i, j] * (1 - right) + table[i, j + 1] * right
+    lower = table[i + 1, j] * (1 - right) + table[i + 1, j + 1] * right
+    return np.asarray(upper * (1 - down) + lower * down)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What is best, by size and rate.
+
+    Attributes:
+        probe: whether to search the range for the one ID that may be all the difference.
+        after_probe: the fan-out if that found nothing; 0 is the set.
+        unprobed: the fan-out without a search.
+    """
+
+    probe: NDArray[np.bool_]
+    after_probe: Ints
+    unprobed: Ints
+
+
+@cache
+def _tables() -> tuple[_Table, ...]:
+    """The best by depth: the number of messages of fingerprints that may follow."""
+    sizes, rates, means = _grid()
+    size, mean = sizes[:, None], np.broadcast_to(means[None, :], (_SIZE_STEPS, _RATE_STEPS))
+    single = np.broadcast_to(rates * np.exp(-rates) / -np.expm1(-rates), mean.shape)
+    several = np.maximum((mean - single) / np.maximum(1 - single, 1e-12), 2.0)
+    search, in_set = PROBE_BYTES * size, ITEM_BYTES * size + SET_BYTES
+    several_as_set = in_set + DIFFERENCE_BYTES * several
+    ours = single / 2
+    missed = 1 - ours  # a search finds nothing
+    theirs = ours / missed  # and that is because the one difference is theirs
+    after = in_set + DIFFERENCE_BYTES * (mean - ours) / missed
+    plain = in_set + DIFFERENCE_BYTES * mean
+    found = search + ours * NAMED_BYTES
+    tables, cost, several_cost = list[_Table](), np.empty(0), several_as_set
+    for depth in range(_DEPTHS):
+        best_after, best_plain, best_several = after, plain, several_as_set
+        after_choice = plain_choice = np.zeros(mean.shape, np.int64)
+        for parts in FAN_OUTS if depth else ():
+            sent, part, fits = FINGERPRINT_BYTES * parts, size / parts, parts <= size
+            lone = _look_up(cost, part + 0 * mean, np.ones(mean.shape))
+            if parts == 1:
+                below = several_cost
+            else:
+                hit = np.minimum(-parts * np.expm1(several * np.log1p(-1 / parts)), size + 1)
+                below = hit * _look_up(cost, part, np.maximum(several / hit, 1.0))
+                this = sent + single * lone + (1 - single) * below
+                better = fits & (this < best_plain)
+                best_plain = np.where(better, this, best_plain)
+                plain_choice = np.where(better, parts, plain_choice)
+                best_several = np.where(fits, np.minimum(best_several, sent + below), best_several)
+            named = np.minimum(PROBE_BYTES * part + NAMED_BYTES, lone)
+            this = sent + theirs * named + (1 - theirs) * below
+            better = fits & (this < best_after)
+            best_after = np.where(better, this, best_after)
+            after_choice = np.where(better, parts, after_choice)
+        probed = found + missed * best_after
+        tables.append(_Table(probed < best_plain, after_choice, plain_choice))
+        cost, several_cost = np.minimum(probed, best_plain), best_several
+    return tuple(tables)
+
+
+def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) -> Ints:
+    """Into how many parts to split ranges that differ; 0: send the items.
+
+    Args:
+        sizes: items in each range.
+        density: differences per item, about.
+        depth: in how many messages, this one included, fingerprints may be sent; 0 and less:
+            in none.
+        probed: whether the ranges were searched for a single difference, in vain.
+    """
+    table = _tables()[min(max(depth, 0), _DEPTHS - 1)]
+    chosen = table.after_probe if probed else table.unprobed
+    return _by_size(sizes, lambda some: chosen[_place(some, density)])
+
+
+def worth_probing(sizes: Ints, density: float, depth: int) -> NDArray[np.bool_]:
+    """Whether to search ranges that differ for a single ID that is all the difference."""
+    table = _tables()[min(max(depth, 0), _DEPTHS - 1)]
+    return _by_size(sizes, lambda some: table.probe[_place(some, density)])
+
+
+def _place(sizes: Ints, density: float) -> tuple[Ints, Ints]:
+    """Where in the tables sizes are."""
+    size = np.log2(np.maximum(sizes, 1))
+    row = np.rint(size * _STEPS_PER_DOUBLING).astype(np.int64)
+    rate = (size + np.log2(max(density, 1e-12))) * _STEPS_PER_DOUBLING - _LOWEST_RATE_STEP
+    column = np.rint(rate).astype(np.int64)
+    return np.minimum(row, _SIZE_STEPS - 1), np.clip(column, 0, _RATE_STEPS - 1)
+
+
+def _by_size(sizes: Ints, compute: Callable[[Ints], NDArray[_Value]]) -> NDArray[_Value]:
+    """A function of sizes, worked out once for each size where they are small and many."""
+    largest = int(sizes.max(initial=0))
+    if largest >= len(sizes):
+        return compute(sizes)
+    return compute(np.arange(largest + 1)).take(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a message's fingerprints say about the differences.
+
+    Attributes:
+        density: differences per item.
+        saturated: nearly everything differed, so that the density is only a lower bound.
+    """
+
+    density: float
+    saturated: bool
+
+
+_LOG_DENSITIES = np.linspace(np.log(1e-9), np.log(4.0), 221)
+
+
+def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate:
+    """The most likely density of differences, given which of some ranges differ.
+
+    Ranges of one magnitude count as equally large. If all differ, the density is one at which
+    that is as likely as not.
+    """
+    hit = int(np.count_nonzero(differs))
+    if 0 < hit < len(sizes) and int(sizes.max()) < 2 * int(sizes.min()):
+        share = hit / len(sizes)
+        return Estimate(float(-np.log1p(-share) * len(sizes) / sizes.sum()), share > SATURATED)
+    magnitude = _by_size(sizes, lambda some: np.frexp(np.maximum(some, 1).astype(np.float64))[1])
+    total = np.bincount(magnitude)
+    different = np.bincount(magnitude, weights=differs, minlength=len(total))
+    items = np.bincount(magnitude, weights=np.maximum(sizes, 1), minlength=len(total))
+    used = total > 0
+    total, different, mean_size = total[used], different[used], items[used] / total[used]
+    equal = total - different
+    if not equal.any():
+        smallest = int(np.argmin(mean_size))
+        return Estimate(float(np.log(total[smallest] + 1.0) / mean_size[smallest]), True)
+    rates = mean_size[:, None] * np.exp(_LOG_DENSITIES)[None, :]
+    likelihood = different @ np.log(-np.expm1(-rates) + 1e-300) - equal @ rates
+    density = float(np.exp(_LOG_DENSITIES[int(np.argmax(likelihood))]))
+    return Estimate(density, hit > SATURATED * len(sizes) and len(total) <= 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one message is to split.
+
+    Attributes:
+        tuning: the parameters.
+        ordinal: of the message, the initiator's first being 1.
+        large: whether the window is large.
+        known: what the fingerprints that were received say; None: there were none, or only one.
+    """
+
+    tuning: Tuning
+    ordinal: int
+    large: bool
+    known: Estimate | None
+
+    @property
+    def depth(self) -> int:
+        """In how many messages, this one included, there should still be fingerprints."""
+        tuning = self.tuning
+        last = tuning.large_last_fingerprints if self.large else tuning.last_fingerprints
+        return max(0, last + 1 - self.ordinal)
+
+    @property
+    def gauge(self) -> bool:
+        """Whether to send some finer parts, to find out how dense the differences are."""
+        return self.depth > 1 and self.known is not None and self.known.saturated
+
+    def parts(self, sizes: Ints, probed: NDArray[np.bool_]) -> Ints:
+        """Into how many parts to split ranges that differ; 0: send the items.
+
+        Args:
+            sizes: items in each range.
+            probed: which of them were searched for a single difference, in vain.
+        """
+        tuning = self.tuning
+        if self.known is None:
+            wanted = tuning.large_first_parts if self.large else tuning.first_parts
+            parts = np.minimum(-(-wanted // max(len(sizes), 1)), sizes // 8)
+            return np.where(parts < 3, 0, parts)
+        density = self.known.density
+        if int(sizes.sum()) * ITEM_BYTES < FINISHING_BYTES:
+            return np.zeros(len(sizes), np.int64)
+        parts = fan_outs(sizes, density, self.depth)
+        if not probed.all():
+            parts = np.where(probed, parts, fan_outs(sizes, density, self.depth, probed=False))
+        if self.depth > 1 and len(sizes) < tuning.min_parts:
+            floor = np.minimum(-(-tuning.min_parts // max(len(sizes), 1)), sizes // 8)
+            parts = np.where(parts > 0, np.maximum(parts, floor), parts)
+        if self.depth == 0:
+            late = sizes > tuning.largest_late_set
+            parts = np.where(late, np.maximum(fan_outs(sizes, density, 2), 16), parts)
+        return parts
+
+    def worth_probing(self, sizes: Ints) -> NDArray[np.bool_]:
+        """Whether to search ranges that differ for the one ID that may be all the difference."""
+        if self.known is None:
+            return sizes <= PROBE_FREELY
+        worth = worth_probing(sizes, self.known.density, self.depth)
+        if not worth.all():
+            worth |= np.cumsum(sizes) <= PROBE_FREELY
+        return worth

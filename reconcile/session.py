@@ -1,0 +1,443 @@
+"""One reconciliation: initiator or responder, as a state machine.
+
+Rules (WAKU-SYNC, "Reconciliation Message Flow", and the rulings on it):
+
+- The initiator begins with a Skip to its window and one fingerprint over it. Then the sides take
+  turns, a payload each.
+- A range that is equal is answered by a Skip; one that differs by finer fingerprints, by an
+  unreconciled set, or by small reconciled sets that show every difference in it.
+- Whoever has nothing left to say sends the empty payload; whoever receives one is done.
+- A session works on one fixed view, between fixed bounds: the initiator's window, and what the
+  responder was first asked about, neither below the own horizon.
+- Nothing that a peer says is believed beyond its own items: counts are reported, never used, and
+  an ID is to be sent only if it was read from the view.
+
+    state     input      effects                       next state
+    --------  ---------  ----------------------------  ----------
+    new       Begin      read the window               reading     (initiator)
+    new       Begin      end, if the window is empty   ended       (initiator)
+    new       Received   as in waiting                 reading     (responder)
+    waiting   Received   read                          reading
+    waiting   Received   send the empty payload, end   ended       nothing to do, or refused
+    waiting   Received   end                           ended       empty payload
+    reading   Answered   read                          reading
+    reading   Answered   send                          waiting
+    reading   Answered   send the empty payload, end   ended
+    any       Ticked     none                          unchanged
+
+Anything else raises ``SessionStateError`` and changes nothing. A payload that is malformed or
+beyond a limit raises, and so does a Ticked after the time limit; the session has then ended without
+a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from reconcile.codec import Payload, RangeKind, Ranges, decode, encode, reach
+from reconcile.errors import SessionLimitExceeded
+from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
+from reconcile.order import ordered
+from reconcile.plan import Tuning
+from reconcile.questions import asked_about, questions
+from reconcile.turn import Reply, Rules, Turn
+from reconcile.view import Answer, Read, Spans
+
+Bounds = tuple[SyncId, SyncId]
+
+
+class Role(Enum):
+    """Which side of a session this is."""
+
+    INITIATOR = "initiator"
+    RESPONDER = "responder"
+
+
+class SessionStateError(RuntimeError):
+    """An input that the session's state does not allow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """What a session is about.
+
+    Attributes:
+        cluster: the node's cluster.
+        shards: the node's shards, in any order.
+        window: what to reconcile; the initiator's. None for a responder.
+        horizon: nothing below is compared.
+        limits: what the session may come to.
+        tuning: what was chosen by measuring.
+    """
+
+    cluster: int
+    shards: tuple[int, ...]
+    window: Bounds | None = None
+    horizon: SyncId = LOWEST
+    limits: SessionLimits = DEFAULT_SESSION_LIMITS
+    tuning: Tuning = field(default_factory=Tuning)
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The initiator's first input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A frame of the peer.
+
+    Attributes:
+        payload: its ``ranges_data``.
+        count: how many IDs it says it holds, if it says so.
+        refusal: why it will not reconcile; empty if it will.
+    """
+
+    payload: bytes
+    count: int | None = None
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to the last ``ReadEffect``."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEffect:
+    """Ask the view, and come back with ``Answered``."""
+
+    read: Read
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a frame.
+
+    Attributes:
+        payload: its ``ranges_data``.
+        count: IDs held in the whole range, in the first frame.
+        refusal: why this side will not reconcile; empty if it will.
+    """
+
+    payload: bytes
+    count: int | None = None
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a session came to.
+
+    Attributes:
+        to_send: IDs that the peer lacks, ascending; all of them are in the view.
+        to_receive: IDs that the peer has and the view lacks, ascending.
+        rounds: payloads that the initiator sent.
+        bytes_sent: in payloads.
+        bytes_received: in payloads.
+        own_count: IDs in the view, in the window; None if it was never counted.
+        peer_count: what the peer said.
+        truncated: there are more differences than a session may report, or there may be.
+        refusal: why nothing was reconciled; empty if something was.
+        window: what was reconciled; both bounds are ``LOWEST`` if nothing was.
+    """
+
+    to_send: SyncIds
+    to_receive: SyncIds
+    rounds: int
+    bytes_sent: int
+    bytes_received: int
+    own_count: int | None
+    peer_count: int | None
+    truncated: bool
+    refusal: str
+    window: Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Nothing follows."""
+
+    result: Result
+
+
+Input = Begin | Received | Answered | Ticked
+Effect = ReadEffect | Send | Ended
+
+_Work = Generator[Read, Answer, list[Effect]]
+
+
+class _State(Enum):
+    NEW = "new"
+    READING = "reading"
+    WAITING = "waiting"
+    ENDED = "ended"
+
+
+class Session:
+    """One side of one reconciliation; fixed view, strictly one input at a time.
+
+    Raises:
+        ValueError: an initiator without a window, or a responder with one.
+    """
+
+    def __init__(self, role: Role, config: SessionConfig) -> None:
+        if (role is Role.INITIATOR) != (config.window is not None):
+            raise ValueError("an initiator has a window and a responder has none: pass it so")
+        self._role = role
+        self._config = config
+        self._state = _State.NEW
+        self._work: _Work | None = None
+        self._began_ns: int | None = None
+        self._territory: Bounds | None = None
+        self._large: bool | None = None
+        self._rounds = 0
+        self._bytes_sent = 0
+        self._bytes_received = 0
+        self._own_count: int | None = None
+        self._peer_count: int | None = None
+        self._counted_all = True  # no part of the territory is left out of the own count
+        self._count_sent = False
+        self._truncated = False
+        self._to_send = SyncIds.empty()
+        self._to_receive = SyncIds.empty()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the session takes no more input."""
+        return self._state is _State.ENDED
+
+    def step(self, now_ns: int, given: Input) -> list[Effect]:
+        """Take an input; the effects are to be carried out in their order.
+
+        Raises:
+            SessionStateError: the state does not allow the input; nothing has changed.
+            MalformedPayload: the peer's payload is not what the specification says.
+            LimitExceeded: a payload, or the session, is larger than allowed.
+        """
+        work = self._accept(given)
+        if self._began_ns is None:
+            self._began_ns = now_ns
+        try:
+            self._check_time(now_ns)
+            if work is not None:
+                self._work = work
+                return self._advance(None)
+            return self._advance(given.answer) if isinstance(given, Answered) else []
+        except BaseException:
+            self._state = _State.ENDED
+            self._work = None
+            raise
+
+    def check(self) -> None:
+        """Verify that the state is one that the rules allow.
+
+        Raises:
+            AssertionError: it is not.
+        """
+        assert (self._work is not None) == (self._state is _State.READING)
+        assert 0 <= self._rounds <= self._config.limits.max_rounds
+        self._to_send.check()
+        self._to_receive.check()
+        assert len(self._to_send) + len(self._to_receive) <= self._config.limits.max_differences
+
+    def _accept(self, given: Input) -> _Work | None:
+        """The work that an input begins, if any."""
+        state, initiator = self._state, self._role is Role.INITIATOR
+        match given:
+            case Ticked() if state is not _State.ENDED:
+                return None
+            case Begin() if initiator and state is _State.NEW:
+                return self._begin()
+            case Received() if state is _State.WAITING or (state is _State.NEW and not initiator):
+                return self._answer(given)
+            case Answered() if state is _State.READING:
+                return None
+        raise SessionStateError(
+            f"{type(given).__name__} is not possible in a session of the {self._role.value} that"
+            f" is {state.value}: see the table of transitions"
+        )
+
+    def _check_time(self, now_ns: int) -> None:
+        allowed = self._config.limits.max_seconds
+        assert self._began_ns is not None
+        elapsed_ns = now_ns - self._began_ns
+        if elapsed_ns > allowed * 1_000_000_000:
+            raise SessionLimitExceeded("max_seconds", allowed, elapsed_ns // 1_000_000_000)
+
+    def _advance(self, answer: Answer | None) -> list[Effect]:
+        assert self._work is not None
+        try:
+            read = next(self._work) if answer is None else self._work.send(answer)
+        except StopIteration as done:
+            self._work = None
+            effects: list[Effect] = done.value
+            ended = any(isinstance(effect, Ended) for effect in effects)
+            self._state = _State.ENDED if ended else _State.WAITING
+            return effects
+        self._state = _State.READING
+        return [ReadEffect(read)]
+
+    def _begin(self) -> _Work:
+        """The first payload: a Skip up to the window, a fingerprint over it."""
+        config = self._config
+        assert config.window is not None
+        lower, upper = max(config.window[0], config.horizon), config.window[1]
+        if upper <= lower:
+            return [self._end()]
+        self._territory = lower, upper
+        skips = reach(LOWEST, lower) if lower > LOWEST else []
+        bounds = SyncIds.of([lower, *reach(lower, upper)])
+        answer = yield Read(measure=Spans(bounds[:-1], bounds[1:]))
+        measured = answer.measured
+        assert measured is not None
+        self._own_count = int(measured.counts.sum())
+        self._large = self._own_count >= config.tuning.large_count
+        kinds = [RangeKind.SKIP] * len(skips) + [RangeKind.FINGERPRINT] * len(measured.counts)
+        none = Ranges.empty()
+        ranges = Ranges(
+            SyncIds.join([SyncIds.of(skips), bounds[1:]]),
+            np.array(kinds, np.uint8),
+            measured.fingerprints,
+            none.item_counts,
+            none.reconciled,
+            none.items,
+        )
+        return [self._send(encode(Payload(config.cluster, config.shards, ranges)))]
+
+    def _answer(self, given: Received) -> _Work:
+        """What to do about a frame of the peer."""
+        self._note(given)
+        payload = decode(given.payload, self._config.limits.payload)
+        mismatch = self._mismatch(payload) if len(given.payload) > 1 else ""
+        if given.refusal or not len(payload.ranges):
+            return [self._end(given.refusal or mismatch)]
+        if mismatch:
+            stated = mismatch if self._role is Role.RESPONDER else ""
+            return [self._send(b"", stated), self._end(mismatch)]
+        if self._territory is None:
+            self._territory = self._asked_territory(payload.ranges)
+        if self._territory is None or self._truncated:
+            return [self._send(b""), self._end()]
+        limits = self._config.limits
+        asked = questions(payload.ranges, self._territory, limits.max_cut_ranges)
+        reply = yield from Turn(asked, self._rules()).run()
+        self._record(reply)
+        sent: list[Effect] = [self._send(reply.payload)]
+        return sent if reply.payload else [*sent, self._end()]
+
+    def _note(self, given: Received) -> None:
+        """Count a frame that came.
+
+        Raises:
+            SessionLimitExceeded: it is one too many.
+        """
+        self._bytes_received += len(given.payload)
+        if self._peer_count is None:
+            self._peer_count = given.count
+        if self._role is Role.RESPONDER:
+            self._count_round()
+
+    def _count_round(self) -> None:
+        allowed = self._config.limits.max_rounds
+        if self._rounds == allowed:
+            raise SessionLimitExceeded("max_rounds", allowed, allowed + 1)
+        self._rounds += 1
+
+    def _mismatch(self, payload: Payload) -> str:
+        """Why the sides must not reconcile; empty if they may."""
+        ours = self._config.cluster, sorted(set(self._config.shards))
+        theirs = payload.cluster, sorted(set(payload.shards))
+        if ours == theirs:
+            return ""
+        return (
+            f"{self._role.value} has cluster {ours[0]} and shards {_listed(ours[1])}, its peer"
+            f" cluster {theirs[0]} and shards {_listed(theirs[1])}: they must be equal"
+        )
+
+    def _asked_territory(self, ranges: Ranges) -> Bounds | None:
+        """What the responder is asked about, above its horizon."""
+        asked = asked_about(ranges)
+        if asked is None:
+            return None
+        opened = (ranges.kinds != RangeKind.SKIP).nonzero()[0]
+        self._counted_all = len(opened) == opened[-1] - opened[0] + 1
+        lower = max(asked[0], self._config.horizon)
+        return (lower, asked[1]) if lower < asked[1] else None
+
+    def _rules(self) -> Rules:
+        config = self._config
+        ordinal = 2 * self._rounds + (self._role is Role.INITIATOR)
+        found = len(self._to_send) + len(self._to_receive)
+        return Rules(
+            cluster=config.cluster,
+            shards=config.shards,
+            limits=config.limits,
+            differences_left=config.limits.max_differences - found,
+            tuning=config.tuning,
+            ordinal=ordinal,
+            large=self._large,
+            held=self._own_count if self._counted_all else None,
+        )
+
+    def _record(self, reply: Reply) -> None:
+        self._truncated |= reply.truncated
+        self._to_send = _united(self._to_send, reply.to_send)
+        self._to_receive = _united(self._to_receive, reply.to_receive)
+        if self._own_count is None:
+            self._own_count = reply.held
+            self._large = reply.held >= self._config.tuning.large_count
+
+    def _send(self, payload: bytes, refusal: str = "") -> Send:
+        if self._role is Role.INITIATOR:
+            self._count_round()
+        self._bytes_sent += len(payload)
+        count = None if self._count_sent or refusal else self._own_count
+        self._count_sent = True
+        return Send(payload, count, refusal)
+
+    def _end(self, refusal: str = "") -> Ended:
+        # Whoever leaves differences out answers as if there were no more of them. The peer is shown
+        # as many as a session may report, and knows by that.
+        found = len(self._to_send) + len(self._to_receive)
+        full = found == self._config.limits.max_differences
+        return Ended(
+            Result(
+                to_send=self._to_send,
+                to_receive=self._to_receive,
+                rounds=self._rounds,
+                bytes_sent=self._bytes_sent,
+                bytes_received=self._bytes_received,
+                own_count=self._own_count,
+                peer_count=self._peer_count,
+                truncated=self._truncated or full,
+                refusal=refusal,
+                window=self._territory or (LOWEST, LOWEST),
+            )
+        )
+
+
+def _united(ids: SyncIds, more: list[SyncIds]) -> SyncIds:
+    """IDs with some that were found later; ascending, each once."""
+    added = [some for some in more if len(some)]
+    return ordered(SyncIds.join([ids, *added])) if added else ids
+
+
+def _listed(shards: list[int]) -> str:
+    """Shards for a sentence; not more of them than a reader can use."""
+    if not shards:
+        return "none"
+    shown = ", ".join(map(str, shards[:16]))
+    return f"{shown} and {len(shards) - 16} more" if len(shards) > 16 else shown

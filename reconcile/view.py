@@ -1,0 +1,188 @@
+"""What a session asks of the IDs that are held, and what it is told.
+
+A session never touches storage. It emits one ``Read`` per payload, a batch of questions about
+many spans, and a ``View`` answers: the index in memory, summaries in a database, or a layer of
+one over the other. A view is fixed: what is stored while it is open does not change an answer
+(WAKU-SYNC, "Responding to a RangesData payload", where each range is compared with one local
+range).
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile.ids import HASH_WORDS, SyncId, SyncIds, less
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Half-open ranges of IDs, disjoint and ascending; consecutive ones may touch.
+
+    Attributes:
+        lower: ``(n,)`` inclusive bounds.
+        upper: ``(n,)`` exclusive bounds, each greater than its lower one.
+        origin: the spans that these are some of, if they were chosen from others.
+        chosen: ``(n,)`` which of them.
+        places: what a view found out about these spans, by view: a later question about some
+            of them need not look again.
+    """
+
+    lower: SyncIds
+    upper: SyncIds
+    origin: "Spans | None" = field(default=None, repr=False, compare=False)
+    chosen: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
+    places: dict[object, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def __len__(self) -> int:
+        return len(self.lower)
+
+    def __getitem__(self, selection: slice | NDArray[np.int64] | NDArray[np.bool_]) -> "Spans":
+        """Some of them: a slice, an ascending index array or a mask."""
+        if isinstance(selection, slice):
+            return Spans(self.lower[selection], self.upper[selection])
+        at: NDArray[np.int64] = (
+            selection.nonzero()[0] if selection.dtype == np.bool_ else selection.astype(np.int64)
+        )
+        lower, upper = self.lower[at], self.upper[at]
+        if self.origin is None or self.chosen is None:
+            return Spans(lower, upper, self, at)
+        return Spans(lower, upper, self.origin, self.chosen.take(at))
+
+    @classmethod
+    def empty(cls) -> "Spans":
+        """None at all."""
+        return cls(SyncIds.empty(), SyncIds.empty())
+
+    @classmethod
+    def of(cls, pairs: list[tuple[SyncId, SyncId]]) -> "Spans":
+        """These (lower, upper) pairs, in this order."""
+        return cls(
+            SyncIds.of(lower for lower, _ in pairs),
+            SyncIds.of(upper for _, upper in pairs),
+        )
+
+    def pairs(self) -> list[tuple[SyncId, SyncId]]:
+        """All of them as (lower, upper), one by one."""
+        return list(zip(self.lower.pairs(), self.upper.pairs(), strict=True))
+
+    def touching(self) -> bool:
+        """Does each but the first begin where the one before it ends."""
+        if not bool((self.lower.timestamps[1:] == self.upper.timestamps[:-1]).all()):
+            return False
+        return bool((self.lower.words[1:] == self.upper.words[:-1]).all())
+
+    def check(self) -> None:
+        """Verify that the spans are not empty, disjoint and ascending.
+
+        Raises:
+            AssertionError: something of it does not hold.
+        """
+        assert len(self.lower) == len(self.upper)
+        assert bool(np.all(less(self.lower, self.upper)))
+        assert not bool(np.any(less(self.lower[1:], self.upper[:-1])))
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A batch of questions; each is answered independently of the others.
+
+    Attributes:
+        measure: how many IDs are in each span, and their fingerprint?
+        split: bounds that cut each span into about so many parts of about equal counts,
+            ``(n,)``; a number below 1 counts as 1.
+        items: which IDs are in each span?
+        probe: is there exactly one ID in span i whose hash is row i of ``(n, 4)``?
+    """
+
+    measure: Spans | None = None
+    split: tuple[Spans, NDArray[np.int64]] | None = None
+    items: Spans | None = None
+    probe: tuple[Spans, NDArray[np.uint64]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Counts ``(n,)`` and fingerprints ``(n, 4)`` (WAKU-SYNC, "Fingerprint") of spans."""
+
+    counts: NDArray[np.int64]
+    fingerprints: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Spans, cut into parts; consecutive parts of a span touch and together are the span.
+
+    Every upper bound but a span's last is one that WAKU-SYNC's encoding can express directly
+    after the bound before it ("Delta encoding for sequential SyncIDs"), beginning with the
+    span's lower bound. A part may be empty; a span of two IDs or more that is to be cut at
+    all has two parts or more that are not.
+
+    Attributes:
+        offsets: ``(n + 1,)``; the parts of span i are ``offsets[i]:offsets[i + 1]``, one at least.
+        upper: ``(k,)`` exclusive upper bounds; a span's last is the span's own.
+        counts: ``(k,)``.
+        fingerprints: ``(k, 4)``.
+    """
+
+    offsets: NDArray[np.int64]
+    upper: SyncIds
+    counts: NDArray[np.int64]
+    fingerprints: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """The IDs in spans, ascending: those of span i are ``ids[offsets[i]:offsets[i + 1]]``."""
+
+    offsets: NDArray[np.int64]
+    ids: SyncIds
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Which span has exactly one ID with the hash that was looked for.
+
+    Attributes:
+        found: ``(n,)`` that ID; unspecified where there is no hit.
+        hit: ``(n,)``. A view may say no where looking would cost too much.
+        alone: ``(n,)`` no other ID that is held has the same timestamp, where there is a hit;
+            None if the view does not know.
+    """
+
+    found: SyncIds
+    hit: NDArray[np.bool_]
+    alone: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a ``Read`` asked for; None where it did not ask."""
+
+    measured: Measured | None = None
+    parts: Parts | None = None
+    items: Items | None = None
+    probed: Probed | None = None
+
+
+class View(Protocol):
+    """A fixed, ordered set of IDs that answers reads."""
+
+    def needs(self, read: Read) -> object | None:
+        """What must be loaded from storage before ``answer`` can be called; None: nothing.
+
+        What it is made of is between a view and whoever loads for it.
+        """
+        ...
+
+    def answer(self, read: Read) -> Answer:
+        """The answer to a batch of questions."""
+        ...
+
+
+def no_fingerprints(count: int) -> NDArray[np.uint64]:
+    """``(count, 4)`` fingerprints of nothing."""
+    return np.zeros((count, HASH_WORDS), np.uint64)

@@ -1,0 +1,138 @@
+"""A view over a sorted list: slow, and plain enough to see that it is right.
+
+The oracle of every other view. It splits exactly at the wanted places, with as many further
+bounds as it takes to reach them; other views may choose other bounds.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+
+from reconcile.ids import HASH_WORDS, SyncId, SyncIds
+from reconcile.view import Answer, Items, Measured, Parts, Probed, Read, Spans
+
+NO_HASH = bytes(32)
+
+
+def fingerprint(ids: Iterable[SyncId]) -> bytes:
+    """The XOR of all hashes."""
+    total = 0
+    for _, hash_ in ids:
+        total ^= int.from_bytes(hash_, "big")
+    return total.to_bytes(32, "big")
+
+
+def can_follow(previous: SyncId, bound: SyncId) -> bool:
+    """Can this bound be encoded directly after that one."""
+    if bound <= previous:
+        return False
+    if bound[0] > previous[0]:
+        return bound[1] == NO_HASH
+    return bound[1] == shortest_after(previous[1], bound[1])
+
+
+def shortest_after(previous: bytes, hash_: bytes) -> bytes:
+    """The hash up to and including the first byte that differs, then zeros."""
+    length = next(place for place in range(32) if previous[place] != hash_[place]) + 1
+    return hash_[:length] + bytes(32 - length)
+
+
+def steps_to(previous: SyncId, target: SyncId) -> list[SyncId]:
+    """Bounds that lead there, each of which can follow the one before it."""
+    steps = []
+    while previous != target:
+        timestamp, hash_ = target
+        if previous[0] < timestamp:
+            previous = (timestamp, NO_HASH)
+        else:
+            previous = (timestamp, shortest_after(previous[1], hash_))
+        steps.append(previous)
+    return steps
+
+
+class NaiveView:
+    """A fixed set of IDs.
+
+    Attributes:
+        ids: all of them, ascending.
+    """
+
+    def __init__(self, ids: Iterable[SyncId]) -> None:
+        self.ids = sorted(set(ids))
+
+    def within(self, lower: SyncId, upper: SyncId) -> list[SyncId]:
+        """The IDs from one bound to, but without, another."""
+        return self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
+
+    def needs(self, read: Read) -> None:  # noqa: ARG002 - nothing, whatever is read
+        return None
+
+    def answer(self, read: Read) -> Answer:
+        return Answer(
+            measured=None if read.measure is None else self.measure(read.measure.pairs()),
+            parts=None
+            if read.split is None
+            else self._parts(read.split[0], read.split[1].tolist()),
+            items=None if read.items is None else self._items(read.items),
+            probed=None if read.probe is None else self._probed(*read.probe),
+        )
+
+    def measure(self, spans: list[tuple[SyncId, SyncId]]) -> Measured:
+        """Counts and fingerprints; these spans need not ascend."""
+        found = [self.within(*span) for span in spans]
+        return Measured(
+            np.array([len(ids) for ids in found], np.int64),
+            _words(fingerprint(ids) for ids in found),
+        )
+
+    def _parts(self, spans: Spans, wanted: list[int]) -> Parts:
+        upper: list[SyncId] = []
+        found: list[list[SyncId]] = []
+        offsets = [0]
+        for (lower, end), parts in zip(spans.pairs(), wanted, strict=True):
+            bounds = self._bounds(lower, end, parts)
+            found += [self.within(*part) for part in pairwise([lower, *bounds])]
+            upper += bounds
+            offsets.append(len(upper))
+        return Parts(
+            np.array(offsets, np.int64),
+            SyncIds.of(upper),
+            np.array([len(ids) for ids in found], np.int64),
+            _words(fingerprint(ids) for ids in found),
+        )
+
+    def _bounds(self, lower: SyncId, upper: SyncId, parts: int) -> list[SyncId]:
+        ids = self.within(lower, upper)
+        parts = max(1, min(parts, len(ids)))
+        bounds: list[SyncId] = []
+        for part in range(1, parts):
+            place = len(ids) * part // parts
+            before, after = ids[place - 1], ids[place]
+            if before[0] < after[0]:
+                target = (after[0], NO_HASH)
+            else:
+                target = (after[0], shortest_after(before[1], after[1]))
+            previous = bounds[-1] if bounds else lower
+            if target > previous:
+                bounds += steps_to(previous, target)
+        return [*bounds, upper]
+
+    def _items(self, spans: Spans) -> Items:
+        found = [self.within(*span) for span in spans.pairs()]
+        offsets = np.cumsum([0, *map(len, found)], dtype=np.int64)
+        return Items(offsets, SyncIds.of(item for ids in found for item in ids))
+
+    def _probed(self, spans: Spans, wanted: np.ndarray) -> Probed:
+        found: list[SyncId] = []
+        hit: list[bool] = []
+        for span, words in zip(spans.pairs(), wanted, strict=True):
+            matching = [item for item in self.within(*span) if item[1] == words.tobytes()]
+            hit.append(len(matching) == 1)
+            found.append(matching[0] if hit[-1] else (0, NO_HASH))
+        return Probed(SyncIds.of(found), np.array(hit, np.bool_))
+
+
+def _words(hashes: Iterable[bytes]) -> np.ndarray:
+    return np.frombuffer(bytearray(b"".join(hashes)), np.uint64).reshape(-1, HASH_WORDS)

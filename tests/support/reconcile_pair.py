@@ -1,0 +1,157 @@
+"""Two sessions joined in memory, and sets of IDs to try them on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from reconcile.ids import LOWEST, SyncId
+from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
+from reconcile.plan import Tuning
+from reconcile.session import (
+    Answered,
+    Begin,
+    Ended,
+    Input,
+    ReadEffect,
+    Received,
+    Result,
+    Role,
+    Send,
+    Session,
+    SessionConfig,
+)
+from reconcile.view import View
+from tests.support.naive_view import NaiveView
+
+EVERYTHING = (LOWEST, (2**63 - 1, bytes(32)))
+CLUSTER, SHARDS = 1, (0, 3)
+
+
+@dataclass
+class Node:
+    """A session with the view that it asks."""
+
+    session: Session
+    view: View
+    results: list[Result] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    counts: list[int | None] = field(default_factory=list)
+
+    def give(self, given: Input, now_ns: int = 0) -> Send | None:
+        """Take one input, answer all reads, and return what is to be sent."""
+        effects = self.session.step(now_ns, given)
+        while effects and isinstance(effects[0], ReadEffect):
+            assert len(effects) == 1
+            self.session.check()
+            effects = self.session.step(now_ns, Answered(self.view.answer(effects[0].read)))
+        self.session.check()
+        sent = None
+        for effect in effects:
+            if isinstance(effect, Send):
+                sent = effect
+                self.payloads.append(effect.payload)
+                self.counts.append(effect.count)
+            elif isinstance(effect, Ended):
+                self.results.append(effect.result)
+        assert self.session.ended == bool(self.results)
+        return sent
+
+    @property
+    def result(self) -> Result:
+        (result,) = self.results
+        return result
+
+
+def initiator(
+    view: View,
+    *,
+    window: tuple[SyncId, SyncId] = EVERYTHING,
+    horizon: SyncId = LOWEST,
+    limits: SessionLimits = DEFAULT_SESSION_LIMITS,
+    tuning: Tuning | None = None,
+    shards: tuple[int, ...] = SHARDS,
+) -> Node:
+    """A session that begins."""
+    config = SessionConfig(
+        cluster=CLUSTER,
+        shards=shards,
+        window=window,
+        horizon=horizon,
+        limits=limits,
+        tuning=tuning or Tuning(),
+    )
+    return Node(Session(Role.INITIATOR, config), view)
+
+
+def responder(
+    view: View,
+    *,
+    horizon: SyncId = LOWEST,
+    limits: SessionLimits = DEFAULT_SESSION_LIMITS,
+    tuning: Tuning | None = None,
+    shards: tuple[int, ...] = SHARDS,
+) -> Node:
+    """A session that answers."""
+    config = SessionConfig(
+        cluster=CLUSTER, shards=shards, horizon=horizon, limits=limits, tuning=tuning or Tuning()
+    )
+    return Node(Session(Role.RESPONDER, config), view)
+
+
+def join(first: Node, second: Node) -> tuple[Result, Result]:
+    """Carry frames to and fro until both have ended."""
+    frame = first.give(Begin())
+    receiver, sender = second, first
+    while frame is not None:
+        if receiver.session.ended:
+            assert not frame.payload
+            break
+        frame = receiver.give(Received(frame.payload, frame.count, frame.refusal))
+        receiver, sender = sender, receiver
+    return first.result, second.result
+
+
+def reconcile(
+    ours: Iterable[SyncId],
+    theirs: Iterable[SyncId],
+    view: Callable[[list[SyncId]], View] = NaiveView,
+) -> tuple[Result, Result]:
+    """Reconcile two sets completely."""
+    return join(initiator(view(list(ours))), responder(view(list(theirs))))
+
+
+def assert_exact(
+    results: tuple[Result, Result],
+    ours: Iterable[SyncId],
+    theirs: Iterable[SyncId],
+) -> None:
+    """Both sides know just what each lacks."""
+    mine, yours = set(ours), set(theirs)
+    first, second = results
+    assert first.to_send.pairs() == sorted(mine - yours)
+    assert first.to_receive.pairs() == sorted(yours - mine)
+    assert second.to_send.pairs() == sorted(yours - mine)
+    assert second.to_receive.pairs() == sorted(mine - yours)
+    assert first.rounds == second.rounds
+    assert first.bytes_sent == second.bytes_received
+    assert first.bytes_received == second.bytes_sent
+
+
+def some_ids(
+    rng: random.Random, count: int, moments: int, start: int = 1_700_000_000_000_000_000
+) -> list[SyncId]:
+    """IDs at some different times; few times make many ties."""
+    times = [start + rng.randrange(3_600_000_000_000) for _ in range(moments)]
+    return [(rng.choice(times), rng.randbytes(32)) for _ in range(count)]
+
+
+def two_sets(
+    rng: random.Random, shared: list[SyncId], ours: list[SyncId], theirs: list[SyncId]
+) -> tuple[list[SyncId], list[SyncId]]:
+    """Two shuffled sets."""
+    first, second = shared + ours, shared + theirs
+    rng.shuffle(first)
+    rng.shuffle(second)
+    return first, second

@@ -1,0 +1,352 @@
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconcile.codec import (
+    LimitExceeded,
+    MalformedPayload,
+    Payload,
+    RangeKind,
+    Ranges,
+    decode,
+    encode,
+    encoded_size,
+    range_sizes,
+)
+from reconcile.ids import END, SyncIds
+from reconcile.limits import CodecLimits
+from tests.unit.reconcile.naive_codec import (
+    Record,
+    Style,
+    encoded,
+    encoded_records,
+    leb128,
+    made_up,
+    payload_of,
+    ranges_of,
+)
+
+ZERO = bytes(32)
+FINGERPRINT = bytes(range(32))
+HEAD = bytes([1, 2, 2, 3])
+NOW = 1_700_000_000_000_000_000
+ONES, TWOS = b"\1" * 32, b"\2" * 32
+
+
+def skip(time: int, hash_: bytes = ZERO) -> Record:
+    return Record((time, hash_.ljust(32, b"\0")), RangeKind.SKIP)
+
+
+def item_set(time: int, *items: tuple[int, bytes], reconciled: bool = False) -> Record:
+    return Record((time, ZERO), RangeKind.ITEM_SET, items=items, reconciled=reconciled)
+
+
+def test_a_payload_by_hand() -> None:
+    records = [
+        skip(1000),
+        Record((1002, ZERO), RangeKind.FINGERPRINT, fingerprint=FINGERPRINT),
+        Record((1002, b"\x35" + bytes(31)), 2, items=((1002, ONES), (1002, TWOS))),
+        Record((1003, ZERO), 2, reconciled=True),
+    ]
+    expected = bytes.fromhex(
+        "01 02 02 03"  # cluster 1, two shards: 2 and 3
+        "e807 00"  # up to 1000: Skip
+        f"02 01 {FINGERPRINT.hex()}"  # up to 1002
+        "00 01 35 02 02"  # up to (1002, 35…): two items
+        f"ea07 {ONES.hex()}"  # at 1002
+        f"00 {TWOS.hex()}"  # at the same time
+        "00"  # not reconciled
+        "01 02 00 01"  # up to 1003: no items, reconciled
+    )
+    payload = payload_of(1, (2, 3), records)
+    assert encode(payload) == expected
+    assert decode(expected) == payload
+    assert range_sizes(payload.ranges).tolist() == [3, 34, 73, 4]
+    assert encoded_size(payload) == len(expected)
+
+
+def test_the_first_payload_of_a_session_by_hand() -> None:
+    hour = 3_600_000_000_000
+    payload = payload_of(1, (0,), [skip(NOW), Record((NOW + hour, ZERO), 1, FINGERPRINT)])
+    expected = bytes.fromhex(
+        "010100"
+        "8080a8b1e39fe7cb17 00"  # 1,700,000,000,000,000,000 ns
+        f"80c0e285e368 01 {FINGERPRINT.hex()}"  # 3,600,000,000,000 ns on
+    )
+    assert encode(payload) == expected
+    assert decode(expected) == payload
+
+
+def test_the_empty_payload() -> None:
+    none = Payload(0, (), Ranges.empty())
+    assert decode(b"") == decode(b"\0") == decode(b"\0\0") == none
+    assert decode(b"\1\2\5\6") == Payload(1, (5, 6), Ranges.empty())
+    assert encode(none) == encode(Payload(1, (5, 6), Ranges.empty())) == b""
+    assert encoded_size(Payload(1, (5, 6), Ranges.empty())) == 0
+
+
+def test_greatest_numbers() -> None:
+    greatest = 2**63 - 1
+    items = ((greatest - 1, ONES), (greatest, ZERO), (greatest, b"\xff" * 31 + b"\xfe"))
+    records = [
+        skip(greatest, b"\xff"),
+        *(skip(greatest, b"\xff" * size) for size in range(2, 32)),
+        Record(END, 1, fingerprint=FINGERPRINT),
+    ]
+    payload = payload_of(greatest, (greatest, 0, 7, 7), [skip(greatest), *records])
+    assert decode(encode(payload)) == payload
+    whole = payload_of(1, (), [Record((greatest - 1, ZERO), 0), *set_up_to_the_end(items)])
+    assert decode(encode(whole)) == whole
+
+
+def set_up_to_the_end(items: tuple[tuple[int, bytes], ...]) -> list[Record]:
+    """The only way to (2^63-1, ff…) is through its prefixes."""
+    greatest = items[-1][0]
+    first = Record((greatest, ZERO), 2, items=items[:1])
+    steps = [skip(greatest, b"\xff" * size) for size in range(1, 32)]
+    steps[0] = Record(steps[0].upper, 2, items=items[1:2])
+    return [first, *steps, Record(END, 2, items=items[2:], reconciled=True)]
+
+
+styles = st.builds(
+    Style,
+    kinds=st.sampled_from([(1, 1, 1), (0, 1, 0), (1, 0, 0), (0, 0, 1)]),
+    ties=st.sampled_from([0.0, 0.3, 0.95]),
+    step=st.sampled_from([1, 200, 2**24, 2**55]),
+    items=st.sampled_from([0, 1, 9, 60]),
+)
+randoms = st.integers(0, 2**64).map(Random)
+numbers = st.integers(0, 2**63 - 1)
+
+
+heads = st.tuples(numbers, st.lists(numbers, max_size=5).map(tuple))
+
+
+@given(randoms, styles, st.integers(0, 120), st.sampled_from([0, 1, NOW]), heads)
+def test_payloads_survive(
+    random: Random, style: Style, count: int, begin: int, head: tuple[int, tuple[int, ...]]
+) -> None:
+    cluster, shards = head
+    records = made_up(random, style, count, begin)
+    payload = payload_of(cluster, shards, records)
+    payload.ranges.check()
+    data = encode(payload)
+    assert data == (encoded(cluster, shards, records) if records else b"")
+    assert encoded_size(payload) == len(data)
+    if not records:
+        return
+    assert decode(data) == payload
+    sizes = range_sizes(payload.ranges)
+    begin = len(data) - int(sizes.sum())
+    assert data[:begin] == encoded(cluster, shards, [])
+    for cut in {1, count // 2, count} - {0}:
+        upto = begin + int(sizes[:cut].sum())
+        assert decode(data[:upto]).ranges == ranges_of(records[:cut])
+
+
+def test_a_large_payload_survives() -> None:
+    records = made_up(Random(5), Style(items=12, ties=0.05), 4000, NOW)
+    payload = payload_of(1, (1,), records)
+    data = encode(payload)
+    assert data == encoded(1, (1,), records)
+    assert decode(data) == payload
+
+
+def test_counts_of_all_lengths() -> None:
+    counts = [0, 1, 127, 128, 16_383, 16_384]
+    total = sum(counts)
+    times = np.arange(NOW, NOW + total)
+    uppers = np.cumsum(counts) + NOW
+    uppers[0] = NOW - 5
+    ranges = Ranges(
+        SyncIds(uppers, np.zeros((6, 32), np.uint8)),
+        np.full(6, RangeKind.ITEM_SET, np.uint8),
+        np.empty((0, 4), np.uint64),
+        np.array(counts),
+        np.array([True, False] * 3),
+        SyncIds(times, np.random.default_rng(3).integers(0, 256, (total, 32), dtype=np.uint8)),
+    )
+    ranges.check()
+    payload = Payload(1, (), ranges)
+    assert decode(encode(payload)) == payload
+
+
+LONG = b"\xff" * 8 + b"\x7f"  # 2^63-1
+SET = b"\5\2"  # up to 5: item set
+BAD = [
+    # the head
+    (b"\1", 1, "A varint is cut off"),
+    (b"\x80", 0, "A varint is cut off"),
+    (b"\x80\0\0", 0, "A varint is longer than it must be"),
+    (b"\xff" * 9 + b"\1\0", 0, "A varint is past 2^63-1"),
+    (b"\1\3\1\2", 2, "A list of shards claims 3, more than can follow"),
+    (b"\1\2\1\x80", 3, "A varint is cut off"),
+    (b"\1\1\x80\0\1", 2, "A varint is longer than it must be"),
+    # bounds
+    (HEAD + b"\x80", 4, "A varint is cut off"),
+    (HEAD + b"\x85\0\0", 4, "A varint is longer than it must be"),
+    (HEAD + b"\xff" * 9 + b"\0", 4, "A varint is past 2^63-1"),
+    (HEAD + LONG + b"\0" + b"\1\0", 14, "A bound's timestamp is past 2^63-1"),
+    (HEAD + b"\5", 5, "A range ends before its type"),
+    (HEAD + b"\0", 5, "The prefix of a bound's hash has 0 bytes"),
+    (HEAD + b"\0\0\0", 5, "The prefix of a bound's hash has 0 bytes"),
+    (HEAD + b"\0\x21" + ONES + b"\1\0", 5, "The prefix of a bound's hash has 33 bytes"),
+    (HEAD + b"\0\4\1\1\1", 5, "The prefix of a bound's hash is cut off"),
+    (HEAD + b"\0\1\1", 7, "A range ends before its type"),
+    (HEAD + b"\0\1\0\0", 5, "A bound is not greater than the bound before it"),
+    (HEAD + b"\5\0\0\1\0\0", 7, "A bound is not greater than the bound before it"),
+    (HEAD + b"\0\1\2\0\0\1\2\0", 9, "A bound is not greater than the bound before it"),
+    (HEAD + b"\0\1\2\0\0\2\1\xff\0", 9, "A bound is not greater than the bound before it"),
+    # types
+    (HEAD + b"\5\3", 5, "Type 3 of a range is unknown"),
+    (HEAD + b"\5\xff", 5, "Type 255 of a range is unknown"),
+    (HEAD + b"\5\1" + ONES[1:], 6, "A fingerprint is cut off"),
+    # item sets
+    (HEAD + SET, 6, "A varint is cut off"),
+    (HEAD + SET + b"\x81\0", 6, "A varint is longer than it must be"),
+    (HEAD + SET + b"\0", 7, "An item set ends before its reconciled byte"),
+    (HEAD + SET + b"\0\2", 7, "The reconciled byte of an item set is 2"),
+    (HEAD + SET + b"\1\1" + ONES, 6, "An item set claims 1 items, more than can follow"),
+    (HEAD + SET + b"\1\1" + ONES + b"\2", 40, "The reconciled byte of an item set is 2"),
+    (HEAD + SET + b"\1\x81\1" + ONES, 41, "An item set ends with an item above its range"),
+    (HEAD + SET + b"\1\x81\0" + ONES, 7, "A varint is longer than it must be"),
+    (HEAD + SET + b"\1\5" + ZERO + b"\0", 40, "An item set ends with an item above its range"),
+    (HEAD + b"\4\0\1\2\1\3" + ONES + b"\0", 9, "An item lies below its range"),
+    (HEAD + b"\4\0\0\1\2\0\1\2\1\4" + ONES + b"\0", 13, "An item lies below its range"),
+    (
+        HEAD + SET + b"\2\1" + ONES + b"\0" + ONES + b"\0",
+        40,
+        "An item is not greater than the item before it",
+    ),
+    (
+        HEAD + SET + b"\2\1" + TWOS + b"\0" + ONES + b"\0",
+        40,
+        "An item is not greater than the item before it",
+    ),
+    (
+        HEAD + SET + b"\2" + LONG + ONES + b"\1" + ONES + b"\0",
+        48,
+        "An item's timestamp is past 2^63-1",
+    ),
+    (HEAD + SET + b"\2\x81\x81\1" + ONES + b"\x81\1" + ONES[1:], 44, "An item's hash is cut off"),
+]
+
+
+@pytest.mark.parametrize(("data", "offset", "what"), BAD)
+def test_what_is_malformed_is_refused_with_its_place(data: bytes, offset: int, what: str) -> None:
+    with pytest.raises(MalformedPayload) as refusal:
+        decode(data)
+    assert (refusal.value.offset, refusal.value.what) == (offset, what)
+    assert f"{what} at byte {offset} of the payload" in str(refusal.value)
+
+
+# What is wrong with a time, or a whole item, depends on the ranges before.
+ANYWHERE = [
+    case
+    for case in BAD
+    if case[0].startswith(HEAD) and ONES not in case[0] and ZERO not in case[0]
+    if "timestamp" not in case[2]
+]
+
+
+@pytest.mark.parametrize(("data", "offset", "what"), ANYWHERE)
+def test_the_same_behind_a_long_payload(data: bytes, offset: int, what: str) -> None:
+    """Arrays have done the reading so far."""
+    records = made_up(Random(1), Style(ties=0, step=2**20, items=4), 400)
+    front = encoded(1, (2, 3), records)
+    with pytest.raises(MalformedPayload) as refusal:
+        decode(front + data[len(HEAD) :])
+    assert (refusal.value.offset, refusal.value.what) == (offset - len(HEAD) + len(front), what)
+
+
+def test_the_first_mistake_is_the_one_that_is_named() -> None:
+    ordinary = made_up(Random(1), Style(ties=0, kinds=(1, 2, 0)), 500)
+    late = ordinary[-1].upper[0]
+    unordered = item_set(late + 9, (late + 1, TWOS), (late + 1, ONES))
+    records = [*ordinary, unordered, skip(late + 10), *[skip(late + 10 + n) for n in range(1, 900)]]
+    data = encoded(1, (), records) + b"\1\7"
+    with pytest.raises(MalformedPayload, match="not greater than the item before it"):
+        decode(data)
+    with pytest.raises(LimitExceeded, match="510 ranges"):
+        decode(encoded(1, (), [*records[:500], *map(skip, range(late + 1, late + 99))]), few(510))
+    with pytest.raises(MalformedPayload, match="not greater than the item before it"):
+        decode(data, few(510))
+
+
+def few(ranges: int) -> CodecLimits:
+    return CodecLimits(max_ranges=ranges)
+
+
+def test_limits() -> None:
+    records = [
+        skip(1),
+        item_set(5, (1, ONES), (2, ONES)),
+        skip(6),
+        item_set(9, (7, ONES), (8, ONES), reconciled=True),
+    ]
+    data = encoded(1, (7, 300), records)
+    exact = {"max_payload_bytes": len(data), "max_ranges": 4, "max_elements": 4, "max_shards": 2}
+    assert decode(data, CodecLimits(**exact)) == payload_of(1, (7, 300), records)
+    for name, value in exact.items():
+        limits = CodecLimits(**{**exact, name: value - 1})
+        with pytest.raises(LimitExceeded, match="send less at a time") as refusal:
+            decode(data, limits)
+        assert (refusal.value.limit, refusal.value.claimed) == (name, value)
+        assert refusal.value.allowed == value - 1
+
+
+def test_a_claim_that_exceeds_the_payload_is_malformed_even_if_it_exceeds_a_limit() -> None:
+    with pytest.raises(MalformedPayload, match="claims 4503599627370496"):
+        decode(HEAD + SET + leb128(2**52) + bytes(99))
+    with pytest.raises(MalformedPayload, match="A list of shards claims 4503599627370496"):
+        decode(b"\1" + leb128(2**52) + bytes(99))
+
+
+def changed(ranges: Ranges, **columns: object) -> Ranges:
+    kept = {name: getattr(ranges, name) for name in Ranges.__slots__}
+    return Ranges(**{**kept, **columns})
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_what_cannot_be_encoded_is_refused(count: int) -> None:
+    records = made_up(Random(2), Style(ties=0, kinds=(0, 1, 0)), count)
+    ranges = ranges_of([*records, item_set(2**62, (2**61, ONES), (2**61 + 1, TWOS))])
+    encode(Payload(1, (), ranges))
+    upper = ranges.upper
+    late = [*upper.pairs()[:-1], (2**62, ONES)]
+    back = [*upper.pairs()[:-2], (0, ONES), upper.at(count)]
+    same = [*upper.pairs()[:-2], upper.at(count - 3) if count > 3 else (0, ZERO), upper.at(count)]
+    for wrong, why in (
+        ({"upper": SyncIds.of(late)}, "cannot be expressed|lead to it"),
+        ({"upper": SyncIds.of(back)}, "cannot be expressed|ascending order"),
+        ({"upper": SyncIds.of(same)}, "cannot be expressed|ascending order"),
+        ({"items": ranges.items[::-1]}, "ascending order|of 0 or more|is impossible"),
+        ({"items": ranges.items[:1]}, "columns that fit"),
+        ({"fingerprints": ranges.fingerprints[:1]}, "columns that fit"),
+        ({"item_counts": np.array([1, 1])}, "columns that fit"),
+        ({"kinds": np.full(count + 1, 3, np.uint8)}, "columns that fit"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            encode(Payload(1, (), changed(ranges, **wrong)))
+
+
+def test_lower_bounds_and_offsets() -> None:
+    records = [skip(3), item_set(5, (3, ONES)), item_set(6), item_set(9, (6, ONES), (7, ONES))]
+    ranges = ranges_of(records)
+    assert ranges.lower.pairs() == [(0, ZERO), (3, ZERO), (5, ZERO), (6, ZERO)]
+    assert ranges.item_offsets.tolist() == [0, 1, 1, 3]
+    assert len(ranges) == 4
+    assert Ranges.empty().lower == SyncIds.empty()
+    Ranges.empty().check()
+
+
+def test_an_encoding_can_be_cut_between_ranges() -> None:
+    records = made_up(Random(11), Style(ties=0.5), 200, NOW)
+    whole = encoded_records(records)
+    sizes = range_sizes(ranges_of(records))
+    assert int(sizes.sum()) == len(whole)
+    for cut in (1, 17, 199):
+        assert whole[: int(sizes[:cut].sum())] == encoded_records(records[:cut])

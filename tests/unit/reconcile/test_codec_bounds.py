@@ -1,0 +1,87 @@
+"""Which bounds can follow which, against the letter of the specification."""
+
+from collections import deque
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconcile.bounds import delta, follows
+from reconcile.codec import expressible, reach
+from reconcile.ids import END, LOWEST, SyncId, SyncIds
+from tests.unit.reconcile.naive_codec import Reader, Refused, encoded_bound
+
+places = st.integers(0, 31)
+sparse_hashes = st.lists(st.tuples(places, st.integers(0, 255)), max_size=3).map(
+    lambda changes: bytes(dict(changes).get(place, 0) for place in range(32))
+)
+hashes = sparse_hashes | st.binary(min_size=32, max_size=32)
+bounds = st.tuples(st.integers(0, 2) | st.integers(0, 2**63 - 1), hashes)
+
+
+def test_the_table_of_the_specification() -> None:
+    """WAKU-SYNC, "Delta encoding for sequential SyncIds": its example, row by row."""
+    rows = [
+        (1000, bytes.fromhex("4a8a769a").ljust(32, b"\x11")),
+        (1002, bytes.fromhex("351c5e86").ljust(32, b"\x22")),
+        (1002, bytes.fromhex("3560d9c4").ljust(32, b"\x33")),
+        (1003, bytes.fromhex("beabef25").ljust(32, b"\x44")),
+    ]
+    assert delta(LOWEST, rows[0]) == b"\xe8\x07"  # 1000
+    assert delta(rows[0], rows[1]) == b"\x02"
+    assert delta(rows[1], rows[2]) == b"\x00" + bytes.fromhex("023560")
+    assert delta(rows[2], rows[3]) == b"\x01"
+
+
+def can_follow(previous: SyncId, bound: SyncId) -> bool:
+    """It can if a decoder sees it as it was meant."""
+    if bound <= previous:
+        return False
+    try:
+        return Reader(encoded_bound(previous, bound)).bound(previous) == bound
+    except Refused:
+        return False
+
+
+@given(st.lists(st.tuples(bounds, bounds)))
+def test_expressible_is_what_a_decoder_sees(pairs: list[tuple[SyncId, SyncId]]) -> None:
+    previous, following = SyncIds.of(a for a, _ in pairs), SyncIds.of(b for _, b in pairs)
+    expected = [can_follow(a, b) for a, b in pairs]
+    assert expressible(previous, following).tolist() == expected
+    assert [follows(a, b) for a, b in pairs] == expected
+
+
+@given(bounds, bounds)
+def test_reach_leads_there_in_expressible_steps(one: SyncId, other: SyncId) -> None:
+    previous, target = sorted((one, other))
+    if previous == target:
+        with pytest.raises(ValueError, match="does not follow"):
+            reach(previous, target)
+        return
+    chain = reach(previous, target)
+    assert chain[-1] == target
+    assert len(chain) <= 33
+    assert all(can_follow(a, b) for a, b in zip([previous, *chain], chain, strict=False))
+
+
+def test_reach_takes_the_fewest_steps() -> None:
+    all_hashes = [bytes(29) + bytes(tail) for tail in product((0, 1, 255), repeat=3)]
+    every = [(time, hash_) for time in (4, 5) for hash_ in all_hashes]
+    steps = {a: [b for b in every if can_follow(a, b)] for a in every}
+    for begin in every:
+        distances, queue = {begin: 0}, deque([begin])
+        while queue:
+            here = queue.popleft()
+            for there in steps[here]:
+                if there not in distances:
+                    distances[there] = distances[here] + 1
+                    queue.append(there)
+        assert {target: len(reach(begin, target)) for target in every if target > begin} == {
+            target: distance for target, distance in distances.items() if distance
+        }
+
+
+def test_the_longest_way() -> None:
+    assert len(reach(LOWEST, END)) == 33
+    assert reach((7, b"\1" * 32), (7, b"\1" * 31 + b"\2")) == [(7, b"\1" * 31 + b"\2")]

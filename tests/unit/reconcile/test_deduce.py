@@ -1,0 +1,179 @@
+"""Comparing sets, and the narrow ranges that show just the differences."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconcile.answer import FingerprintPieces, SetPieces, assemble, piece_keys, reach_all
+from reconcile.codec import RangeKind, expressible, reach
+from reconcile.compare import match
+from reconcile.ids import SyncId, SyncIds
+from reconcile.narrow import around, differences, narrow_sets
+from reconcile.view import Items, Spans
+
+END = (2**63 - 1, b"\xff" * 32)
+
+
+def an_id(timestamp: int, head: list[int]) -> SyncId:
+    begin = bytes(head)
+    return timestamp, (begin + sha256(begin).digest())[:32] if head else bytes(32)
+
+
+def many_ids(times: list[int], size: int = 50) -> st.SearchStrategy[list[SyncId]]:
+    heads = st.lists(st.sampled_from([0, 1, 0x7F, 0xFF]), max_size=12)
+    made = st.builds(an_id, st.sampled_from(times), heads)
+    return st.lists(made, max_size=size).map(lambda ids: sorted(set(ids)))
+
+
+times = [0, 1, 2, 5, 10**18, 2**63 - 1]
+
+
+@given(many_ids(times), many_ids(times))
+@settings(max_examples=300, deadline=None)
+def test_match_finds_every_place(local: list[SyncId], remote: list[SyncId]) -> None:
+    found = match(SyncIds.of(local), SyncIds.of(remote))
+    for item, place, hit in zip(remote, found.places, found.found, strict=True):
+        assert place == sum(other < item for other in local)
+        assert hit == (item in local)
+
+
+def test_match_of_many_ids_of_few_times() -> None:
+    rng = np.random.default_rng(1)
+    hashes = rng.integers(0, 256, (4000, 32), dtype=np.uint8)
+    hashes[:2000, :8] = hashes[0, :8]
+    ids = sorted(
+        {(int(t), h.tobytes()) for t, h in zip(rng.integers(0, 9, 4000), hashes, strict=True)}
+    )
+    local, remote = ids[::2] + ids[1::4], ids[::3]
+    local.sort()
+    found = match(SyncIds.of(local), SyncIds.of(remote))
+    held = set(local)
+    assert found.found.tolist() == [item in held for item in remote]
+    ranks = np.searchsorted(np.array([ids.index(i) for i in local]), [ids.index(i) for i in remote])
+    assert found.places.tolist() == ranks.tolist()
+
+
+def in_spans(ids: list[SyncId], spans: list[tuple[SyncId, SyncId]]) -> Items:
+    parts = [[item for item in ids if lower <= item < upper] for lower, upper in spans]
+    offsets = np.cumsum([0, *map(len, parts)])
+    return Items(offsets, SyncIds.of(item for part in parts for item in part))
+
+
+@given(many_ids(times), many_ids(times), many_ids(times, 8))
+@settings(max_examples=300, deadline=None)
+def test_narrow_sets_show_every_difference_and_nothing_else(
+    ours: list[SyncId], theirs: list[SyncId], edges: list[SyncId]
+) -> None:
+    bounds = [edge for edge in edges if edge > (0, bytes(32))] + [END]
+    spans = list(zip([(0, bytes(32)), *bounds], bounds, strict=False))[::2]
+    local, remote = in_spans(ours, spans), in_spans(theirs, spans)
+    found = differences(local, remote)
+    mine, yours = set(local.ids), set(remote.ids)
+    assert found.ids.pairs() == sorted(mine ^ yours)
+    assert found.ids[found.ours].pairs() == sorted(mine - yours)
+    of = Spans.of(spans)
+    pieces = narrow_sets(found, local, of, np.arange(len(spans)) * 3)
+    offsets = np.concatenate(([0], np.cumsum(pieces.counts)))
+    learnt_missing, learnt_extra = set[SyncId](), set[SyncId]()
+    last = (0, bytes(32))
+    for at, (lower, upper) in enumerate(Spans(pieces.lower, pieces.upper).pairs()):
+        assert last <= lower < upper
+        home = spans[(int(pieces.keys[at]) >> 32) // 3]
+        assert home[0] <= lower
+        assert upper <= home[1]
+        shown = set(pieces.items[int(offsets[at]) : int(offsets[at + 1])])
+        assert shown == {item for item in mine if lower <= item < upper}
+        here = {item for item in yours if lower <= item < upper}
+        learnt_missing |= shown - here
+        learnt_extra |= here - shown
+        last = upper
+    assert learnt_missing == mine - yours
+    assert learnt_extra == yours - mine
+    ranges = assemble([], [pieces])
+    if len(ranges):
+        ranges.check()
+        assert expressible(ranges.lower, ranges.upper).all()
+        assert ranges.items == pieces.items
+
+
+@given(many_ids(times, 12), many_ids(times, 12))
+@settings(max_examples=200, deadline=None)
+def test_assembled_ranges_can_be_encoded_and_say_what_the_pieces_say(
+    edges: list[SyncId], items: list[SyncId]
+) -> None:
+    """Sets between any bounds at all, with gaps before some."""
+    spans = [pair for pair in pairwise(edges) if pair[1][1][0] < 0x80]
+    held = in_spans(items, spans)
+    of = Spans.of(spans)
+    pieces = SetPieces(
+        piece_keys(np.arange(len(spans))), of.lower, of.upper, np.diff(held.offsets), held.ids, True
+    )
+    ranges = assemble([], [pieces])
+    ranges.check()
+    assert expressible(ranges.lower, ranges.upper).all()
+    assert ranges.items == held.ids
+    is_set = ranges.kinds == RangeKind.ITEM_SET
+    covered = list(zip(ranges.lower[is_set].pairs(), ranges.upper[is_set].pairs(), strict=True))
+    inside = [any(lower <= item < upper for lower, upper in spans) for item in items]
+    for item, expected in zip(items, inside, strict=True):
+        assert any(lower <= item < upper for lower, upper in covered) == expected
+
+
+@given(many_ids(times, 20), many_ids(times, 20))
+@settings(max_examples=200, deadline=None)
+def test_reach_all_is_reach_for_each(left: list[SyncId], right: list[SyncId]) -> None:
+    pairs = [(low, high) for low, high in zip(left, right, strict=False) if low < high]
+    pairs += [(low, high) for low, high in pairwise(left)]
+    rows, between = reach_all(
+        SyncIds.of(low for low, _ in pairs), SyncIds.of(high for _, high in pairs)
+    )
+    for row, (low, high) in enumerate(pairs):
+        assert between[rows == row].pairs() == reach(low, high)[:-1]
+
+
+@given(many_ids(times, 40), st.integers(1, 300))
+@settings(max_examples=200, deadline=None)
+def test_around_holds_its_id_and_stays_inside(ids: list[SyncId], count: int) -> None:
+    inside = [item for item in ids if item < END]
+    homes = [((item[0], bytes(32)), END) for item in inside]
+    found = SyncIds.of(inside)
+    spans = around(found, np.full(len(inside), count), Spans.of(homes))
+    for item, (lower, upper), home in zip(inside, spans.pairs(), homes, strict=True):
+        assert home[0] <= lower <= item < upper <= home[1]
+        assert upper <= (item[0] + 1, bytes(32)) or item[0] == 2**63 - 1
+
+
+def test_around_is_narrow_where_many_share_a_nanosecond() -> None:
+    rng = np.random.default_rng(3)
+    ids = sorted((5, rng.bytes(32)) for _ in range(20_000))
+    middle = ids[10_000]
+    spans = around(SyncIds.of([middle]), np.array([20_000]), Spans.of([((0, bytes(32)), END)]))
+    ((lower, upper),) = spans.pairs()
+    assert sum(lower <= item < upper for item in ids) < 10
+
+
+def test_pieces_of_different_kinds_come_in_their_order() -> None:
+    def spans(*edges: int) -> tuple[SyncIds, SyncIds]:
+        pairs = [((a, bytes(32)), (a + 1, bytes(32))) for a in edges]
+        return SyncIds.of(a for a, _ in pairs), SyncIds.of(b for _, b in pairs)
+
+    def sets(*edges: int, reconciled: bool) -> SetPieces:
+        items = SyncIds.of((edge, bytes([edge]) * 32) for edge in edges)
+        counts = np.ones(len(edges), np.int64)
+        return SetPieces(piece_keys(np.array(edges)), *spans(*edges), counts, items, reconciled)
+
+    prints = FingerprintPieces(
+        piece_keys(np.array([3, 7])), *spans(3, 7), np.arange(8, dtype=np.uint64).reshape(2, 4)
+    )
+    ranges = assemble([prints], [sets(2, 9, reconciled=True), sets(5, 8, reconciled=False)])
+    bounds = [timestamp for timestamp, _ in ranges.upper]
+    assert bounds == [2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert ranges.kinds.tolist() == [0, 2, 1, 0, 2, 0, 1, 2, 2]
+    assert ranges.reconciled.tolist() == [True, False, False, True]
+    assert [timestamp for timestamp, _ in ranges.items] == [2, 5, 8, 9]
+    assert ranges.fingerprints.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]

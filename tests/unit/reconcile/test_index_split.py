@@ -1,0 +1,255 @@
+"""Splitting: parts of about equal counts, bounds that can be sent, and progress without end."""
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconcile.codec import expressible
+from reconcile.ids import END, LOWEST, SyncId, SyncIds
+from reconcile.index import Index, IndexView
+from reconcile.view import Parts, Spans
+from tests.support.naive_view import NaiveView, can_follow, steps_to
+
+START_NS = 1_700_000_000_000_000_000
+SECOND_NS = 1_000_000_000
+
+
+def random_hash(rng: random.Random) -> bytes:
+    return rng.randbytes(32)
+
+
+def narrow_hash(rng: random.Random) -> bytes:
+    """Few values in every byte: beginnings are shared a long way."""
+    return bytes(rng.choice((0, 0, 1, 255)) for _ in range(32))
+
+
+def late_hash(rng: random.Random) -> bytes:
+    """The same 28 bytes, none of them zero, and then something."""
+    return b"\xaa" * 28 + rng.randbytes(4)
+
+
+def distinct(rng: random.Random) -> SyncId:
+    return START_NS + rng.randrange(3600 * SECOND_NS), random_hash(rng)
+
+
+def in_seconds(rng: random.Random) -> SyncId:
+    return START_NS + rng.randrange(12) * SECOND_NS, random_hash(rng)
+
+
+def in_one_nanosecond(rng: random.Random) -> SyncId:
+    return START_NS, random_hash(rng)
+
+
+def narrow(rng: random.Random) -> SyncId:
+    return START_NS + rng.randrange(3), narrow_hash(rng)
+
+
+def late(rng: random.Random) -> SyncId:
+    return START_NS, late_hash(rng)
+
+
+def a_few_crowded(rng: random.Random) -> SyncId:
+    """Most times have one ID, some have many."""
+    crowded = rng.random() < 0.7
+    return START_NS + (rng.randrange(3) * 40 if crowded else rng.randrange(120)), random_hash(rng)
+
+
+WORLDS = [distinct, in_seconds, in_one_nanosecond, narrow, late, a_few_crowded]
+Draw = Callable[[random.Random], SyncId]
+
+worlds = pytest.mark.parametrize("draw", WORLDS, ids=lambda draw: draw.__name__)
+
+
+def some_ids(draw: Draw, count: int, seed: int = 1) -> list[SyncId]:
+    rng = random.Random(seed)
+    return sorted({draw(rng) for _ in range(count)})
+
+
+def view_of(ids: list[SyncId], *, chunk: int = 32) -> IndexView:
+    index = Index(min_chunk_ids=chunk)
+    index.load(SyncIds.of(ids))
+    return index.view()
+
+
+def whole() -> Spans:
+    return Spans.of([(LOWEST, END)])
+
+
+def parts_of(parts: Parts, span: int) -> slice:
+    return slice(int(parts.offsets[span]), int(parts.offsets[span + 1]))
+
+
+def previous_bounds(spans: Spans, parts: Parts) -> list[SyncId]:
+    """The lower bound of every part."""
+    lower: list[SyncId] = []
+    for span, bound in enumerate(spans.lower.pairs()):
+        lower += [bound, *parts.upper[parts_of(parts, span)].pairs()[:-1]]
+    return lower
+
+
+def assert_parts(naive: NaiveView, spans: Spans, wanted: list[int], parts: Parts) -> None:
+    """All that a split promises."""
+    assert len(parts.offsets) == len(spans) + 1
+    assert parts.offsets[0] == 0
+    assert parts.offsets[-1] == len(parts.upper) == len(parts.counts) == len(parts.fingerprints)
+    lower, upper = previous_bounds(spans, parts), parts.upper.pairs()
+    measured = naive.measure(list(zip(lower, upper, strict=True)))
+    assert np.array_equal(parts.counts, measured.counts)
+    assert np.array_equal(parts.fingerprints, measured.fingerprints)
+    can = expressible(SyncIds.of(lower), parts.upper)
+    for span, (bounds, number) in enumerate(zip(spans.pairs(), wanted, strict=True)):
+        here = parts_of(parts, span)
+        assert here.stop > here.start
+        assert upper[here.stop - 1] == bounds[1]
+        for at in range(here.start, here.stop - 1):
+            assert can[at]
+            assert can_follow(lower[at], upper[at])
+        assert lower[here.stop - 1] < upper[here.stop - 1]
+        assert_counts(parts.counts[here].tolist(), number)
+
+
+def assert_counts(counts: list[int], wanted: int) -> None:
+    total = sum(counts)
+    number = max(1, min(wanted, total))
+    assert max(counts) <= 2 * total / number + 2
+    if total >= 2 and wanted >= 2:
+        assert max(counts) < total
+
+
+@worlds
+@pytest.mark.parametrize("wanted", [0, 1, 2, 3, 16, 64, 1_000, 10_000])
+def test_everything_is_split(draw: Draw, wanted: int) -> None:
+    ids = some_ids(draw, 1_500)
+    parts = view_of(ids).split(whole(), np.array([wanted]))
+    assert_parts(NaiveView(ids), whole(), [wanted], parts)
+
+
+@worlds
+@pytest.mark.parametrize("seed", range(4))
+def test_many_spans_are_split_at_once(draw: Draw, seed: int) -> None:
+    rng = random.Random(seed)
+    ids = some_ids(draw, 800, seed)
+    chosen = [LOWEST, END]
+    for item in rng.sample(ids, 20):
+        chosen += [item, (item[0], bytes(32)), (item[0], item[1][:1] + bytes(31))]
+    edges = sorted(set(chosen))
+    pairs = list(pairwise(edges))
+    spans = Spans.of([pair for pair in pairs if rng.random() < 0.8])
+    wanted = [rng.choice((1, 2, 5, 40)) for _ in range(len(spans))]
+    parts = view_of(ids).split(spans, np.array(wanted))
+    assert_parts(NaiveView(ids), spans, wanted, parts)
+
+
+@worlds
+@pytest.mark.parametrize("fan_out", [2, 7, 64])
+def test_splitting_again_and_again_ends_with_single_ids(draw: Draw, fan_out: int) -> None:
+    ids = some_ids(draw, 700)
+    view = view_of(ids)
+    spans, singles, rounds = whole(), 0, 0
+    while len(spans):
+        parts = view.split(spans, np.full(len(spans), fan_out))
+        lower = SyncIds.of(previous_bounds(spans, parts))
+        singles += int(np.count_nonzero(parts.counts == 1))
+        more = np.flatnonzero(parts.counts > 1)
+        spans = Spans(lower[more], parts.upper[more])
+        rounds += 1
+        # Parts of a round have at most two thirds, but for the last few IDs, of the one before.
+        assert rounds <= 16
+    assert singles == len(ids)
+
+
+def test_ids_of_different_times_are_split_evenly_at_times() -> None:
+    ids = some_ids(distinct, 1_000)
+    parts = view_of(ids).split(whole(), np.array([64]))
+    assert len(parts.counts) == 64
+    assert set(parts.counts.tolist()) <= {15, 16}
+    assert not parts.upper.words[:-1].any()
+    starts = {timestamp for timestamp, _ in ids}
+    assert starts.issuperset(parts.upper.timestamps[:-1].tolist())
+
+
+def test_a_crowd_in_one_nanosecond_is_split_with_short_bounds() -> None:
+    """200,000 hashes differ early: nearly every bound is one byte long and a part of its own."""
+    rng = np.random.default_rng(5)
+    count = 200_000
+    hashes = rng.integers(0, 256, (count, 32), dtype=np.uint8)
+    ids = SyncIds(np.full(count, START_NS), hashes)
+    index = Index()
+    index.load(ids)
+    parts = index.view().split(whole(), np.array([64]))
+    filled = parts.counts[parts.counts > 0]
+    assert len(parts.counts) <= 64 + 1
+    assert len(filled) == 64
+    assert int(filled.sum()) == count
+    assert int(filled.max()) <= 1.5 * count / 64
+    assert not parts.upper.hashes[:-1, 1:].any()
+
+
+def test_a_cut_moves_to_the_edge_of_a_second_that_is_near() -> None:
+    seconds = [START_NS + second * SECOND_NS for second in range(16)]
+    ids = [(second, bytes([at]) * 32) for second in seconds for at in range(10)]
+    parts = view_of(ids).split(whole(), np.array([7]))
+    assert len(parts.counts) == 7
+    assert not parts.upper.words[:-1].any()
+    assert set(parts.counts.tolist()) <= {20, 30}
+
+
+def test_deep_bounds_are_reached_by_the_fewest_steps() -> None:
+    first = (START_NS, b"\x01\x02\x03" + bytes(29))
+    second = (START_NS, b"\x01\x02\x07" + bytes(29))
+    parts = view_of([first, second]).split(whole(), np.array([2]))
+    assert parts.upper.pairs() == [*steps_to(LOWEST, second), END]
+    assert parts.counts.tolist() == [0, 0, 0, 1, 1]
+
+
+def test_no_step_is_made_where_the_lower_bound_leads_already() -> None:
+    first = (START_NS, b"\x01\x02\x03" + bytes(29))
+    second = (START_NS, b"\x01\x02\x07" + bytes(29))
+    lower = (START_NS, b"\x01\x02" + bytes(30))
+    parts = view_of([first, second]).split(Spans.of([(lower, END)]), np.array([2]))
+    assert parts.upper.pairs() == [second, END]
+
+
+def test_zeros_in_a_hash_need_no_steps() -> None:
+    ids = [(START_NS, number.to_bytes(32, "big")) for number in range(256)]
+    parts = view_of(ids).split(whole(), np.array([256]))
+    assert parts.counts.tolist() == [0, *[1] * 256]
+    assert parts.upper[:-1] == SyncIds.of(ids)
+
+
+def test_empty_spans_and_no_spans() -> None:
+    ids = some_ids(in_seconds, 50)
+    before = Spans.of([(LOWEST, (5, bytes(32))), ((5, bytes(32)), (6, bytes(32)))])
+    parts = view_of(ids).split(before, np.array([4, 9]))
+    assert parts.offsets.tolist() == [0, 1, 2]
+    assert parts.upper == before.upper
+    assert not parts.counts.any()
+    assert not parts.fingerprints.any()
+    for view in (view_of(ids), view_of([])):
+        none = view.split(Spans.empty(), np.empty(0, np.int64))
+        assert none.offsets.tolist() == [0]
+        assert len(none.upper) == len(none.counts) == len(none.fingerprints) == 0
+
+
+bytes_ = st.sampled_from([0, 1, 2, 255])
+hashes = st.lists(bytes_, min_size=4, max_size=4).map(lambda head: bytes(head) + bytes(28))
+drawn = st.tuples(st.integers(0, 3), hashes)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    ids=st.sets(drawn, max_size=60),
+    edges=st.sets(drawn, max_size=6),
+    wanted=st.lists(st.integers(0, 20), min_size=8, max_size=8),
+)
+def test_any_ids_any_spans(ids: set[SyncId], edges: set[SyncId], wanted: list[int]) -> None:
+    bounds = sorted({LOWEST, *edges, END})
+    spans = Spans.of(list(pairwise(bounds)))
+    number = wanted[: len(spans)]
+    parts = view_of(sorted(ids), chunk=5).split(spans, np.array(number))
+    assert_parts(NaiveView(ids), spans, number, parts)

@@ -1,0 +1,271 @@
+"""Two sessions joined in memory know exactly what each side lacks, whatever the sets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconcile.codec import RangeKind, decode, expressible
+from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.index import IndexView
+from reconcile.plan import Tuning
+from reconcile.session import Begin, Received
+from reconcile.view import View
+from tests.support.naive_view import NaiveView
+from tests.support.reconcile_pair import (
+    EVERYTHING,
+    assert_exact,
+    initiator,
+    join,
+    reconcile,
+    responder,
+    some_ids,
+    two_sets,
+)
+
+HOUR_NS = 3_600_000_000_000
+T0 = 1_700_000_000_000_000_000
+
+Sets = tuple[list[SyncId], list[SyncId]]
+
+
+def index_view(ids: list[SyncId]) -> View:
+    return IndexView.of(SyncIds.of(ids))
+
+
+def different(seed: int, *, count: int, differing: int, moments: int) -> Sets:
+    """Two sets with a common part; few moments make many ties."""
+    rng = random.Random(seed)
+    ids = some_ids(rng, count + differing, moments)
+    ours = rng.randrange(differing + 1)
+    return two_sets(rng, ids[differing:], ids[:ours], ids[ours:differing])
+
+
+@pytest.mark.parametrize("view", [NaiveView, index_view])
+@pytest.mark.parametrize("moments", [1, 2, 60, 10**6])
+@pytest.mark.parametrize("count", [0, 1, 40, 1000, 4000])
+@pytest.mark.parametrize("differing", [0, 1, 7, 150])
+def test_exact_differences(
+    view: Callable[[list[SyncId]], View], moments: int, count: int, differing: int
+) -> None:
+    seed = hash((moments, count, differing))
+    ours, theirs = different(seed, count=count, differing=differing, moments=moments)
+    results = reconcile(ours, theirs, view)
+    assert_exact(results, ours, theirs)
+    assert results[0].own_count == results[1].peer_count == len(ours)
+    assert results[1].own_count == results[0].peer_count == len(theirs)
+    assert not results[0].truncated
+    assert not results[1].truncated
+    assert results[0].rounds <= 5
+
+
+def tricky_id(timestamp: int, shared: int, head: list[int]) -> SyncId:
+    """An ID whose hash begins like others', with zeros and 0xff where it hurts.
+
+    It ends like no other, since XOR fingerprints tell only such hashes apart.
+    """
+    begin = (b"\xab" * shared + bytes(head)).ljust(20, b"\0")[:20]
+    return timestamp, begin + sha256(begin + timestamp.to_bytes(8, "big")).digest()[:12]
+
+
+def tricky_ids() -> st.SearchStrategy[list[SyncId]]:
+    times = st.sampled_from([1, 2, 3, 1000, 2**62, 2**63 - 2])
+    heads = st.lists(st.sampled_from([0, 1, 0x7F, 0x80, 0xFE, 0xFF]), max_size=6)
+    return st.lists(st.builds(tricky_id, times, st.integers(0, 20), heads), max_size=60)
+
+
+@given(tricky_ids(), tricky_ids(), tricky_ids())
+@settings(max_examples=300, deadline=None)
+def test_exact_differences_of_hashes_that_look_alike(
+    shared: list[SyncId], ours: list[SyncId], theirs: list[SyncId]
+) -> None:
+    first, second = shared + ours, shared + theirs
+    tuning = Tuning(first_parts=3, min_parts=1, gauges=1)
+    results = join(
+        initiator(NaiveView(first), tuning=tuning), responder(NaiveView(second), tuning=tuning)
+    )
+    assert_exact(results, first, second)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_exact_differences_with_any_tuning(seed: int) -> None:
+    rng = random.Random(seed)
+    ours, theirs = different(
+        seed,
+        count=rng.choice([100, 3000]),
+        differing=rng.choice([10, 300]),
+        moments=rng.choice([1, 10, 10**6]),
+    )
+    ends = [
+        Tuning(
+            first_parts=rng.choice([2, 16, 300]),
+            last_fingerprints=rng.choice([0, 3, 9]),
+            min_parts=rng.choice([1, 500]),
+            largest_late_set=rng.choice([1, 20, 10_000]),
+            gauges=rng.choice([0, 1, 50]),
+        )
+        for _ in range(2)
+    ]
+    first = initiator(NaiveView(ours), tuning=ends[0])
+    second = responder(NaiveView(theirs), tuning=ends[1])
+    assert_exact(join(first, second), ours, theirs)
+
+
+@pytest.mark.parametrize("lacking", ["initiator", "responder"])
+def test_an_outage_costs_little_more_than_what_was_missed(lacking: str) -> None:
+    rng = random.Random(3)
+    whole = sorted(some_ids(rng, 20_000, 10**6))
+    gap = whole[:9_000] + whole[10_000:]
+    ours, theirs = (gap, whole) if lacking == "initiator" else (whole, gap)
+    results = reconcile(ours, theirs, index_view)
+    assert_exact(results, ours, theirs)
+    assert results[0].bytes_sent + results[0].bytes_received < 1.3 * 36 * 1000
+    assert results[0].rounds <= 4
+
+
+@pytest.mark.parametrize("size", [(1, 0), (0, 1), (0, 0), (3, 0), (0, 3), (700, 0), (0, 700)])
+def test_one_side_or_both_hold_nothing(size: tuple[int, int]) -> None:
+    rng = random.Random(4)
+    ours, theirs = (some_ids(rng, count, 10) for count in size)
+    assert_exact(reconcile(ours, theirs), ours, theirs)
+
+
+def test_differences_in_a_cluster() -> None:
+    rng = random.Random(5)
+    shared = some_ids(rng, 20_000, 10**6)
+    minute = [(T0 + HOUR_NS // 2 + rng.randrange(10**10), rng.randbytes(32)) for _ in range(400)]
+    ours, theirs = two_sets(rng, shared, minute[:200], minute[200:])
+    results = reconcile(ours, theirs, index_view)
+    assert_exact(results, ours, theirs)
+    assert results[0].rounds <= 4
+
+
+def test_timestamps_in_seconds() -> None:
+    rng = random.Random(6)
+    shared = [((T0 + n % 60) * 10**9 // 10**9, rng.randbytes(32)) for n in range(20_000)]
+    ours, theirs = two_sets(
+        rng, shared, [(T0 + n, rng.randbytes(32)) for n in range(60)], shared[:0]
+    )
+    results = reconcile(ours, theirs, index_view)
+    assert_exact(results, ours, theirs)
+    assert results[0].bytes_sent + results[0].bytes_received < 60_000
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_the_window_is_reconciled(seed: int) -> None:
+    rng = random.Random(seed)
+    ours, theirs = different(seed, count=500, differing=100, moments=rng.choice([1, 5, 10**6]))
+    every = sorted(set(ours) | set(theirs))
+    lower, upper = sorted(rng.sample([*every, LOWEST, EVERYTHING[1]], 2))
+    if rng.random() < 0.5:
+        lower, upper = (lower[0], bytes(32)), (upper[0] + (upper[0] == lower[0]), bytes(32))
+    first = initiator(NaiveView(ours), window=(lower, upper))
+    results = join(first, responder(NaiveView(theirs)))
+    inside = [[i for i in ids if lower <= i < upper] for ids in (ours, theirs)]
+    assert_exact(results, *inside)
+    assert results[0].window == results[1].window == (lower, upper)
+    assert results[0].own_count == len(inside[0])
+    assert results[1].own_count == len(inside[1])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nothing_below_either_horizon_is_reconciled(seed: int) -> None:
+    rng = random.Random(seed)
+    ours, theirs = different(seed, count=800, differing=200, moments=rng.choice([1, 5, 10**6]))
+    every = sorted(set(ours) | set(theirs))
+    horizons = [rng.choice([LOWEST, rng.choice(every), every[0], (every[-1][0] + 1, bytes(32))])]
+    horizons.append(rng.choice([LOWEST, rng.choice(every)]))
+    first = initiator(NaiveView(ours), horizon=horizons[0])
+    second = responder(NaiveView(theirs), horizon=horizons[1])
+    results = join(first, second)
+    start = max(horizons)
+    inside = [[i for i in ids if i >= start] for ids in (ours, theirs)]
+    assert_exact(results, *inside)
+    assert results[1].own_count == len([i for i in theirs if i >= start])
+
+
+def test_a_window_below_the_horizon_ends_at_once() -> None:
+    window = ((5, bytes(32)), (9, bytes(32)))
+    first = initiator(NaiveView([(6, bytes(32))]), window=window, horizon=(9, bytes(32)))
+    assert first.give(Begin()) is None
+    assert first.result.rounds == 0
+    assert first.result.to_send == SyncIds.empty()
+
+
+def test_equal_sets_need_one_payload_and_an_empty_one() -> None:
+    ids = some_ids(random.Random(7), 5_000, 10**6)
+    first, second = initiator(NaiveView(ids)), responder(NaiveView(ids))
+    join(first, second)
+    assert [len(payload) for payload in first.payloads] == [4 + 9 + 1 + 32]
+    assert second.payloads == [b""]
+    assert first.counts == second.counts == [5_000]
+
+
+def test_the_same_input_gives_the_same_bytes() -> None:
+    ours, theirs = different(8, count=3000, differing=200, moments=10**6)
+    runs = []
+    for _ in range(2):
+        first, second = initiator(NaiveView(ours)), responder(NaiveView(theirs))
+        join(first, second)
+        runs.append((first.payloads, second.payloads))
+    assert runs[0] == runs[1]
+
+
+def test_a_count_is_sent_once_each_way() -> None:
+    ours, theirs = different(9, count=3000, differing=200, moments=10**6)
+    first, second = initiator(NaiveView(ours)), responder(NaiveView(theirs))
+    join(first, second)
+    assert first.counts == [len(ours), *[None] * (len(first.payloads) - 1)]
+    assert second.counts == [len(theirs), *[None] * (len(second.payloads) - 1)]
+
+
+FIRST = "01020003" + "ffffffffffffffff7f" + "01" + "0f" + "00" * 30 + "f0"
+ONLY_NOW = "01020003" + "8094ebdc03" + "00" + "80a8d6b907" + "01" + "0f" + "00" * 31
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (EVERYTHING, FIRST),
+        (((10**9, bytes(32)), (3 * 10**9, bytes(32))), ONLY_NOW),
+    ],
+)
+def test_the_first_payload_byte_for_byte(window: tuple[SyncId, SyncId], expected: str) -> None:
+    held = [(10**9 + 1, b"\x0f" + bytes(31)), (3 * 10**9, bytes(31) + b"\xf0")]
+    first = initiator(NaiveView(held), window=window)
+    sent = first.give(Begin())
+    assert sent is not None
+    assert sent.payload.hex() == expected
+
+
+def test_the_first_answer_byte_for_byte() -> None:
+    """Few IDs that differ: all of them as a set, over just the window."""
+    view = NaiveView([(7, b"\x01" * 32), (9, b"\x02" * 32)])
+    fingerprint = "00" * 32
+    asked = "01020003" + "05" + "00" + "05" + "01" + fingerprint
+    sent = responder(view).give(Received(bytes.fromhex(asked)))
+    assert sent is not None
+    items = "07" + "01" * 32 + "02" + "02" * 32
+    assert sent.payload.hex() == "01020003" + "05" + "00" + "05" + "02" + "02" + items + "00"
+    assert sent.count == 2
+
+
+@pytest.mark.parametrize("moments", [1, 10, 10**6])
+def test_payloads_keep_the_rules_of_the_encoding(moments: int) -> None:
+    """Skips that can be one are one, and no payload ends with one or holds nothing else."""
+    ours, theirs = different(10, count=4000, differing=200, moments=moments)
+    first, second = initiator(NaiveView(ours)), responder(NaiveView(theirs))
+    join(first, second)
+    for payload in filter(None, first.payloads + second.payloads):
+        ranges = decode(payload).ranges
+        ranges.check()
+        skips = ranges.kinds == RangeKind.SKIP
+        assert not skips[-1]
+        pairs = np.flatnonzero(skips[1:] & skips[:-1])
+        assert not expressible(ranges.lower[pairs], ranges.upper[pairs + 1]).any()

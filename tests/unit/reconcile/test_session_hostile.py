@@ -1,0 +1,390 @@
+"""Peers that are mistaken, odd or hostile: a correct result, or an error that says what it is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from reconcile.codec import LimitExceeded, MalformedPayload
+from reconcile.errors import SessionLimitExceeded
+from reconcile.ids import LOWEST, SyncId
+from reconcile.limits import CodecLimits, SessionLimits
+from reconcile.session import Begin, Received, Result
+from reconcile.view import Answer, Read
+from tests.support.naive_view import NaiveView
+from tests.support.reconcile_pair import (
+    EVERYTHING,
+    Node,
+    initiator,
+    join,
+    reconcile,
+    responder,
+    some_ids,
+)
+from tests.support.spec_peer import FINGERPRINT, ITEM_SET, SKIP, Range, SpecPeer, read, xor
+
+A: SyncId = (10, b"\x0a" * 32)
+B: SyncId = (20, b"\x0b" * 32)
+C: SyncId = (30, b"\x0c" * 32)
+END = EVERYTHING[1]
+ANY_XOR = b"\x55" * 32
+HEAD = bytes([1, 2, 0, 3])
+
+
+def at(time: int) -> SyncId:
+    return time, bytes(32)
+
+
+def payload(*ranges: Range) -> bytes:
+    return SpecPeer([]).encode(list(ranges))
+
+
+def begun(*ids: SyncId, window: tuple[SyncId, SyncId] = EVERYTHING) -> Node:
+    """An initiator that waits for its first answer."""
+    node = initiator(NaiveView(ids), window=window)
+    node.give(Begin())
+    return node
+
+
+def ended(node: Node) -> Result:
+    """The result once the peer has nothing more to say."""
+    if not node.session.ended:
+        node.give(Received(b""))
+    return node.result
+
+
+def test_sets_that_nobody_asked_for_are_compared_all_the_same() -> None:
+    node = begun(A, B)
+    sent = node.give(
+        Received(
+            payload(
+                Range(at(15), ITEM_SET, items=[]),
+                Range(at(25), ITEM_SET, items=[B], reconciled=True),
+                Range(END, ITEM_SET, items=[C], reconciled=True),
+            )
+        )
+    )
+    assert sent is not None
+    shown = [item for item in read(sent.payload)[2] if item.kind != SKIP]
+    assert [(item.items, item.reconciled) for item in shown] == [([A], True)]
+    assert ended(node).to_send.pairs() == [A]
+    assert node.result.to_receive.pairs() == [C]
+
+
+def test_nothing_outside_the_window_is_compared() -> None:
+    node = begun(A, B, C, window=(at(15), at(25)))
+    sent = node.give(
+        Received(
+            payload(
+                Range(at(12), ITEM_SET, items=[]),
+                Range(at(18), ITEM_SET, items=[(13, ANY_XOR), (16, ANY_XOR)]),
+                Range(at(22), ITEM_SET, items=[]),
+                Range(at(28), FINGERPRINT, ANY_XOR),
+                Range(END, FINGERPRINT, ANY_XOR),
+            )
+        )
+    )
+    assert sent is not None
+    ranges = read(sent.payload)[2]
+    assert ranges[0].kind == SKIP
+    assert ranges[0].upper >= at(15)
+    assert ranges[-1].upper == at(25)
+    assert all(at(15) < item.upper <= at(25) for item in ranges)
+    assert ended(node).to_send.pairs() == [B]
+    assert node.result.to_receive.pairs() == [(16, ANY_XOR)]
+
+
+def test_what_the_responder_was_first_asked_about_stays_its_window() -> None:
+    node = responder(NaiveView([A, B, C]))
+    node.give(Received(payload(Range(at(15), SKIP), Range(at(25), FINGERPRINT, ANY_XOR))))
+    node.give(
+        Received(
+            payload(
+                Range(at(12), ITEM_SET, items=[], reconciled=True),
+                Range(END, ITEM_SET, items=[], reconciled=True),
+            )
+        )
+    )
+    assert ended(node).window == (at(15), at(25))
+    assert node.result.to_send.pairs() == [B]
+
+
+def test_only_skips_are_an_end() -> None:
+    for node in (begun(A), responder(NaiveView([A]))):
+        sent = node.give(Received(payload(Range(at(5), SKIP), Range(END, SKIP))))
+        assert sent is not None
+        assert sent.payload == b""
+        assert node.result.to_send.pairs() == []
+
+
+def test_an_empty_first_payload_is_an_end() -> None:
+    node = responder(NaiveView([A]))
+    assert node.give(Received(b"")) is None
+    assert node.result.window == (LOWEST, LOWEST)
+    assert node.result.own_count is None
+
+
+def test_sets_that_contradict_each_other_are_each_reported_once() -> None:
+    node = begun(A, B)
+    without, with_b = (payload(Range(END, ITEM_SET, items=items)) for items in ([A, C], [B, C]))
+    node.give(Received(without))
+    node.give(Received(with_b))
+    node.give(Received(without))
+    assert ended(node).to_send.pairs() == [A, B]
+    assert node.result.to_receive.pairs() == [C]
+
+
+def test_a_set_that_is_never_reconciled_ends_by_the_limit_on_rounds() -> None:
+    node = begun(A, B)
+    frame = payload(Range(END, ITEM_SET, items=[C]))
+    for _ in range(63):
+        node.give(Received(frame))
+    with pytest.raises(SessionLimitExceeded, match="64 rounds"):
+        node.give(Received(frame))
+    assert node.session.ended
+
+
+@pytest.mark.parametrize("side", ["initiator", "responder"])
+def test_fingerprints_that_never_agree_end_by_the_limit_on_rounds(side: str) -> None:
+    rng = random.Random(1)
+    held = some_ids(rng, 2_000, 10**6)
+    node = begun(*held) if side == "initiator" else responder(NaiveView(held))
+    for _ in range(63 if side == "initiator" else 64):
+        node.give(Received(payload(Range(END, FINGERPRINT, rng.randbytes(32)))))
+    with pytest.raises(SessionLimitExceeded, match="64 rounds"):
+        node.give(Received(payload(Range(END, FINGERPRINT, rng.randbytes(32)))))
+
+
+def test_a_fingerprint_of_zero_over_what_is_held() -> None:
+    held = sorted(some_ids(random.Random(2), 300, 10**6))
+    node = responder(NaiveView(held))
+    sent = node.give(Received(payload(Range(END, FINGERPRINT, bytes(32)))))
+    assert sent is not None
+    items = [item for part in read(sent.payload)[2] for item in part.items]
+    assert items == held
+
+
+def test_a_forged_difference_misleads_no_further_than_its_range() -> None:
+    """The fingerprint pretends that the peer lacks A alone; in truth it lacks everything."""
+    node = responder(NaiveView([A, B, C]))
+    forged = bytes(b ^ c for b, c in zip(B[1], C[1], strict=True))
+    sent = node.give(Received(payload(Range(END, FINGERPRINT, forged))))
+    assert sent is not None
+    (skip, shown) = read(sent.payload)[2]
+    assert (skip.kind, shown.kind, shown.items) == (SKIP, ITEM_SET, [A])
+    assert ended(node).to_send.pairs() == [A]
+
+
+@pytest.mark.parametrize("prefix", [b"\x4a\x35", b"\x4a\x35\x00\x01", b"\x01" * 32])
+def test_bounds_that_an_encoder_would_not_write(prefix: bytes) -> None:
+    """A decoder takes any prefix that gives a greater bound; the answer has to go around it."""
+    held = [(5, bytes([first]) + b"\x01" * 31) for first in range(0, 250, 5)]
+    for kind in (b"\x01" + ANY_XOR, b"\x02\x00\x00"):
+        node = responder(NaiveView(held))
+        bound = b"\x05\x00" + b"\x00" + bytes([len(prefix)]) + prefix
+        sent = node.give(Received(HEAD + bound + kind))
+        assert sent is not None
+        peer = SpecPeer([])
+        peer.answer(sent.payload)
+        node.give(Received(peer.answer(sent.payload)))
+        inside = [item for item in held if item < (5, prefix.ljust(32, b"\0"))]
+        assert ended(node).to_send.pairs() == sorted(inside)
+        assert peer.to_receive == set(inside)
+
+
+def test_too_many_bounds_that_an_encoder_would_not_write() -> None:
+    node = initiator(NaiveView([A]), limits=SessionLimits(max_cut_ranges=100))
+    node.give(Begin())
+    body = b"\x05\x00"
+    for step in range(20):
+        body += b"\x00" + bytes([20]) + bytes([step + 1]) * 20 + b"\x01" + ANY_XOR
+    with pytest.raises(LimitExceeded, match="cut ranges"):
+        node.give(Received(HEAD + body))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x01",
+        b"\x01\x02\x00\x03\x05",
+        b"\x01\x02\x00\x03\x05\x07",
+        b"\x01\x02\x00\x03\x05\x01\x00",
+    ],
+)
+def test_a_malformed_payload_ends_the_session(data: bytes) -> None:
+    for node in (begun(A), responder(NaiveView([A]))):
+        with pytest.raises(MalformedPayload):
+            node.give(Received(data))
+        assert node.session.ended
+
+
+def test_random_changes_of_real_payloads_end_well_or_by_an_error() -> None:
+    rng = random.Random(3)
+    ids = some_ids(rng, 600, 300)
+    first, second = initiator(NaiveView(ids[40:])), responder(NaiveView(ids[:-40]))
+    join(first, second)
+    for turn, frame in enumerate(first.payloads[:-1]):
+        for _ in range(60):
+            node = responder(NaiveView(ids[:-40]))
+            for earlier in first.payloads[:turn]:
+                node.give(Received(earlier))
+            changed = bytearray(frame)
+            for _ in range(rng.randrange(1, 4)):
+                changed[rng.randrange(len(changed))] = rng.randrange(256)
+            try:
+                node.give(Received(bytes(changed)))
+                held = set(ids[:-40])
+                assert set(ended(node).to_send) <= held
+                assert not set(node.result.to_receive) & held
+            except (MalformedPayload, LimitExceeded):
+                assert node.session.ended
+
+
+def test_counts_are_reported_and_not_believed() -> None:
+    ids = some_ids(random.Random(4), 500, 10**6)
+    for claimed in (0, 2**64 - 1):
+        node, peer = begun(*ids), SpecPeer(ids[:450])
+        frame = Received(peer.answer(node.payloads[0]), count=claimed)
+        while not node.session.ended:
+            sent = node.give(frame)
+            frame = Received(peer.answer(sent.payload) if sent else b"", count=3)
+        assert node.result.peer_count == claimed
+        assert node.result.to_send.pairs() == sorted(ids[450:])
+
+
+def test_more_differences_than_may_be_reported() -> None:
+    rng = random.Random(5)
+    ids = some_ids(rng, 3_000, 10**6)
+    ours, theirs = ids[:2_400], ids[600:]
+    limits = SessionLimits(max_differences=500)
+    results = join(
+        initiator(NaiveView(ours), limits=limits), responder(NaiveView(theirs), limits=limits)
+    )
+    assert results[0].truncated
+    assert results[1].truncated
+    for result, lacks, has in ((results[0], theirs, ours), (results[1], ours, theirs)):
+        assert len(result.to_send) + len(result.to_receive) <= 500
+        assert set(result.to_send) <= set(has) - set(lacks)
+        assert set(result.to_receive) <= set(lacks) - set(has)
+    assert len(results[0].to_send) + len(results[0].to_receive) > 200
+
+
+def test_neither_side_takes_a_truncated_session_for_a_complete_one() -> None:
+    for seed in range(24):
+        rng = random.Random(seed)
+        ids = some_ids(rng, 200, rng.choice((1, 40, 1_800)))
+        ours = [each for each in ids if rng.random() > 0.1]
+        theirs = [each for each in ids if rng.random() > 0.1]
+        differences = len(set(ours) ^ set(theirs))
+        for most in (1, differences // 10, differences // 3, differences - 1, differences + 1):
+            limits = SessionLimits(max_differences=max(1, most))
+            for result in join(
+                initiator(NaiveView(ours), limits=limits),
+                responder(NaiveView(theirs), limits=limits),
+            ):
+                found = len(result.to_send) + len(result.to_receive)
+                assert result.truncated == (found < differences)
+
+
+def test_repeating_the_truncated_session_gets_everything() -> None:
+    rng = random.Random(6)
+    ids = some_ids(rng, 1_000, 10**6)
+    ours, theirs = set(ids[:700]), set(ids[300:])
+    limits = SessionLimits(max_differences=150)
+    sessions = 0
+    while ours != theirs:
+        first, _ = join(
+            initiator(NaiveView(ours), limits=limits), responder(NaiveView(theirs), limits=limits)
+        )
+        theirs |= set(first.to_send)
+        ours |= set(first.to_receive)
+        sessions += 1
+        assert sessions < 30
+    assert ours == set(ids)
+    assert_nothing_left(ours, theirs)
+
+
+def assert_nothing_left(ours: set[SyncId], theirs: set[SyncId]) -> None:
+    first, second = reconcile(ours, theirs)
+    assert len(first.to_send) == len(second.to_send) == 0
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        CodecLimits(max_payload_bytes=16_384),
+        CodecLimits(max_ranges=200),
+        CodecLimits(max_elements=60),
+        CodecLimits(max_payload_bytes=16_384, max_ranges=400, max_elements=200),
+    ],
+)
+@pytest.mark.parametrize("moments", [1, 40, 10**6])
+@pytest.mark.parametrize("shape", ["mixed", "one has nothing", "all differ"])
+def test_answers_keep_to_small_limits(limits: CodecLimits, moments: int, shape: str) -> None:
+    rng = random.Random(7)
+    ids = some_ids(rng, 1_200, moments)
+    ours, theirs = {
+        "mixed": (ids[100:], ids[:-100]),
+        "one has nothing": ([], ids),
+        "all differ": (ids[:600], ids[600:]),
+    }[shape]
+    several = SessionLimits(payload=limits, max_rounds=200)
+    for mine, yours in ((ours, theirs), (theirs, ours)):
+        first = initiator(NaiveView(mine), limits=several)
+        second = responder(NaiveView(yours), limits=several)
+        results = join(first, second)
+        assert set(results[0].to_send) == set(results[1].to_receive) == set(mine) - set(yours)
+        assert set(results[0].to_receive) == set(results[1].to_send) == set(yours) - set(mine)
+        for data in first.payloads + second.payloads:
+            assert len(data) <= limits.max_payload_bytes
+            ranges = read(data)[2] if data else []
+            assert len(ranges) <= limits.max_ranges
+            assert sum(len(item.items) for item in ranges) <= limits.max_elements
+
+
+def test_a_set_over_much_that_is_held_is_answered_in_pieces() -> None:
+    """The peer holds nothing and says so; we hold more than one payload may list."""
+    held = some_ids(random.Random(8), 2_000, 10**6)
+    limits = SessionLimits(payload=CodecLimits(max_elements=100), max_differences=150)
+    node = responder(NaiveView(held), limits=limits)
+    sent = node.give(Received(payload(Range(END, ITEM_SET, items=[]))))
+    assert sent is not None
+    ranges = read(sent.payload)[2]
+    assert 0 < sum(len(item.items) for item in ranges) <= 100
+    assert ranges[-1].kind == FINGERPRINT
+    assert len(ended(node).to_send) <= 100
+
+
+def test_a_set_over_what_was_skipped_at_first_is_bounded_too() -> None:
+    """What is held between the ranges of a first payload was not counted."""
+    held = sorted(some_ids(random.Random(9), 3_000, 10**6))
+    limits = SessionLimits(payload=CodecLimits(max_elements=100), max_differences=100)
+    node = responder(NaiveView(held), limits=limits)
+    early, late = (held[20][0], bytes(32)), (held[-20][0], bytes(32))
+    print_of = SpecPeer(held).within
+    first = [
+        Range(early, FINGERPRINT, xor(print_of(LOWEST, early))),
+        Range(late, SKIP),
+        Range(END, FINGERPRINT, ANY_XOR),
+    ]
+    node.give(Received(payload(*first)))
+    largest = 0
+    answered = node.view.answer
+
+    def watched(read: Read) -> Answer:
+        nonlocal largest
+        answer = answered(read)
+        if answer.items is not None:
+            largest = max(largest, len(answer.items.ids))
+        return answer
+
+    node.view.answer = watched  # type: ignore[method-assign]
+    node.give(Received(payload(Range(early, SKIP), Range(late, ITEM_SET, items=[]))))
+    assert 0 < largest <= 200
+
+
+@pytest.mark.parametrize("limits", [{"max_ranges": 10}, {"max_payload_bytes": 100}])
+def test_limits_that_no_session_could_keep_are_refused(limits: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="allow"):
+        SessionLimits(payload=CodecLimits(**limits))

@@ -1,0 +1,104 @@
+"""Sets of IDs of every shape, and spans over them, for the tests of views."""
+
+import hashlib
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+from reconcile.ids import END, LOWEST, SyncId
+from reconcile.view import Spans
+
+MINUTE = 60 * 10**9
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+BASE = 20_000 * DAY
+"""Midnight of a day in 2024."""
+
+NO_HASH = bytes(32)
+LAST_DAY = (2**63 - 1) // DAY * DAY
+
+
+def hash_of(dice: random.Random) -> bytes:
+    """Any hash."""
+    return hashlib.sha256(dice.randbytes(8)).digest()
+
+
+def _spread(dice: random.Random, count: int) -> list[SyncId]:
+    return [(BASE + dice.randrange(400 * DAY), hash_of(dice)) for _ in range(count)]
+
+
+def _days(dice: random.Random, count: int) -> list[SyncId]:
+    return [(BASE + dice.randrange(3 * DAY), hash_of(dice)) for _ in range(count)]
+
+
+def _minutes(dice: random.Random, count: int) -> list[SyncId]:
+    return [(BASE + dice.randrange(3 * MINUTE), hash_of(dice)) for _ in range(count)]
+
+
+def _seconds(dice: random.Random, count: int) -> list[SyncId]:
+    return [(BASE + dice.randrange(90) * 10**9, hash_of(dice)) for _ in range(count)]
+
+
+def _one_nanosecond(dice: random.Random, count: int) -> list[SyncId]:
+    return [(BASE + 5, hash_of(dice)) for _ in range(count)]
+
+
+def _alike(dice: random.Random, count: int) -> list[SyncId]:
+    """Hashes that somebody made begin alike, in one nanosecond."""
+    return [(BASE + 5, bytes(30) + number.to_bytes(2, "big")) for number in range(count)] + [
+        (BASE + 5, b"\1" * 20 + dice.randbytes(12)) for _ in range(count // 4)
+    ]
+
+
+def _on_edges(dice: random.Random, count: int) -> list[SyncId]:
+    edges = [BASE + DAY, BASE + HOUR, BASE + MINUTE, BASE, BASE + DAY - MINUTE]
+    return [(dice.choice(edges) + dice.choice((-1, 0, 1)), hash_of(dice)) for _ in range(count)]
+
+
+def _clustered(dice: random.Random, count: int) -> list[SyncId]:
+    crowd = [(BASE + 7 * HOUR + dice.randrange(10**9), hash_of(dice)) for _ in range(count)]
+    return crowd + _spread(dice, max(1, count // 8))
+
+
+def _at_both_ends(dice: random.Random, count: int) -> list[SyncId]:
+    first = [(dice.randrange(10), hash_of(dice)) for _ in range(count)]
+    return first + [(2**63 - 1 - dice.randrange(10**10), hash_of(dice)) for _ in range(count)]
+
+
+WORLDS: dict[str, Callable[[random.Random, int], list[SyncId]]] = {
+    "spread": _spread,
+    "days": _days,
+    "minutes": _minutes,
+    "seconds": _seconds,
+    "one nanosecond": _one_nanosecond,
+    "alike": _alike,
+    "on edges": _on_edges,
+    "clustered": _clustered,
+    "at both ends": _at_both_ends,
+}
+
+
+def random_bound(dice: random.Random, ids: list[SyncId]) -> SyncId:
+    """Some bound: an ID, one beside an ID, an edge of some bucket near an ID, or anything."""
+    timestamp, hash_ = dice.choice(ids) if ids else (BASE, NO_HASH)
+    kind = dice.randrange(6)
+    if kind == 0:
+        return timestamp, hash_
+    if kind == 1:
+        return timestamp, hash_[: dice.randrange(33)].ljust(32, b"\0")
+    if kind == 2:
+        length = dice.choice((MINUTE, HOUR, DAY))
+        edge = timestamp - timestamp % length + dice.choice((0, 0, length))
+        return min(max(edge + dice.choice((-1, 0, 0, 1)), 0), 2**63 - 1), NO_HASH
+    if kind == 3:
+        return min(max(timestamp + dice.randrange(-DAY, DAY), 0), 2**63 - 1), NO_HASH
+    if kind == 4:
+        return timestamp, hash_of(dice)
+    return dice.choice((LOWEST, END))
+
+
+def random_spans(dice: random.Random, ids: list[SyncId], count: int) -> Spans:
+    """About so many spans, of which some touch."""
+    bounds = sorted({random_bound(dice, ids) for _ in range(count + 1)})
+    pairs = [(lower, upper) for lower, upper in pairwise(bounds) if dice.random() < 0.8]
+    return Spans.of(pairs)

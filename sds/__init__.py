@@ -1,1 +1,1 @@
-"""Scalable Data Sync: the codec of its messages. Pure."""
+"""Scalable Data Sync: the codec of its messages, and a participant's channel. Pure."""

@@ -1,12 +1,68 @@
-"""Limits of what a store node reads as an SDS message."""
+"""Limits of SDS: what a store node reads as a message, and what a participant keeps.
+
+Everything that other participants can make grow has its bound here.
+"""
 
 from typing import Final
 
 MAX_ID_BYTES: Final = 256
-"""A channel ID or message ID, as UTF-8."""
+"""A channel ID, message ID or sender ID, as UTF-8."""
 
 MAX_HISTORY_ENTRIES: Final = 256
 """Causal history entries of one message."""
 
 SDS_KEY_BYTES: Final = 16
 """Size of the index key of a (channel, message ID) pair."""
+
+MAX_SDS_MESSAGE_BYTES: Final = 150 * 1024
+"""One encoded message: what fits a WakuMessage."""
+
+MAX_HINT_BYTES: Final = 256
+"""A retrieval hint; a store node's is a hash of 32 bytes."""
+
+MAX_HISTORY_BYTES: Final = 40 * 1024
+"""Causal history of an own message: 256 usual entries fit. Others choose their IDs, and must not
+be able to make ours too large to send; past this, the oldest entries are left out."""
+
+MAX_CLOCK: Final = 2**64 - 1
+"""Largest Lamport timestamp that the wire can carry."""
+
+MAX_REPAIR_ENTRIES: Final = 256
+"""Repair requests of one message that is accepted at all."""
+
+MAX_REPAIR_ANSWERED: Final = 32
+"""Repair requests of one message that are looked at; the rest will be asked again."""
+
+MAX_PENDING_ANSWERS: Final = 1_024
+"""Repair answers that wait for their time."""
+
+MAX_ANSWERS_AT_ONCE: Final = 32
+"""Repair answers of one step; what is left is due at the next."""
+
+ASK_EVERY_MS: Final = 1_000
+"""Time between sync messages that are sent only to carry repair requests."""
+
+MAX_REMEMBERED_ANSWERS: Final = 4_096
+"""IDs answered lately, which are not answered again so soon."""
+
+MAX_REPAIR_REQUESTS: Final = 65_536
+"""Own repair requests that wait for their time: one per missing message at most."""
+
+MAX_WAITING_SYNCS: Final = 256
+"""Sync messages in the incoming buffer; the oldest makes room."""
+
+MAX_HINTS_PER_MISSING: Final = 4
+"""Different hints remembered for one missing message."""
+
+MAX_LOST_IDS: Final = 65_536
+"""Given-up dependencies that are remembered; past it the oldest is forgotten, and would be
+waited for once more if a new message named it."""
+
+MAX_OWED_IDS: Final = 256
+"""Delivered messages whose acknowledgement to others is tracked."""
+
+MAX_GAP_IDS: Final = 256
+"""Messages noticed missing at others that wait to be named in a causal history."""
+
+MAX_FILTER_CAPACITY: Final = 1_000_000
+"""IDs of a Bloom filter."""

@@ -1,0 +1,315 @@
+"""The rules of sending, receiving and the sweeps, one by one."""
+
+from itertools import pairwise
+
+import pytest
+
+from sds.channel import ChannelFullError
+from sds.config import ChannelConfig, RepairConfig
+from sds.envelope import Entry, Kind, decode_message
+from sds.events import (
+    Acknowledged,
+    Broadcast,
+    Delivered,
+    Lost,
+    Missing,
+    Packet,
+    PossiblyAcknowledged,
+    Pruned,
+    Published,
+    Reason,
+    Receive,
+    Received,
+    Send,
+    SendEphemeral,
+    SendSync,
+    Sent,
+    Tick,
+)
+from tests.unit.sds.worlds import (
+    CHANNEL,
+    NOW,
+    SMALL,
+    channel,
+    delivered,
+    dice,
+    log_ids,
+    of,
+    payloads,
+    take,
+    wire,
+)
+
+
+def test_a_message_carries_clock_history_and_the_filter_without_itself() -> None:
+    me = channel(history_entries=2)
+    sent = [decode_message(payloads(me.send(NOW, b"%d" % n, f"m{n}"))[0]) for n in range(4)]
+    assert [message.lamport for message in sent] == [NOW + 1, NOW + 2, NOW + 3, NOW + 4]
+    assert sent[3].history == (Entry("m1", None, "me"), Entry("m2", None, "me"))
+    assert len({message.bloom_filter for message in sent}) == 4
+    assert not any(sent[0].bloom_filter or b"x")
+    assert (me.clock.value, len(me.outgoing), len(me.filter)) == (NOW + 4, 4, 4)
+    later = decode_message(payloads(me.send(NOW + 99, b"later"))[0])
+    assert later.lamport == NOW + 99
+
+
+def test_a_sync_message_is_kept_nowhere() -> None:
+    me, you = channel("me"), channel("you")
+    assert of(Broadcast, me.send_sync(NOW)) == []
+    first = payloads(me.send(NOW, b"text", "m"))
+    sync = payloads(me.send_sync(NOW))
+    message = decode_message(sync[0])
+    assert (message.kind, message.content, message.history) == (
+        Kind.SYNC,
+        None,
+        (Entry("m", None, "me"),),
+    )
+    assert message.bloom_filter
+    assert message.lamport == NOW + 3
+    assert (len(me.outgoing), log_ids(me), len(me.filter)) == (1, ["m"], 1)
+    events = take(you, *sync)
+    assert [event.kind for event in of(Received, events)] == [Kind.SYNC]
+    assert [entry.message_id for entry in you.missing()] == ["m"]
+    assert delivered(take(you, *first)) == ["m"]
+    assert (len(you.incoming), log_ids(you), len(you.filter)) == (0, ["m"], 1)
+    assert you.clock.value == NOW + 2
+
+
+def test_a_history_acknowledges_and_a_filter_possibly() -> None:
+    me = channel(possible_acks=3)
+    for name in ("a", "b", "c"):
+        me.send(NOW, b"text", name)
+    events = take(me, wire("x", after=["b"], seen=["b", "c"]))
+    assert of(Acknowledged, events) == [Acknowledged("b", 0.0)]
+    (possible,) = of(PossiblyAcknowledged, events)
+    assert (possible.message_id, possible.filters) == ("c", 1)
+    assert 0 < possible.error_probability < 1e-10
+    take(me, wire("y", seen=["c"]))
+    (sure,) = of(Acknowledged, take(me, wire("z", seen=["c"])))
+    assert sure.message_id == "c"
+    assert 0 < sure.error_probability <= possible.error_probability
+    assert list(me.outgoing.by_id) == ["a"]
+
+
+def test_full_filters_alone_never_acknowledge() -> None:
+    me = channel(possible_acks=2, max_ack_error=0.01)
+    me.send(NOW, b"text", "a")
+    full = b"\xff" * SMALL.size_bytes
+    for number in range(5):
+        events = take(me, wire(f"x{number}", bloom_filter=full))
+        assert of(Acknowledged, events) == []
+        assert [e.error_probability for e in of(PossiblyAcknowledged, events)] == [1.0]
+
+
+def test_many_unacknowledged_messages_are_reviewed_in_the_order_of_sending() -> None:
+    me = channel(possible_acks=1)
+    names = [f"m{number}" for number in range(60)]
+    for name in names:
+        me.send(NOW, b"text", name)
+    take(me, wire("x", after=names[10:20]))
+    events = take(me, wire("y", seen=[*names[5:25], "other"]))
+    assert [event.message_id for event in of(Acknowledged, events)] == names[5:10] + names[20:25]
+    assert list(me.outgoing.by_id) == names[:5] + names[25:]
+
+
+def test_own_filters_and_echoes_acknowledge_nothing() -> None:
+    me = channel(possible_acks=1)
+    first = payloads(me.send(NOW, b"text", "a"))
+    second = payloads(me.send(NOW, b"text", "b"))
+    sync = payloads(me.send_sync(NOW))
+    assert take(me, *first, *second, *sync) == []
+    assert me.counts.echoes == 3
+    assert len(me.outgoing) == 2
+
+
+def test_an_own_message_of_an_earlier_life_is_delivered() -> None:
+    me = channel()
+    events = take(me, wire("forgotten", sender="me"))
+    assert delivered(events) == ["forgotten"]
+
+
+def test_resend_periods_differ_and_the_unacknowledged_go_first() -> None:
+    me = channel(resend_ms=1_000, resend_possible_ms=5_000, max_sends=100)
+    me.send(NOW, b"text", "possible")
+    me.send(NOW, b"text", "nobody")
+    take(me, wire("x", seen=["possible"]))
+    times: dict[str, list[int]] = {"possible": [], "nobody": []}
+    for now in range(0, 16_000, 100):
+        sent = [e for e in of(Broadcast, me.tick(NOW + now, dice())) if e.reason is Reason.RESEND]
+        for event in sent:
+            times[event.message_id].append(now)
+        if len(sent) == 2:
+            assert [event.message_id for event in sent] == ["nobody", "possible"]
+    assert times == {
+        "possible": [5_000, 10_000, 15_000],
+        "nobody": list(range(1_000, 16_000, 1_000)),
+    }
+
+
+def test_a_resend_is_the_same_message_with_a_fresh_filter() -> None:
+    me, you = channel("me"), channel("you")
+    first = decode_message(payloads(me.send(NOW, b"text", "a"))[0])
+    again = decode_message(payloads(me.tick(NOW + 30_000, dice()))[0])
+    assert again.bare() == first.bare()
+    assert take(you, *payloads(me.send(NOW + 30_000, b"more")))
+    assert again.bloom_filter != first.bloom_filter
+
+
+def test_what_comes_late_is_inserted_at_its_place() -> None:
+    me = channel()
+    take(me, wire("a", lamport=NOW + 10), wire("c", lamport=NOW + 30))
+    (event,) = of(Delivered, take(me, wire("b", lamport=NOW + 20)))
+    assert (event.entries_after, event.unmet) == (1, ())
+    (event,) = of(Delivered, take(me, wire("B", lamport=NOW + 30)))
+    assert event.entries_after == 1
+    assert log_ids(me) == ["a", "b", "B", "c"]
+    assert me.clock.value == NOW + 30
+
+
+def test_a_circle_is_delivered_in_log_order_and_said() -> None:
+    me = channel()
+    take(me, wire("b", after=["a"], lamport=NOW + 2), wire("a", after=["b", "a"], lamport=NOW + 1))
+    take(me, wire("c", after=["b"], lamport=NOW + 3))
+    events = me.tick(NOW + 5_000, dice())
+    found = [(event.message_id, event.unmet) for event in of(Delivered, events)]
+    assert found == [("a", ("b",)), ("b", ()), ("c", ())]
+    assert me.counts.circles == 1
+    me.check()
+
+
+def test_missing_messages_are_told_again_until_they_are_lost() -> None:
+    me = channel(missing_every_ms=1_000, lost_after_ms=3_500)
+    take(me, wire("b", after=["a"]))
+    told, lost = [], []
+    for now in range(NOW, NOW + 6_000, 500):
+        events = me.tick(now, dice())
+        told += [now - NOW for _ in of(Missing, events)]
+        lost += [now - NOW for _ in of(Lost, events)]
+    assert (told, lost) == ([1_000, 2_000, 3_000], [4_000])
+
+
+def test_the_filter_may_go_with_some_messages_only() -> None:
+    me = channel(filter_every=3)
+    sent = [decode_message(payloads(me.send(NOW, b"text"))[0]) for _ in range(6)]
+    assert [message.bloom_filter is not None for message in sent] == [False, False, True] * 2
+    assert decode_message(payloads(me.send_sync(NOW))[0]).bloom_filter
+
+
+def test_the_older_revision_is_sent_when_configured() -> None:
+    old, new = channel("old", older_revision=True), channel("new")
+    packets = [payloads(old.send(NOW, b"text", name))[0] for name in ("dep1", "15950b22")]
+    packets.append(payloads(old.send(NOW, b"text", "third"))[0])
+    assert decode_message(packets[2]).history == (Entry("dep1"), Entry("15950b22"))
+    assert delivered(take(new, *packets)) == ["dep1", "15950b22", "third"]
+
+
+def test_old_entries_leave_and_stay_known() -> None:
+    me = channel(keep_entries=2_400)
+    gone: list[bytes] = []
+    for number in range(3_200):
+        events = me.receive(NOW, [Packet(wire(f"m{number}", lamport=NOW + number))])
+        gone += [page for event in of(Pruned, events) for page in event.pages]
+    assert len(gone) == 3
+    assert len(me.log) == 3_200 - 3 * 256
+    assert delivered(take(me, wire("next", after=["m1", "m700"], lamport=NOW + 9_999))) == ["next"]
+    assert take(me, wire("m1", lamport=NOW + 1)) == []
+    me.check()
+
+
+def test_a_listener_in_a_busy_channel_acknowledges() -> None:
+    me = channel(sync_min_ms=20_000, sync_max_ms=40_000, sync_owed_ms=60_000)
+    spoke = []
+    for turn in range(100):
+        now = NOW + turn * 5_000
+        take(me, wire(f"m{turn}", lamport=now), now=now)
+        spoke += [now - NOW for event in of(Broadcast, me.tick(now, dice(turn)))]
+    assert 6 <= len(spoke) <= 16
+    assert max(b - a for a, b in pairwise(spoke)) <= 65_000
+
+
+def test_silence_is_broken_once_and_others_keep_still() -> None:
+    group = [channel(f"m{number}") for number in range(6)]
+    chance, sent = dice(3), 0
+    first = payloads(group[0].send(NOW, b"text"))
+    for member in group[1:]:
+        take(member, *first)
+    for now in range(NOW, NOW + 200_000, 500):
+        for member in group:
+            for payload in payloads(member.tick(now, chance)):
+                sent += 1
+                for other in group:
+                    other.receive(now, [Packet(payload)])
+    assert 200 / 40 <= sent <= 200 / 20 + 6
+
+
+def test_ticks_before_the_next_due_time_do_nothing() -> None:
+    me, chance = channel(), dice(1)
+    me.send(NOW, b"text", "a")
+    take(me, wire("b", after=["c"]))
+    now = NOW
+    for _ in range(20):
+        due = me.next_due_ms(chance)
+        assert due > now
+        assert me.tick(due - 1, chance) == []
+        assert me.tick(due, chance) != []
+        now = due
+
+
+def test_step_takes_every_input() -> None:
+    me, chance = channel(), dice()
+    assert of(Broadcast, me.step(NOW, Send(b"text", "a"), chance))
+    assert me.step(NOW, Published("a", b"h"), chance) == [Sent("a", b"h")]
+    assert me.step(NOW, Published("unknown", b"h"), chance) == []
+    assert of(Broadcast, me.step(NOW, SendSync(), chance))
+    assert of(Broadcast, me.step(NOW, SendEphemeral(b"e"), chance))
+    assert delivered(me.step(NOW, Receive([Packet(wire("b"))]), chance)) == ["b"]
+    assert me.step(NOW, Tick(), chance) == []
+
+
+def test_what_cannot_be_sent_is_refused_and_changes_nothing() -> None:
+    me = channel(max_outgoing=2)
+    me.send(NOW, b"text", "a")
+    take(me, wire("b", after=["missing"]))
+    for message_id in ("a", "b", "", "x" * 257):
+        with pytest.raises(ValueError, match=r"ID|message_id"):
+            me.send(NOW, b"text", message_id)
+    for content in (b"", b"x" * 200_000):
+        with pytest.raises(ValueError, match="message"):
+            me.send(NOW, content)
+    with pytest.raises(ValueError, match="content"):
+        me.send_ephemeral(b"")
+    assert log_ids(me) == ["a"]
+    me.send(NOW, b"text")
+    with pytest.raises(ChannelFullError, match="2 messages are unacknowledged"):
+        me.send(NOW, b"text")
+    me.check()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"channel_id": ""},
+        {"sender_id": "x" * 257},
+        {"history_entries": 0},
+        {"history_entries": 255},
+        {"gap_entries": -1},
+        {"gap_window": 257},
+        {"resend_ms": 0},
+        {"resend_possible_ms": 1},
+        {"sync_min_ms": 50_000},
+        {"sync_owed_ms": 0},
+        {"possible_acks": 0},
+        {"max_sends": 0},
+        {"max_missing": 0},
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(given: dict[str, object]) -> None:
+    names: dict[str, object] = {"channel_id": CHANNEL, "sender_id": "me"} | given
+    with pytest.raises(ValueError, match=r"\w"):
+        ChannelConfig(**names)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [(5, 5, 1), (-1, 5, 1), (1, 5, 0)])
+def test_a_repair_that_cannot_work_is_refused(given: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="repair"):
+        RepairConfig(*given)

@@ -1,0 +1,226 @@
+"""What others can send must neither stop a channel nor make it grow."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sds.envelope import Entry, MessageError, SdsMessage, decode_message, encode_message
+from sds.events import Broadcast, Missing, Packet, Reason, Refusal, Refused
+from sds.limits import (
+    MAX_ANSWERS_AT_ONCE,
+    MAX_CLOCK,
+    MAX_LOST_IDS,
+    MAX_PENDING_ANSWERS,
+    MAX_WAITING_SYNCS,
+)
+from sds.snapshot import restore, snapshot
+from tests.interop.vectors import load
+from tests.unit.sds.worlds import NOW, QUICK_REPAIR, SMALL, channel, delivered, dice, of, take, wire
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.data())
+def test_any_bytes_are_taken_or_refused(noise: bytes, data: st.DataObject) -> None:
+    packet = bytearray(wire("a", after=[Entry("b", b"h", "s")], seen=["b"], asks=["c"]))
+    place = data.draw(st.integers(0, len(packet) - 1))
+    packet[place : place + 3] = noise[:3]
+    me = channel(repair=QUICK_REPAIR)
+    take(me, noise, bytes(packet))
+    me.tick(NOW + 1, dice())
+    me.check()
+
+
+def test_strangers_and_noise_are_counted() -> None:
+    me = channel()
+    events = take(me, b"", b"\xff", wire("a", room="elsewhere"), wire("x" * 257))
+    assert [event.reason for event in of(Refused, events)] == [
+        Refusal.MALFORMED,
+        Refusal.MALFORMED,
+        Refusal.FOREIGN,
+        Refusal.MALFORMED,
+    ]
+    assert (me.counts.malformed, me.counts.foreign, me.counts.received) == (3, 1, 4)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SdsMessage("room", "", "s", 1, content=b"x"),
+        SdsMessage("", "a", "s", 1, content=b"x"),
+        SdsMessage("room", "a", "s" * 257, 1, content=b"x"),
+        SdsMessage("room", "a", "s"),
+        SdsMessage("room", "a", "s", 1, tuple(Entry(str(n)) for n in range(257))),
+        SdsMessage("room", "a", "s", 1, (Entry("é" * 129),)),
+        SdsMessage("room", "a", "s", 1, (Entry("b", bytes(257)),)),
+        SdsMessage("room", "a", "s", 1, (Entry("b", None, "s" * 257),)),
+        SdsMessage("room", "a", "s", 1, repair_request=tuple(Entry(str(n)) for n in range(257))),
+        SdsMessage("room", "a", "s", 1, repair_request=(Entry(""),)),
+        SdsMessage("room", "a", "s", 1, content=bytes(150 * 1024)),
+    ],
+)
+def test_messages_past_a_limit_are_refused(message: SdsMessage) -> None:
+    with pytest.raises(MessageError):
+        decode_message(encode_message(message))
+
+
+def test_the_largest_history_is_taken() -> None:
+    me = channel()
+    names = [f"cause{n}" for n in range(256)]
+    (missing,) = of(Missing, take(me, wire("a", after=names)))
+    assert [entry.message_id for entry in missing.messages] == names
+    assert delivered(take(me, *(wire(name) for name in names)))[-1] == "a"
+
+
+def test_other_implementations_messages_are_read_in_all_fields() -> None:
+    for case in load("sds_message")["encode"]:
+        fields = case["fields"]
+        payload = bytes.fromhex(case["bytes"])
+        if case["name"] in {"neither", "all-empty"}:
+            with pytest.raises(MessageError):
+                decode_message(payload)
+            continue
+        message = decode_message(payload)
+        assert (message.message_id, message.sender_id) == (
+            fields["message_id"],
+            fields["sender_id"],
+        )
+        if fields.get("content") != "" and fields.get("bloom_filter") != "":
+            assert encode_message(message) == payload
+
+
+def test_a_full_incoming_buffer_refuses_and_takes_later() -> None:
+    me = channel(max_waiting=10)
+    packets = [wire(f"m{n}", after=[f"cause{n}"]) for n in range(11)]
+    events = take(me, *packets)
+    assert of(Refused, events) == [Refused(Refusal.BUFFER_FULL, "m10")]
+    assert (len(me.incoming), me.counts.buffer_full, len(me.filter)) == (10, 1, 10)
+    assert delivered(take(me, wire("cause0"))) == ["cause0", "m0"]
+    take(me, packets[10])
+    assert len(me.incoming) == 10
+    assert delivered(take(me, wire("cause10"))) == ["cause10", "m10"]
+
+
+@pytest.mark.parametrize("bound", [{"max_waiting_bytes": 5_000}, {"max_missing": 20}])
+def test_bytes_and_wishes_are_bounded(bound: dict[str, object]) -> None:
+    me = channel("me", **bound)
+    for number in range(50):
+        take(me, wire(f"m{number}", after=[f"c{number}-{n}" for n in range(4)]))
+    assert 0 < len(me.incoming) <= 5
+    assert len(me.incoming.wants) <= 20
+
+
+def test_sync_messages_take_half_of_the_wishes_at_most() -> None:
+    me = channel(max_missing=100, repair=QUICK_REPAIR)
+    for number in range(100):
+        take(me, wire(f"s{number}", after=[f"c{number}"], content=None))
+    assert len(me.incoming.wants) == 50
+    take(me, wire("content", after=["cause"]))
+    assert "content" in me.incoming.ids
+
+
+def test_the_oldest_sync_message_makes_room_and_its_wishes_go() -> None:
+    me = channel(repair=QUICK_REPAIR)
+    for number in range(MAX_WAITING_SYNCS + 50):
+        me.receive(NOW, [Packet(wire(f"s{number}", after=[f"c{number}"], content=None))])
+    me.check()
+    assert len(me.incoming) == len(me.incoming.wants) == MAX_WAITING_SYNCS
+    assert me.requests is not None
+    assert me.requests.due.keys() == me.incoming.wants.keys()
+
+
+def test_what_is_lost_is_forgotten_in_the_end() -> None:
+    me = channel(lost_after_ms=10, max_missing=10**6, max_waiting_bytes=10**9)
+    for turn in range(MAX_LOST_IDS // 256 + 3):
+        now = NOW + turn * 100
+        causes = [f"c{turn}-{n}" for n in range(256)]
+        me.receive(now, [Packet(wire(f"m{turn}", after=causes))])
+        me.tick(now + 50, dice())
+    assert len(me.lost) == MAX_LOST_IDS
+    assert len(me.incoming) == 0
+
+
+def test_a_flood_of_repair_requests_is_bounded() -> None:
+    me = channel(repair=QUICK_REPAIR, max_outgoing=10_000, sync_min_ms=40_000)
+    for number in range(1_500):
+        me.send(NOW, b"text", f"m{number}")
+    for start in range(0, 1_500, 30):
+        asks = [f"m{n}" for n in range(start, min(start + 60, 1_500))]
+        me.receive(NOW, [Packet(wire(f"ask{start}", content=None, asks=asks))])
+    assert me.answers is not None
+    assert len(me.answers.pending) == MAX_PENDING_ANSWERS
+    assert me.counts.repair_requests_ignored > 0
+    answers = [e for e in of(Broadcast, me.tick(NOW + 1, dice())) if e.reason is Reason.REPAIR]
+    assert len(answers) == MAX_ANSWERS_AT_ONCE
+
+
+def test_many_circles_end_quickly_and_in_order() -> None:
+    me = channel(max_waiting=5_000)
+    packets = []
+    for number in range(0, 4_000, 2):
+        a, b = f"m{number:05}", f"m{number + 1:05}"
+        packets += [wire(a, after=[b], lamport=number), wire(b, after=[a], lamport=number + 1)]
+    me.receive(NOW, [Packet(packet) for packet in packets])
+    assert len(me.incoming) == 4_000
+    assert delivered(me.tick(NOW + 5_000, dice())) == [f"m{n:05}" for n in range(4_000)]
+
+
+def test_clocks_far_ahead_do_not_enter_histories() -> None:
+    me = channel(history_entries=2)
+    for number in range(5):
+        take(me, wire(f"hostile{number}", lamport=MAX_CLOCK - number))
+    take(me, wire("honest", lamport=NOW + 1))
+    (sent,) = of(Broadcast, me.send(NOW + 2, b"text"))
+    assert [entry.message_id for entry in decode_message(sent.payload).history] == ["honest"]
+
+
+def test_an_empty_filter_makes_nobody_name_more_than_configured() -> None:
+    me = channel(gap_entries=4, history_entries=2)
+    for number in range(300):
+        take(me, wire(f"m{number}", lamport=NOW + number, sender="other"))
+    take(me, wire("new", seen=[], content=None, lamport=NOW + 60_000), now=NOW + 60_000)
+    assert len(me.gaps.told) == 128
+    (sent,) = of(Broadcast, me.send(NOW + 60_000, b"text"))
+    assert len(decode_message(sent.payload).history) == 6
+
+
+def test_long_ids_of_others_do_not_make_our_messages_too_large() -> None:
+    me = channel(history_entries=256)
+    for number in range(256):
+        long = Entry(f"{number:0256}", bytes(256), "s" * 256)
+        packet = wire(long.message_id, sender="s" * 256, lamport=NOW + number)
+        me.receive(NOW, [Packet(packet, bytes(256))])
+    (sent,) = of(Broadcast, me.send(NOW + 999, bytes(100 * 1024)))
+    history = decode_message(sent.payload).history
+    assert [int(entry.message_id) for entry in history] == list(range(256 - len(history), 256))
+    assert 50 < len(history) < 60
+    usual = channel(history_entries=256, max_outgoing=300)
+    for _ in range(257):
+        (sent,) = of(Broadcast, usual.send(NOW, b"text"))
+    assert len(decode_message(sent.payload).history) == 256
+
+
+def test_a_large_message_is_sent_again_without_a_filter_if_need_be() -> None:
+    me = channel(filter_every=10, max_sends=5)
+    room = 150 * 1024 - SMALL.size_bytes
+    me.send(NOW, bytes(room), "large")
+    (again,) = of(Broadcast, me.tick(NOW + 30_000, dice()))[:1]
+    message = decode_message(again.payload)
+    assert (message.message_id, message.bloom_filter) == ("large", None)
+
+
+def test_hints_that_are_too_long_are_not_kept() -> None:
+    me = channel()
+    me.receive(NOW, [Packet(wire("a"), bytes(257))])
+    assert [entry.hint for entry in me.log.entries()] == [None]
+    me.send(NOW, b"text", "mine")
+    with pytest.raises(ValueError, match="hint"):
+        me.published("mine", bytes(257))
+    assert len(restore(me.config, snapshot(me)).log) == 2
+
+
+def test_wishes_that_are_there_already_do_not_count_twice() -> None:
+    me = channel(max_missing=4)
+    causes = [f"c{number}" for number in range(4)]
+    for number in range(10):
+        take(me, wire(f"m{number}", after=causes))
+    assert (len(me.incoming), len(me.incoming.wants)) == (10, 4)

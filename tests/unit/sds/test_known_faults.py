@@ -1,0 +1,240 @@
+"""What other implementations do wrong, one test each: ours behaves."""
+
+import pytest
+
+from sds.channel import MessageChannel
+from sds.envelope import Entry, decode_message
+from sds.events import (
+    Acknowledged,
+    Broadcast,
+    ClockCapped,
+    EphemeralReceived,
+    GaveUp,
+    Lost,
+    Missing,
+    Packet,
+    PossiblyAcknowledged,
+    Reason,
+    RepairAnswered,
+    RepairRequested,
+    Sent,
+)
+from sds.limits import MAX_CLOCK
+from tests.unit.sds.worlds import (
+    NOW,
+    QUICK_REPAIR,
+    SMALL,
+    channel,
+    delivered,
+    dice,
+    log_ids,
+    of,
+    payloads,
+    take,
+    wire,
+)
+
+
+def test_the_same_text_sent_twice_and_by_two_is_three_messages() -> None:
+    mine, yours, reader = channel("mine"), channel("yours"), channel("reader")
+    sent = [
+        payloads(mine.send(NOW, b"yes"))[0],
+        payloads(mine.send(NOW, b"yes"))[0],
+        payloads(yours.send(NOW, b"yes"))[0],
+    ]
+    assert len(delivered(take(reader, *sent))) == 3
+    assert len(log_ids(reader)) == 3
+
+
+@pytest.mark.parametrize("kind", [b"text", None])
+def test_one_filter_seen_twice_is_one_witness(kind: bytes | None) -> None:
+    me = channel()
+    me.send(NOW, b"mine", "mine")
+    packet = wire("theirs", content=kind, seen=["mine"])
+    first = of(PossiblyAcknowledged, take(me, packet))
+    assert [event.filters for event in first] == [1]
+    again = take(me, packet, packet)
+    assert of(Acknowledged, again) == []
+    assert "mine" in me.outgoing
+    other = take(me, wire("other", seen=["mine", "theirs"]))
+    assert [event.message_id for event in of(Acknowledged, other)] == ["mine"]
+
+
+def test_a_cause_that_waits_itself_is_not_met() -> None:
+    me = channel()
+    take(me, wire("second", after=["first"], lamport=NOW + 1))
+    events = take(me, wire("third", after=["second"], lamport=NOW + 2))
+    assert delivered(events) == []
+    assert of(Missing, events) == []
+    events = take(me, wire("first", lamport=NOW))
+    assert delivered(events) == ["first", "second", "third"]
+
+
+def test_giving_up_a_cause_unblocks_what_waits_for_it() -> None:
+    me = channel(lost_after_ms=1_000)
+    take(me, wire("second", after=["first"], lamport=NOW + 1))
+    take(me, wire("third", after=["second"], lamport=NOW + 2))
+    assert delivered(me.tick(NOW + 1_000, dice())) == []
+    events = me.tick(NOW + 1_001, dice())
+    assert [event.message_ids for event in of(Lost, events)] == [("first",)]
+    assert delivered(events) == ["second", "third"]
+    me.check()
+    late = take(me, wire("first", lamport=NOW), now=NOW + 2_000)
+    assert delivered(late) == ["first"]
+    assert log_ids(me) == ["first", "second", "third"]
+    assert me.lost == {}
+
+
+@pytest.mark.parametrize("size", [0, 1, SMALL.size_bytes - 1, SMALL.size_bytes + 8])
+def test_a_filter_of_another_size_says_nothing_and_loses_nothing(size: int) -> None:
+    me = channel()
+    me.send(NOW, b"mine", "mine")
+    events = take(me, wire("theirs", bloom_filter=b"\xff" * size))
+    assert delivered(events) == ["theirs"]
+    assert of(PossiblyAcknowledged, events) == []
+    assert of(Acknowledged, events) == []
+    assert me.counts.filters_unreadable == (1 if size else 0)
+
+
+def test_ephemeral_messages_are_handed_out_and_leave_no_trace() -> None:
+    me, you = channel("me"), channel("you")
+    sent = payloads(me.send_ephemeral(b"typing"))
+    events = take(you, *sent)
+    assert [(event.sender_id, event.content) for event in of(EphemeralReceived, events)] == [
+        ("me", b"typing")
+    ]
+    assert (len(you.log), len(you.filter), len(me.outgoing), len(me.log)) == (0, 0, 0, 0)
+    message = decode_message(sent[0])
+    assert (message.lamport, message.history, message.bloom_filter) == (None, (), None)
+
+
+def test_order_is_by_number_and_by_code_point() -> None:
+    me = channel()
+    clocks = [9, 10, 100, 2**53, 2**53 + 1, 2**63, MAX_CLOCK]
+    names = ["b", "B", "a", "Ä", "z", "-", "\U0001f642", "\uffff"]
+    for clock in reversed(clocks):
+        for name in names:
+            take(me, wire(f"{name}{clock}", lamport=clock))
+    expected = [f"{name}{clock}" for clock in clocks for name in sorted(names)]
+    assert log_ids(me) == expected
+    by_bytes = sorted(names, key=str.encode)
+    assert by_bytes == sorted(names)
+
+
+def test_the_largest_clock_leaves_room_for_ours() -> None:
+    me = channel(max_clock_ahead_ms=5_000)
+    events = take(me, wire("hostile", lamport=MAX_CLOCK))
+    assert [event.lamport for event in of(ClockCapped, events)] == [MAX_CLOCK]
+    assert me.counts.clocks_capped == 1
+    assert me.clock.value == NOW + 5_000
+    mine = decode_message(payloads(me.send(NOW, b"mine", "mine"))[0])
+    assert mine.lamport == NOW + 5_001
+    assert mine.history == ()
+    assert log_ids(me) == ["mine", "hostile"]
+
+
+def test_a_repair_request_is_repeated_until_the_message_comes() -> None:
+    me = channel(repair=QUICK_REPAIR, lost_after_ms=None, sync_min_ms=10**6, sync_max_ms=10**6)
+    take(me, wire("second", after=[Entry("first", None, "peer")]))
+    asked = 0
+    for now in range(NOW, NOW + 4_000, 50):
+        asked += len(of(RepairRequested, me.tick(now, dice())))
+        me.check()
+    assert asked >= 3
+    take(me, wire("first", lamport=NOW - 1))
+    for now in range(NOW + 4_000, NOW + 6_000, 50):
+        assert of(RepairRequested, me.tick(now, dice())) == []
+
+
+def test_five_with_loss_repair_each_other() -> None:
+    names = ["a", "b", "c", "d", "e"]
+    options = {"repair": QUICK_REPAIR, "lost_after_ms": None, "gap_entries": 4}
+    group = {name: channel(name, **options) for name in names}
+    chance, now, numbers = dice(5), NOW, iter(range(40))
+    for turn in range(1_600):
+        now += 250
+        out: list[tuple[str, bytes]] = []
+        for name, member in group.items():
+            number = next(numbers, None) if turn % 10 == 0 else None
+            if number is not None:
+                out += [(name, p) for p in payloads(member.send(now, b"%d" % number))]
+            out += [(name, p) for p in payloads(member.tick(now, chance))]
+        for sender, payload in out:
+            for name, member in group.items():
+                if name != sender and chance.random() > 0.15:
+                    member.receive(now, [Packet(payload)])
+    logs = [log_ids(member) for member in group.values()]
+    assert [len(log) for log in logs] == [40] * 5
+    assert all(log == logs[0] for log in logs)
+
+
+def test_a_resend_gives_later_histories_the_hint_that_works() -> None:
+    me = channel()
+    me.send(NOW, b"mine", "mine")
+    assert me.published("mine", b"never stored") == [Sent("mine", b"never stored")]
+    events = me.tick(NOW + 30_000, dice())
+    assert [event.reason for event in of(Broadcast, events)][:1] == [Reason.RESEND]
+    me.published("mine", b"stored")
+    second = decode_message(payloads(me.send(NOW + 30_001, b"next"))[0])
+    assert second.history == (Entry("mine", b"stored", "me"),)
+
+
+def test_all_hints_for_a_missing_message_are_told_and_its_id() -> None:
+    me = channel()
+    take(me, wire("second", after=[Entry("first", b"old", "peer")]))
+    take(me, wire("third", after=[Entry("first", b"new", None)]))
+    (missing,) = me.missing()
+    assert (missing.message_id, missing.hints, missing.sender_id) == (
+        "first",
+        (b"old", b"new"),
+        "peer",
+    )
+
+
+def test_giving_up_is_not_acknowledgement() -> None:
+    me = channel(max_sends=3)
+    me.send(NOW, b"mine", "mine")
+    seen = [event for now in range(0, 200_000, 1_000) for event in me.tick(NOW + now, dice())]
+    resent = [event for event in of(Broadcast, seen) if event.reason is Reason.RESEND]
+    assert len(resent) == 2
+    assert of(GaveUp, seen) == [GaveUp("mine", 3)]
+    assert of(Acknowledged, seen) == []
+    assert of(Sent, seen) == []
+    assert len(me.outgoing) == 0
+
+
+def _undetectable(gap_entries: int) -> tuple[MessageChannel, MessageChannel, list[bytes]]:
+    """Carol lacks "lost", which Dave acknowledged; two concurrent messages hide it since."""
+    options = {"gap_entries": gap_entries, "repair": QUICK_REPAIR, "lost_after_ms": None}
+    alice, carol = channel("alice", **options), channel("carol", **options)
+    alice.send(NOW, b"lost", "lost")
+    take(alice, wire("ack", after=["lost"], sender="dave", content=None))
+    for member in (alice, carol):
+        take(member, wire("b1", sender="bob", lamport=NOW + 2))
+        take(member, wire("b2", after=["b1"], sender="bob", lamport=NOW + 3))
+    assert len(alice.outgoing) == 0
+    return alice, carol, payloads(alice.send(NOW + 10, b"next"))
+
+
+@pytest.mark.parametrize("gap_entries", [0, 4])
+def test_a_message_that_no_history_names_any_longer_is_found_by_filters(gap_entries: int) -> None:
+    alice, carol, packets = _undetectable(gap_entries)
+    for turn in range(1, 200):
+        now = NOW + turn * 500
+        take(carol, *packets, now=now)
+        packets = payloads(alice.tick(now, dice()))
+        take(alice, *payloads(carol.tick(now, dice())), now=now)
+    assert ("lost" in log_ids(carol)) == bool(gap_entries)
+    assert (log_ids(carol) == log_ids(alice)) == bool(gap_entries)
+
+
+def test_an_answer_is_sent_once_and_not_again_at_once() -> None:
+    me = channel(repair=QUICK_REPAIR)
+    me.send(NOW, b"mine", "mine")
+    take(me, wire("ask", content=None, asks=["mine"]))
+    take(me, wire("ask2", content=None, asks=["mine"]))
+    assert of(RepairAnswered, me.tick(NOW, dice())) == [RepairAnswered("mine")]
+    take(me, wire("ask3", content=None, asks=["mine"]))
+    assert of(RepairAnswered, me.tick(NOW + 99, dice())) == []
+    take(me, wire("ask4", content=None, asks=["mine"]), now=NOW + 100)
+    assert of(RepairAnswered, me.tick(NOW + 100, dice())) == [RepairAnswered("mine")]

@@ -1,0 +1,83 @@
+"""When a participant speaks, and what it says that others miss."""
+
+from sds.envelope import decode_message
+from sds.events import Acknowledged, PossiblyAcknowledged
+from sds.gaps import GAP_GRACE_MS, MAX_TELLINGS
+from sds.pace import Pace
+from tests.unit.sds.worlds import NOW, SMALL, channel, config, dice, of, payloads, take, wire
+
+LATER = NOW + 60_000
+
+
+def test_whoever_hears_draws_a_new_silence_and_keeps_its_limits() -> None:
+    pace, chance = Pace(NOW, config(sync_at_least_ms=10**9)), dice()
+    pace.due_ms(chance)
+    limits = pace.limits
+    silences = set()
+    for turn in range(5):
+        pace.heard(NOW + turn)
+        silences.add(pace.due_ms(chance) - NOW - turn)
+        assert pace.limits == limits
+    assert len(silences) == 5
+    assert all(20_000 <= silence <= 40_000 for silence in silences)
+    pace.spoke(NOW)
+    pace.due_ms(chance)
+    assert pace.limits != limits
+
+
+def test_a_participant_is_not_silent_for_ever() -> None:
+    pace, chance = Pace(NOW, config(sync_at_least_ms=100_000)), dice()
+    for turn in range(20):
+        pace.heard(NOW + turn * 10_000)
+    assert pace.due_ms(chance) >= NOW + 50_000
+    assert pace.due_ms(chance) <= NOW + 100_000
+
+
+def test_the_best_filter_decides_how_sure_an_acknowledgement_is() -> None:
+    me = channel(possible_acks=9)
+    me.send(NOW, b"text", "a")
+    (first,) = of(PossiblyAcknowledged, take(me, wire("x", seen=["a"])))
+    fuller = ["a", *map(str, range(500))]
+    (second,) = of(PossiblyAcknowledged, take(me, wire("y", seen=fuller)))
+    assert second.filters == 2
+    assert second.error_probability == first.error_probability
+
+
+def test_an_own_message_that_was_forgotten_is_no_witness() -> None:
+    me = channel(possible_acks=1)
+    me.send(NOW, b"text", "a")
+    events = take(me, wire("forgotten", sender="me", after=["a"], seen=["a"]))
+    assert of(Acknowledged, events) == []
+    assert "a" in me.outgoing
+
+
+def test_what_somebody_lacks_is_named_a_few_times() -> None:
+    me = channel(gap_entries=4, history_entries=1)
+    take(me, wire("gap", lamport=NOW), wire("newer", after=["gap"], lamport=NOW + 1))
+    take(me, wire("sync", seen=["newer"], sender="b", content=None, lamport=LATER), now=LATER)
+    named = []
+    for _ in range(MAX_TELLINGS + 2):
+        message = decode_message(payloads(me.send_sync(LATER))[0])
+        named.append([entry.message_id for entry in message.history])
+    assert named == [["gap", "newer"]] * MAX_TELLINGS + [["newer"]] * 2
+
+
+def test_anothers_naming_is_enough() -> None:
+    me = channel(gap_entries=4)
+    take(me, wire("gap", lamport=NOW))
+    take(me, wire("sync", seen=[], sender="b", content=None, lamport=LATER), now=LATER)
+    assert list(me.gaps.told) == ["gap"]
+    take(me, wire("c", after=["gap"], sender="c", lamport=LATER), now=LATER)
+    assert me.gaps.told == {}
+
+
+def test_what_may_be_on_its_way_and_the_senders_own_are_no_gaps() -> None:
+    me = channel(gap_entries=4, gap_every_ms=1)
+    take(me, wire("old", sender="b", lamport=NOW), wire("new", lamport=LATER))
+    now = LATER + GAP_GRACE_MS
+    empty = bytes(SMALL.size_bytes)
+    take(me, wire("s", bloom_filter=empty, sender="b", content=None, lamport=now), now=now)
+    assert me.gaps.told == {}
+    sync = wire("s", bloom_filter=empty, sender="b", content=None, lamport=now + 1)
+    take(me, sync, now=now + 1)
+    assert list(me.gaps.told) == ["new"]

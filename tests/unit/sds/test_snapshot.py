@@ -1,0 +1,104 @@
+"""A channel goes on exactly where it was saved, and not from damaged bytes."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sds.bloom import FilterShape
+from sds.channel import MessageChannel
+from sds.envelope import Entry
+from sds.events import Packet
+from sds.snapshot import CHECKSUM_BYTES, SnapshotError, _checksum, restore, snapshot
+from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, dice, log_ids, take, wire
+
+
+def full_channel() -> MessageChannel:
+    """One of everything: log, buffers, wishes, requests, answers, what is lost, gaps."""
+    me = channel(repair=QUICK_REPAIR, lost_after_ms=5_000, gap_entries=2, possible_acks=3)
+    for number in range(30):
+        me.send(NOW + number, b"%d" % number, f"mine{number}")
+    me.published("mine3", b"hint")
+    take(me, wire("gone-by", after=["lost"], lamport=NOW + 1))
+    take(me, wire("seen", after=["mine1"], seen=["mine2", "mine3"], asks=["mine4"]))
+    me.tick(NOW + 6_000, dice())
+    take(me, wire("waits", after=[Entry("m", b"h", "x")], lamport=NOW + 9), now=NOW + 6_500)
+    take(me, wire("s", after=["m", "waits"], content=None, lamport=NOW + 60_000), now=NOW + 7_000)
+    take(me, wire("full", seen=["seen"], lamport=NOW + 90_000), now=NOW + 90_000)
+    return me
+
+
+def test_a_restored_channel_behaves_as_the_saved_one() -> None:
+    me = full_channel()
+    data = snapshot(me)
+    again = restore(me.config, data)
+    again.check()
+    assert snapshot(again) == data
+    assert (me.lost, len(me.incoming), bool(me.gaps.told)) == ({"lost": None}, 2, True)
+    packets = [Packet(wire("m", lamport=NOW)), Packet(wire("later", after=["m", "waits"]))]
+    for now in range(NOW + 91_000, NOW + 200_000, 700):
+        ours, theirs = me.tick(now, dice(now)), again.tick(now, dice(now))
+        assert ours == theirs
+        assert me.next_due_ms(dice(now)) == again.next_due_ms(dice(now))
+    assert me.receive(NOW, packets) == again.receive(NOW, packets)
+    assert me.send(NOW, b"next") == again.send(NOW, b"next")
+    assert snapshot(me) == snapshot(again)
+
+
+def test_a_long_log_is_restored_with_its_pages() -> None:
+    me = channel(max_outgoing=10_000, keep_entries=2_500)
+    for number in range(4_000):
+        me.send(NOW + number, b"%d" % number)
+        me.outgoing.remove(log_ids(me)[-1] if number < 5 else next(iter(me.outgoing.by_id)))
+    me.tick(NOW + 4_000, dice())
+    again = restore(me.config, snapshot(me))
+    again.check()
+    assert log_ids(again) == log_ids(me)
+    assert again.log.pruned == me.log.pruned > 0
+    assert len(again.log.met) == len(me.log.met)
+    assert len(snapshot(me)) < 150 * 4_000
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_damage_is_refused(data: st.DataObject) -> None:
+    good = snapshot(full_channel())
+    place = data.draw(st.integers(0, len(good) - 1))
+    bit = data.draw(st.integers(0, 7))
+    flipped = bytearray(good)
+    flipped[place] ^= 1 << bit
+    for damaged in (bytes(flipped), good[:place], good + b"x"):
+        with pytest.raises(SnapshotError):
+            restore(full_channel().config, damaged)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_damage_under_a_right_checksum_is_an_error_or_a_channel(data: st.DataObject) -> None:
+    me = full_channel()
+    body = bytearray(snapshot(me)[:-CHECKSUM_BYTES])
+    body[data.draw(st.integers(5, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        restore(me.config, bytes(body) + _checksum(bytes(body)))
+    except SnapshotError:
+        return
+
+
+def test_what_belongs_elsewhere_is_refused() -> None:
+    me = channel()
+    data = snapshot(me)
+    others = [
+        replace(me.config, sender_id="you"),
+        replace(me.config, channel_id="hall"),
+        replace(me.config, filter=FilterShape(999, 0.001)),
+    ]
+    for other in others:
+        with pytest.raises(SnapshotError, match="snapshot"):
+            restore(other, data)
+    newer = bytearray(data[:-CHECKSUM_BYTES])
+    newer[4] = 2
+    with pytest.raises(SnapshotError, match="version 2"):
+        restore(me.config, bytes(newer) + _checksum(bytes(newer)))
+    with pytest.raises(SnapshotError, match="no snapshot"):
+        restore(me.config, b"")

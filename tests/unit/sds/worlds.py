@@ -1,0 +1,79 @@
+"""Channels to try: made at a fixed time, with the noise of pacing out of the way."""
+
+import random
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from sds.bloom import FilterShape, filter_of
+from sds.channel import MessageChannel
+from sds.config import ChannelConfig, RepairConfig
+from sds.envelope import Entry, SdsMessage, encode_message
+from sds.events import Broadcast, Delivered, Event, Packet
+
+NOW = 1_763_625_600_000
+CHANNEL = "room"
+SMALL = FilterShape(1_000, 0.001)
+QUICK_REPAIR = RepairConfig(100, 400)
+E = TypeVar("E", bound=Event)
+
+
+def config(sender: str = "me", **given: object) -> ChannelConfig:
+    values: dict[str, Any] = {"filter": SMALL, "repair": None, "gap_entries": 0} | given
+    return ChannelConfig(CHANNEL, sender, **values)
+
+
+def channel(sender: str = "me", **given: object) -> MessageChannel:
+    return MessageChannel(config(sender, **given), NOW, dice())
+
+
+def dice(seed: int = 0) -> random.Random:
+    return random.Random(seed)
+
+
+def of(kind: type[E], events: Iterable[Event]) -> list[E]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def payloads(events: Iterable[Event]) -> list[bytes]:
+    return [event.payload for event in of(Broadcast, events)]
+
+
+def delivered(events: Iterable[Event]) -> list[str]:
+    return [event.message_id for event in of(Delivered, events)]
+
+
+def log_ids(of_channel: MessageChannel) -> list[str]:
+    return [entry.message_id for entry in of_channel.log.entries()]
+
+
+def wire(
+    message_id: str,
+    *,
+    after: Iterable[str | Entry] = (),
+    lamport: int | None = NOW,
+    sender: str = "peer",
+    content: bytes | None = b"text",
+    seen: Iterable[str] | None = None,
+    bloom_filter: bytes | None = None,
+    asks: Iterable[str] = (),
+    room: str = CHANNEL,
+) -> bytes:
+    """A message of somebody else; ``seen`` are the IDs of its filter."""
+    return encode_message(
+        SdsMessage(
+            room,
+            message_id,
+            sender,
+            lamport,
+            tuple(Entry(entry) if isinstance(entry, str) else entry for entry in after),
+            bloom_filter if seen is None else filter_of(SMALL, seen),
+            tuple(Entry(entry) for entry in asks),
+            content,
+        )
+    )
+
+
+def take(into: MessageChannel, *messages: bytes, now: int = NOW) -> list[Event]:
+    events = into.receive(now, [Packet(message) for message in messages])
+    into.check()
+    return events

@@ -1,0 +1,315 @@
+"""Calls between hosts: a stream of frames each way, as gRPC gives them.
+
+Frames of one direction arrive in their order, each once, until the call ends or breaks. It may
+break at any frame; then the two ends learn of it at different times, and what is on its way is
+lost. A writer waits while the reader leaves `STREAM_WINDOW_FRAMES` frames unread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from sim.limits import STREAM_WINDOW_FRAMES
+from sim.marks import Mark
+from sim.tasks import Promise
+
+if TYPE_CHECKING:
+    from sim.network import Network
+
+
+class Status(StrEnum):
+    """How a call ended: those codes of gRPC that matter here."""
+
+    OK = "ok"
+    CANCELLED = "cancelled"
+    INVALID_ARGUMENT = "invalid argument"
+    DEADLINE_EXCEEDED = "deadline exceeded"
+    FAILED_PRECONDITION = "failed precondition"
+    RESOURCE_EXHAUSTED = "resource exhausted"
+    ABORTED = "aborted"
+    OUT_OF_RANGE = "out of range"
+    UNAVAILABLE = "unavailable"
+
+
+class Closed(Exception):
+    """A call ended with an error."""
+
+    def __init__(self, status: Status, sentence: str) -> None:
+        super().__init__(f"{status}: {sentence}")
+        self.status = status
+        self.sentence = sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last thing of a direction: no frame follows."""
+
+    status: Status = Status.OK
+    sentence: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What both sides of a call say in its metadata."""
+
+    node_id: str
+    store_id: str
+
+
+LINE_LOST: Final = "the connection broke"
+
+
+class Pipe:
+    """One direction of a call."""
+
+    def __init__(self, network: Network, sender: str, receiver: str) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.stalled: deque[Any] = deque()
+        self._network = network
+        self._arrives_ns = 0
+        self._under_way = 0
+        self._arrived: deque[Any] = deque()
+        self._reader: Promise[Any] | None = None
+        self._blocked: tuple[Any, Promise[None]] | None = None
+        self._error: Closed | None = None
+        self._last: Ended | None = None
+        self._ignored = False
+        self.on_end: Callable[[], None] = _nothing
+
+    def send(self, frame: object) -> Promise[None]:
+        """Send a frame; kept when there is room for another."""
+        taken: Promise[None] = Promise()
+        assert self._blocked is None, "a frame is sent while another waits"
+        if self._error is not None:
+            taken.fail(self._error)
+        elif self._ignored:
+            taken.keep(None)
+        elif self._unread < STREAM_WINDOW_FRAMES:
+            self._launch(frame)
+            taken.keep(None)
+        else:
+            self._blocked = frame, taken
+            self._network.marks[str(Mark.HELD_UP)] += 1
+        return taken
+
+    def end(self, last: Ended) -> None:
+        """Send the last thing; there is always room for it."""
+        if self._error is None and self._last is None:
+            self._last = last
+            self._launch(last)
+
+    def ignore(self) -> None:
+        """Nobody reads any more; frames are taken and dropped."""
+        self._ignored = True
+        if self._blocked is not None:
+            self._blocked[1].keep(None)
+            self._blocked = None
+
+    def read(self) -> Promise[Any]:
+        """The next frame, or `Ended`."""
+        reader = self._reader
+        waits = reader is not None and not reader.settled and reader.waiter is not None
+        assert not waits, "two read one stream"
+        self._reader = Promise()
+        self._hand_over()
+        return self._reader
+
+    def put_back(self, frame: object) -> None:
+        """Let a frame be the next to be read again."""
+        self._arrived.appendleft(frame)
+
+    def lose(self, error: Closed) -> None:
+        """Nothing goes through any more."""
+        if self._error is not None:
+            return
+        self._error = error
+        self.stalled.clear()
+        if self._blocked is not None:
+            self._blocked[1].fail(error)
+            self._blocked = None
+        self._hand_over()
+
+    def flow(self) -> None:
+        """What was held up by a partition goes on."""
+        stalled, self.stalled = self.stalled, deque()
+        if stalled:
+            self._network.marks[str(Mark.STALLED)] += 1
+        for item in stalled:
+            self._fly(item)
+
+    def check(self) -> None:
+        """Verify the bound on what is under way.
+
+        Raises:
+            AssertionError: it is passed.
+        """
+        assert self._unread <= STREAM_WINDOW_FRAMES + 2, "more is under way than the window lets"
+        assert len(self.stalled) <= self._under_way, "more is held up than is under way"
+
+    @property
+    def _unread(self) -> int:
+        return self._under_way + len(self._arrived)
+
+    def _launch(self, item: object) -> None:
+        self._under_way += 1
+        self._fly(item)
+
+    def _fly(self, item: object) -> None:
+        network = self._network
+        delay_ns = network.delay_ns(self.sender, self.receiver)
+        self._arrives_ns = max(self._arrives_ns, network.timeline.now_ns + delay_ns)
+        network.timeline.at(self._arrives_ns, lambda: self._arrive(item))
+
+    def _arrive(self, item: object) -> None:
+        if self._error is not None:
+            return
+        if self.stalled or self._network.is_cut(self.sender, self.receiver):
+            self.stalled.append(item)
+            return
+        self._under_way -= 1
+        self._arrived.append(item)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        reader = self._reader
+        if reader is None or reader.settled:
+            return
+        if self._error is not None:
+            reader.fail(self._error)
+        elif self._arrived:
+            item = self._arrived.popleft()
+            reader.keep(item)
+            self._unblock()
+            if isinstance(item, Ended):
+                self.on_end()
+
+    def _unblock(self) -> None:
+        if self._blocked is not None:
+            (frame, taken), self._blocked = self._blocked, None
+            self._launch(frame)
+            taken.keep(None)
+
+
+class End:
+    """One end of a call; ``there`` is who is at the other.
+
+    Every read and write fails with `Closed` once the call has ended with an error. ``on_lost`` is
+    then called too, once, so that whoever does something else meanwhile learns of it.
+    """
+
+    def __init__(self, call: Call, inward: Pipe, outward: Pipe, there: Identity) -> None:
+        self.there = there
+        self.on_lost: Callable[[Closed], None] | None = None
+        self._call = call
+        self._in = inward
+        self._out = outward
+        self._lost = False
+
+    def read(self) -> Promise[Any]:
+        """The next frame, or `Ended` when the other side has no more."""
+        return self._in.read()
+
+    def put_back(self, frame: object) -> None:
+        """Let a frame be the next to be read again."""
+        self._in.put_back(frame)
+
+    def send(self, frame: object) -> Promise[None]:
+        """Send a frame; kept when there is room for another."""
+        promise = self._out.send(frame)
+        self._call.sent()
+        return promise
+
+    def half_close(self) -> None:
+        """The caller has no more frames."""
+        self._out.end(Ended())
+
+    def finish(self, status: Status = Status.OK, sentence: str = "") -> None:
+        """The callee ends the call; the caller reads what was sent before."""
+        self._out.end(Ended(status, sentence))
+        self._in.ignore()
+
+    def cancel(self) -> None:
+        """The caller leaves; nothing to do when the call has ended."""
+        self._call.cancel()
+
+    def lose(self, error: Closed) -> None:
+        """The call has ended with an error, as this end learns now."""
+        if self._lost:
+            return
+        self._lost = True
+        self._in.lose(error)
+        if self.on_lost is not None:
+            self.on_lost(error)
+
+
+class Call:
+    """A call under way, as the network sees it."""
+
+    def __init__(self, network: Network, caller: str, callee: str, who: Identity) -> None:
+        self.hosts = caller, callee
+        self.pipes = Pipe(network, caller, callee), Pipe(network, callee, caller)
+        there, back = self.pipes
+        self.caller = End(self, back, there, Identity("", ""))
+        self.callee = End(self, there, back, who)
+        self.over = False
+        self._network = network
+        back.on_end = self._over
+
+    def sent(self) -> None:
+        """A frame was sent, at which the call may break."""
+        if not self.over and self._network.breaks_now():
+            self._network.trace.note(self.hosts[0], f"call to {self.hosts[1]} breaks")
+            self._network.marks[str(Mark.TORN)] += 1
+            self.break_off()
+
+    def cancel(self) -> None:
+        """The caller leaves: it hears nothing any more, the callee learns of it later."""
+        if not self.over:
+            self._over()
+            self.pipes[1].lose(Closed(Status.CANCELLED, "the caller has left"))
+            self._tell(self.callee, Closed(Status.CANCELLED, "the caller has left"))
+
+    def refuse(self, error: Closed) -> None:
+        """Nobody takes the call; the caller learns of it."""
+        if not self.over:
+            self._over()
+            self._tell(self.caller, error)
+
+    def break_off(self) -> None:
+        """What is on its way is lost, and both ends learn of it sooner or later."""
+        if not self.over:
+            self._over()
+            for end in (self.caller, self.callee):
+                self._tell(end, Closed(Status.UNAVAILABLE, LINE_LOST))
+
+    def drop(self, host: str) -> None:
+        """A host is gone: the other end learns of it, if it lasts that long."""
+        if not self.over:
+            self._over()
+            other = self.callee if host == self.hosts[0] else self.caller
+            self._tell(other, Closed(Status.UNAVAILABLE, LINE_LOST))
+
+    def _tell(self, end: End, error: Closed) -> None:
+        network = self._network
+        pipe = self.pipes[0] if end is self.callee else self.pipes[1]
+        delay_ns = network.notice_ns(pipe.sender, pipe.receiver)
+        network.timeline.after(delay_ns, lambda: self._lose(end, error))
+
+    def _lose(self, end: End, error: Closed) -> None:
+        for pipe in self.pipes:
+            pipe.lose(error)
+        end.lose(error)
+
+    def _over(self) -> None:
+        if not self.over:
+            self.over = True
+            self._network.forget(self)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,128 @@
+"""What goes wrong, and when: tasks that break things, and put them right in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from sim.dice import happens
+from sim.limits import NS_PER_MS, NS_PER_S
+from sim.node import Node
+from sim.tasks import Steps, Task
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+_Fault: TypeAlias = Callable[[], Steps[None]]
+
+_BUSY_MOMENTS: Final = 0.7
+"""Share of faults that wait for something to be under way, where they do more harm."""
+
+_LOOK_EVERY_NS: Final = 20 * NS_PER_MS
+_LOOKS: Final = 250
+
+
+class FaultInjector:
+    """Breaks things until `stop`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._dice = world.dice
+        self._tasks: list[Task] = []
+
+    def start(self) -> None:
+        """Begin with all the kinds that the scenario has."""
+        faults, weather = self._world.scenario.faults, self._world.network.weather
+        weather.breaks, weather.unnoticed = faults.breaks, faults.unnoticed
+        weather.lost, weather.twice = faults.lost, faults.twice
+        for database in self._world.databases:
+            database.weather.crashes = faults.commit_crashes
+        for every_ns, what in (
+            (faults.crash_every_ns, self._crash),
+            (faults.partition_every_ns, self._partition),
+            (faults.outage_every_ns, self._outage),
+            (faults.jump_every_ns if faults.skew_ns else 0, self._jump),
+            (faults.index_lost_every_ns, self._lose_index),
+        ):
+            if every_ns:
+                self._begin(what.__name__, self._again(every_ns, what))
+        if faults.skew_ns:
+            for node in self._world.nodes:
+                self._skew(node)
+
+    def stop(self) -> None:
+        """Let everything go right from now on."""
+        world = self._world
+        for task in self._tasks:
+            task.cancel()
+        weather = world.network.weather
+        weather.breaks = weather.lost = weather.twice = weather.unnoticed = 0.0
+        world.network.heal()
+        for database in world.databases:
+            database.available = True
+            database.weather.crashes = 0.0
+        for node in world.nodes:
+            node.clock.offset_ns = 0
+
+    def _begin(self, name: str, steps: Steps[None]) -> None:
+        self._tasks.append(Task(self._world.timeline, name, lambda _: steps, lambda _: None))
+
+    def _again(self, every_ns: int, what: _Fault) -> Steps[None]:
+        while True:
+            yield from self._world.sleep(int(self._dice.uniform(0, 2) * every_ns))
+            if happens(self._dice, _BUSY_MOMENTS):
+                yield from self._busy_moment()
+            yield from what()
+
+    def _busy_moment(self) -> Steps[None]:
+        """Wait until a call is under way, and a little longer: for a time without one, not long."""
+        for _ in range(_LOOKS):
+            if self._world.network.calls:
+                break
+            yield from self._world.sleep(_LOOK_EVERY_NS)
+        delay_ns = self._world.scenario.network_delay_ns + self._world.scenario.disk_delay_ns
+        yield from self._world.sleep(int(self._dice.uniform(0, 20) * delay_ns))
+
+    def _crash(self) -> Steps[None]:
+        up = [node for node in self._world.nodes if node.process is not None]
+        if up:
+            self._dice.choice(up).crash("by force")
+        yield from ()
+
+    def _partition(self) -> Steps[None]:
+        world = self._world
+        names = [node.name for node in world.nodes] + [each.name for each in world.clients]
+        here = set(self._dice.sample(names, self._dice.randint(1, len(names) - 1)))
+        pairs = [
+            (one, other) for one in names for other in names if one in here and other not in here
+        ]
+        world.trace.note("net", f"cuts off {sorted(here)}")
+        world.network.cut(pairs)
+        yield from world.sleep(int(self._dice.uniform(0, 1) ** 2 * 15 * NS_PER_S))
+        world.trace.note("net", "is whole again")
+        world.network.heal()
+
+    def _outage(self) -> Steps[None]:
+        database = self._dice.choice(self._world.databases)
+        self._world.trace.note(database.store_id, "is away")
+        database.available = False
+        yield from self._world.sleep(int(self._dice.uniform(0.1, 5) * NS_PER_S))
+        self._world.trace.note(database.store_id, "is back")
+        database.available = True
+
+    def _jump(self) -> Steps[None]:
+        self._skew(self._dice.choice(self._world.nodes))
+        yield from ()
+
+    def _lose_index(self) -> Steps[None]:
+        node = self._dice.choice(self._world.nodes)
+        if node.process is not None and node.index is not None:
+            node.index.lose()
+        yield from ()
+
+    def _skew(self, node: Node) -> None:
+        most_ns = self._world.scenario.faults.skew_ns
+        right = happens(self._dice, 0.5)
+        node.clock.offset_ns = 0 if right else int(self._dice.uniform(-most_ns, most_ns))
+        offset_ms = node.clock.offset_ns // NS_PER_MS
+        self._world.trace.note(node.name, f"has a clock that is {offset_ms} ms ahead")

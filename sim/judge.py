@@ -1,0 +1,218 @@
+"""What must hold, whatever happens: looked at from outside, with everything in sight.
+
+1. Nothing is invented: what any store commits is what a client made, byte for byte.
+2. Nothing acknowledged is lost: when a node says "stored", to a client or to a peer, the store
+   holds the message, and goes on holding it until its horizon passes it.
+3. A view shows everything that was durable when it was asked for, and nothing that never was.
+4. Two sessions that reconciled with each other end with the exact difference of their two views;
+   with a part of it where one says that it was too much.
+5. After a session that calls itself in sync, both stores hold what either showed, but for as many
+   as it says that policy refuses.
+6. No honest node accuses another of a broken protocol.
+7. A resume that says that it has come up to a time has stored everything up to then.
+8. A message that was refused as too new is not refused any more when its time has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from message.record import RecordBatch
+from message.transfer import transferred
+from reconcile.ids import SyncId
+from reconcile.session import Result, Role
+from sim.messages import Message
+
+if TYPE_CHECKING:
+    from sim.database import Database
+
+
+class Violation(AssertionError):
+    """Something that must hold does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a reconciliation: what its view showed, from where on it compared."""
+
+    database: Database
+    shown: Sequence[SyncId]
+    horizon: SyncId
+
+
+@dataclass(slots=True)
+class _Meeting:
+    sides: dict[Role, Side] = field(default_factory=dict)
+    results: dict[Role, Result] = field(default_factory=dict)
+
+
+class Judge:
+    """Looks on, and raises `Violation`.
+
+    Attributes:
+        made: all messages that clients made, by hash.
+        acknowledged: hash -> the stores that said that they hold it.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[bytes, Message] = {}
+        self.acknowledged: dict[bytes, list[Database]] = {}
+        self.compared = 0
+        self._meetings: dict[str, _Meeting] = {}
+
+    # Messages
+
+    def make(self, message: Message) -> None:
+        """A client made a message."""
+        self.made[message.digest] = message
+
+    def committed(self, database: Database, batch: RecordBatch) -> None:
+        """A batch is about to be durable (rule 1)."""
+        batch.check()
+        for index, digest in enumerate(batch.hashes):
+            message = self.made.get(digest)
+            _demand(
+                message is not None
+                and not message.ephemeral
+                and message.timestamp_ns == batch.timestamps[index]
+                and message.encoded == transferred(batch.frame(index)),
+                f"{database.store_id} stores {digest.hex()[:12]}, which nobody published so",
+            )
+
+    def acknowledge(self, database: Database, digests: Iterable[bytes]) -> None:
+        """A node says of messages that its store holds them (rule 2)."""
+        for digest in digests:
+            self._demand_held(database, digest)
+            stores = self.acknowledged.setdefault(digest, [])
+            if database not in stores:
+                stores.append(database)
+
+    def check(self) -> None:
+        """Verify that all that was acknowledged is still held (rule 2).
+
+        Raises:
+            Violation: something is not.
+        """
+        for digest, stores in self.acknowledged.items():
+            for database in stores:
+                self._demand_held(database, digest)
+
+    def _demand_held(self, database: Database, digest: bytes) -> None:
+        message = self.made.get(digest)
+        _demand(
+            message is not None
+            and (digest in database.held or message.timestamp_ns < database.horizon_ns),
+            f"{database.store_id} acknowledged {digest.hex()[:12]} and does not hold it",
+        )
+
+    # Reconciliation
+
+    def opened(
+        self, shown: Sequence[SyncId], durable: Sequence[SyncId], database: Database, floor: SyncId
+    ) -> None:
+        """A view was opened that was asked for when ``durable`` was held (rule 3)."""
+        seen = set(shown)
+        missing = [each for each in durable if each >= floor and each not in seen]
+        _demand(
+            not [each for each in missing if each[0] >= database.horizon_ns],
+            f"a view of {database.store_id} lacks {len(missing)} messages that are durable",
+        )
+        strange = [each for each in shown if each[1] not in self.made]
+        _demand(not strange, f"a view of {database.store_id} shows what was never stored")
+
+    def meet(self, session_id: str, role: Role, side: Side) -> None:
+        """A session has a name now."""
+        self._meetings.setdefault(session_id, _Meeting()).sides[role] = side
+
+    def found(self, session_id: str, role: Role, result: Result) -> None:
+        """A side has its result (rule 4)."""
+        meeting = self._meetings.get(session_id)
+        if meeting is None:
+            return
+        meeting.results[role] = result
+        if len(meeting.results) < 2 or len(meeting.sides) < 2:
+            return
+        self.compared += 1
+        whole = not any(each.truncated for each in meeting.results.values())
+        window = meeting.results[Role.INITIATOR].window
+        mine, theirs = self._views(meeting, window)
+        expected = {Role.INITIATOR: (mine, theirs), Role.RESPONDER: (theirs, mine)}
+        for side, (own, other) in expected.items():
+            outcome = meeting.results[side]
+            for what, ids, truth in (
+                ("to send", outcome.to_send, own - other),
+                ("to receive", outcome.to_receive, other - own),
+            ):
+                given = set(ids.pairs())
+                exact = given == truth if whole else given <= truth
+                _demand(
+                    exact,
+                    f"the {side.value} of session {session_id[:8]} found {len(given)} IDs {what}, "
+                    f"of which {len(given - truth)} are none, and {len(truth - given)} are missing",
+                )
+
+    @staticmethod
+    def accused(by: str, what: str) -> None:
+        """A node says that its peer does not keep to the protocol (rule 6)."""
+        _demand(False, f"{by} accuses an honest peer: {what}")
+
+    def in_sync(self, session_id: str, refused: int) -> None:
+        """An initiator calls its session in sync but for ``refused`` messages (rule 5)."""
+        meeting = self._meetings.get(session_id)
+        if meeting is None or len(meeting.results) < 2:
+            return
+        mine, theirs = self._views(meeting, meeting.results[Role.INITIATOR].window)
+        sides = list(meeting.sides.values())
+        horizon_ns = max(side.database.horizon_ns for side in sides)
+        for side in sides:
+            lost = [
+                each
+                for each in mine ^ theirs
+                if each[0] >= horizon_ns and each[1] not in side.database.held
+            ]
+            _demand(
+                len(lost) <= refused,
+                f"session {session_id[:8]} calls itself in sync, and {side.database.store_id} "
+                f"lacks {len(lost)} messages",
+            )
+
+    def forget(self, session_id: str) -> None:
+        """A session is over on both sides, or will never be."""
+        self._meetings.pop(session_id, None)
+
+    @staticmethod
+    def _views(meeting: _Meeting, window: tuple[SyncId, SyncId]) -> tuple[set[SyncId], set[SyncId]]:
+        initiator, responder = meeting.sides[Role.INITIATOR], meeting.sides[Role.RESPONDER]
+        lower = max(window[0], initiator.horizon, responder.horizon)
+        mine, theirs = (
+            {each for each in side.shown if lower <= each < window[1]}
+            for side in (initiator, responder)
+        )
+        return mine, theirs
+
+    def remembered(self, by: str, now_ns: int, digests: Iterable[bytes]) -> None:
+        """A node remembers, by its clock, that it has refused messages as too new (rule 8)."""
+        due = sum(self.made[digest].timestamp_ns <= now_ns for digest in digests)
+        _demand(not due, f"{by} refuses {due} messages as too new although their time has come")
+
+    # Resume
+
+    def advanced(
+        self, database: Database, expected: Sequence[SyncId], reached_ns: int, refused: set[bytes]
+    ) -> None:
+        """A resume says that everything before a time has come; ``expected`` is that (rule 7)."""
+        lost = [
+            each
+            for each in expected
+            if database.horizon_ns <= each[0] < reached_ns
+            and each[1] not in database.held
+            and each[1] not in refused
+        ]
+        _demand(not lost, f"the resume of {database.store_id} has passed over {len(lost)} messages")
+
+
+def _demand(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise Violation(sentence)

@@ -1,0 +1,40 @@
+"""Bounds of a run: what a simulated node may come to, and how long anything may take."""
+
+from typing import Final
+
+NS_PER_MS: Final = 1_000_000
+NS_PER_S: Final = 1_000_000_000
+
+START_NS: Final = 1_763_625_600 * NS_PER_S
+"""When every run begins: a day of 2025, at 8 o'clock."""
+
+TRACE_TAIL_LINES: Final = 60
+"""Lines that a failure shows."""
+
+CHECK_EVERY_EVENTS: Final = 64
+"""After so many events everything is checked that is not checked as it changes."""
+
+MAX_EVENTS: Final = 400_000
+"""In one run; more means that something goes round in circles."""
+
+MAX_WAITING_EVENTS: Final = 5_000
+"""Timers and frames under way at one moment, of all nodes together."""
+
+STREAM_WINDOW_FRAMES: Final = 4
+"""Frames of one direction of a call that nobody has read yet."""
+
+MAX_CALLS_PER_NODE: Final = 32
+"""Calls of or to a node that are open at one moment."""
+
+MAX_WAITING_COMMITS: Final = 64
+"""Commits that wait to be taken into an index; with more it is made anew."""
+
+MAX_COLD_VIEWS: Final = 8
+"""Views of one node that are open at one moment."""
+
+SCAN_PAGE_MESSAGES: Final = 3
+"""Messages in a page of a scan."""
+
+CLOSING_ROUNDS: Final = 4
+"""Payloads that an initiator may send in a session of two nodes that hold the same set: one, and a
+few where their horizons differ."""

@@ -1,0 +1,203 @@
+"""The network: calls and letters between hosts, with delays, losses and partitions.
+
+A *call* is a stream each way (`sim.calls`). A *letter* is handed over by itself: it may be lost, or
+come twice, or after one that was sent later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from sim.calls import Call, Closed, End, Identity, Status
+from sim.dice import Dice, happens
+from sim.limits import MAX_CALLS_PER_NODE, NS_PER_MS
+from sim.tasks import Promise, Steps, within
+from sim.timeline import Timeline
+from sim.trace import Trace
+
+_SHORTEST_DELAY_NS: Final = NS_PER_MS // 5
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the network is; durations in nanoseconds, the others are shares of all cases.
+
+    ``breaks``: of sent frames, those at which the call breaks. ``lost`` and ``twice``: of letters.
+    ``unnoticed``: of ends of a call that broke, those that learn of it only after
+    ``keepalive_ns``.
+    """
+
+    delay_ns: int = 5 * NS_PER_MS
+    breaks: float = 0.0
+    lost: float = 0.0
+    twice: float = 0.0
+    unnoticed: float = 0.0
+    connect_ns: int = 3_000 * NS_PER_MS
+    keepalive_ns: int = 15_000 * NS_PER_MS
+
+
+class Host(Protocol):
+    """Whatever has a name on the network."""
+
+    name: str
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who answers here; None while nobody does."""
+        ...
+
+    def serve(self, method: str, end: End) -> bool:
+        """Take a call; False: there is no such method."""
+        ...
+
+    def receive(self, sender: str, letter: object) -> None:
+        """Take a letter."""
+        ...
+
+
+class Network:
+    """All hosts, and what is under way between them."""
+
+    def __init__(self, timeline: Timeline, dice: Dice, trace: Trace, marks: Counter[str]) -> None:
+        self.marks = marks
+        self.timeline = timeline
+        self.trace = trace
+        self.weather = Weather()
+        self.calls: dict[Call, None] = {}
+        self._dice = dice
+        self._hosts: dict[str, Host] = {}
+        self._cut: set[frozenset[str]] = set()
+
+    def add(self, host: Host) -> None:
+        """Connect a host."""
+        self._hosts[host.name] = host
+
+    # Calls
+
+    def call(self, caller: str, target: str, method: str, who: Identity) -> Steps[End]:
+        """Call a method; done when the callee's metadata have come.
+
+        Raises:
+            Closed: it cannot be reached, or does not serve the method.
+        """
+        call = Call(self, caller, target, who)
+        self.calls[call] = None
+        opened: Promise[Identity] = Promise()
+        call.caller.on_lost = opened.fail
+        delay_ns = self.delay_ns(caller, target)
+        self.timeline.after(delay_ns, lambda: self._connect(call, method, opened))
+        late = Closed(Status.DEADLINE_EXCEEDED, f"{target} did not answer in time")
+        try:
+            call.caller.there = yield from within(
+                self.timeline, opened, self.weather.connect_ns, late
+            )
+        except BaseException:
+            call.cancel()
+            raise
+        call.caller.on_lost = None
+        return call.caller
+
+    def _connect(self, call: Call, method: str, opened: Promise[Identity]) -> None:
+        caller, target = call.hosts
+        host = self._hosts[target]
+        if call.over or self.is_cut(caller, target):
+            return
+        identity = host.identity
+        if identity is None or not host.serve(method, call.callee):
+            call.refuse(Closed(Status.UNAVAILABLE, f"{target} cannot be reached"))
+            return
+        self.timeline.after(self.delay_ns(target, caller), lambda: opened.keep(identity))
+
+    def breaks_now(self) -> bool:
+        """Does a call break at this frame?"""
+        return happens(self._dice, self.weather.breaks)
+
+    def forget(self, call: Call) -> None:
+        """A call is over."""
+        del self.calls[call]
+
+    def drop_calls(self, host: str) -> None:
+        """A host is gone, and with it its ends of all calls."""
+        for call in list(self.calls):
+            if host in call.hosts:
+                call.drop(host)
+
+    # Letters
+
+    def post(self, sender: str, target: str, letter: object) -> None:
+        """Hand a letter over; nobody says whether it arrives."""
+        copies = 0 if happens(self._dice, self.weather.lost) else 1
+        copies += happens(self._dice, self.weather.twice)
+        for _ in range(copies):
+            delay_ns = self.delay_ns(sender, target)
+            self.timeline.after(delay_ns, lambda: self._deliver(sender, target, letter))
+
+    def _deliver(self, sender: str, target: str, letter: object) -> None:
+        if not self.is_cut(sender, target):
+            self._hosts[target].receive(sender, letter)
+
+    # Partitions and delays
+
+    def cut(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Let nothing through between some hosts; calls break when that lasts too long."""
+        for pair in pairs:
+            self._cut.add(frozenset(pair))
+        for call in list(self.calls):
+            if self.is_cut(*call.hosts):
+                self._doubt(call)
+
+    def heal(self) -> None:
+        """Let everything through again."""
+        self._cut.clear()
+        for call in self.calls:
+            for pipe in call.pipes:
+                pipe.flow()
+
+    def is_cut(self, one: str, other: str) -> bool:
+        """Does nothing get through between two hosts?"""
+        return bool(self._cut) and frozenset((one, other)) in self._cut
+
+    def _doubt(self, call: Call) -> None:
+        if not happens(self._dice, self.weather.unnoticed):
+            call.break_off()
+            return
+
+        def look() -> None:
+            if not call.over and self.is_cut(*call.hosts):
+                call.break_off()
+
+        self.timeline.after(self.weather.keepalive_ns, look)
+
+    def delay_ns(self, sender: str, receiver: str) -> int:
+        """How long something takes; every pair of hosts has its own distance."""
+        longest_ns = self.weather.delay_ns * (1 + (hash_of(sender, receiver) % 4))
+        return _SHORTEST_DELAY_NS + int(longest_ns * self._dice.random() ** 2)
+
+    def notice_ns(self, sender: str, receiver: str) -> int:
+        """After how long the end of a call is noticed that nobody announces."""
+        if happens(self._dice, self.weather.unnoticed):
+            return self.weather.keepalive_ns
+        return self.delay_ns(sender, receiver)
+
+    def check(self) -> None:
+        """Verify the bounds on what is under way.
+
+        Raises:
+            AssertionError: one is passed.
+        """
+        ends: dict[str, int] = {}
+        for call in self.calls:
+            for pipe in call.pipes:
+                pipe.check()
+            for host in call.hosts:
+                ends[host] = ends.get(host, 0) + 1
+        for host, count in ends.items():
+            assert count <= MAX_CALLS_PER_NODE, f"{host} has {count} calls"
+
+
+def hash_of(one: str, other: str) -> int:
+    """A number that two names always have."""
+    return sum((one + other).encode())

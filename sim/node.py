@@ -1,0 +1,149 @@
+"""A node: what stays of it over its lives, and how one begins and ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from message.validate import Policy
+from sim.calling import CLUSTER
+from sim.calls import Closed, End, Identity
+from sim.clock import Clock
+from sim.database import Database
+from sim.exchange import Exchange
+from sim.hot import HotIndex
+from sim.intake import Intake
+from sim.keeping import Keeper
+from sim.process import Handler, Process
+from sim.resuming import Resumer, Scans
+from sim.serving import PeerService
+from sim.synchronizing import Synchronizer
+from sim.tasks import Cancelled, Steps, Task
+from sim.views import Views
+from store.domain.ports import PeerAddress
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+MAX_DRIFT_NS: Final = 20_000_000_000
+_PORT: Final = 7420
+
+
+class Node:
+    """One node; a `sim.network.Host`.
+
+    Attributes:
+        process: its life; None while it is off.
+        schedule: of that life.
+    """
+
+    def __init__(self, world: World, number: int, database: Database) -> None:
+        scenario = world.scenario
+        self.world = world
+        self.number = number
+        self.name = f"n{number}"
+        self.database = database
+        self.clock = Clock(world.timeline, world.drift_ppm())
+        self.who = Identity(f"node-{number}", database.store_id)
+        self.peers = tuple(_address(world, peer) for peer in scenario.peers[number])
+        self.process: Process | None = None
+        self.schedule: Synchronizer | None = None
+        self.index: HotIndex | None = None
+        self.exchange: Exchange | None = None
+        self.crashes = 0
+        self._methods: dict[str, Handler] = {}
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who answers; None while the node is off."""
+        return None if self.process is None else self.who
+
+    @property
+    def retention_ns(self) -> int | None:
+        """How long its store keeps messages."""
+        return self.world.scenario.retention_ns[self.world.scenario.stores[self.number]]
+
+    def policy(self) -> Policy:
+        """The rules for messages of clients, now."""
+        horizon_ns = self.database.horizon_ns
+        if self.retention_ns is not None:
+            horizon_ns = max(horizon_ns, self.clock.unix_ns() - self.retention_ns)
+        return Policy(
+            max_drift_ns=MAX_DRIFT_NS,
+            horizon_ns=horizon_ns or None,
+            max_message_bytes=self.world.message_limit(self.number),
+        )
+
+    def boot(self) -> None:
+        """Begin a life."""
+        assert self.process is None
+        process = self.process = Process(self)
+        index = self.index = HotIndex(process)
+        exchange = self.exchange = Exchange(process, Views(process, index))
+        schedule = self.schedule = Synchronizer(process, exchange, self.peers)
+        process.services = [
+            index,
+            PeerService(exchange),
+            Scans(process, exchange),
+            Intake(process),
+            Keeper(process, self.retention_ns),
+            schedule,
+            Resumer(process, exchange, self.peers, schedule.proceed),
+            *(make(process) for make in process.cores.services),
+        ]
+        self._methods = {
+            method: handler
+            for service in process.services
+            for method, handler in service.methods().items()
+        }
+        process.note("starts")
+        for service in process.services:
+            service.start()
+
+    def crash(self, why: str) -> None:
+        """End a life: what is in memory is gone."""
+        process, self.process = self.process, None
+        assert process is not None
+        process.note(f"crashes {why}")
+        self.crashes += 1
+        process.end()
+        self.world.network.drop_calls(self.name)
+        self.world.restart_later(self)
+
+    def serve(self, method: str, end: End) -> bool:
+        """Take a call."""
+        process, handler = self.process, self._methods.get(method)
+        if process is None or handler is None:
+            return False
+        task = process.begin(method, lambda task: _served(handler(end, task)))
+        end.on_lost = task.cancel
+        return True
+
+    def receive(self, sender: str, letter: object) -> None:
+        """Take a letter; one that comes while the node is off is lost."""
+        if self.process is not None:
+            for service in self.process.services:
+                take = service.letters().get(type(letter))
+                if take is not None:
+                    take(sender, letter)
+
+    def check(self) -> None:
+        """Verify everything that the node has in memory."""
+        if self.process is not None:
+            self.process.check()
+
+
+def _served(steps: Steps[None]) -> Steps[None]:
+    """A call of a peer that may leave, or fall silent, at any time."""
+    try:
+        yield from steps
+    except (Closed, Cancelled):
+        return
+
+
+def _address(world: World, number: int) -> PeerAddress:
+    """Some peers are named by address only: who answers is learned from the answer."""
+    named = f"node-{number}" if world.dice.random() < 0.5 else ""
+    return PeerAddress(f"n{number}", _PORT, named)
+
+
+__all__ = ["CLUSTER", "MAX_DRIFT_NS", "Node", "Task"]

@@ -1,0 +1,173 @@
+"""One life of a node: from a start to a crash, with everything that it has in memory only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from message.validate import Policy
+from sim.calls import End, Identity
+from sim.clock import Clock
+from sim.cores import Cores
+from sim.database import Database
+from sim.dice import Dice
+from sim.judge import Judge
+from sim.marks import Mark
+from sim.network import Network
+from sim.scenario import Scenario
+from sim.tasks import Steps, Task, pause
+from sim.timeline import Timeline
+
+if TYPE_CHECKING:
+    from sim.node import Node
+
+Handler = Callable[[End, Task], Steps[None]]
+
+
+class Service(Protocol):
+    """A part of a node that has calls to serve, or something to do by itself.
+
+    A further protocol between nodes is one more of these: its methods are served on the same
+    network, and its own tasks begin with `start`.
+    """
+
+    def methods(self) -> Mapping[str, Handler]:
+        """What it serves to other nodes: full method -> what takes one call."""
+        ...
+
+    def letters(self) -> Mapping[type, Callable[[str, Any], None]]:
+        """What it takes from clients: type of a letter -> what takes its sender and itself."""
+        ...
+
+    def start(self) -> None:
+        """The process has begun."""
+        ...
+
+    def check(self) -> None:
+        """Verify its invariants and bounds.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        ...
+
+
+class Process:
+    """What the services of a node share; nothing of it is left after a crash.
+
+    Attributes:
+        alive: until it crashes, or is stopped.
+        at_end: what others must be told then.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.alive = True
+        self.services: list[Service] = []
+        self.tasks: dict[Task, None] = {}
+        self.at_end: list[Callable[[], None]] = []
+
+    @property
+    def name(self) -> str:
+        """The node's."""
+        return self.node.name
+
+    @property
+    def scenario(self) -> Scenario:
+        """What the run is made of."""
+        return self.node.world.scenario
+
+    @property
+    def cores(self) -> Cores:
+        """The machines."""
+        return self.node.world.cores
+
+    @property
+    def dice(self) -> Dice:
+        """Chance."""
+        return self.node.world.dice
+
+    @property
+    def timeline(self) -> Timeline:
+        """Time."""
+        return self.node.world.timeline
+
+    @property
+    def network(self) -> Network:
+        """How to reach others."""
+        return self.node.world.network
+
+    @property
+    def judge(self) -> Judge:
+        """Who looks on."""
+        return self.node.world.judge
+
+    @property
+    def database(self) -> Database:
+        """The node's store."""
+        return self.node.database
+
+    @property
+    def clock(self) -> Clock:
+        """The node's clocks."""
+        return self.node.clock
+
+    @property
+    def identity(self) -> Identity:
+        """What it says in calls."""
+        return self.node.who
+
+    def policy(self) -> Policy:
+        """The rules for messages of clients, now."""
+        return self.node.policy()
+
+    def note(self, what: str) -> None:
+        """Something happened here."""
+        self.node.world.trace.note(self.name, what)
+
+    def mark(self, what: Mark) -> None:
+        """Something rare happened."""
+        self.node.world.marks[str(what)] += 1
+
+    def spawn(self, name: str, steps: Steps[None]) -> Task:
+        """Begin some work; it ends with the process at the latest."""
+        return self.begin(name, lambda _: steps)
+
+    def begin(self, name: str, work: Callable[[Task], Steps[None]]) -> Task:
+        """Begin some work that is told its task."""
+        task = Task(self.timeline, name, work, self._ended)
+        self.tasks[task] = None
+        return task
+
+    def _ended(self, task: Task) -> None:
+        self.tasks.pop(task, None)
+
+    def sleep(self, steady_ns: int) -> Steps[None]:
+        """Let so much time pass by the steady clock."""
+        yield from pause(self.timeline, self.clock.true_delay_ns(steady_ns))
+
+    def crash_soon(self) -> None:
+        """End it at this moment."""
+        self.timeline.soon(self._crash)
+
+    def _crash(self) -> None:
+        if self.alive:
+            self.mark(Mark.COMMIT_CRASH)
+            self.node.crash("after a commit")
+
+    def end(self) -> None:
+        """Nothing goes on; only for `Node`."""
+        self.alive = False
+        for task in list(self.tasks):
+            task.cancel()
+        for action in self.at_end:
+            action()
+
+    def check(self) -> None:
+        """Verify the invariants of all its parts.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        for service in self.services:
+            service.check()

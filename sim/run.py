@@ -1,0 +1,43 @@
+"""One run from its seed, and what to do when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from sim.cores import Cores
+from sim.dice import Dice
+from sim.scenario import drawn
+from sim.world import Summary, World
+
+REAL: Final = Cores()
+
+
+class SimulationFailure(AssertionError):
+    """A run failed; says how to repeat it."""
+
+
+def simulate(
+    seed: int,
+    dice: Dice,
+    *,
+    nodes: int | None = None,
+    cores: Cores = REAL,
+    sink: Callable[[str], None] | None = None,
+) -> Summary:
+    """Run once. ``dice`` is a generator seeded with ``seed``; ``sink`` takes the trace.
+
+    Raises:
+        SimulationFailure: something that must hold does not.
+    """
+    scenario = drawn(dice, nodes)
+    world = World(scenario, dice, cores, sink)
+    try:
+        return world.run()
+    except Exception as error:
+        again = f"python -m sim --seed {seed}" + (f" --nodes {nodes}" if nodes else "")
+        tail = "\n".join(world.trace.tail)
+        raise SimulationFailure(
+            f"seed {seed}: {type(error).__name__}: {error}\n{tail}\n{scenario}\n"
+            f"repeat it with: {again} --trace"
+        ) from error

@@ -1,0 +1,246 @@
+"""What a run is made of, drawn from its seed: no two runs have the same faults in the same share.
+
+A run that has a little of every fault has few of the rare coincidences. So each draw leaves most
+kinds of fault out, and has more of the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from reconcile.limits import CodecLimits, SessionLimits, SummaryLimits
+from reconcile.plan import Tuning
+from sim.dice import Dice, happens
+from sim.limits import NS_PER_MS, NS_PER_S
+from store.domain.transfer_limits import TransferLimits
+
+MINUTE_NS: Final = 60 * NS_PER_S
+HOUR_NS: Final = 60 * MINUTE_NS
+DAY_NS: Final = 24 * HOUR_NS
+
+MIN_NODES: Final = 2
+MAX_NODES: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What goes wrong. Shares are of all cases; ``..._every_ns`` is a mean distance, 0: never.
+
+    ``skew_ns``: how far a clock may be off.
+    """
+
+    breaks: float
+    lost: float
+    twice: float
+    unnoticed: float
+    commit_crashes: float
+    crash_every_ns: int
+    partition_every_ns: int
+    outage_every_ns: int
+    jump_every_ns: int
+    index_lost_every_ns: int
+    skew_ns: int
+    drift_ppm: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One run; durations in nanoseconds.
+
+    ``stores[i]`` is the store of node i, and ``peers[i]`` are the nodes that it calls.
+    ``retention_ns[i]`` is how long store i keeps messages, None for ever. ``moments``: how many
+    different timestamps the history has, of ``history`` messages over ``history_ns``; each is in
+    a store with the probability ``share``.
+    """
+
+    stores: tuple[int, ...]
+    peers: tuple[tuple[int, ...], ...]
+    retention_ns: tuple[int | None, ...]
+    partition_ns: int
+    history: int
+    history_ns: int
+    moments: int
+    share: float
+    clients: int
+    publish_every_ns: int
+    ask_every_ns: int
+    message_bytes: int
+    large_share: float
+    small_nodes: frozenset[int]
+    faults_ns: int
+    interval_ns: int
+    range_ns: int | None
+    offset_ns: int
+    wide_ns: int
+    sessions: int
+    silence_ns: int
+    network_delay_ns: int
+    disk_delay_ns: int
+    lengths_ns: tuple[int, ...]
+    index_entries: int
+    index_window_ns: int
+    limits: SessionLimits
+    tuning: Tuning
+    transfer: TransferLimits
+    summary: SummaryLimits
+    faults: Faults
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self.stores)
+
+
+def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
+    """A scenario, with so many nodes if that is given."""
+    count = nodes or dice.choice((2, 2, 3, 3, 3, 4, 4, 5, MAX_NODES))
+    stores = _stores(dice, count)
+    history_ns = dice.choice((MINUTE_NS, 20 * MINUTE_NS, 5 * HOUR_NS, 3 * DAY_NS))
+    history = dice.choice((0, 10, 40, 100, 200))
+    interval_ns = dice.randint(6, 25) * NS_PER_S
+    limits = _session_limits(dice)
+    # Differences that policy refuses come back in every session, and must leave room for others.
+    picky = limits.max_differences >= 1_000 and happens(dice, 0.3)
+    silence_ns = dice.choice((5, 10, 20)) * NS_PER_S
+    return Scenario(
+        stores=stores,
+        peers=_peers(dice, stores),
+        retention_ns=tuple(_retention(dice, history_ns) for _ in range(max(stores) + 1)),
+        partition_ns=dice.choice((2 * NS_PER_S, MINUTE_NS, history_ns // 16)),
+        history=history,
+        history_ns=history_ns,
+        moments=max(1, history // dice.choice((1, 1, 2, 10, 1000))),
+        share=dice.choice((0.5, 0.8, 0.95)),
+        clients=dice.randint(1, 3),
+        publish_every_ns=dice.choice((1, 2, 5, 20)) * NS_PER_S,
+        ask_every_ns=dice.choice((0, 0, 20 * NS_PER_S)),
+        message_bytes=dice.choice((10, 40, 200)),
+        large_share=dice.choice((0.0, 0.1, 0.3)),
+        small_nodes=frozenset(_some_nodes(dice, count) if picky else ()),
+        faults_ns=dice.randint(15, 50) * NS_PER_S,
+        interval_ns=interval_ns,
+        range_ns=dice.choice((None, 30 * NS_PER_S, 10 * MINUTE_NS, HOUR_NS)),
+        offset_ns=dice.choice((0, NS_PER_S, 5 * NS_PER_S)),
+        wide_ns=2 * interval_ns,
+        sessions=dice.randint(1, 4),
+        silence_ns=silence_ns,
+        network_delay_ns=dice.choice((1, 10, 60)) * NS_PER_MS,
+        disk_delay_ns=dice.choice((1, 5, 30)) * NS_PER_MS,
+        lengths_ns=dice.choice(
+            ((DAY_NS, HOUR_NS, MINUTE_NS), (HOUR_NS, MINUTE_NS, NS_PER_S), (MINUTE_NS, NS_PER_S))
+        ),
+        index_entries=dice.choice((8, 40, 1_000)),
+        index_window_ns=dice.choice((30 * NS_PER_S, HOUR_NS, 4 * DAY_NS)),
+        limits=limits,
+        tuning=_tuning(dice),
+        transfer=_transfer_limits(dice, silence_ns),
+        summary=_summary_limits(dice),
+        faults=_faults(dice),
+    )
+
+
+def _stores(dice: Dice, nodes: int) -> tuple[int, ...]:
+    """Mostly a store per node; sometimes two nodes share one, if two stores are left."""
+    stores = list(range(nodes))
+    if nodes > MIN_NODES and happens(dice, 0.25):
+        stores[-1] = dice.randint(0, nodes - 2)
+    return tuple(stores)
+
+
+def _peers(dice: Dice, stores: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Who calls whom; the stores are connected, whichever node of a store is called."""
+    nodes = len(stores)
+    everyone = [tuple(other for other in range(nodes) if other != node) for node in range(nodes)]
+    if nodes == MIN_NODES or len(set(stores)) < nodes:
+        return tuple(everyone)
+    shape = dice.choice(("mesh", "ring", "line", "star"))
+    if shape == "ring":
+        return tuple(((node + 1) % nodes,) for node in range(nodes))
+    if shape == "line":
+        return tuple((node + 1,) if node + 1 < nodes else () for node in range(nodes))
+    if shape == "star":
+        return tuple((0,) if node else () for node in range(nodes))
+    return tuple(everyone)
+
+
+def _retention(dice: Dice, history_ns: int) -> int | None:
+    if not happens(dice, 0.35):
+        return None
+    return 3 * MINUTE_NS + int(history_ns * dice.uniform(0.0, 0.8))
+
+
+def _some_nodes(dice: Dice, nodes: int) -> list[int]:
+    return dice.sample(range(nodes), dice.randint(1, nodes - 1))
+
+
+def _session_limits(dice: Dice) -> SessionLimits:
+    codec = CodecLimits(
+        max_payload_bytes=dice.choice((8_192, 16_384)),
+        max_ranges=dice.choice((64, 128, 1_000)),
+        max_elements=dice.choice((16, 64, 1_000)),
+    )
+    return SessionLimits(payload=codec, max_differences=dice.choice((5, 20, 80, 1_000)))
+
+
+def _tuning(dice: Dice) -> Tuning:
+    if happens(dice, 0.3):
+        return Tuning()
+    return Tuning(
+        first_parts=dice.choice((2, 4, 16)),
+        last_fingerprints=dice.choice((1, 3, 5, 9)),
+        min_parts=dice.choice((1, 4, 16)),
+        largest_late_set=dice.choice((2, 8, 64)),
+        gauges=dice.choice((0, 2, 8)),
+    )
+
+
+def _transfer_limits(dice: Dice, silence_ns: int) -> TransferLimits:
+    return TransferLimits(
+        frame_messages=dice.choice((1, 3, 20)),
+        frame_bytes=dice.choice((200, 1_000, 20_000)),
+        frame_answers=dice.choice((1, 4, 50)),
+        unsent_bytes=dice.choice((300, 2_000, 50_000)),
+        unstored_bytes=dice.choice((200, 2_000, 50_000)),
+        load_ids=dice.choice((2, 8, 100)),
+        find_ids=dice.choice((2, 8, 100)),
+        unsolicited_messages=10,
+        silence_ns=silence_ns,
+    )
+
+
+def _summary_limits(dice: Dice) -> SummaryLimits:
+    if happens(dice, 0.5):
+        return SummaryLimits()
+    return SummaryLimits(
+        kept_ids=dice.choice((1, 16, 1_000)),
+        ids_at_once=dice.choice((8, 32, 1_000)),
+        kept_buckets=dice.choice((1, 16, 1_000)),
+        parents_at_once=dice.choice((1, 4, 100)),
+        spans_at_once=dice.choice((4, 32, 1_000)),
+        parts_at_once=dice.choice((4, 32, 1_000)),
+        probes=dice.choice((1, 8, 1_000)),
+    )
+
+
+def _faults(dice: Dice) -> Faults:
+    def share(*most: float) -> float:
+        return dice.choice((0.0, *most))
+
+    def every(*seconds: int) -> int:
+        return dice.choice((0, *seconds)) * NS_PER_S
+
+    return Faults(
+        breaks=share(0.0, 0.01, 0.05, 0.15),
+        lost=share(0.05, 0.3),
+        twice=share(0.05, 0.3),
+        unnoticed=share(0.5, 1.0),
+        commit_crashes=share(0.0, 0.02, 0.1),
+        crash_every_ns=every(0, 8, 20),
+        partition_every_ns=every(0, 10, 25),
+        outage_every_ns=every(0, 0, 15),
+        jump_every_ns=every(0, 0, 10),
+        index_lost_every_ns=every(0, 0, 10),
+        skew_ns=dice.choice((0, 2 * NS_PER_S, MINUTE_NS, 2 * MINUTE_NS)),
+        drift_ppm=dice.choice((0, 200)),
+    )

@@ -1,0 +1,49 @@
+"""What a database held at one moment, as views over summaries load it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from reconcile.buckets import Buckets
+from reconcile.ids import SyncId, SyncIds
+from reconcile.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
+
+
+class Snapshot:
+    """Ascending IDs, and the lengths of their buckets in nanoseconds, the longest first."""
+
+    def __init__(self, ids: Sequence[SyncId], lengths_ns: Sequence[int]) -> None:
+        self.ids = list(ids)
+        self._lengths_ns = lengths_ns
+        self._all = SyncIds.of(self.ids)
+        self._buckets: dict[int, Buckets] = {}
+
+    def top(self) -> Buckets:
+        """The longest buckets."""
+        return self._of(self._lengths_ns[0])
+
+    def between(self, lower: SyncId, upper: SyncId) -> list[SyncId]:
+        """The IDs in a half-open range."""
+        return self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
+
+    def load(self, needs: Needs) -> Loaded:
+        """What a view needs."""
+        match needs:
+            case NeedBuckets(length_ns, parents, parent_ns):
+                return self._of(length_ns).within(parents, parent_ns)
+            case NeedIds(spans, limit):
+                found: list[SyncId] = []
+                for lower, upper in spans.pairs():
+                    found += self.between(lower, upper)
+                    if len(found) >= limit:
+                        break
+                return SyncIds.of(found[:limit])
+            case NeedHashes(hashes):
+                wanted = {digest.tobytes() for digest in hashes}
+                return SyncIds.of(each for each in self.ids if each[1] in wanted)
+
+    def _of(self, length_ns: int) -> Buckets:
+        if length_ns not in self._buckets:
+            self._buckets[length_ns] = Buckets.of_ids(length_ns, self._all)
+        return self._buckets[length_ns]

@@ -1,0 +1,76 @@
+"""Virtual time: what happens, one after the other, in the order of its time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+_Action = Callable[[], None]
+
+
+class Timer:
+    """Something that will happen, unless it is cancelled."""
+
+    __slots__ = ("_action", "_timeline")
+
+    def __init__(self, timeline: Timeline, action: _Action) -> None:
+        self._timeline = timeline
+        self._action: _Action | None = action
+
+    def cancel(self) -> None:
+        """It does not happen any more; may come late, or twice."""
+        if self._action is not None:
+            self._action = None
+            self._timeline.waiting -= 1
+
+    def take(self) -> _Action | None:
+        """What is to be done now; only for `Timeline`."""
+        action, self._action = self._action, None
+        return action
+
+
+class Timeline:
+    """Events at Unix nanoseconds; those of one moment happen in the order of their making.
+
+    Attributes:
+        now_ns: the true time.
+        events: how many have happened.
+        waiting: how many will.
+    """
+
+    def __init__(self, now_ns: int) -> None:
+        self.now_ns = now_ns
+        self.events = 0
+        self.waiting = 0
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._numbers = count()
+
+    def at(self, time_ns: int, action: _Action) -> Timer:
+        """Do something at a time, or now if that is past."""
+        timer = Timer(self, action)
+        heapq.heappush(self._heap, (max(time_ns, self.now_ns), next(self._numbers), timer))
+        self.waiting += 1
+        return timer
+
+    def after(self, delay_ns: int, action: _Action) -> Timer:
+        """Do something after a while."""
+        return self.at(self.now_ns + delay_ns, action)
+
+    def soon(self, action: _Action) -> Timer:
+        """Do something at this moment, after what is happening."""
+        return self.at(self.now_ns, action)
+
+    def step(self) -> bool:
+        """Let the next event happen; False: there is none."""
+        while self._heap:
+            time_ns, _, timer = heapq.heappop(self._heap)
+            action = timer.take()
+            if action is not None:
+                assert time_ns >= self.now_ns, "time goes back"
+                self.now_ns = time_ns
+                self.events += 1
+                self.waiting -= 1
+                action()
+                return True
+        return False

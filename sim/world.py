@@ -1,0 +1,318 @@
+"""A whole run: faults first, then peace, and in the end every store must hold the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from message.transfer import parse
+from message.validate import Policy, admit
+from reconcile.ids import SyncIds
+from sim.calling import Outcome
+from sim.cores import Cores
+from sim.database import Database
+from sim.dice import Dice
+from sim.exchange import Ending
+from sim.faults import FaultInjector
+from sim.intake import PUBSUB, Client
+from sim.judge import Judge, Violation
+from sim.limits import (
+    CHECK_EVERY_EVENTS,
+    CLOSING_ROUNDS,
+    MAX_EVENTS,
+    MAX_WAITING_EVENTS,
+    NS_PER_S,
+    START_NS,
+)
+from sim.messages import Message, message_of
+from sim.network import Host, Network
+from sim.node import MAX_DRIFT_NS, Node
+from sim.scenario import Scenario
+from sim.tasks import Promise, Steps, pause
+from sim.timeline import Timeline
+from sim.trace import Trace
+
+_LONGEST_REST_NS: Final = 400 * NS_PER_S
+_TOPICS: Final = ("/sim/1/a/proto", "/sim/1/b/proto", "/sim/1/c/proto")
+_ALLOWANCE_BYTES: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run came to.
+
+    ``settling_ns``: from the end of the faults until all were equal. ``endings`` are of sessions,
+    as those saw it who began them; ``compared`` of them were compared with the truth. ``marks``:
+    how often something rare happened (`sim.marks`).
+    """
+
+    digest: str
+    events: int
+    virtual_ns: int
+    settling_ns: int
+    nodes: int
+    messages: int
+    acknowledged: int
+    sessions: int
+    endings: dict[str, int]
+    compared: int
+    crashes: int
+    marks: Mapping[str, int]
+
+
+class World:
+    """All of it. `run` goes from the beginning to the end, once."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        dice: Dice,
+        cores: Cores,
+        sink: Callable[[str], None] | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.dice = dice
+        self.cores = cores
+        self.timeline = Timeline(START_NS)
+        self.trace = Trace(self.timeline, sink)
+        self.judge = Judge()
+        self.marks: Counter[str] = Counter()
+        self.network = Network(self.timeline, dice, self.trace, self.marks)
+        self.network.weather.delay_ns = scenario.network_delay_ns
+        self.faulty = True
+        self.endings = dict.fromkeys(map(str, Ending), 0)
+        self.databases = [self._database(number) for number in range(max(scenario.stores) + 1)]
+        self.nodes = [
+            Node(self, number, self.databases[store])
+            for number, store in enumerate(scenario.stores)
+        ]
+        self.clients = [Client(self, f"c{number}") for number in range(scenario.clients)]
+        hosts: list[Host] = [*self.nodes, *self.clients]
+        for host in hosts:
+            self.network.add(host)
+        self._changed = True
+
+    def run(self) -> Summary:
+        """From the beginning to the end.
+
+        Raises:
+            Violation: something that must hold does not.
+            AssertionError: a machine's invariant, or a bound, is broken.
+        """
+        self._fill()
+        for node in self.nodes:
+            node.boot()
+        faults = FaultInjector(self)
+        faults.start()
+        self._let_pass(self.scenario.faults_ns)
+        self._calm(faults)
+        calm_ns = self.timeline.now_ns
+        self._settle()
+        settled_ns = self.timeline.now_ns
+        self._close()
+        return self._summary(settled_ns - calm_ns)
+
+    # For those who act in it
+
+    def sleep(self, delay_ns: int) -> Steps[None]:
+        """Let time pass."""
+        yield from pause(self.timeline, delay_ns)
+
+    def drift_ppm(self) -> int:
+        """How fast a node's steady clock goes."""
+        most = self.scenario.faults.drift_ppm
+        return self.dice.randint(-most, most) if most else 0
+
+    def message_limit(self, number: int) -> int:
+        """The largest message that a node takes."""
+        small = self.scenario.message_bytes + _ALLOWANCE_BYTES
+        return small if number in self.scenario.small_nodes else 4 * small
+
+    def compose(self, payload: bytes, time_ns: int, *, ephemeral: bool = False) -> Message:
+        """A message; some are too large for some nodes."""
+        dice, size = self.dice, self.scenario.message_bytes
+        large = dice.random() < self.scenario.large_share
+        padding = bytes(2 * (size + _ALLOWANCE_BYTES) if large else dice.randint(0, size))
+        content = dice.choice(_TOPICS)
+        return message_of(PUBSUB, content, payload + padding, time_ns, ephemeral=ephemeral)
+
+    def database_at(self, host: str) -> Database:
+        """What a node works on."""
+        return next(node.database for node in self.nodes if node.name == host)
+
+    def restart_later(self, node: Node) -> None:
+        """A node has crashed; somebody starts it again."""
+        delay_ns = int(self.dice.random() * self.dice.choice((1, 20, 45)) * NS_PER_S)
+        self.timeline.after(delay_ns, lambda: self._start(node))
+
+    def ended(self, outcome: Outcome) -> None:
+        """A session ended that a node had begun."""
+        self.endings[str(outcome.ending)] += 1
+        self.marks.update(map(str, outcome.account.marks()))
+        self._changed = True
+
+    # The phases
+
+    def _database(self, number: int) -> Database:
+        database = Database(
+            f"store-{number}", self.timeline, self.dice, self.judge, list(self.scenario.lengths_ns)
+        )
+        database.weather.delay_ns = self.scenario.disk_delay_ns
+        return database
+
+    def _fill(self) -> None:
+        """Give every store a part of a common history, as if it had been there all along."""
+        scenario, dice = self.scenario, self.dice
+        newest_ns = START_NS - scenario.offset_ns
+        moments = [
+            newest_ns - int(scenario.history_ns * dice.random()) for _ in range(scenario.moments)
+        ]
+        for number in range(scenario.history):
+            message = self.compose(b"history %d" % number, dice.choice(moments))
+            self.judge.make(message)
+            for store, database in enumerate(self.databases):
+                if dice.random() < scenario.share and self._fits(message, store):
+                    rules = Policy(max_drift_ns=None, publisher=False)
+                    database.add(admit(parse([message.encoded]), START_NS, rules).batch, 0)
+
+    def _fits(self, message: Message, store: int) -> bool:
+        """Would the nodes of a store have taken it?"""
+        sizes = [
+            self.message_limit(number)
+            for number, other in enumerate(self.scenario.stores)
+            if other == store
+        ]
+        return message.size_bytes <= min(sizes)
+
+    def _let_pass(self, duration_ns: int) -> None:
+        end_ns = self.timeline.now_ns + duration_ns
+        marker: Promise[None] = Promise()
+        self.timeline.at(end_ns, lambda: marker.keep(None))
+        while not marker.settled:
+            self._step()
+
+    def _step(self) -> None:
+        assert self.timeline.step(), "nothing is left to happen"
+        events = self.timeline.events
+        assert events < MAX_EVENTS, (
+            f"more than {MAX_EVENTS} events: something goes round in circles"
+        )
+        if not events % CHECK_EVERY_EVENTS:
+            self._check()
+
+    def _check(self) -> None:
+        assert self.timeline.waiting <= MAX_WAITING_EVENTS, "too much is under way"
+        self.network.check()
+        self.judge.check()
+        for node in self.nodes:
+            node.check()
+
+    def _start(self, node: Node) -> None:
+        if node.process is None:
+            node.boot()
+
+    def _calm(self, faults: FaultInjector) -> None:
+        """End the faults: clocks are right, all nodes run, nobody publishes any more."""
+        self.trace.note("world", "is calm from now on")
+        self.faulty = False
+        faults.stop()
+        for client in self.clients:
+            client.stop()
+        for node in self.nodes:
+            self._start(node)
+
+    def _settle(self) -> None:
+        """Wait until all are equal."""
+        deadline_ns = self.timeline.now_ns + self._patience_ns()
+        while True:
+            if self._changed:
+                self._changed = False
+                if not (unequal := self._unequal()):
+                    break
+            if self.timeline.now_ns > deadline_ns:
+                raise Violation(f"the stores do not become equal: {unequal}")
+            self._step()
+        self.trace.note("world", "is equal")
+
+    def _patience_ns(self) -> int:
+        """How long that may take: peers rest after failures, and are chosen at random."""
+        scenario = self.scenario
+        differences = len(self.judge.made)
+        sessions = 30 + 3 * differences // scenario.limits.max_differences
+        ahead_ns = scenario.faults.skew_ns + 60 * NS_PER_S + MAX_DRIFT_NS
+        return _LONGEST_REST_NS + ahead_ns + sessions * scenario.nodes * scenario.wide_ns
+
+    def _unequal(self) -> str:
+        """Which neighbours do not hold the same, as far as both may; empty if all do."""
+        newest = [database.ids[-1][0] for database in self.databases if database.ids]
+        if max(newest, default=0) > self.timeline.now_ns - self.scenario.offset_ns - NS_PER_S:
+            return "the newest message is still too new to be compared"
+        for node in self.nodes:
+            for number in self.scenario.peers[node.number]:
+                for one, other in ((node, self.nodes[number]), (self.nodes[number], node)):
+                    missing = self._missing(one, other)
+                    if missing:
+                        return f"{other.name} lacks {missing} messages of {one.name}"
+        return ""
+
+    def _missing(self, one: Node, other: Node) -> int:
+        """How many messages of a node another should hold and does not."""
+        horizon_ns = max(node.policy().horizon_ns or 0 for node in (one, other))
+        limit = self.message_limit(other.number)
+        return sum(
+            timestamp >= horizon_ns
+            and digest not in other.database.held
+            and self.judge.made[digest].size_bytes <= limit
+            for timestamp, digest in one.database.ids
+        )
+
+    def _close(self) -> None:
+        """Once more each with each: nothing may be found, and nothing be left over."""
+        for node in self.nodes:
+            for peer in node.peers:
+                outcome = self._session(node, peer.host)
+                if outcome.ending in (Ending.ABORTED, Ending.REFUSED):
+                    continue
+                result = outcome.account.result
+                what = f"{node.name} and {peer.host}: {outcome}"
+                assert result is not None, what
+                refused = [
+                    *self._too_large(result.to_send, peer.host),
+                    *self._too_large(result.to_receive, node.name),
+                ]
+                assert outcome.differences == len(refused), what
+                assert refused or result.rounds <= CLOSING_ROUNDS, what
+        self._check()
+        for database in self.databases:
+            database.check()
+
+    def _too_large(self, ids: SyncIds, host: str) -> list[bytes]:
+        """Those that are too large for a node: it will always lack them."""
+        (limit,) = (self.message_limit(each.number) for each in self.nodes if each.name == host)
+        return [digest for _, digest in ids if self.judge.made[digest].size_bytes > limit]
+
+    def _session(self, node: Node, host: str) -> Outcome:
+        assert node.schedule is not None
+        peer = next(each for each in node.peers if each.host == host)
+        _, promise = node.schedule.ask(peer, 0, None)
+        while not promise.settled:
+            self._step()
+        return promise.value
+
+    def _summary(self, settling_ns: int) -> Summary:
+        return Summary(
+            digest=self.trace.digest,
+            events=self.timeline.events,
+            virtual_ns=self.timeline.now_ns - START_NS,
+            settling_ns=settling_ns,
+            nodes=len(self.nodes),
+            messages=len(self.judge.made),
+            acknowledged=len(self.judge.acknowledged),
+            sessions=sum(self.endings.values()),
+            endings=self.endings,
+            compared=self.judge.compared,
+            crashes=sum(node.crashes for node in self.nodes),
+            marks=dict(sorted(self.marks.items())),
+        )

@@ -1,0 +1,166 @@
+"""Machines with one fault each, such as somebody might make: the simulator must find them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from message.validate import Verdict
+from reconcile.ids import SyncId, SyncIds
+from reconcile.index import Index, IndexView
+from reconcile.layered import LayeredView
+from reconcile.session import Ended, Session
+from reconcile.session import Input as SessionInput
+from reconcile.summary import SummaryView
+from sim.cores import Cores
+from store.domain.chance import Chance
+from store.domain.door import Door
+from store.domain.policy_memory import PolicyMemory
+from store.domain.resume import Advance, PageStored, Resume
+from store.domain.resume import Effect as ResumeEffect
+from store.domain.resume import Input as ResumeInput
+from store.domain.schedule import Kind, Schedule, ScheduleConfig
+from store.domain.sessions import Session as Entry
+from store.domain.sessions import Sessions
+from store.domain.transfer import Transfer
+from store.domain.transfer_events import Effect, Input, Persist, Persisted
+
+
+class EagerTransfer(Transfer):
+    """Says that a message is stored as soon as it has come."""
+
+    def step(self, now_ns: int, given: Input) -> list[Effect]:
+        if isinstance(given, Persisted):
+            return []
+        effects = super().step(now_ns, given)
+        for effect in list(effects):
+            if isinstance(effect, Persist):
+                effects += super().step(now_ns, Persisted(effect.token, [True] * len(effect.batch)))
+        return effects
+
+
+class GreedyTransfer(Transfer):
+    """Reads on, however much waits to be stored."""
+
+    @property
+    def reading(self) -> bool:
+        return True
+
+
+class ForgetfulSession(Session):
+    """Leaves out one of the messages that it should ask for."""
+
+    def step(self, now_ns: int, given: SessionInput) -> list[Any]:
+        return [
+            Ended(replace(effect.result, to_receive=effect.result.to_receive[1:]))
+            if isinstance(effect, Ended)
+            else effect
+            for effect in super().step(now_ns, given)
+        ]
+
+
+class InventiveDoor(Door):
+    """Changes a byte of what it lets in."""
+
+    def admit(self, messages: Sequence[Any]) -> None:
+        super().admit(messages)
+        payloads = self.published.batch.payloads
+        if payloads and payloads[0]:
+            payloads[0] = bytes([payloads[0][0] ^ 1]) + payloads[0][1:]
+
+
+class HonouringDoor(Door):
+    """Calls a message accepted that it has refused."""
+
+    def admit(self, messages: Sequence[Any]) -> None:
+        super().admit(messages)
+        self.published.verdicts = [
+            Verdict.DUPLICATE if verdict is Verdict.REJECTED else verdict
+            for verdict in self.published.verdicts
+        ]
+
+
+class EmptyIndex(Index):
+    """Takes a warm-up for done that has read nothing."""
+
+    def load(self, ids: SyncIds) -> None:
+        super().load(ids[:0])
+
+
+class LossyIndex(Index):
+    """Leaves out what does not come behind all that is there."""
+
+    def insert(self, ids: SyncIds) -> int:
+        if len(self) and len(ids):
+            rows = self.view().rows
+            last = rows.between(len(rows) - 1, len(rows)).at(0)
+            ids = SyncIds.of(each for each in ids if each > last)
+        return super().insert(ids)
+
+
+class ShiftedView(LayeredView):
+    """Has the index answer for a second before its floor."""
+
+    def __init__(self, hot: IndexView, floor: SyncId, cold: SummaryView) -> None:
+        super().__init__(hot, (max(0, floor[0] - 10**9), floor[1]), cold)
+
+
+class LaxSessions(Sessions):
+    """Lets a peer have several sessions at a time."""
+
+    def _of_peer(self, node_id: str, store_id: str) -> list[Entry]:  # noqa: ARG002 - as overridden
+        return []
+
+
+class LastingMemory(PolicyMemory):
+    """Never forgets a refusal."""
+
+    def until_ns(self, now_ns: int, timestamp_ns: int, label: str) -> int:  # noqa: ARG002 - as overridden
+        return 2**62
+
+
+class HastyResume(Resume):
+    """Takes the whole gap for filled when a page has come."""
+
+    def step(self, now_ns: int, given: ResumeInput) -> list[ResumeEffect]:
+        effects = super().step(now_ns, given)
+        if isinstance(given, PageStored) and effects:
+            return [Advance(self.progress.time_end_ns)]
+        return effects
+
+
+class NarrowSchedule(Schedule):
+    """Forgets about the wide sessions."""
+
+    def __init__(self, config: ScheduleConfig, rng: Chance) -> None:
+        super().__init__(config, rng)
+        self._due = [due for due in self._due if due.kind is not Kind.WIDE]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault, and what a run says of it."""
+
+    cores: Cores
+    finding: str
+
+
+MUTANTS = {
+    "acknowledges too early": Mutant(
+        Cores(transfer=EagerTransfer), "acknowledged .* does not hold"
+    ),
+    "takes more than it has room for": Mutant(Cores(transfer=GreedyTransfer), "too much waits"),
+    "drops a difference": Mutant(Cores(session=ForgetfulSession), "are missing"),
+    "invents a message": Mutant(Cores(door=InventiveDoor), "nobody published so"),
+    "accepts and does not store": Mutant(
+        Cores(door=HonouringDoor), "acknowledged .* does not hold"
+    ),
+    "starts with an empty index": Mutant(Cores(index=EmptyIndex), "lacks .* that are durable"),
+    "loses late messages": Mutant(Cores(index=LossyIndex), "lacks .* that are durable"),
+    "misplaces the floor": Mutant(Cores(layered=ShiftedView), "are missing|do not become equal"),
+    "has two sessions with a peer": Mutant(Cores(sessions=LaxSessions), "two sessions with one"),
+    "never forgives": Mutant(Cores(memory=LastingMemory), "time has come|do not become equal"),
+    "leaves a gap": Mutant(Cores(resume=HastyResume), "has passed over"),
+    "never looks back": Mutant(Cores(schedule=NarrowSchedule), "do not become equal"),
+}

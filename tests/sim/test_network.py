@@ -1,0 +1,299 @@
+"""The simulated network and database do what the real ones promise, and no more."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from message.record import RecordBatch
+from message.transfer import parse
+from message.validate import Policy, admit
+from sim.calls import Closed, End, Ended, Identity, Status
+from sim.database import Database, Unavailable
+from sim.judge import Judge, Violation
+from sim.limits import START_NS, STREAM_WINDOW_FRAMES
+from sim.messages import Message, message_of
+from sim.network import Network
+from sim.tasks import Promise, Steps, Task
+from sim.timeline import Timeline
+from sim.trace import Trace
+
+WHO = Identity("caller", "store-c")
+RULES = Policy(max_drift_ns=None, publisher=False)
+
+
+class Callee:
+    """A host that does with calls what a test wants, and keeps its letters."""
+
+    def __init__(self, name: str, world: "World", serve: Callable[[End], Steps[None]]) -> None:
+        self.name = name
+        self.identity: Identity | None = Identity(name, f"store-{name}")
+        self.letters: list[object] = []
+        self._world = world
+        self._serve = serve
+
+    def serve(self, method: str, end: End) -> bool:
+        if method != "Method":
+            return False
+        task = self._world.spawn(self._serve(end))
+        end.on_lost = task.cancel
+        return True
+
+    def receive(self, sender: str, letter: object) -> None:  # noqa: ARG002 - as of every host
+        self.letters.append(letter)
+
+
+class World:
+    """A network with a caller "a" and a callee "b"."""
+
+    def __init__(self, seed: int, serve: Callable[[End], Steps[None]]) -> None:
+        self.timeline = Timeline(START_NS)
+        self.dice = random.Random(seed)
+        self.network = Network(self.timeline, self.dice, Trace(self.timeline), Counter())
+        self.callee = Callee("b", self, serve)
+        self.network.add(self.callee)
+        self.network.add(Callee("a", self, serve))
+        self.failed: Exception | None = None
+
+    def spawn(self, steps: Steps[None]) -> Task:
+        return Task(self.timeline, "task", lambda _: self._kept(steps), lambda _: None)
+
+    def _kept(self, steps: Steps[None]) -> Steps[None]:
+        try:
+            yield from steps
+        except Closed as error:
+            self.failed = error
+
+    def call(self) -> Steps[End]:
+        return (yield from self.network.call("a", "b", "Method", WHO))
+
+    def finish(self) -> None:
+        while self.timeline.step():
+            self.network.check()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_frames_arrive_in_order_and_each_once(seed: int) -> None:
+    received: list[object] = []
+
+    def serve(end: End) -> Steps[None]:
+        assert end.there == WHO
+        while not isinstance(frame := (yield from end.read().wait()), Ended):
+            received.append(frame)
+            yield from end.send(frame).wait()
+        end.finish()
+
+    world = World(seed, serve)
+    echoed: list[object] = []
+
+    def caller() -> Steps[None]:
+        end = yield from world.call()
+        assert end.there.node_id == "b"
+        for number in range(30):
+            yield from end.send(number).wait()
+            echoed.append((yield from end.read().wait()))
+        end.half_close()
+        assert (yield from end.read().wait()) == Ended()
+
+    world.spawn(caller())
+    world.finish()
+    assert received == echoed == list(range(30))
+    assert world.failed is None
+    assert not world.network.calls
+
+
+def test_a_writer_waits_for_its_reader() -> None:
+    def serve(end: End) -> Steps[None]:
+        yield from end.send("nothing is read").wait()
+        yield from Promise[None]().wait()
+
+    world = World(0, serve)
+    sent: list[int] = []
+
+    def caller() -> Steps[None]:
+        end = yield from world.call()
+        for number in range(20):
+            yield from end.send(number).wait()
+            sent.append(number)
+
+    world.spawn(caller())
+    world.finish()
+    assert sent == list(range(STREAM_WINDOW_FRAMES))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_call_may_break_at_any_frame_and_both_ends_learn_of_it(seed: int) -> None:
+    received: list[object] = []
+    ended: list[str] = []
+
+    def serve(end: End) -> Steps[None]:
+        try:
+            while True:
+                received.append((yield from end.read().wait()))
+        finally:
+            ended.append("callee")
+
+    world = World(seed, serve)
+    world.network.weather.breaks = 0.1
+
+    def caller() -> Steps[None]:
+        end = yield from world.call()
+        try:
+            for number in range(10_000):
+                yield from end.send(number).wait()
+        finally:
+            ended.append("caller")
+
+    world.spawn(caller())
+    world.finish()
+    assert sorted(ended) == ["callee", "caller"]
+    assert received == list(range(len(received)))
+    assert isinstance(world.failed, Closed)
+    assert world.failed.status is Status.UNAVAILABLE
+
+
+def test_nobody_answers_where_nobody_is() -> None:
+    def serve(end: End) -> Steps[None]:
+        end.finish()
+        yield from ()
+
+    world = World(0, serve)
+    world.callee.identity = None
+
+    def caller() -> Steps[None]:
+        yield from world.call()
+
+    world.spawn(caller())
+    world.finish()
+    assert isinstance(world.failed, Closed)
+    assert world.failed.status is Status.UNAVAILABLE
+
+
+@pytest.mark.parametrize("healed", [True, False])
+def test_a_partition_holds_frames_up_until_it_heals_or_the_call_breaks(healed: bool) -> None:
+    received: list[object] = []
+
+    def serve(end: End) -> Steps[None]:
+        while not isinstance(frame := (yield from end.read().wait()), Ended):
+            received.append(frame)
+        end.finish()
+
+    world = World(1, serve)
+    world.network.weather.unnoticed = 1.0
+
+    def caller() -> Steps[None]:
+        end = yield from world.call()
+        world.network.cut([("b", "a")])
+        for number in range(3):
+            yield from end.send(number).wait()
+        end.half_close()
+        yield from end.read().wait()
+
+    world.spawn(caller())
+    if healed:
+        world.timeline.after(10**9, world.network.heal)
+    world.finish()
+    assert received == ([0, 1, 2] if healed else [])
+    assert (world.failed is None) == healed
+
+
+def test_letters_get_lost_and_come_twice_and_out_of_order() -> None:
+    def serve(end: End) -> Steps[None]:
+        end.finish()
+        yield from ()
+
+    world = World(2, serve)
+    world.network.weather.lost, world.network.weather.twice = 0.2, 0.3
+    for number in range(500):
+        world.network.post("a", "b", number)
+    world.finish()
+    numbers = [letter for letter in world.callee.letters if isinstance(letter, int)]
+    assert numbers != sorted(numbers)
+    assert 300 < len(set(numbers)) < 500 < len(numbers) + 100
+
+
+# The database
+
+
+class Writer:
+    """Whoever writes; may be gone."""
+
+    def __init__(self) -> None:
+        self.alive = True
+
+    def crash_soon(self) -> None:
+        self.alive = False
+
+
+def batch(judge: Judge, *texts: bytes) -> RecordBatch:
+    messages = [message_of("/waku/2/rs/7/0", "/t/1/a/proto", text, START_NS) for text in texts]
+    for message in messages:
+        judge.make(message)
+    return admit(parse([each.encoded for each in messages]), START_NS, RULES).batch
+
+
+def database(seed: int) -> tuple[Database, Timeline, Judge]:
+    timeline, judge = Timeline(START_NS), Judge()
+    return Database("store", timeline, random.Random(seed), judge, [10**9]), timeline, judge
+
+
+def test_what_is_committed_is_acknowledged_later_and_stays() -> None:
+    store, timeline, judge = database(0)
+    done = store.write(Writer(), batch(judge, b"one", b"two"))
+    durable = []
+    while timeline.step():
+        durable.append((len(store.held), done.settled))
+    assert durable == [(2, False), (2, True)]
+    assert done.value == [True, True]
+    again = store.write(Writer(), batch(judge, b"two", b"three"))
+    while timeline.step():
+        store.check()
+    assert again.value == [False, True]
+
+
+def test_a_writer_that_is_gone_may_or_may_not_have_written() -> None:
+    held = set()
+    for seed in range(20):
+        store, timeline, judge = database(seed)
+        writer = Writer()
+        store.write(writer, batch(judge, b"one"))
+        writer.alive = False
+        while timeline.step():
+            pass
+        held.add(len(store.held))
+    assert held == {0, 1}
+
+
+def test_a_database_that_is_away_commits_nothing() -> None:
+    store, timeline, judge = database(0)
+    store.available = False
+    done, read = store.write(Writer(), batch(judge, b"one")), store.look(store.snapshot)
+    while timeline.step():
+        pass
+    with pytest.raises(Unavailable):
+        done.value  # noqa: B018 - a promise raises what it failed with
+    with pytest.raises(Unavailable):
+        read.value  # noqa: B018 - the same
+    assert not store.held
+
+
+def test_the_judge_sees_what_is_invented_lost_or_changed() -> None:
+    store, _, judge = database(0)
+    known = batch(judge, b"one")
+    changed = batch(Judge(), b"two")
+    with pytest.raises(Violation, match="nobody published"):
+        store.add(changed, 0)
+    judge.make(Message(START_NS, changed.hashes[0], b"other bytes"))
+    with pytest.raises(Violation, match="nobody published"):
+        store.add(changed, 0)
+    with pytest.raises(Violation, match="does not hold"):
+        judge.acknowledge(store, known.hashes)
+    store.add(known, 0)
+    judge.acknowledge(store, known.hashes)
+    judge.check()
+    store.prune(START_NS + 1)
+    judge.check()
+    store.horizon_ns = 0
+    with pytest.raises(Violation, match="does not hold"):
+        judge.check()

@@ -1,0 +1,39 @@
+"""Runs of the simulator: a failure prints its seed and how to repeat it."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from sim.marks import Mark
+from sim.run import simulate
+
+GROUPS, GROUP = 24, 10
+
+# What is so rare that some hundred runs may do without.
+RARE = {Mark.ANOTHER_WAY, Mark.PRUNED, Mark.LOST_PLACE, Mark.STALLED}
+
+
+@pytest.fixture(scope="module")
+def seen() -> Counter[str]:
+    """How many runs came by each rare thing."""
+    return Counter()
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_all_stores_become_equal_once_the_faults_stop(group: int, seen: Counter[str]) -> None:
+    for seed in range(group * GROUP, (group + 1) * GROUP):
+        summary = simulate(seed, random.Random(seed))
+        assert summary.compared
+        seen["runs"] += 1
+        seen.update(summary.marks.keys())
+
+
+def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
+    if seen["runs"] == GROUPS * GROUP:
+        assert {mark for mark in Mark if not seen[mark]} <= RARE
+
+
+@pytest.mark.parametrize("nodes", [2, 6])
+def test_the_number_of_nodes_can_be_chosen(nodes: int) -> None:
+    assert simulate(5, random.Random(5), nodes=nodes).nodes == nodes

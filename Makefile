@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 LOCK := requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help run test bench lint format types proto proto-check lock clean
+.PHONY: help run test sim bench lint format types proto proto-check lock clean
 
 help: ## show this list
 	@echo "usage: make TARGET [ARGS='...']"
@@ -19,6 +19,9 @@ run: $(STAMP) ## run a node with its own Postgres; ARGS are options of `storenod
 
 test: $(STAMP) ## run the tests; ARGS are arguments of pytest
 	@exec $(BIN)/python -m pytest $(ARGS)
+
+sim: $(STAMP) ## simulate nodes under faults; ARGS are --seed N, --count N, --nodes N, --trace
+	@exec $(BIN)/python -m sim $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks; ARGS are names of some and --messages N
 	@exec $(BIN)/python -m bench $(ARGS)

@@ -9,7 +9,17 @@ import argparse
 import subprocess
 import sys
 
-BENCHMARKS = ("publish", "scan", "hashes", "causal_history", "pages")
+BENCHMARKS = (
+    "publish",
+    "scan",
+    "hashes",
+    "causal_history",
+    "pages",
+    "reconcile",
+    "memory",
+    "sync",
+    "sds",
+)
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from message.hashing import message_hash
+from store.db.bulk import HEADER, TRAILER
 from wire.storenode.v1.store_pb2 import PublishRequest
 
 PUBSUB_TOPIC = "/waku/2/rs/1/0"
@@ -16,9 +17,6 @@ TOPICS = 50
 PAYLOAD_BYTES = 200
 STEP_NS = 20_000
 BATCH = 1_000
-
-COPY_HEADER = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
-COPY_TRAILER = b"\xff\xff"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def copy_blocks(data: list[Row], digests: list[bytes]) -> list[bytes]:
     Source: PostgreSQL manual, "COPY", "Binary Format".
     """
     pubsub = field(PUBSUB_TOPIC.encode())
-    blocks = [COPY_HEADER]
+    blocks = [HEADER]
     for start in range(0, len(data), BATCH):
         parts: list[bytes] = []
         for row, digest in zip(
@@ -92,7 +90,7 @@ def copy_blocks(data: list[Row], digests: list[bytes]) -> list[bytes]:
                 field(row.payload),
             )
         blocks.append(b"".join(parts))
-    return [*blocks, COPY_TRAILER]
+    return [*blocks, TRAILER]
 
 
 def field(value: bytes) -> bytes:

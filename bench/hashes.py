@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from bench.data import Row, copy_blocks, hashes, rows
-from bench.publish import copy_in
+from bench.data import Row, rows
 from bench.support import (
     PLAIN_COLUMNS,
-    PLAIN_TABLE,
     Bench,
     bench_node,
+    fill_plain,
     options,
     publish,
     report,
@@ -111,11 +110,8 @@ def _quantile(rounds: Sequence[Sequence[float]], share: float) -> float:
 
 def load(bench: Bench, data: list[Row]) -> list[bytes]:
     """Fill the node and the plain table."""
-    digests = hashes(data)
     publish(bench, data)
-    bench.connection.execute(PLAIN_TABLE.format(constraint="primary key (hash)"))
-    statement = f"copy plain ({PLAIN_COLUMNS}) from stdin (format binary)"
-    copy_in(bench, statement, copy_blocks(data, digests))
+    digests = fill_plain(bench, data, "hash")
     settle(bench)
     return digests
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 
 from bench.data import (
-    COPY_HEADER,
-    COPY_TRAILER,
     PUBSUB_TOPIC,
     Row,
     content_topic,
@@ -19,9 +17,17 @@ from bench.data import (
     publish_request,
     rows,
 )
-from bench.publish import COPY_HASHES, COPY_MESSAGES, copy_in, hash_block, message_block
-from bench.support import Bench, bench_node, options, publish, report, settle
+from bench.support import Bench, bench_node, copy_in, options, publish, report, settle
 from message.validate import Policy, admit
+from store.db.bulk import (
+    COPY_HASHES,
+    COPY_MESSAGES,
+    HEADER,
+    TRAILER,
+    hash_blocks,
+    in_order,
+    message_blocks,
+)
 from wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 DAYS = 30
@@ -56,8 +62,9 @@ def load(bench: Bench, count: int) -> tuple[int, int]:
         batch = admit(
             publish_request(data).messages, time.time_ns(), Policy(max_drift_ns=None)
         ).batch
-        copy_in(bench, COPY_MESSAGES, [COPY_HEADER, message_block(batch), COPY_TRAILER])
-        copy_in(bench, COPY_HASHES, [COPY_HEADER, hash_block(batch), COPY_TRAILER])
+        ordered = in_order(batch)
+        copy_in(bench, COPY_MESSAGES, [HEADER, *message_blocks(ordered, 0), TRAILER])
+        copy_in(bench, COPY_HASHES, [HEADER, *hash_blocks(ordered), TRAILER])
     settle(bench)
     return start, step
 

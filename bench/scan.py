@@ -6,13 +6,12 @@ parses every page.
 
 from __future__ import annotations
 
-from bench.data import copy_blocks, hashes, rows
-from bench.publish import copy_in
+from bench.data import rows
 from bench.support import (
     PLAIN_COLUMNS,
-    PLAIN_TABLE,
     Bench,
     bench_node,
+    fill_plain,
     options,
     publish,
     report,
@@ -55,9 +54,7 @@ def main() -> None:
     with bench_node("--max-clock-drift", "off") as bench:
         data = rows(count)
         publish(bench, data)
-        bench.connection.execute(PLAIN_TABLE.format(constraint="primary key (ts, hash)"))
-        statement = f"copy plain ({PLAIN_COLUMNS}) from stdin (format binary)"
-        copy_in(bench, statement, copy_blocks(data, hashes(data)))
+        fill_plain(bench, data, "ts, hash")
         settle(bench)
         pairs = [
             (seconds(lambda: keyset(bench, count)), seconds(lambda: scan(bench, count)))

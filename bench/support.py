@@ -7,15 +7,16 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
+import psutil
 import psycopg
 
-from bench.data import Row, batches, publish_request
+from bench.data import Row, batches, copy_blocks, hashes, publish_request
 from store.embedded import running_url
 from tests.support.node import NodeProcess, running_node
 from wire.storenode.v1.store_pb2 import PublishResponse, PublishResult
@@ -23,11 +24,12 @@ from wire.storenode.v1.store_pb2 import PublishResponse, PublishResult
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 PUBLISH_STREAM = "/storenode.v1.Store/PublishStream"
 
-PLAIN_TABLE = """
+_PLAIN_TABLE = """
 create table plain (ts bigint not null, hash bytea not null, pubsub_topic text not null,
-                    content_topic text not null, payload bytea not null, {constraint})
+                    content_topic text not null, payload bytea not null, primary key ({key}))
 """
 PLAIN_COLUMNS = "ts, hash, pubsub_topic, content_topic, payload"
+COPY_PLAIN = f"copy plain ({PLAIN_COLUMNS}) from stdin (format binary)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,22 @@ class Bench:
 @contextmanager
 def bench_node(*args: str) -> Iterator[Bench]:
     """Start a node on a temporary directory."""
-    with tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory:
-        data_dir = Path(directory, "node")
-        options = ("--log-level", "warning", "--sync-interval", "0", *args)
-        with running_node(data_dir, *options) as node:
-            url = running_url(data_dir)
-            assert url is not None
-            with psycopg.connect(url, autocommit=True) as connection:
-                yield Bench(node, url, connection)
+    with (
+        tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory,
+        bench_node_on(Path(directory, "node"), *args) as bench,
+    ):
+        yield bench
+
+
+@contextmanager
+def bench_node_on(data_dir: Path, *args: str) -> Iterator[Bench]:
+    """Start a node on a data directory, which stays."""
+    options = ("--log-level", "warning", "--sync-interval", "0", *args)
+    with running_node(data_dir, *options) as node:
+        url = running_url(data_dir)
+        assert url is not None
+        with psycopg.connect(url, autocommit=True) as connection:
+            yield Bench(node, url, connection)
 
 
 def options(description: str, messages: int = 500_000) -> argparse.Namespace:
@@ -61,6 +71,63 @@ def options(description: str, messages: int = 500_000) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--messages", type=int, default=messages, help="default: %(default)s")
     return parser.parse_args()
+
+
+def copy_in(bench: Bench, statement: str, blocks: Iterable[bytes]) -> None:
+    """Send prepared blocks by COPY; the commit is part of it."""
+    with bench.connection.cursor() as cursor, cursor.copy(statement) as copy:
+        for block in blocks:
+            copy.write(block)
+
+
+def make_plain(bench: Bench, key: str) -> None:
+    """Make an empty plain table with this primary key, in the place of an earlier one."""
+    bench.connection.execute("drop table if exists plain")
+    bench.connection.execute(_PLAIN_TABLE.format(key=key))
+
+
+def fill_plain(bench: Bench, data: list[Row], key: str) -> list[bytes]:
+    """Make the plain table and copy rows into it; the hash of each row."""
+    digests = hashes(data)
+    make_plain(bench, key)
+    copy_in(bench, COPY_PLAIN, copy_blocks(data, digests))
+    return digests
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Seconds of processor time."""
+
+    client: float
+    node: float
+    postgres: float
+
+    def since(self, earlier: Used, count: int) -> dict[str, float]:
+        """Microseconds per message, by process."""
+        return {
+            f"{name}_cpu_us": (getattr(self, name) - getattr(earlier, name)) / count * 1e6
+            for name in ("client", "node", "postgres")
+        }
+
+
+def used(bench: Bench) -> Used:
+    """What this process, the node and its Postgres have used until now.
+
+    Unlike the time that passes, it hardly depends on what else the machine does.
+    """
+    node = psutil.Process(bench.node.process.pid)
+    postgres = 0.0
+    for child in node.children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            postgres += _seconds_of(child)
+    return Used(_seconds_of(psutil.Process()), _seconds_of(node), postgres)
+
+
+def _seconds_of(process: psutil.Process) -> float:
+    """What a process has used, and those of its children that have ended."""
+    times = process.cpu_times()
+    own, ended = times.user + times.system, times.children_user + times.children_system
+    return float(own + ended)
 
 
 def publish(bench: Bench, data: list[Row]) -> None:

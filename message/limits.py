@@ -65,3 +65,8 @@ MAX_CACHED_TOPICS: Final = 1_024
 
 MAX_CACHED_LAYOUTS: Final = 8_192
 """Frame layouts (one per combination of sizes) that stay computed."""
+
+MAX_CACHED_SHAPES: Final = 2_048
+MAX_SHAPE_BYTES: Final = 2_200
+"""What surrounds the time in messages that are read without being decoded, two topics for the
+most part, and how many such pairs are remembered."""

@@ -11,6 +11,7 @@ Known fields are in ascending order with their presence as published; an empty p
 encoded, and then ``head`` ends where the content topic begins.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -20,6 +21,9 @@ from message.varint import delimited, varint
 _TAG_MESSAGE = b"\x12"
 _TAG_PUBSUB_TOPIC = b"\x1a"
 _HASH_FIELD_BYTES = 2 + HASH_BYTES
+
+COLUMNS = ("timestamps", "hashes", "topic_keys", "heads", "payloads", "tails")
+"""The columns of `RecordBatch` that have an entry for each message."""
 
 
 @dataclass(slots=True)
@@ -66,6 +70,29 @@ class RecordBatch:
         """Join the frame of message ``index``."""
         return self.heads[index] + self.payloads[index] + self.tails[index]
 
+    def extend(self, other: "RecordBatch") -> None:
+        """Append another batch; a message that is in both is there twice then."""
+        offset = len(self)
+        for column in COLUMNS:
+            getattr(self, column).extend(getattr(other, column))
+        self.topics |= other.topics
+        self.sds_index += [offset + index for index in other.sds_index]
+        self.sds += other.sds
+
+    def select(self, indexes: Sequence[int]) -> "RecordBatch":
+        """Some of the messages, at ascending places, as a batch of their own."""
+        part = RecordBatch()
+        for column in COLUMNS:
+            values = getattr(self, column)
+            setattr(part, column, [values[index] for index in indexes])
+        part.topics = {key: self.topics[key] for key in set(part.topic_keys)}
+        places = {index: place for place, index in enumerate(indexes)}
+        for index, metadata in zip(self.sds_index, self.sds, strict=True):
+            if index in places:
+                part.sds_index.append(places[index])
+                part.sds.append(metadata)
+        return part
+
     def check(self) -> None:
         """Verify the invariants of the columns.
 
@@ -106,12 +133,18 @@ def split_frame(
     ``body`` is the canonical encoding of the WakuMessage, ``payload_bytes`` the size of its
     payload, ``suffix`` comes from `pubsub_suffix`. Cost: one table look-up and two copies.
     """
-    before_hash, after_hash, tail_start = _layout(payload_bytes, len(body), len(suffix))
+    before_hash, after_hash, tail_start = frame_layout(payload_bytes, len(body), len(suffix))
     return before_hash + digest + after_hash, body[tail_start:] + suffix
 
 
 @lru_cache(maxsize=MAX_CACHED_LAYOUTS)
-def _layout(payload_bytes: int, body_bytes: int, suffix_bytes: int) -> tuple[bytes, bytes, int]:
+def frame_layout(
+    payload_bytes: int, body_bytes: int, suffix_bytes: int
+) -> tuple[bytes, bytes, int]:
+    """What surrounds the hash in a head, and where the tail begins in the encoded WakuMessage.
+
+    The sizes are those of the payload, the WakuMessage and the suffix (see `split_frame`).
+    """
     message_prefix = _TAG_MESSAGE + varint(body_bytes)
     payload_prefix = b"\x0a" + varint(payload_bytes) if payload_bytes else b""
     size = _HASH_FIELD_BYTES + len(message_prefix) + body_bytes + suffix_bytes

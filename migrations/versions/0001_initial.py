@@ -67,7 +67,8 @@ def create_messages() -> None:
 def create_hashes() -> None:
     op.create_table(
         "hashes",
-        sa.Column("hash", sa.LargeBinary, primary_key=True),
+        sa.Column("key", sa.Uuid, primary_key=True),
+        sa.Column("rest", sa.LargeBinary, nullable=False),
         sa.Column("ts", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("topic", sa.Uuid, nullable=False),
         schema=SCHEMA,

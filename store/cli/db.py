@@ -18,16 +18,17 @@ import psycopg
 from sqlalchemy.exc import DBAPIError
 
 from message.limits import NS_PER_S
-from store.cli.client.text import format_time
+from store.cli.client.text import format_time, parse_time_ns
 from store.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
 from store.config.layers import LayeredCommand, option
-from store.config.types import DURATION_OR_OFF, POSITIVE_DURATION, SIZE
+from store.config.types import DURATION_OR_OFF, POSITIVE_DURATION, SIZE, Parsed
 from store.config.units import format_size
 from store.db import migrate
 from store.db.check import CheckReport
 from store.db.check import check as check_database
 from store.db.errors import SchemaError, sentence
 from store.db.pool import complete_url
+from store.db.resummarize import Resummarized, resummarize
 from store.db.retention import Inventory, PruneReport, prune, read_inventory
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import Partition, RetentionPolicy
@@ -38,6 +39,7 @@ from store.embedded.supervisor import EmbeddedPostgres, running_url
 
 _NS_PER_MS: Final = NS_PER_S // 1_000
 _PROGRESS_ROWS: Final = 10_000
+TIME: Final = Parsed("time", "TIME", parse_time_ns)
 _Result = TypeVar("_Result")
 
 
@@ -155,7 +157,7 @@ def current(target: Target) -> int:
 )
 @on_database
 def check(target: Target, sample: int | None) -> int:
-    """Check hashes, look-up rows, SDS metadata, partitions, indexes and commits.
+    """Check hashes, look-up rows, SDS metadata, partitions, indexes, commits and summaries.
 
     Changes nothing and can run beside nodes. The exit code is 1 if anything was found.
     """
@@ -229,6 +231,35 @@ def prune_command(
         report = asyncio.run(_with_connection(url, work))
     target.print(_prune_json(report, dry_run=dry_run), [*_prune_lines(report, dry_run=dry_run)])
     return FAILED if report.problems else OK
+
+
+@db.command("resummarize", cls=LayeredCommand)
+@option("--from", "first", type=TIME, help="Only days from this time on: RFC 3339, or nanoseconds.")
+@option("--to", "end", type=TIME, help="Only days before this time.")
+@on_database
+def resummarize_command(target: Target, first: int | None, end: int | None) -> int:
+    """Make the summaries of the history anew from the messages, day by day.
+
+    For days of which `storenode db check` says that their summaries are wrong. Nodes may go on
+    meanwhile. A time that is not a midnight (UTC) stands for its whole day.
+    """
+    low = UNBOUNDED_LOW if first is None else first
+    high = UNBOUNDED_HIGH if end is None else end
+    if low >= high:
+        raise CliError(USAGE, "--from must be before --to.")
+    progress = _progress()
+
+    async def work(connection: psycopg.AsyncConnection[Any]) -> Resummarized:
+        return await resummarize(connection, Bounds(low, high), progress=progress)
+
+    with target.url() as url:
+        migrate.require_current(url)
+        done = asyncio.run(_with_connection(url, work))
+    target.print(
+        {"days": done.days, "messages": done.messages},
+        [f"Summarised {done.messages:,} messages of {done.days:,} days anew."],
+    )
+    return OK
 
 
 async def _with_connection(

@@ -29,6 +29,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "Fetch what SDS messages causally depend on.",
     ),
     "status": ("store.cli.status:status", "Show what a node holds and whether it serves."),
+    "sync": ("store.cli.sync:sync", "Reconcile a node with a peer, now."),
     "db": ("store.cli.db:db", "Upgrade, check and prune the database."),
 }
 """Where each command is, and its line in the list of commands: modules are imported when used,

@@ -17,7 +17,7 @@ from store.config.types import POSITIVE_DURATION
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from store.client.types import NodeStatus, PeerStatus
+    from store.client.types import NodeStatus, PeerStatus, ResumeStatus
 
 _LABEL_CHARS = 10
 
@@ -54,16 +54,45 @@ def _table(answer: NodeStatus) -> Iterator[str]:
     ]
     for label, value in rows:
         yield f"{label:<{_LABEL_CHARS}}{value}"
+    if answer.HasField("resume"):
+        yield f"{'resume':<{_LABEL_CHARS}}{_resume(answer.resume)}"
     for peer in answer.peers:
         yield f"{'peer':<{_LABEL_CHARS}}{_peer(peer)}"
 
 
+def _resume(resume: ResumeStatus) -> str:
+    counts = f"{resume.messages:,} messages, {resume.stored:,} new"
+    if not resume.running:
+        return f"finished, {counts}"
+    span = resume.time_end - resume.time_start
+    share = (resume.reached - resume.time_start) / span if span > 0 else 0.0
+    error = f", {safe(resume.error)}" if resume.error else ""
+    return f"{share:.0%} of the gap since {_time(resume.time_start)}, {counts}{error}"
+
+
 def _peer(peer: PeerStatus) -> str:
     name = safe(f"{peer.node_id}@{peer.address}" if peer.node_id else peer.address)
-    state = "connected" if peer.connected else "not connected"
-    last = f"last sync {_time(peer.last_sync)}"
-    error = f", {safe(peer.last_error)}" if peer.last_error else ""
-    return f"{name}  {state}, {last}{error}"
+    parts = ["connected" if peer.connected else "not connected"]
+    if peer.in_session:
+        parts.append("in a session now")
+    parts.append(f"last sync {_time(peer.last_sync)}")
+    if peer.last_sync:
+        parts.append(_difference(peer))
+    if peer.failures:
+        parts.append(f"failed {peer.failures:,} times in a row: {safe(peer.last_error)}")
+    return f"{name}  {', '.join(parts)}"
+
+
+def _difference(peer: PeerStatus) -> str:
+    known = []
+    if peer.lacks:
+        known.append(f"lacks {peer.lacks:,}")
+    if peer.has:
+        known.append(f"has {peer.has:,} more")
+    refused = peer.last_report.refused_by_policy
+    if refused:
+        known.append(f"{refused:,} refused by rules")
+    return " and ".join(known) or "nothing missing then"
 
 
 def _time(time_ns: int) -> str:

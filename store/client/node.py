@@ -264,6 +264,25 @@ class NodeClient:
                 admin_pb2.GetStatusRequest(), metadata=self._metadata, timeout=timeout_s
             )
 
+    async def synchronize(
+        self,
+        peer: str = "",
+        *,
+        time_start: int | None = None,
+        time_end: int | None = None,
+        timeout_s: float | None = None,
+    ) -> admin_pb2.SyncReport:
+        """Have the node reconcile with a peer now; only the admin listener answers.
+
+        ``peer`` empty is one at random. Times in nanoseconds, ``time_end`` exclusive; None is the
+        node's usual window.
+        """
+        request = admin_pb2.SynchronizeRequest(peer=peer, time_start=time_start, time_end=time_end)
+        with translated(self.address):
+            return await self._admin.Synchronize(
+                request, metadata=self._metadata, timeout=timeout_s
+            )
+
 
 def _history(entries: Iterable[Entry]) -> list[HistoryEntry]:
     return [HistoryEntry(message_id=name, retrieval_hint=hint) for name, hint in entries]

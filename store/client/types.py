@@ -3,7 +3,7 @@
 from google.protobuf.message import Message
 
 from wire.sds.v1.message_pb2 import HistoryEntry
-from wire.storenode.v1.admin_pb2 import NodeStatus, PeerStatus
+from wire.storenode.v1.admin_pb2 import NodeStatus, PeerStatus, ResumeStatus, SyncReport
 from wire.storenode.v1.store_pb2 import (
     CausalHistoryPage,
     FollowPage,
@@ -28,10 +28,12 @@ __all__ = [
     "PublishRequest",
     "PublishResponse",
     "PublishResult",
+    "ResumeStatus",
     "ScanPage",
     "SdsMessagesPage",
     "SdsStoredMessage",
     "StoreQueryResponse",
+    "SyncReport",
     "WakuMessage",
     "WakuMessageAndTopic",
     "WakuMessageKeyValue",

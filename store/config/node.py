@@ -62,6 +62,7 @@ class NodeConfig:
     sync_interval: int
     sync_range: int | None
     sync_offset: int
+    wide_sync_interval: int | None
     max_confirms: int
     gossip: bool
 

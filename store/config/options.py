@@ -284,6 +284,14 @@ _PEERS: Final[tuple[Decorator, ...]] = (
         help="How much of the very latest a reconciliation leaves out.",
     ),
     option(
+        "--wide-sync-interval",
+        type=DURATION_OR_OFF,
+        default="1h",
+        show_default=True,
+        section="Peers",
+        help="How often to reconcile the whole history with a peer.",
+    ),
+    option(
         "--max-confirms",
         type=click.IntRange(0),
         metavar="N",

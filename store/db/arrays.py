@@ -12,9 +12,13 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
 from psycopg.abc import AdaptContext
 from psycopg.adapt import Buffer, Dumper, Loader
 from psycopg.pq import Format
+
+from message.limits import HASH_BYTES
 
 BIGINT_OID: Final = 20
 BYTEA_OID: Final = 17
@@ -27,6 +31,7 @@ _UUID_ARRAY_OID: Final = 2951
 _UUID_BYTES: Final = 16
 _LENGTH: Final = struct.Struct(">i")
 _HEADER: Final = struct.Struct(">iiiii")
+_HASH: Final = np.dtype(f"V{HASH_BYTES}")
 
 
 class BinaryArray:
@@ -68,9 +73,23 @@ def bigints(values: Sequence[int]) -> BigintArray:
     )
 
 
+def bigint_column(values: NDArray[np.int64]) -> BigintArray:
+    """Lay out an array of signed 64-bit integers."""
+    laid_out = np.empty(len(values), [("size", ">i4"), ("value", ">i8")])
+    laid_out["size"], laid_out["value"] = 8, values
+    return BigintArray(_header(BIGINT_OID, len(values)) + laid_out.tobytes())
+
+
 def fixed_bytes(values: Sequence[bytes], size: int) -> ByteaArray:
     """Lay out byte strings that all have ``size`` bytes, such as hashes."""
     return ByteaArray(_header(BYTEA_OID, len(values)) + _equal(values, size))
+
+
+def hash_column(values: NDArray[np.uint8]) -> ByteaArray:
+    """Lay out an array of hashes, ``(n, 32)``."""
+    laid_out = np.empty(len(values), [("size", ">i4"), ("value", _HASH)])
+    laid_out["size"], laid_out["value"] = HASH_BYTES, values.view(_HASH).ravel()
+    return ByteaArray(_header(BYTEA_OID, len(values)) + laid_out.tobytes())
 
 
 def varied_bytes(values: Sequence[bytes]) -> ByteaArray:

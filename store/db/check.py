@@ -4,7 +4,7 @@ Reads everything, or a random share of it, and changes nothing. It can run besid
 What is looked for: a schema as migrations leave it; partitions, indexes and sequences that are
 sane; every message's hash computed anew from its bytes, its rows in the look-up tables, and those
 rows' messages; SDS rows that are what the payload says, for every payload that is a readable SDS
-message and for no other; commits that account for what is held.
+message and for no other; commits that account for what is held, and summaries that say it.
 """
 
 from collections.abc import Callable
@@ -21,16 +21,17 @@ from store.db.check_catalog import (
     check_totals,
 )
 from store.db.check_rows import Held, Progress, RowCheck
+from store.db.check_summaries import check_summaries
 from store.db.drift import differences
 from store.db.findings import Finding, Findings
 from store.db.migrate import connect, require_current
-from store.db.schema import FINE_TABLE
+from store.db.schema import BUCKETS_TABLE, FINE_TABLE
 from store.domain.partitioning import Bounds, Cover, parse_bounds
 
 Connection = PsycopgConnection[Any]
 
-_BOUNDS: Final = """
-select pg_get_expr(c.relpartbound, c.oid)
+_PARTITIONS: Final = """
+select c.relname::text, pg_get_expr(c.relpartbound, c.oid)
 from pg_inherits i join pg_class c on c.oid = i.inhrelid
 where i.inhparent = to_regclass('storenode.' || %s) and not i.inhdetachpending
 """
@@ -84,6 +85,10 @@ def check(
                 if not findings.all():
                     # Whatever else is wrong would show in the totals too.
                     check_totals(connection, findings)
+            partitions = _partitions(connection, FINE_TABLE)
+            checked[BUCKETS_TABLE] = check_summaries(
+                connection, findings, partitions, sample, progress
+            )
     except psycopg.ProgrammingError:
         if not findings.all():
             raise
@@ -119,8 +124,17 @@ def _held(connection: Connection) -> Held:
 
 
 def _bounds(connection: Connection, table: str) -> list[Bounds]:
-    texts = [text for (text,) in connection.execute(_BOUNDS, (table,)) if text is not None]
-    return sorted(bounds for text in texts if (bounds := parse_bounds(text)) is not None)
+    return [bounds for _, bounds in _partitions(connection, table)]
+
+
+def _partitions(connection: Connection, table: str) -> list[tuple[str, Bounds]]:
+    """Names and bounds, lowest first; odd ones are found elsewhere."""
+    found = []
+    for name, text in connection.execute(_PARTITIONS, (table,)):
+        bounds = None if text is None else parse_bounds(text)
+        if bounds is not None:
+            found.append((name, bounds))
+    return sorted(found, key=lambda each: each[1])
 
 
 def _share(connection: Connection, table: str, sample: int) -> float:

@@ -29,10 +29,10 @@ MAX_KNOWN_TOPICS: Final = 65_536
 """Rows of ``topics`` that are remembered as right."""
 
 _MAX_BIGINT: Final = UNBOUNDED_HIGH - 1
-_KEYS: Final = {"messages": ("ts", "hash"), "hashes": ("hash", "ts"), "sds": ("key", "ts", "hash")}
+_KEYS: Final = {"messages": ("ts", "hash"), "hashes": ("key", "ts"), "sds": ("key", "ts", "hash")}
 _FIRST: Final[dict[str, Key]] = {
     "messages": (UNBOUNDED_LOW, b""),
-    "hashes": (b"", UNBOUNDED_LOW),
+    "hashes": ("00000000-0000-0000-0000-000000000000", UNBOUNDED_LOW),
     "sds": ("00000000-0000-0000-0000-000000000000", UNBOUNDED_LOW, b""),
 }
 _CASTS: Final = {"ts": "bigint", "hash": "bytea", "key": "uuid"}
@@ -42,13 +42,15 @@ _LOOKUPS: Final[dict[str, LiteralString]] = {
     "messages": """
         select k.ts, k.hash, m.topic, m.head, m.payload, m.tail, h.topic
         from k join storenode.messages m on m.ts = k.ts and m.hash = k.hash
-        left join storenode.hashes h on h.hash = k.hash and h.ts = k.ts
+        left join storenode.hashes h on h.key = encode(substr(k.hash, 1, 16), 'hex')::uuid
+                                     and h.ts = k.ts and h.rest = substr(k.hash, 17)
         order by k.ts, k.hash
     """,
     "hashes": """
-        select k.hash, k.ts, m.ts is not null
-        from k left join storenode.messages m on m.ts = k.ts and m.hash = k.hash
-        order by k.hash, k.ts
+        select k.key, k.ts, h.rest, m.ts is not null
+        from k join storenode.hashes h on h.key = k.key and h.ts = k.ts
+        left join storenode.messages m on m.ts = k.ts and m.hash = uuid_send(k.key) || h.rest
+        order by k.key, k.ts
     """,
     "sds": """
         select k.key, k.ts, k.hash, m.payload
@@ -218,7 +220,7 @@ class RowCheck:
                 self._findings.add(Fault.WRONG_SDS_ROW, "sds", _name(*key))
 
     def _hashes(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        lost = [(ts, digest) for digest, ts, has_message in rows if not has_message]
+        lost = [(ts, key.bytes + rest) for key, ts, rest, has_message in rows if not has_message]
         self._report_lost(Fault.LOST_MESSAGE, "hashes", lost)
 
     def _sds(self, rows: Sequence[tuple[Any, ...]]) -> None:

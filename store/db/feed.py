@@ -62,6 +62,10 @@ FailureListener = Callable[[Exception], None]
 """Told of what should not happen while commits are read; the feed begins anew at its head."""
 
 
+CommitListener = Callable[[Sequence[CommitRow]], None]
+"""Told of commits in their order, before followers are; of some again after a broken connection."""
+
+
 class DatabaseFeed:
     """`store.domain.ports.Feed` on Postgres."""
 
@@ -71,6 +75,7 @@ class DatabaseFeed:
         *,
         on_lost: LostListener | None = None,
         on_failed: FailureListener | None = None,
+        on_commits: CommitListener | None = None,
         page_bytes: int = DEFAULT_PAGE_BYTES,
     ) -> None:
         """Entries of one page have ``page_bytes`` at most."""
@@ -78,6 +83,7 @@ class DatabaseFeed:
         self._page_bytes = page_bytes
         self._on_lost = on_lost
         self._on_failed = on_failed
+        self._on_commits = on_commits
         self._hub = Hub(START)
         self._messages_ever = 0
         self._encounters = 0
@@ -155,6 +161,8 @@ class DatabaseFeed:
             commits = await commits_between(
                 connection, self._hub.head[0] + 1, 2**63 - 1, EVERY_TOPIC, _COMMITS_AT_ONCE
             )
+            if commits and self._on_commits is not None:
+                self._on_commits(commits)
             for some in _portions(commits):
                 await self._pass_on(connection, some)
             self._tails_well = True

@@ -16,6 +16,11 @@ _REINDEX: Final = (
 )
 _COLLECT: Final = "it finds nothing and harms nothing; it goes with its partition"
 
+_RESUMMARIZE: Final = (
+    "run `storenode db resummarize`; until then too much or too little of this time is exchanged"
+    " with peers"
+)
+
 ADVICE: Final[dict[str, str]] = {
     Fault.FRAME: _RESTORE,
     Fault.HASH: _RESTORE,
@@ -43,6 +48,12 @@ ADVICE: Final[dict[str, str]] = {
     "invalid index": "run REINDEX INDEX on it",
     "batch without a commit": "restore the database from a backup: followers miss these messages",
     "commit of fewer messages than are held": "restore the database from a backup",
+    "summary differs from its messages": _RESUMMARIZE,
+    "summary differs from those it is made of": _RESUMMARIZE,
+    "folded beyond the newest commit": (
+        "set folded_position of storenode.store to the newest position of storenode.commits, then"
+        " run `storenode db resummarize`"
+    ),
     "sequence behind its table": "set it with setval() to the largest number that the table has",
 }
 

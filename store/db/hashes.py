@@ -1,31 +1,36 @@
 """Look-ups by hash: through the hash table to timestamps, then to the messages.
 
-Few hashes take one statement. Many take two, because the second is then pruned once to the
-partitions in which the timestamps lie, and not for each message. Small look-ups that arrive while
-others are under way share the next statement.
+The table of hashes is read from its index alone, which holds the first half of a hash and the
+timestamp; the message there has the other half. Recent messages take one statement. Older ones take
+a second, because it is then pruned once to the partitions in which the timestamps lie, and not for
+each message. Small look-ups that arrive while others are under way share the next statement.
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Final
 
 from message.limits import HASH_BYTES
-from store.db.arrays import bigints, fixed_bytes
+from store.db.arrays import UuidArray, bigints, fixed_bytes, uuids
 from store.db.pages import NOTHING, Joined, Shape, joined, joined_statement
 from store.db.pool import Connection, Database
+from store.db.schema import HASH_KEY_BYTES
 from store.db.select import (
+    FRAME,
     MESSAGE_AT,
-    QUERY_FRAME,
-    QUERY_PRESENCE,
+    PRESENCE,
     Entry,
     rights_clause,
     rights_parameters,
 )
+from store.domain.partitioning import DAY_NS
 from store.domain.ports import PageRequest, QueryPage, SyncId, TopicRights
 
 MAX_SHARED_HASHES: Final = 64
@@ -36,10 +41,15 @@ MAX_DIRECT_HASHES: Final = 128
 """Up to so many messages are read without a limit on their bytes, about 20 MB at most, and cut to
 a page by the node; a statement that cuts costs a quarter more."""
 
-_ONE_STATEMENT_HASHES: Final = 16
+FEWEST_HALVED: Final = 64
+"""From so many hashes on, a look-up that is alone is done in two halves side by side."""
+
 _FLIGHTS: Final = 2
 
-_LOCATE: Final = "select ts, hash from storenode.hashes where hash = any(%b::bytea[])"
+QUERY_TAG: Final = b"\xa2\x01"
+"""Field 20, ``StoreQueryResponse.messages``."""
+
+_LOCATE: Final = "select ts, key from storenode.hashes where key = any(%b::uuid[])"
 
 _ROWS: Final = """
 select m.ts, m.hash, m.head, m.payload, m.tail
@@ -48,24 +58,57 @@ cross join {message} where true{rights}
 order by m.ts {way}, m.hash {way} limit %(limit)b::bigint
 """
 
-_FEW_ENTRIES: Final = """
-select m.ts, m.hash, {entry}
-from storenode.hashes k cross join lateral (
-    select n.* from storenode.messages n where n.ts = k.ts and n.hash = k.hash offset 0
-) m where k.hash = any(%(hashes)b::bytea[]){rights}
+# After every hash that begins with the key.
+_BEYOND: Final = rf"'\x{'ff' * (HASH_BYTES - HASH_KEY_BYTES + 1)}'::bytea"
+
+# All messages in one value, which comes in one piece: the timestamp of each, then its frame.
+_JOINED: Final = "string_agg(int8send(m.ts) || {frame}, ''::bytea)"
+_TIMESTAMP: Final = struct.Struct(">q")
+_PLACE: Final = struct.Struct(f">q{HASH_KEY_BYTES}s")
+
+_RECENT: Final = f"""
+select {_JOINED},
+       string_agg(int8send(k.ts) || uuid_send(k.key), ''::bytea)
+           filter (where k.ts < %(recent)b::bigint)
+from storenode.hashes k left join lateral (
+    select n.* from storenode.messages n
+    where n.ts = k.ts and n.ts >= %(recent)b::bigint
+      and n.hash >= uuid_send(k.key) and n.hash < uuid_send(k.key) || {_BEYOND} offset 0
+) m on true where k.key = any(%(keys)b::uuid[])
 """
 
-_ENTRIES: Final = """
-select m.ts, m.hash, {entry}
-from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
-cross join {message} where true{rights}
+_AT_POSITIONS: Final = f"""
+select {_JOINED} from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
+cross join {{message}} where true{{rights}}
 """
 
 
 async def locate(connection: Connection, hashes: Sequence[bytes]) -> list[SyncId]:
-    """Positions of hashes that are known, those of pruned messages included, in no order."""
-    cursor = await connection.execute(_LOCATE, (fixed_bytes(hashes, HASH_BYTES),), binary=True)
-    return await cursor.fetchall()  # type: ignore[return-value]
+    """Where hashes are, those of pruned messages included, in no order.
+
+    What is told apart by the second half of its hash only is found as well, and is not there.
+    """
+    cursor = await connection.execute(_LOCATE, (_keys(hashes),), binary=True)
+    rows: list[tuple[int, bytes]] = await cursor.fetchall()  # type: ignore[assignment]
+    return _positions(rows, hashes)
+
+
+def _keys(hashes: Iterable[bytes]) -> UuidArray:
+    return uuids([digest[:HASH_KEY_BYTES] for digest in hashes])
+
+
+def _positions(rows: Sequence[tuple[int, bytes]], hashes: Sequence[bytes]) -> list[SyncId]:
+    """Complete the keys in rows of (timestamp, key)."""
+    by_key: dict[bytes, list[bytes]] = {}
+    for digest in hashes:
+        by_key.setdefault(digest[:HASH_KEY_BYTES], []).append(digest)
+    return [(timestamp, digest) for timestamp, key in rows for digest in by_key[key]]
+
+
+def recent_ns() -> int:
+    """From when on messages count as recent: the start of yesterday, which is a few partitions."""
+    now_ns = time.time_ns()
+    return now_ns - now_ns % DAY_NS - DAY_NS
 
 
 def position_parameters(positions: Sequence[SyncId]) -> dict[str, object]:
@@ -83,10 +126,15 @@ _SOME_RIGHTS: Final = TopicRights(("",))
 
 
 @cache
-def _entries_statement(entry: Entry, *, few: bool, restricted: bool) -> str:
+def _recent_statement(*, include_data: bool) -> str:
+    return _RECENT.format(frame=(FRAME if include_data else PRESENCE).expression)
+
+
+@cache
+def _statement_at(*, include_data: bool, restricted: bool) -> str:
     rights = rights_clause(_SOME_RIGHTS if restricted else TopicRights())
-    template = _FEW_ENTRIES if few else _ENTRIES
-    return template.format(entry=entry.expression, message=MESSAGE_AT, rights=rights)
+    frame = (FRAME if include_data else PRESENCE).expression
+    return _AT_POSITIONS.format(frame=frame, message=MESSAGE_AT, rights=rights)
 
 
 @cache
@@ -121,8 +169,8 @@ class _Waiting:
     answer: asyncio.Future[QueryPage]
 
 
-_Found = dict[bytes, tuple[int, bytes]]
-"""Hash -> (timestamp, entry)."""
+_Row = tuple[int, bytes, bytes]
+"""Timestamp, hash, and the entry without its tag."""
 
 
 class HashLookups:
@@ -135,6 +183,7 @@ class HashLookups:
         self._queues: dict[bool, deque[_Waiting]] = {True: deque(), False: deque()}
         self._latest = False
         self._flights = 0
+        self._reading = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @staticmethod
@@ -146,8 +195,8 @@ class HashLookups:
         """Answer a look-up that `takes` accepts."""
         rights = request.filter.rights
         if len(request.hashes or ()) > MAX_SMALL_HASHES or not rights.unrestricted:
-            found = await self._read(request.hashes or (), rights, request.include_data)
-            return _pick(request, found, self._page_bytes)
+            rows = await self._read(request.hashes or (), rights, include_data=request.include_data)
+            return _pick(request, rows, self._page_bytes)
         answer: asyncio.Future[QueryPage] = asyncio.get_running_loop().create_future()
         self._queues[request.include_data].append(_Waiting(request, answer))
         self._launch()
@@ -172,7 +221,7 @@ class HashLookups:
         group = self._take(self._queues[include_data])
         wanted = {digest for waiting in group for digest in waiting.request.hashes or ()}
         try:
-            found = await self._read(list(wanted), TopicRights(), include_data)
+            rows = await self._read(list(wanted), TopicRights(), include_data=include_data)
         except BaseException as error:
             for waiting in group:
                 if not waiting.answer.done():
@@ -182,17 +231,28 @@ class HashLookups:
             return
         for waiting in group:
             if not waiting.answer.done():
-                waiting.answer.set_result(_pick(waiting.request, found, self._page_bytes))
+                waiting.answer.set_result(_pick(waiting.request, rows, self._page_bytes))
 
     async def _read(
-        self, hashes: Sequence[bytes], rights: TopicRights, include_data: bool
-    ) -> _Found:
-        entry = QUERY_FRAME if include_data else QUERY_PRESENCE
+        self, hashes: Sequence[bytes], rights: TopicRights, *, include_data: bool
+    ) -> dict[bytes, _Row]:
+        async def read(connection: Connection, some: Sequence[bytes]) -> list[_Row]:
+            if rights.unrestricted:
+                return await _read_recent(connection, some, include_data=include_data)
+            positions = await locate(connection, some)
+            return await _read_at(connection, positions, rights, include_data=include_data)
 
-        async def read(connection: Connection) -> _Found:
-            return await _fetch(connection, entry, hashes, rights)
-
-        return await self._database.read(read)
+        # A look-up that has the database to itself keeps two of its processors busy.
+        alone = not self._reading and len(hashes) >= FEWEST_HALVED
+        middle = len(hashes) // 2
+        parts = (hashes[:middle], hashes[middle:]) if alone else (hashes,)
+        self._reading += 1
+        try:
+            works = [partial(read, some=part) for part in parts]
+            found = await _all(map(self._database.read, works))
+        finally:
+            self._reading -= 1
+        return {row[1]: row for rows in found for row in rows}
 
     @staticmethod
     def _take(queue: deque[_Waiting]) -> list[_Waiting]:
@@ -208,40 +268,78 @@ class HashLookups:
         return group
 
 
-async def _fetch(
-    connection: Connection, entry: Entry, hashes: Sequence[bytes], rights: TopicRights
-) -> _Found:
-    few = len(hashes) <= _ONE_STATEMENT_HASHES
-    if few:
-        parameters: dict[str, object] = {"hashes": fixed_bytes(hashes, HASH_BYTES)}
-    else:
-        positions = await locate(connection, hashes)
-        if not positions:
-            return {}
-        parameters = position_parameters(positions)
-    statement = _entries_statement(entry, few=few, restricted=not rights.unrestricted)
-    cursor = await connection.execute(
-        statement, parameters | rights_parameters(rights), binary=True
-    )
-    rows: list[tuple[int, bytes, bytes]] = await cursor.fetchall()  # type: ignore[assignment]
-    return {digest: (timestamp, data) for timestamp, digest, data in rows}
+async def _all(works: Iterable[Coroutine[None, None, list[_Row]]]) -> list[list[_Row]]:
+    """Await all, side by side; none goes on when another has failed."""
+    first, *others = works
+    if not others:
+        return [await first]
+    results = await asyncio.gather(first, *others, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results  # type: ignore[return-value]
 
 
-def _pick(request: PageRequest, found: _Found, page_bytes: int) -> QueryPage:
-    """The page of one look-up out of what a statement found."""
-    way = 1 if request.forward else -1
-    held = sorted((found[digest][0], digest) for digest in request.hashes or () if digest in found)
+async def _read_recent(
+    connection: Connection, hashes: Sequence[bytes], *, include_data: bool
+) -> list[_Row]:
+    """Read messages of an unrestricted caller, the recent ones in one statement."""
+    parameters = {"keys": _keys(hashes), "recent": recent_ns()}
+    statement = _recent_statement(include_data=include_data)
+    cursor = await connection.execute(statement, parameters, binary=True)
+    joined, older = await cursor.fetchone() or (None, None)
+    rows = _split(joined or b"")  # type: ignore[arg-type]
+    if older:
+        positions = _positions(list(_PLACE.iter_unpack(older)), hashes)  # type: ignore[arg-type]
+        rows += await _read_at(connection, positions, TopicRights(), include_data=include_data)
+    return rows
+
+
+async def _read_at(
+    connection: Connection, positions: Sequence[SyncId], rights: TopicRights, *, include_data: bool
+) -> list[_Row]:
+    if not positions:
+        return []
+    statement = _statement_at(include_data=include_data, restricted=not rights.unrestricted)
+    parameters = position_parameters(positions) | rights_parameters(rights)
+    cursor = await connection.execute(statement, parameters, binary=True)
+    (joined,) = await cursor.fetchone() or (None,)
+    return _split(joined or b"")  # type: ignore[arg-type]
+
+
+def _split(joined: bytes) -> list[_Row]:
+    """Take messages that came as `_JOINED` apart; a frame begins as `message.record` says."""
+    rows: list[_Row] = []
+    at, unpack = 0, _TIMESTAMP.unpack_from
+    while at < len(joined):
+        (timestamp,) = unpack(joined, at)
+        begin = at + _TIMESTAMP.size + 1
+        size, start, shift = joined[begin], begin + 1, 7
+        while size >> shift:  # the last group says that another one follows
+            size += joined[start] - 1 << shift
+            start, shift = start + 1, shift + 7
+        at = start + size
+        rows.append((timestamp, joined[start + 2 : start + 2 + HASH_BYTES], joined[begin:at]))
+    return rows
+
+
+def _pick(request: PageRequest, found: Mapping[bytes, _Row], page_bytes: int) -> QueryPage:
+    """The page of one look-up out of what a statement found, by hash."""
+    held = sorted([found[digest] for digest in request.hashes or () if digest in found])
     after = request.after
     if after is not None:
-        held = [at for at in held if (at > after if request.forward else at < after)]
-    entries: list[bytes] = []
+        held = [row for row in held if (row[:2] > after if request.forward else row[:2] < after)]
+    if not request.forward:
+        held.reverse()
+    shown: list[bytes] = []
     left = page_bytes
-    for _, digest in held[::way][: request.limit]:
-        entry = found[digest][1]
-        left -= len(entry)
-        if left < 0 and entries:
+    for _, _, entry in held[: request.limit]:
+        left -= len(QUERY_TAG) + len(entry)
+        if left < 0 and shown:
             break
-        entries.append(entry)
-    more = len(entries) < len(held)
-    last = held[::way][len(entries) - 1][1] if more else None
-    return QueryPage(b"".join(entries[::way]), len(entries), last)
+        shown.append(entry)
+    last = held[len(shown) - 1][1] if len(shown) < len(held) else None
+    if not request.forward:
+        shown.reverse()
+    entries = QUERY_TAG + QUERY_TAG.join(shown) if shown else b""
+    return QueryPage(entries, len(shown), last)

@@ -1,9 +1,8 @@
 """The statements that write a batch, and a batch as their parameters.
 
 One statement inserts messages, hashes and SDS rows: index rows come only from the rows that were
-really inserted. A second step, the last one before COMMIT, gives the batch its place in the
-commit order (see ``docs/database.md``). Passing columns as arrays measured as fast as COPY into
-a staging table and needs one round trip less.
+really inserted. Large batches without known messages are copied instead (`store.db.bulk`). The last
+step before COMMIT gives the batch its place in the commit order (see ``docs/database.md``).
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 from message.limits import HASH_BYTES
 from message.record import RecordBatch, SdsMetadata
 from sds.codec import sds_key
-from store.db import arrays
+from store.db import arrays, deltas
+from store.db.bulk import copy_new
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
 from store.domain.ports import Source
@@ -47,14 +46,12 @@ with given as (
     on conflict do nothing
     returning ts, hash, topic
 ), located as (
-    insert into storenode.hashes (hash, ts, topic) select hash, ts, topic from stored{tolerant}
+    insert into storenode.hashes (key, rest, ts, topic)
+    select encode(substr(hash, 1, 16), 'hex')::uuid, substr(hash, 17), ts, topic from stored
+    on conflict do nothing
 )"""
 
-# Only a message that was pruned and comes again finds its hash there already. To look for it
-# costs a sixth of the whole statement, so that is done only after an insert without it has failed.
-_TOLERANT: Final = " on conflict do nothing"
-
-_SDS: Final = """, described as (
+_DESCRIBED: Final = """
     insert into storenode.sds (key, channel_key, ts, hash, channel, message_id, sender, lamport,
                                parent_keys, parent_ids, parent_hints)
     select s.key, s.channel_key, s.ts, s.hash, s.channel, s.message_id, s.sender,
@@ -65,10 +62,11 @@ _SDS: Final = """, described as (
                 %(s_sender)b::bytea[], %(s_lamport)b::text[], %(s_parent_keys)b::text[],
                 %(s_parent_ids)b::text[], %(s_parent_hints)b::text[])
         as s(key, channel_key, ts, hash, channel, message_id, sender, lamport,
-             parent_keys, parent_ids, parent_hints)
-    join stored using (ts, hash)
+             parent_keys, parent_ids, parent_hints){stored}
     on conflict do nothing
-)"""
+"""
+_SDS: Final = f", described as ({_DESCRIBED.format(stored=' join stored using (ts, hash)')})"
+_SDS_ALONE: Final = _DESCRIBED.format(stored="")
 
 _RESULT: Final = """
 select count(*), min(ts), max(ts),
@@ -78,21 +76,18 @@ from stored
 """
 
 
-@cache
-def insert_statement(*, with_sds: bool, tolerant: bool) -> str:
-    """The statement that writes a batch; ``tolerant`` of hashes that are there already."""
-    messages = _MESSAGES.format(tolerant=_TOLERANT if tolerant else "")
-    return messages + (_SDS if with_sds else "") + _RESULT
-
+_INSERT: Final = _MESSAGES + _RESULT
+_INSERT_WITH_SDS: Final = _MESSAGES + _SDS + _RESULT
 
 _TAKE_PLACE: Final = """
 select pg_advisory_xact_lock(%b::bigint),
        set_config('idle_in_transaction_session_timeout', %s, true)
 """
 _COMMIT_ROW: Final = """
-insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source)
+insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source,
+                               summary)
 values (nextval('storenode.position_seq'), %b::bigint, %b::bigint, %b::int, %b::bigint, %b::bigint,
-        %b::uuid[], %s)
+        %b::uuid[], %s, %b::bytea)
 """
 _NOTIFY: Final = "select pg_notify('storenode_feed', '')"
 _TOPICS: Final = """
@@ -107,7 +102,8 @@ class Inserted:
     """What a batch added: counts, the span of timestamps, and which hashes were new.
 
     ``hashes`` is None when all or none were; ``topics`` are those of the new messages, None when
-    there are more than `MAX_LISTED_TOPICS`.
+    there are more than `MAX_LISTED_TOPICS`; ``summary`` is the delta of exactly the new messages
+    (`store.db.deltas.pack`), empty when it is known from an earlier attempt or there are none.
     """
 
     count: int
@@ -115,6 +111,7 @@ class Inserted:
     max_ts: int
     hashes: frozenset[bytes] | None
     topics: tuple[bytes, ...] | None
+    summary: bytes
 
 
 def channel_key(channel: bytes) -> bytes:
@@ -128,8 +125,8 @@ def new_token() -> int:
 
 
 def parameters(batch: RecordBatch, batch_id: int) -> dict[str, object]:
-    """Lay a batch out for `insert_statement`."""
-    given: dict[str, object] = {
+    """Lay the messages of a batch out for `insert`."""
+    return {
         "ts": arrays.bigints(batch.timestamps),
         "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
         "topic": arrays.uuids(batch.topic_keys),
@@ -139,12 +136,10 @@ def parameters(batch: RecordBatch, batch_id: int) -> dict[str, object]:
         "batch": batch_id,
         "given": len(batch),
     }
-    if batch.sds:
-        given |= _sds_parameters(batch)
-    return given
 
 
-def _sds_parameters(batch: RecordBatch) -> dict[str, object]:
+def sds_parameters(batch: RecordBatch) -> dict[str, object]:
+    """Lay the SDS rows of a batch out."""
     rows = batch.sds
     parents = [_parents(row) for row in rows]
     return {
@@ -191,30 +186,55 @@ def _array_literal(elements: Iterable[str]) -> str:
     return "{" + ",".join(elements) + "}"
 
 
-async def insert(
-    connection: Connection, batch: RecordBatch, batch_id: int, *, tolerant: bool = True
-) -> Inserted:
-    """Insert what is new of a batch; the caller's transaction is open.
-
-    Raises:
-        psycopg.errors.UniqueViolation: not ``tolerant``, and a message that was pruned comes again.
-    """
-    statement = insert_statement(with_sds=bool(batch.sds), tolerant=tolerant)
-    if sum(len(row.parents) for row in batch.sds) > MAX_INLINE_PARENTS:
-        given = await asyncio.to_thread(parameters, batch, batch_id)
-    else:
-        given = parameters(batch, batch_id)
+async def insert(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
+    """Insert what is new of a batch; the caller's transaction is open."""
+    given = parameters(batch, batch_id)
+    if batch.sds:
+        given |= await _lay_out_sds(batch)
+    statement = _INSERT_WITH_SDS if batch.sds else _INSERT
     cursor = await connection.execute(statement, given, binary=True)
     row = await cursor.fetchone()
     assert row is not None
     count, low, high, joined, topics = row
+    hashes = None if joined is None else _split(bytes(joined))  # type: ignore[call-overload]
     return Inserted(
         count=count,  # type: ignore[arg-type]
         min_ts=low or 0,  # type: ignore[arg-type]
         max_ts=high or 0,  # type: ignore[arg-type]
-        hashes=None if joined is None else _split(bytes(joined)),  # type: ignore[call-overload]
+        hashes=hashes,
         topics=_listed(topics),
+        summary=_summary(batch, hashes) if count else b"",
     )
+
+
+async def copy(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
+    """Insert a batch all of which is new; the caller's transaction is open.
+
+    Raises:
+        psycopg.errors.UniqueViolation: a message is there already, or was and was pruned.
+    """
+    await copy_new(connection, batch, batch_id)
+    if batch.sds:
+        await connection.execute(_SDS_ALONE, await _lay_out_sds(batch), binary=True)
+    topics = tuple(batch.topics) if len(batch.topics) <= MAX_LISTED_TOPICS else None
+    times = batch.timestamps
+    return Inserted(len(batch), min(times), max(times), None, topics, _summary(batch, None))
+
+
+async def _lay_out_sds(batch: RecordBatch) -> dict[str, object]:
+    if sum(len(row.parents) for row in batch.sds) > MAX_INLINE_PARENTS:
+        return await asyncio.to_thread(sds_parameters, batch)
+    return sds_parameters(batch)
+
+
+def _summary(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
+    """The delta of a batch's new messages; ``added`` None: all are."""
+    if added is None:
+        return deltas.pack(batch.timestamps, batch.hashes)
+    # A message may be in the batch twice.
+    times = dict(zip(batch.hashes, batch.timestamps, strict=True))
+    new = list(added)
+    return deltas.pack([times[digest] for digest in new], new)
 
 
 def _split(joined: bytes) -> frozenset[bytes]:
@@ -241,7 +261,7 @@ async def take_place(
     for batch_id, token, added in inserted:
         topics = None if added.topics is None else arrays.uuids(added.topics)
         values = (batch_id, token, added.count, added.min_ts, added.max_ts, topics, source.value)
-        await connection.execute(_COMMIT_ROW, values)
+        await connection.execute(_COMMIT_ROW, (*values, added.summary))
     await connection.execute(_NOTIFY)
 
 

@@ -1,8 +1,8 @@
 """Keys of the advisory locks, which are the same for every node on one database.
 
-A transaction takes them in this order, after the tables' own locks: PARTITIONS before the tables
-that it creates, COMMIT_ORDER last of all. The upper half spells "stor", so that other programs in
-the same database are not met by accident.
+A transaction takes them in this order: FOLDING before anything else, PARTITIONS before the tables
+that it creates or drops, COMMIT_ORDER after the tables' own locks, last of all. The upper half
+spells "stor", so that other programs in the same database are not met by accident.
 """
 
 from typing import Final
@@ -20,3 +20,6 @@ MAINTENANCE: Final = _NAMESPACE | 3
 
 MIGRATION: Final = _NAMESPACE | 4
 """Held while the schema is upgraded."""
+
+FOLDING: Final = _NAMESPACE | 5
+"""Held while buckets are changed."""

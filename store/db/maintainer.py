@@ -1,6 +1,7 @@
 """The maintenance of a database: partitions ahead, retention, statistics; by one node at a time.
 
-    waiting  --lock obtained-->      in charge: a round at once and every interval
+    waiting  --lock obtained-->      in charge: a round at once and every interval,
+                                     and between rounds summaries are folded
     any      --connection lost-->    reconnecting, with backoff --> waiting
 
 The lock belongs to the session, so it passes to another node when this one, or its connection,
@@ -19,6 +20,7 @@ from psycopg import AsyncConnection
 
 from message.limits import NS_PER_S
 from store.db.errors import sentence
+from store.db.fold import fold, is_pending
 from store.db.locks import MAINTENANCE
 from store.db.partitions import ensure_ahead
 from store.db.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
@@ -30,6 +32,9 @@ from store.domain.retention_clock import RetentionClock
 Connection = AsyncConnection[Any]
 
 DEFAULT_INTERVAL_S: Final = 60.0
+FOLD_INTERVAL_S: Final = 2.0
+"""How often new deltas of the summaries are looked for."""
+
 FIRST_BACKOFF_S: Final = 0.5
 LONGEST_BACKOFF_S: Final = 30.0
 
@@ -119,7 +124,8 @@ class Maintainer:
                 if self._in_charge:
                     self._in_charge = False
                     await connection.execute(_UNLOCK, (MAINTENANCE,))
-                await self._pause(self._interval_s)
+                # Folding goes by no clock, and perhaps there is no other node.
+                await self._fold_meanwhile(connection)
                 continue
             if not self._in_charge:
                 self._in_charge = await _obtained(connection)
@@ -127,7 +133,25 @@ class Maintainer:
                     self._on_event("maintenance_taken")
             if self._in_charge:
                 await self.round(connection)
-            await self._pause(self._interval_s)
+                await self._fold_meanwhile(connection)
+            else:
+                await self._pause(self._interval_s)
+
+    async def _fold_meanwhile(self, connection: Connection) -> None:
+        """Fold what comes, until it is time for the next round or somebody asks for it."""
+        clock = asyncio.get_running_loop().time
+        next_round = clock() + self._interval_s
+
+        async def fold_all() -> None:
+            if await is_pending(connection):
+                while not (await fold(connection)).complete and clock() < next_round:
+                    pass
+
+        while True:
+            await self._attempt(connection, "fold", fold_all())
+            left_s = next_round - clock()
+            if await self._pause(min(left_s, FOLD_INTERVAL_S)) or left_s <= FOLD_INTERVAL_S:
+                return
 
     async def _is_ahead(self, connection: Connection) -> bool:
         if self._max_lead_ns is None:
@@ -151,15 +175,18 @@ class Maintainer:
         """
         now_ns = await self._time(connection)
         for task in (self._prune, self._ensure_ahead, self._analyze):
-            try:
-                await task(connection, now_ns)
-            except psycopg.Error as error:
-                if connection.broken or connection.closed:
-                    raise
-                self._on_event(
-                    "maintenance_failed", task=task.__name__.strip("_"), error=sentence(error)
-                )
+            await self._attempt(connection, task.__name__.strip("_"), task(connection, now_ns))
         self.rounds += 1
+
+    async def _attempt(self, connection: Connection, task: str, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except psycopg.Error as error:
+            if connection.broken or connection.closed:
+                raise
+            self._on_event("maintenance_failed", task=task, error=sentence(error))
+        except ValueError as error:
+            self._on_event("maintenance_failed", task=task, error=str(error))
 
     async def _time(self, connection: Connection) -> int:
         """The time to go by."""
@@ -207,11 +234,14 @@ class Maintainer:
         if names:
             self._on_event("partitions_analyzed", partitions=names)
 
-    async def _pause(self, seconds: float) -> None:
+    async def _pause(self, seconds: float) -> bool:
+        """Wait; True when somebody asked for a round."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
+        woken = self._wake.is_set()
         self._wake.clear()
+        return woken
 
 
 async def _obtained(connection: Connection) -> bool:

@@ -49,7 +49,7 @@ _SETTINGS: Final[LiteralString] = (
 _UNIQUE: Final[LiteralString] = (
     "ALTER COLUMN {} SET STATISTICS 10, ALTER COLUMN {} SET (n_distinct = -1)"
 )
-_UNIQUE_COLUMNS: Final = {"messages": ("hash",), "hashes": ("hash",), "sds": ("key", "hash")}
+_UNIQUE_COLUMNS: Final = {"messages": ("hash",), "hashes": ("key",), "sds": ("key", "hash")}
 _UNCOMPARED_COLUMNS: Final = {
     "messages": ("head", "payload", "tail"),
     "sds": ("channel", "message_id", "sender", "parent_keys", "parent_ids", "parent_hints"),

@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Final
+from uuid import UUID
 
 from message.limits import HASH_BYTES
 from store.db.hashes import HashLookups, page_by_hashes
 from store.db.pages import AFTER_ALL, BEFORE_ALL, Joined, Shape, Window, read_page
 from store.db.pool import Connection, Database
+from store.db.schema import HASH_KEY_BYTES
 from store.db.select import (
     FRAME,
     PRESENCE,
@@ -64,10 +66,11 @@ class DatabaseReader:
         if len(message_hash) != HASH_BYTES:
             return None
         statement = (
-            "select m.ts from storenode.hashes m where m.hash = %(hash)b::bytea"
-            f"{rights_clause(rights)} limit 1"
+            "select m.ts from storenode.hashes m where m.key = %(key)b::uuid"
+            f" and m.rest = %(rest)b::bytea{rights_clause(rights)} limit 1"
         )
-        parameters = {"hash": message_hash} | rights_parameters(rights)
+        key, rest = message_hash[:HASH_KEY_BYTES], message_hash[HASH_KEY_BYTES:]
+        parameters = {"key": UUID(bytes=key), "rest": rest} | rights_parameters(rights)
 
         async def look(connection: Connection) -> SyncId | None:
             cursor = await connection.execute(statement, parameters, binary=True)

@@ -1,9 +1,9 @@
 """Dropping what retention does not keep: whole partitions, in short transactions, or not at all.
 
 What goes is decided by `store.domain.retention`; here it is done. One transaction per partition of
-messages drops that, what follows from it in the other tables, raises the horizon and adds to the
-totals of what was dropped. It waits for locks no longer than its limit, since every query waits
-behind it meanwhile; what it does not get is left to a later round.
+messages drops that, what follows from it in the other tables and its summaries, raises the horizon
+and adds to the totals of what was dropped. It waits for locks no longer than its limit, since every
+query waits behind it meanwhile; what it does not get is left to a later round.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from typing import Any, Final, LiteralString
 from psycopg import AsyncConnection, sql
 from psycopg import errors as pg
 
-from store.db.exclusive import lock_exclusively
+from store.db.exclusive import lock_exclusively, set_lock_timeout
+from store.db.fold import delete_buckets, fold_rest, fold_until, lock_folding
 from store.db.partitions import begin, read_catalog
 from store.db.schema import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, PARTITIONED_TABLES, SCHEMA
 from store.db.tally import Tally, added_since, count
@@ -33,7 +34,9 @@ join pg_class c on c.oid = i.inhrelid
 where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and not i.inhdetachpending
   and c.relkind = 'r'
 """
-_HORIZON: Final[LiteralString] = "select horizon_ns from storenode.store"
+_STORE: Final[LiteralString] = """
+select horizon_ns, pg_total_relation_size('storenode.buckets') from storenode.store
+"""
 _NOTE: Final = """
 update storenode.store set horizon_ns = greatest(horizon_ns, %s),
        pruned_messages = pruned_messages + %s, folded_messages = folded_messages + %s
@@ -43,10 +46,11 @@ _NEWEST_POSITION: Final[LiteralString] = "select max(position) from storenode.co
 
 @dataclass(frozen=True)
 class Inventory:
-    """All partitions with their sizes, and the horizon (nanoseconds)."""
+    """All partitions with their sizes, the horizon (nanoseconds), and the size of summaries."""
 
     partitions: tuple[Partition, ...]
     horizon_ns: int
+    summaries_bytes: int
 
     def of(self, table: str) -> list[Partition]:
         """The partitions of one table, lowest first."""
@@ -56,7 +60,7 @@ class Inventory:
     @property
     def size_bytes(self) -> int:
         """Size of all tables with their indexes."""
-        return sum(each.size_bytes for each in self.partitions)
+        return self.summaries_bytes + sum(each.size_bytes for each in self.partitions)
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,8 @@ async def read_inventory(connection: Connection) -> Inventory:
         bounds = None if text is None or size_bytes is None else parse_bounds(text)
         if bounds is not None:
             found.append(Partition(table, name, bounds, size_bytes, rows))
-    ((horizon_ns,),) = await _rows(connection, _HORIZON)
-    return Inventory(tuple(found), horizon_ns)
+    ((horizon_ns, summaries_bytes),) = await _rows(connection, _STORE)
+    return Inventory(tuple(found), horizon_ns, summaries_bytes)
 
 
 async def prune(
@@ -109,7 +113,8 @@ async def prune(
         policy=policy,
         now_ns=now_ns,
         horizon_ns=inventory.horizon_ns,
-        other_bytes=sum(each.size_bytes for each in inventory.of(COMMITS_TABLE)),
+        other_bytes=inventory.summaries_bytes
+        + sum(each.size_bytes for each in inventory.of(COMMITS_TABLE)),
     )
     work = _Prune(connection, inventory, dry_run=dry_run, lock_timeout_ms=lock_timeout_ms)
     await work.run(plan.steps)
@@ -176,9 +181,17 @@ class _Prune:
         return found
 
     async def _drop(self, drops: tuple[Drop, ...], horizon_ns: int) -> list[Drop]:
-        """Drop what another node has not dropped meanwhile, and return that."""
+        """Drop what another node has not dropped meanwhile, and return that.
+
+        Summaries go in the same transaction, and all that is committed is folded in it, so that no
+        delta is left that is about what goes, or lies in a partition of commits that goes. The
+        greater part of that is done while nobody waits.
+        """
         tallies = await count(self._connection, [each.partition for each in drops])
+        await fold_until(self._connection)
         async with self._connection.transaction():
+            await set_lock_timeout(self._connection, self._lock_timeout_ms)
+            await lock_folding(self._connection)
             await begin(self._connection, self._lock_timeout_ms)
             catalog = await read_catalog(self._connection)
             left = [
@@ -187,10 +200,15 @@ class _Prune:
                 if catalog.find(each.partition.table, each.partition.bounds) is not None
                 and (each.partition.name in tallies or each.partition.table in COARSE_TABLES)
             ]
+            gone = [each.partition.bounds for each in left if each.partition.table == FINE_TABLE]
+            for bounds in gone:
+                await delete_buckets(self._connection, bounds)
             involved = {each.partition.table for each in left}
             tables = [table for table in PARTITIONED_TABLES if table in involved]
             names = [each.partition.name for each in left]
             await lock_exclusively(self._connection, [*tables, *names], self._lock_timeout_ms)
+            # Whoever has written to what goes has committed now, and nobody can write to it.
+            await fold_rest(self._connection, without=gone)
             pruned, folded = await self._totals(left, tallies)
             for name in names:
                 statement = sql.SQL("DROP TABLE {}").format(sql.Identifier(SCHEMA, name))

@@ -14,10 +14,14 @@ SCHEMA: Final = "storenode"
 FINE_TABLE: Final = "messages"
 COARSE_TABLES: Final = ("hashes", "sds", "topics")
 COMMITS_TABLE: Final = "commits"
+BUCKETS_TABLE: Final = "buckets"
 PARTITIONED_TABLES: Final = (FINE_TABLE, *COARSE_TABLES, COMMITS_TABLE)
 """In the order in which their locks are taken."""
 
 SEQUENCES: Final = ("batch_seq", "position_seq")
+HASH_KEY_BYTES: Final = 16
+"""Of a message's hash, in ``hashes.key``; the other bytes are in ``hashes.rest``."""
+
 OLDEST_POSTGRES: Final = 140_000
 """``server_version_num`` of the oldest supported release."""
 
@@ -38,6 +42,8 @@ sa.Table(
     sa.Column("horizon_ns", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("pruned_messages", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("folded_messages", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("folded_position", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("last_online_ns", sa.BigInteger),
     sa.Index("store_one_row_idx", sa.text("(true)"), unique=True),
 )
 
@@ -59,7 +65,8 @@ sa.Table(
 sa.Table(
     "hashes",
     metadata,
-    sa.Column("hash", sa.LargeBinary, primary_key=True),
+    sa.Column("key", sa.Uuid, primary_key=True),
+    sa.Column("rest", sa.LargeBinary, nullable=False),
     _timestamp(),
     sa.Column("topic", sa.Uuid, nullable=False),
     postgresql_partition_by="RANGE (ts)",
@@ -112,5 +119,16 @@ sa.Table(
     sa.Column("topics", ARRAY(sa.Uuid)),
     sa.Column("source", sa.Text, nullable=False),
     sa.Column("committed_at", sa.DateTime(timezone=True), nullable=False, server_default=_NOW),
+    sa.Column("summary", sa.LargeBinary, nullable=False),
+    sa.CheckConstraint("octet_length(summary) % 48 = 0", name="commits_summary_check"),
     postgresql_partition_by="RANGE (position)",
+)
+
+sa.Table(
+    "buckets",
+    metadata,
+    sa.Column("level", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("start_ns", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    *(sa.Column(f"x{word}", sa.BigInteger, nullable=False) for word in range(4)),
 )

@@ -1,4 +1,4 @@
-"""Who may do what: the token file, the decision on one call, the door for what is published.
+"""Who may do what: the token file, and the decision on one call.
 
 The format of the file is in ``docs/access.md``. Rules:
 
@@ -9,8 +9,6 @@ The format of the file is in ``docs/access.md``. Rules:
 3. A right that is missing is `PERMISSION_DENIED`, a token that is missing or unknown
    `UNAUTHENTICATED`. What lies outside a client's topics is not there for it: no error tells it
    that something exists. Only what it publishes there itself is refused by name.
-4. What a client publishes is judged in chunks (`PublishDoor`), so that a large request does not
-   keep others waiting; the result does not depend on where it was cut.
 """
 
 from __future__ import annotations
@@ -18,18 +16,15 @@ from __future__ import annotations
 import hmac
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from message.limits import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, MAX_TOPIC_BYTES
-from message.record import RecordBatch
-from message.validate import Admission, Policy, Verdict, admit
-from sds.codec import index_batch
-from store.domain.ports import Ephemeral, TopicRights
+from store.domain.ports import TopicRights
 from store.domain.quota import ClientLimits
 
 MAX_TOKEN_CHARS: Final = 4_096
@@ -308,138 +303,3 @@ def _only(where: str, entry: Mapping[str, Any], known: Iterable[str]) -> None:
             near = get_close_matches(key, names, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
             raise TokenFileError(f"{where}: there is no key {key!r}: {hint}")
-
-
-class Refusal(NamedTuple):
-    """A message that is refused: a closed set of labels for the metrics, and one sentence."""
-
-    label: str
-    sentence: str
-
-
-OUTSIDE_TOPICS: Final = "outside_topics"
-"""Label of messages on topics that the client may not publish to."""
-
-
-@dataclass(slots=True)
-class Published:
-    """The verdict on each message of a request, as columns in request order.
-
-    ``positions[i]`` is the place in ``batch`` (of the first copy) for ACCEPTED and DUPLICATE, else
-    -1.
-    ``hashes[i]`` is empty when the hash cannot be computed. ``refusals`` has the REJECTED ones.
-    """
-
-    verdicts: list[Verdict] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    hashes: list[bytes] = field(default_factory=list)
-    batch: RecordBatch = field(default_factory=RecordBatch)
-    ephemerals: list[Ephemeral] = field(default_factory=list)
-    refusals: dict[int, Refusal] = field(default_factory=dict)
-
-
-class PublishDoor:
-    """Judges the messages of one client's request, chunk by chunk, and lays out what is accepted.
-
-    ``now_ns`` is the node's clock in Unix nanoseconds. SDS messages are indexed on the way.
-    """
-
-    def __init__(self, policy: Policy, now_ns: int, client: Client) -> None:
-        largest = client.limits.message_bytes
-        if largest is not None and largest < policy.max_message_bytes:
-            policy = replace(policy, max_message_bytes=largest)
-        self._policy = policy
-        self._now_ns = now_ns
-        self._client = client
-        self._places: dict[bytes, int] = {}
-        self._relayed: set[bytes] = set()
-        self.published = Published()
-
-    def admit(self, messages: Sequence[Any]) -> None:
-        """Judge the next messages: decoded ``WakuMessageAndTopic`` entries."""
-        chunk = admit(messages, self._now_ns, self._policy)
-        index_batch(chunk.batch)
-        if not self.published.verdicts and self._client.topics.unrestricted:
-            self._adopt(chunk)
-        else:
-            self._merge(chunk)
-        self._relay(chunk, messages)
-
-    def _adopt(self, chunk: Admission) -> None:
-        # The usual request is one chunk: its columns are taken over as they are.
-        result = self.published
-        result.verdicts, result.positions = chunk.verdicts, chunk.positions
-        result.hashes, result.batch = chunk.hashes, chunk.batch
-        result.refusals = {index: Refusal(*why) for index, why in chunk.rejections.items()}
-        self._places = {digest: place for place, digest in enumerate(chunk.batch.hashes)}
-
-    def _merge(self, chunk: Admission) -> None:
-        result, start = self.published, len(self.published.verdicts)
-        known = len(self._places)
-        self._merge_records(chunk.batch)
-        places = [self._places.get(digest, -1) for digest in chunk.batch.hashes]
-        result.hashes += chunk.hashes
-        result.positions += chunk.positions
-        result.verdicts += chunk.verdicts
-        for index, verdict in enumerate(chunk.verdicts):
-            at = start + index
-            if verdict is Verdict.REJECTED:
-                result.refusals[at] = Refusal(*chunk.rejections[index])
-            elif verdict is not Verdict.EPHEMERAL:
-                place = result.positions[at] = places[chunk.positions[index]]
-                if place < 0:
-                    self._refuse_topic(at)
-                elif place < known:
-                    result.verdicts[at] = Verdict.DUPLICATE
-
-    def _merge_records(self, chunk: RecordBatch) -> None:
-        batch, places = self.published.batch, self._places
-        barred = {key for key, names in chunk.topics.items() if not self._may(*names)}
-        fresh = [
-            index
-            for index, digest in enumerate(chunk.hashes)
-            if digest not in places and chunk.topic_keys[index] not in barred
-        ]
-        for index in fresh:
-            places[chunk.hashes[index]] = len(places)
-        for column in _COLUMNS:
-            values = getattr(chunk, column)
-            getattr(batch, column).extend([values[index] for index in fresh])
-        batch.topics |= {key: chunk.topics[key] for key in chunk.topics.keys() - barred}
-        kept = set(fresh)
-        for index, metadata in zip(chunk.sds_index, chunk.sds, strict=True):
-            if index in kept:
-                batch.sds_index.append(places[chunk.hashes[index]])
-                batch.sds.append(metadata)
-
-    def _relay(self, chunk: Admission, messages: Sequence[Any]) -> None:
-        result = self.published
-        start = len(result.verdicts) - len(chunk.verdicts)
-        barred = set()
-        for place, item in enumerate(chunk.ephemerals):
-            message = messages[item.position]
-            names = message.pubsub_topic, message.message.content_topic
-            if not self._may(*names):
-                barred.add(place)
-            elif item.hash not in self._relayed:
-                self._relayed.add(item.hash)
-                result.ephemerals.append(Ephemeral(item.topic_key, *names, item.frame, item.hash))
-        for index, verdict in enumerate(chunk.verdicts) if chunk.ephemerals else ():
-            if verdict is Verdict.EPHEMERAL:
-                if chunk.positions[index] in barred:
-                    self._refuse_topic(start + index)
-                result.positions[start + index] = -1
-
-    def _may(self, pubsub_topic: str, content_topic: str) -> bool:
-        return self._client.topics.allows(pubsub_topic, content_topic)
-
-    def _refuse_topic(self, index: int) -> None:
-        self.published.verdicts[index] = Verdict.REJECTED
-        self.published.refusals[index] = Refusal(
-            OUTSIDE_TOPICS,
-            f"client {self._client.name} may not publish on these topics: use those that the "
-            "operator allowed",
-        )
-
-
-_COLUMNS: Final = ("timestamps", "hashes", "topic_keys", "heads", "payloads", "tails")

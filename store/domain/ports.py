@@ -10,7 +10,8 @@ retry with backoff), :class:`StoreBusy` (a bounded queue is full).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -18,6 +19,8 @@ from typing import Protocol
 from message.cursor import FollowCursor
 from message.limits import MAX_SDS_CLAIMANTS
 from message.record import RecordBatch
+from reconcile.ids import SyncIds
+from reconcile.view import Answer, Read
 
 
 class StoreUnavailable(Exception):
@@ -282,3 +285,274 @@ class Services:
     reader: Reader
     feed: Feed
     sds: SdsReader
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where a peer is called: ``host`` is a name or an IP address without brackets.
+
+    ``node_id``: the only node that may answer there; empty lets any.
+    """
+
+    host: str
+    port: int
+    node_id: str = ""
+
+    @property
+    def target(self) -> str:
+        """HOST:PORT, with brackets around an IPv6 address."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.node_id}@{self.target}" if self.node_id else self.target
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A half-open range of time in Unix nanoseconds; by default all of it."""
+
+    time_start_ns: int = 0
+    time_end_ns: int = 2**63 - 1
+
+
+class SyncRole(StrEnum):
+    """Who began a session (label ``role`` of the metrics)."""
+
+    INITIATOR = "initiator"
+    RESPONDER = "responder"
+
+
+class SyncEnding(StrEnum):
+    """How a session ended (label ``outcome`` of the metrics).
+
+    DONE: both sides said all that they had to say. ABORTED: another session with this peer went
+    before it, which is no error. REFUSED: one of the two will not reconcile. FAILED: it broke.
+    """
+
+    DONE = "done"
+    ABORTED = "aborted"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOutcome:
+    """What a session with a peer came to, as one side saw it.
+
+    ``in_sync``: both sides hold the same set over the window now, but for what lies below a
+    horizon or is refused by policy (then ``notes`` say so). ``round_trips``: payloads sent by the
+    initiator. Bytes are those of reconciliation payloads. ``messages_sent``: what the peer answered
+    as stored. ``error``: one sentence, empty for DONE and ABORTED. ``differences``:
+    ``missing_here`` (IDs that only the peer held) and ``missing_there`` together.
+    ``undelivered``: messages that the peer promised and did not deliver, ``unsolicited`` ones
+    that it sent unasked. ``left_over``: a limit was reached, and the next session goes on.
+    ``own_count`` and ``peer_count``: IDs over the window, None where unknown.
+    """
+
+    in_sync: bool
+    round_trips: int
+    bytes_sent: int
+    bytes_received: int
+    messages_sent: int
+    messages_received: int
+    seconds: float
+    error: str = ""
+    peer_node_id: str = ""
+    peer_store_id: str = ""
+    differences: int = 0
+    refused_by_policy: int = 0
+    undelivered: int = 0
+    left_over: bool = False
+    notes: tuple[str, ...] = ()
+    ending: SyncEnding = SyncEnding.DONE
+    missing_here: int = 0
+    missing_there: int = 0
+    unsolicited: int = 0
+    own_count: int | None = None
+    peer_count: int | None = None
+
+
+class PeerFailed(Exception):
+    """A call of a peer failed; one sentence. Another peer, or a later attempt, may do better."""
+
+
+class PeerCaller(Protocol):
+    """Calls other store nodes."""
+
+    async def synchronize(self, peer: PeerAddress, window: Window) -> SyncOutcome:
+        """Reconcile the window with a peer, then transfer what either side lacks.
+
+        Never raises for what a peer does: the outcome says it. Cancelling it ends the session.
+        """
+        ...
+
+    def scan(
+        self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
+    ) -> AsyncGenerator[tuple[list[bytes], bytes], None]:
+        """What a peer holds of a time range: pages of encoded ``WakuMessageAndTopic``.
+
+        The call goes on until the generator is closed.
+
+        Each page comes with the cursor that goes on after it (also at another node of the same
+        protocol). An empty ``cursor`` begins at the start.
+
+        Raises:
+            PeerFailed: the call failed.
+            CursorOutOfRange: the peer does not serve this cursor.
+        """
+        ...
+
+    def connected(self, peer: PeerAddress) -> bool:
+        """True while there is a connection to the peer."""
+        ...
+
+    def node_id(self, peer: PeerAddress) -> str:
+        """The ID that a peer gave when it last answered; until then the configured one, or ""."""
+        ...
+
+
+class SyncObserver(Protocol):
+    """Is told of sessions of either role; must not block or raise."""
+
+    def session_ended(
+        self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
+    ) -> None:
+        """A session ended, however it did."""
+        ...
+
+    def transferred(self, direction: str, outcome: str, count: int) -> None:
+        """Messages of a transfer: ``sent`` or ``received``, and what became of them."""
+        ...
+
+    def sync_bytes(self, direction: str, count: int) -> None:
+        """Bytes of reconciliation payloads: ``sent`` or ``received``."""
+        ...
+
+
+class TransferReads(Protocol):
+    """Messages by ID, for a transfer to a peer."""
+
+    async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
+        """Encoded ``WakuMessageAndTopic`` of the first IDs, in order: as many as fit, at least one.
+
+        None stands for a message that is not held any more. ``ids`` ascend. Fewer than are asked
+        for come also where there are very many; the rest is asked for again.
+        """
+        ...
+
+    async def held(self, ids: SyncIds) -> list[bool]:
+        """For each of ascending IDs whether the message is held."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    """What an operator asks for: ``peer`` empty is one at random, a time of None the usual."""
+
+    peer: str = ""
+    time_start_ns: int | None = None
+    time_end_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncDone:
+    """A session that ended: with whom, over what, how."""
+
+    peer: PeerAddress
+    window: Window
+    outcome: SyncOutcome
+
+
+class UnknownPeer(Exception):
+    """The peer that was asked for is not configured; the sentence names those that are."""
+
+
+class EmptyWindow(Exception):
+    """What was asked for holds no time; the sentence says which bound to give."""
+
+
+class NoPeers(Exception):
+    """This node has no peers; the sentence says how to give it some."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerState:
+    """A configured peer as its node knows it; times in Unix nanoseconds, 0: never.
+
+    ``lacks`` and ``has``: messages that the peer, and this node, were left without by the last
+    session that found out, as far as either is known.
+    """
+
+    address: str
+    node_id: str
+    store_id: str
+    connected: bool
+    in_session: bool
+    last_sync_ns: int
+    last: SyncDone | None
+    last_error: str
+    failures: int
+    lacks: int
+    has: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeState:
+    """How far the resume at the start has come; times in Unix nanoseconds."""
+
+    running: bool
+    time_start_ns: int
+    time_end_ns: int
+    reached_ns: int
+    messages: int
+    stored: int
+    error: str
+
+
+class Synchronization(Protocol):
+    """The exchange with peers, as operators see it."""
+
+    async def synchronize(self, request: SyncRequest) -> SyncDone:
+        """One session, now; waits while another with this peer is under way.
+
+        Raises:
+            UnknownPeer: the peer is not configured.
+            NoPeers: none is.
+            EmptyWindow: it would end where it begins, or before.
+            StoreBusy: too many wait already, or the node is stopping.
+        """
+        ...
+
+    def peers(self) -> Sequence[PeerState]:
+        """The configured peers."""
+        ...
+
+    def resume(self) -> ResumeState | None:
+        """The resume; None when there was no gap."""
+        ...
+
+
+class OpenView(Protocol):
+    """What a store holds, fixed at one moment, as a reconciliation asks for it."""
+
+    @property
+    def horizon(self) -> SyncId:
+        """Below it nothing is held, or kept."""
+        ...
+
+    async def answer(self, read: Read) -> Answer:
+        """Answer a batch of questions about the range that was opened."""
+        ...
+
+
+class Reconcilable(Protocol):
+    """The IDs of a store, for reconciliation."""
+
+    def open_view(self, lower: SyncId, upper: SyncId) -> AbstractAsyncContextManager[OpenView]:
+        """Fix what is held in the half-open range; everything that was acknowledged is in it."""
+        ...
+
+    @property
+    def index_entries(self) -> int:
+        """IDs held in memory."""
+        ...

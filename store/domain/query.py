@@ -220,9 +220,10 @@ def _checked_hashes(query: QueryInput, most: int) -> tuple[bytes, ...]:
             raise QueryError(
                 BAD_REQUEST, f"{name} is set beside message_hashes: ask for one of the two"
             )
-    for digest in query.message_hashes:
-        _check_hash("message_hashes", digest)
     hashes = tuple(dict.fromkeys(query.message_hashes))
+    if set(map(len, hashes)) != {HASH_BYTES}:
+        for digest in hashes:
+            _check_hash("message_hashes", digest)
     if len(hashes) > most:
         raise QueryError(BAD_REQUEST, f"message_hashes holds {len(hashes)} hashes: at most {most}")
     return hashes

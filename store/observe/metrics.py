@@ -6,6 +6,7 @@ its values from a closed list or is bounded, so the number of series is too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from prometheus_client import (
@@ -206,6 +207,16 @@ class Metrics:
         GCCollector(registry=registry)
         for source in SOURCES:
             self.messages_stored.labels(source)
+
+    def count_intake(
+        self, source: str, stored: int, duplicate: int, rejected: Mapping[str, int]
+    ) -> None:
+        """Count what became of messages that came in; ``rejected`` by label of the reason."""
+        self.messages_stored.labels(source).inc(stored)
+        if duplicate:
+            self.messages_duplicate.labels(source).inc(duplicate)
+        for label, count in rejected.items():
+            self.messages_rejected.labels(source, label).inc(count)
 
     def render(self) -> bytes:
         """The text format, version 0.0.4."""

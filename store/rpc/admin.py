@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import grpc
+
+from message.limits import MAX_TIMESTAMP_NS
+from store.domain.ports import (
+    EmptyWindow,
+    NoPeers,
+    PeerState,
+    ResumeState,
+    SyncDone,
+    SyncRequest,
+    UnknownPeer,
+)
 from store.rpc.call import Call
 from store.rpc.decode import decode
+from store.rpc.failure import RpcFailure, malformed
 from wire.storenode.v1 import admin_pb2
+
+_MAX_COUNT = 2**32 - 1
 
 
 async def get_status(call: Call, request: bytes) -> bytes:
     """Answer ``GetStatus``; a node that is not ready says so instead of failing."""
     decode(admin_pb2.GetStatusRequest, request)
     identity, state = call.node.identity, await call.node.state()
+    exchange = call.node.exchange
+    peers: Sequence[PeerState] = () if exchange is None else exchange.peers()
+    resume = None if exchange is None else exchange.resume()
     return admin_pb2.NodeStatus(
         version=identity.version,
         node_id=identity.node_id,
@@ -19,4 +39,92 @@ async def get_status(call: Call, request: bytes) -> bytes:
         oldest_timestamp=state.oldest_timestamp_ns,
         newest_timestamp=state.newest_timestamp_ns,
         index_entries=state.index_entries,
+        index_start=state.index_start_ns,
+        peers=[_peer(peer) for peer in peers],
+        store_id=identity.store_id,
+        resume=None if resume is None else _resume(resume),
     ).SerializeToString()
+
+
+async def synchronize(call: Call, request: bytes) -> bytes:
+    """Answer ``Synchronize``: when the session has ended, however it did, its report."""
+    asked = decode(admin_pb2.SynchronizeRequest, request)
+    if call.node.exchange is None:
+        raise RpcFailure(grpc.StatusCode.UNAVAILABLE, "the node is starting; retry", retry=True)
+    wanted = SyncRequest(
+        peer=asked.peer,
+        time_start_ns=asked.time_start if asked.HasField("time_start") else None,
+        time_end_ns=asked.time_end if asked.HasField("time_end") else None,
+    )
+    _check_window(wanted)
+    try:
+        done = await call.node.exchange.synchronize(wanted)
+    except (EmptyWindow, UnknownPeer) as error:
+        raise malformed(str(error)) from error
+    except NoPeers as error:
+        raise RpcFailure(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+    return report_of(done).SerializeToString()
+
+
+def _check_window(wanted: SyncRequest) -> None:
+    start_ns, end_ns = wanted.time_start_ns, wanted.time_end_ns
+    for name, time_ns in (("time_start", start_ns), ("time_end", end_ns)):
+        if time_ns is not None and time_ns < 0:
+            raise malformed(f"{name} is {time_ns:,}: give nanoseconds since 1970, 0 or more")
+    if start_ns is not None and (MAX_TIMESTAMP_NS if end_ns is None else end_ns) <= start_ns:
+        raise malformed("time_start is not before time_end: there is nothing to reconcile")
+
+
+def report_of(done: SyncDone) -> admin_pb2.SyncReport:
+    """A session that ended, as the schema has it."""
+    outcome = done.outcome
+    return admin_pb2.SyncReport(
+        in_sync=outcome.in_sync,
+        round_trips=outcome.round_trips,
+        bytes_sent=outcome.bytes_sent,
+        bytes_received=outcome.bytes_received,
+        messages_sent=outcome.messages_sent,
+        messages_received=outcome.messages_received,
+        seconds=outcome.seconds,
+        error=outcome.error,
+        peer=str(done.peer),
+        time_start=done.window.time_start_ns,
+        time_end=done.window.time_end_ns,
+        missing_here=outcome.missing_here,
+        missing_there=outcome.missing_there,
+        refused_by_policy=outcome.refused_by_policy,
+        undelivered=outcome.undelivered,
+        left_over=outcome.left_over,
+        notes=outcome.notes,
+        own_count=outcome.own_count,
+        peer_count=outcome.peer_count,
+        outcome=outcome.ending.value,
+    )
+
+
+def _peer(peer: PeerState) -> admin_pb2.PeerStatus:
+    return admin_pb2.PeerStatus(
+        address=peer.address,
+        node_id=peer.node_id,
+        connected=peer.connected,
+        last_sync=peer.last_sync_ns,
+        last_report=None if peer.last is None else report_of(peer.last),
+        last_error=peer.last_error,
+        store_id=peer.store_id,
+        failures=min(peer.failures, _MAX_COUNT),
+        in_session=peer.in_session,
+        lacks=peer.lacks,
+        has=peer.has,
+    )
+
+
+def _resume(resume: ResumeState) -> admin_pb2.ResumeStatus:
+    return admin_pb2.ResumeStatus(
+        running=resume.running,
+        time_start=resume.time_start_ns,
+        time_end=resume.time_end_ns,
+        reached=resume.reached_ns,
+        messages=resume.messages,
+        stored=resume.stored,
+        error=resume.error,
+    )

@@ -26,6 +26,7 @@ from store.rpc.identity import (
     REQUEST_ID,
     identify_peer,
     is_believed_peer,
+    not_a_peer,
     own_metadata,
     read_metadata,
     remote,
@@ -50,14 +51,16 @@ class Method:
     """What the wrapper must know of a method.
 
     ``right``: what a caller needs; None lets everybody in, without a look at tokens.
-    ``peers``: peers may call it. ``endless``: it goes on until somebody ends it. ``always``: it
-    is served although the node is not ready. ``timed``: its duration is a read's.
+    ``peers``: peers may call it. ``peers_only``: nobody else may. ``endless``: it goes on until
+    somebody ends it. ``always``: it is served although the node is not ready. ``timed``: its
+    duration is a read's.
     """
 
     name: str
     right: Right | None
     kind: CallKind
     peers: bool = False
+    peers_only: bool = False
     endless: bool = False
     always: bool = False
     timed: bool = False
@@ -247,6 +250,8 @@ class Wrapper:
             self._listener == "peer" or (method.peers and is_believed_peer(metadata, rules, origin))
         ):
             return identify_peer(metadata, context, rules, node.peer_limits), True
+        if method.peers_only:
+            raise not_a_peer(metadata)
         open_admin = node.open_admin and self._listener == "admin"
         found = node.access().authorize(
             metadata.get(AUTHORIZATION), method.right, origin.name, open_admin=open_admin

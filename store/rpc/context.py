@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from message.validate import Policy
 from store.domain.access import Access
 from store.domain.limits import RequestLimits
+from store.domain.ports import Synchronization
 from store.domain.quota import ClientLimits, Quota
 from store.observe.metrics import Metrics
 from store.rpc.drain import Drain
 from store.rpc.health import Health
 from store.rpc.limits import MAX_IN_FLIGHT_PUBLISH_BYTES
 from store.rpc.window import Budget
+
+if TYPE_CHECKING:
+    from store.rpc.exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,8 @@ class NodeIdentity:
 class NodeState:
     """What ``Admin.GetStatus`` answers, besides the node's identity.
 
-    Timestamps in Unix nanoseconds, 0 when nothing is held. ``index_entries``: SyncIDs in memory.
+    Timestamps in Unix nanoseconds, 0 when nothing is held. ``index_entries``: SyncIDs in memory,
+    which begin at ``index_start_ns``.
     """
 
     ready: bool
@@ -40,6 +46,7 @@ class NodeState:
     oldest_timestamp_ns: int
     newest_timestamp_ns: int
     index_entries: int
+    index_start_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,8 @@ class RpcContext:
     ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
     ``unready``: one sentence why the node cannot serve now, or None.
     ``state``: what the node holds; may raise the errors of ``store.domain.ports``.
+    ``exchange``: the exchange with peers; None while the node starts.
+    ``sessions``: what sessions that peers begin work on; None serves none.
     ``peers``: None when no peer may call on these listeners.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     """
@@ -80,6 +89,8 @@ class RpcContext:
     health: Health
     limits: RequestLimits = field(default_factory=RequestLimits)
     quota: Quota = field(default_factory=Quota)
+    exchange: Synchronization | None = None
+    sessions: Exchange | None = None
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False

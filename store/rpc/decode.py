@@ -24,7 +24,7 @@ _M = TypeVar("_M", bound=Message)
 
 _VARINT: Final = 0
 _FIXED64: Final = 1
-_DELIMITED: Final = 2
+DELIMITED: Final = 2
 _FIXED32: Final = 5
 _FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
 
@@ -53,18 +53,12 @@ def clip(request: bytes, field: int, limit: int) -> bytes:
     """
     position, count, others, size = 0, 0, 0, len(request)
     while position < size and count < limit:
-        tag, position = _varint(request, position)
+        tag, position = read_varint(request, position)
         wire_type = tag & 7
-        if wire_type == _VARINT:
-            _, position = _varint(request, position)
-        elif wire_type == _DELIMITED:
-            length, position = _varint(request, position)
-            position += length
-        elif wire_type in _FIXED_BYTES:
-            position += _FIXED_BYTES[wire_type]
-        else:
+        position = end_of_value(request, position, wire_type)
+        if position < 0:
             return request
-        if wire_type == _DELIMITED and tag >> 3 == field:
+        if wire_type == DELIMITED and tag >> 3 == field:
             count += 1
         else:
             others += 1
@@ -76,7 +70,19 @@ def clip(request: bytes, field: int, limit: int) -> bytes:
     return request[:position]
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def end_of_value(data: bytes, position: int, wire_type: int) -> int:
+    """Where the value that begins at ``position`` ends; -1 where its type has no known length."""
+    if wire_type == DELIMITED:
+        length, position = read_varint(data, position)
+        return position + length
+    if wire_type == _VARINT:
+        return read_varint(data, position)[1]
+    size = _FIXED_BYTES.get(wire_type)
+    return -1 if size is None else position + size
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """The varint at ``position``, and where it ends."""
     value = shift = 0
     while position < len(data):
         byte = data[position]

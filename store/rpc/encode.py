@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from message.frames import sds_missing, sds_page
 from message.limits import HASH_BYTES
 from message.validate import Verdict
 from message.varint import delimited, varint
-from store.domain.access import Published
+from store.domain.door import Published
 from store.domain.ports import QueryPage, SdsPage
 from store.domain.query import OK
 from wire.storenode.v1 import store_pb2
@@ -31,18 +31,22 @@ _EPHEMERAL: Final = _OUTCOME + varint(_Result.EPHEMERAL)
 _SUCCESS: Final = _FIELD_10_VARINT + varint(OK) + delimited(_FIELD_11, b"OK")
 
 
-def publish_response(published: Published, stored: Iterable[bool], min_confirms: int) -> bytes:
+def publish_response(published: Published, stored: Sequence[bool], min_confirms: int) -> bytes:
     """Encode a ``PublishResponse``.
 
     ``stored`` says of each record of the batch whether it was new. With ``min_confirms`` what is
     held is UNCONFIRMED: no other store confirms to this node.
     """
+    batch = published.batch
+    if not min_confirms and len(batch) == len(published.verdicts) and all(stored):
+        # The usual request: everything in it is new.
+        return b"".join([_SHORT + digest + _STORED for digest in batch.hashes])
     if min_confirms:
-        held = [_unconfirmed(digest, min_confirms) for digest in published.batch.hashes]
+        held = [_unconfirmed(digest, min_confirms) for digest in batch.hashes]
         again = held
     else:
         held, again = [], []
-        for digest, new in zip(published.batch.hashes, stored, strict=True):
+        for digest, new in zip(batch.hashes, stored, strict=True):
             duplicate = _SHORT + digest + _DUPLICATE
             again.append(duplicate)
             held.append(_SHORT + digest + _STORED if new else duplicate)

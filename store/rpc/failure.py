@@ -7,10 +7,13 @@ from typing import Final
 import grpc
 
 from message.cursor import CursorError
-from store.domain.ports import CursorOutOfRange, StoreBusy, StoreUnavailable
+from reconcile.errors import LimitExceeded as ReconcileLimit
+from reconcile.errors import MalformedPayload
+from store.domain.ports import CursorOutOfRange, PeerFailed, StoreBusy, StoreUnavailable
 from store.domain.query import LimitError, RequestError
 from store.domain.quota import Exceeded
 from store.rpc.drain import Draining
+from store.rpc.peer_errors import PeerSilent, ProtocolBroken
 
 _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (StoreUnavailable, grpc.StatusCode.UNAVAILABLE),
@@ -19,6 +22,11 @@ _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (CursorError, grpc.StatusCode.INVALID_ARGUMENT),
     (LimitError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (RequestError, grpc.StatusCode.INVALID_ARGUMENT),
+    (MalformedPayload, grpc.StatusCode.INVALID_ARGUMENT),
+    (ReconcileLimit, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (ProtocolBroken, grpc.StatusCode.INVALID_ARGUMENT),
+    (PeerSilent, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (PeerFailed, grpc.StatusCode.UNAVAILABLE),
 )
 
 RETRYABLE: Final = (StoreUnavailable, StoreBusy)

@@ -34,7 +34,7 @@ PEER_RIGHTS: Final = frozenset({Right.READ, Right.FOLLOW})
 
 _WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION})
 _SANE_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
-_PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
+PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
 _CACHED_ADDRESSES: Final = 4_096
 
 _process = secrets.token_hex(6)
@@ -116,7 +116,7 @@ def identify_peer(
         RpcFailure: metadata are missing or malformed, or it is nobody who may call.
     """
     for name in (NODE_ID, STORE_ID, VERSION):
-        if not _PEER_FIELD.fullmatch(metadata.get(name, "")):
+        if not PEER_FIELD.fullmatch(metadata.get(name, "")):
             raise malformed(
                 f"the metadata `{name}` is missing or malformed: a peer sends {NODE_ID}, "
                 f"{STORE_ID} and {VERSION}"
@@ -132,6 +132,19 @@ def identify_peer(
             f"node {node_id} may not call this node: its operator allows it by --allow-peer"
         )
     return Client(f"peer {node_id}", PEER_RIGHTS, limits=limits, named=bool(rules.allowed))
+
+
+def not_a_peer(metadata: dict[str, str]) -> RpcFailure:
+    """Why a caller may not use what is for peers only, on a listener that clients share."""
+    if NODE_ID not in metadata:
+        return malformed(
+            f"the metadata `{NODE_ID}` is missing: only store nodes make this call, and say who "
+            "they are"
+        )
+    return _forbidden(
+        "peers call in clear over loopback only, and without a token: give both nodes "
+        "certificates, or allow it here with --insecure peer"
+    )
 
 
 def own_metadata(identity: NodeIdentity) -> tuple[tuple[str, str], ...]:

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from message.limits import MAX_PEER_REQUEST_BYTES
+
 MAX_LONG_READ_REQUEST_BYTES: Final = 4 * 1024 * 1024
 """A ``Query``, or a ``GetCausalHistory``, whose known IDs may have 2.6 MiB."""
 
@@ -43,3 +45,59 @@ MAX_QUERY_REQUEST_ID_BYTES: Final = 1024
 
 MAX_PEER_FIELD_CHARS: Final = 253
 """Node ID (a DNS name), store ID and version in a peer's metadata."""
+
+MAX_PEER_TEXT_CHARS: Final = 400
+"""A sentence of a peer that is shown or logged here; a longer one is cut."""
+
+MAX_PEER_FRAME_BYTES: Final = MAX_PEER_REQUEST_BYTES + 64 * 1024
+"""A payload of the largest size, and the other fields of its frame."""
+
+PEER_CONNECT_TIMEOUT_S: Final = 10.0
+"""From a call of a peer to its initial metadata, a new connection included."""
+
+PEER_STATUS_TIMEOUT_S: Final = 1.0
+"""From an answer without metadata to the status that explains it."""
+
+MIN_PEER_RECONNECT_MS: Final = 250
+MAX_PEER_RECONNECT_MS: Final = 5_000
+"""Pauses of gRPC itself between two attempts to connect to a peer."""
+
+PEER_KEEPALIVE_MS: Final = 60_000
+PEER_KEEPALIVE_TIMEOUT_MS: Final = 20_000
+"""A peer that is called and does not answer pings for this long is gone."""
+
+PEER_SILENCE_S: Final = 60.0
+"""A peer that neither sends nor takes a frame for so long has left the session."""
+
+MAX_OPENING_CALLS: Final = 8
+"""Calls of peers whose first frame, of up to `MAX_PEER_FRAME_BYTES`, is read at the same time."""
+
+MAX_OPENING_CALLS_OF_PEER: Final = 2
+"""Those of one peer among them; more are refused."""
+
+MAX_RECONCILE_S: Final = 600.0
+"""One ``Reconcile``, however many frames it takes."""
+
+THREADED_PAYLOAD_BYTES: Final = 64 * 1024
+"""The step of a session on a larger payload runs beside the event loop."""
+
+PEER_SCAN_PAGE_MESSAGES: Final = 2_000
+"""Messages that are asked for in a page of a peer's ``Scan``."""
+
+MAX_UNCUT_ENTRIES: Final = 131_072
+"""Entries that a ``TransferFrame`` may seem to have and is still decoded at one go; such a frame
+has less than 20 MiB of objects. An honest one of 1 MiB seems to have 30,000."""
+
+MAX_PIECE_ANSWERS: Final = 8_192
+"""Answers in a piece of a larger frame."""
+
+TRANSFER_TICK_S: Final = 5.0
+"""How often a transfer looks whether its peer is silent."""
+
+THREADED_ROWS: Final = 4_096
+"""The step of a session on an answer of more ranges and IDs runs beside the event loop."""
+
+MIN_KEPT_STEPS: Final = 64
+MAX_HORIZON_STEP_NS: Final = 2**36
+"""Steps in which the horizon of reconciliations moves: at least so many in the time that messages
+are kept, and each at most 69 s long."""

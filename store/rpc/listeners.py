@@ -12,7 +12,8 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from message.limits import MAX_PEER_REQUEST_BYTES, MAX_REQUEST_BYTES
+from message.limits import MAX_REQUEST_BYTES
+from store.rpc.limits import MAX_PEER_FRAME_BYTES
 from store.rpc.tls import TlsFiles, server_credentials
 
 MAX_STREAMS_PER_CONNECTION: Final = 10_000
@@ -111,7 +112,7 @@ async def stop_all(listeners: Sequence[Listener], grace_s: float) -> None:
 
 def _options(*, peers: bool) -> list[tuple[str, int]]:
     return [
-        ("grpc.max_receive_message_length", MAX_PEER_REQUEST_BYTES if peers else MAX_REQUEST_BYTES),
+        ("grpc.max_receive_message_length", MAX_PEER_FRAME_BYTES if peers else MAX_REQUEST_BYTES),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
         # A second node on the same port must fail instead of taking half of the calls.

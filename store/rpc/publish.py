@@ -9,21 +9,21 @@ request that fails ends the stream, after the answers to all before it.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from message.validate import Verdict
-from store.domain.access import PublishDoor, Published
+from message.validate import MalformedMessage
+from store.domain.door import Door, Published, tally
 from store.domain.ports import Services, Source
 from store.observe.metrics import Metrics
 from store.rpc.call import Call, Context, receive, send
-from store.rpc.decode import clip, decode
+from store.rpc.decode import clip
 from store.rpc.encode import publish_response
-from store.rpc.failure import RpcFailure, over_limit
+from store.rpc.failure import RpcFailure, malformed, over_limit
 from store.rpc.limits import (
     ADMISSION_CHUNK_BYTES,
     ADMISSION_CHUNK_MESSAGES,
@@ -32,10 +32,12 @@ from store.rpc.limits import (
     STREAM_WINDOW_REQUESTS,
 )
 from store.rpc.window import Budget
-from wire.storenode.v1 import store_pb2
+from wire.storenode.internal.v1.publish_raw_pb2 import RawPublishRequest
 
 MESSAGES_FIELD: Final = 1
 """Number of ``PublishRequest.messages``."""
+
+_NO_REQUEST: Final = "the request is no storenode.v1.PublishRequest: encode it as the schema says"
 
 _NS_PER_S: Final = 1e9
 _SOURCE: Final = Source.CLIENT.value
@@ -87,12 +89,12 @@ class Publisher:
         if count > most:
             raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
         call.charge_messages(count)
-        door = PublishDoor(node.policy(), node.now_ns(), call.client)
+        door = Door(node.policy(), node.now_ns(), Source.CLIENT, call.client)
         step = chunk_messages(count, len(request))
         for start in range(0, count, step):
             if start:
                 await asyncio.sleep(0)
-            door.admit(messages[start : start + step])
+            _judge(door, messages[start : start + step])
         return Batch(door.published, decoded.min_confirms, began_ns)
 
     async def store(self, call: Call, batch: Batch) -> bytes:
@@ -188,21 +190,24 @@ def _give_back(budgets: Iterable[Budget], size_bytes: int) -> None:
         budget.give_back(size_bytes)
 
 
-def _decode(request: bytes, most_messages: int) -> store_pb2.PublishRequest:
+def _decode(request: bytes, most_messages: int) -> RawPublishRequest:
     if len(request) > COUNTED_REQUEST_BYTES:
         request = clip(request, MESSAGES_FIELD, most_messages + 1)
-    return decode(store_pb2.PublishRequest, request)
+    try:
+        return RawPublishRequest.FromString(request)
+    except DecodeError:
+        raise malformed(_NO_REQUEST) from None
+
+
+def _judge(door: Door, messages: Sequence[bytes]) -> None:
+    try:
+        door.admit_encoded(messages)
+    except MalformedMessage:
+        raise malformed(_NO_REQUEST) from None
 
 
 def _count(metrics: Metrics, published: Published, stored: Sequence[bool]) -> None:
-    new = sum(stored)
-    ephemeral = published.verdicts.count(Verdict.EPHEMERAL)
-    rejected = len(published.refusals)
-    metrics.messages_stored.labels(_SOURCE).inc(new)
-    duplicate = len(published.verdicts) - new - ephemeral - rejected
-    if duplicate:
-        metrics.messages_duplicate.labels(_SOURCE).inc(duplicate)
-    if ephemeral:
-        metrics.messages_ephemeral.inc(ephemeral)
-    for label, count in Counter(refusal.label for refusal in published.refusals.values()).items():
-        metrics.messages_rejected.labels(_SOURCE, label).inc(count)
+    counted = tally(published, stored)
+    metrics.count_intake(_SOURCE, counted.stored, counted.duplicate, counted.rejected)
+    if counted.ephemeral:
+        metrics.messages_ephemeral.inc(counted.ephemeral)

@@ -1,8 +1,9 @@
 """Which listener serves which methods.
 
 `build_handlers` gives what a ``grpc.aio`` server is made with. ``client`` listeners serve all of
-``Store``, ``peer`` listeners its reads, ``admin`` listeners ``Admin``; health and reflection are
-everywhere. What the contract names and a node does not serve is UNIMPLEMENTED by gRPC itself.
+``Store``, ``peer`` listeners its reads, ``admin`` listeners ``Admin``. ``Peer`` is where peers may
+call: on their own listener, or on that of the clients when they have none. Health and reflection
+are everywhere. What the contract names and a node does not serve is UNIMPLEMENTED by gRPC itself.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from store.domain.access import Right
 from store.domain.ports import Services
 from store.domain.quota import CallKind
 from store.rpc import health, reflection
-from store.rpc.admin import get_status
+from store.rpc.admin import get_status, synchronize
 from store.rpc.call import ListenerKind, Method, Wrapper
 from store.rpc.context import RpcContext
 from store.rpc.limits import MAX_LONG_READ_REQUEST_BYTES
+from store.rpc.peer import PeerService
 from store.rpc.publish import Publisher
 from store.rpc.reads import Reads, refuse_query
-from wire.storenode.v1 import admin_pb2, store_pb2
+from wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
 
 STORE: Final = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
+PEER: Final = peer_pb2.DESCRIPTOR.services_by_name["Peer"].full_name
 ADMIN: Final = admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name
 
 _Handlers: TypeAlias = "dict[str, grpc.RpcMethodHandler[Any, Any]]"
@@ -44,6 +47,8 @@ def build_handlers(
         served[ADMIN] = _admin(wrapper)
     else:
         served[STORE] = _reads(wrapper, Reads(services))
+        if context.sessions is not None and context.peers is not None:
+            served[PEER] = _peer(wrapper, PeerService(context.sessions))
     if listener == "client":
         served[STORE] |= _publishing(wrapper, Publisher(services))
     names = frozenset(served)
@@ -93,9 +98,23 @@ def _publishing(wrapper: Wrapper, publisher: Publisher) -> _Handlers:
     }
 
 
+def _peer(wrapper: Wrapper, service: PeerService) -> _Handlers:
+    # The rights of peers are not in the token file: a client with any right is no peer.
+    reconcile = Method("Reconcile", Right.READ, CallKind.STREAM, peers=True, peers_only=True)
+    transfer = Method("Transfer", Right.READ, CallKind.STREAM, peers=True, peers_only=True)
+    return {
+        reconcile.name: wrapper.bidi(reconcile, service.reconcile),
+        transfer.name: wrapper.bidi(transfer, service.transfer),
+    }
+
+
 def _admin(wrapper: Wrapper) -> _Handlers:
     status = Method("GetStatus", Right.ADMIN, CallKind.CALL, always=True)
-    return {status.name: wrapper.unary(status, get_status)}
+    session = Method("Synchronize", Right.ADMIN, CallKind.CALL)
+    return {
+        status.name: wrapper.unary(status, get_status),
+        session.name: wrapper.unary(session, synchronize),
+    }
 
 
 def _health(wrapper: Wrapper, service: health.HealthService) -> _Handlers:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import grpc
 
@@ -23,6 +23,9 @@ RELOAD_INTERVAL_S: Final = 1.0
 """The files are looked at for a new connection, but no more often than this."""
 
 MAX_PEM_BYTES: Final = 1024 * 1024
+
+Stamp: TypeAlias = tuple[tuple[int, int, int], ...]
+"""Time of change, size and number of each file."""
 
 
 class TlsError(Exception):
@@ -57,6 +60,22 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     )
 
 
+def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+    """Credentials of a caller that shows its certificate.
+
+    ``client_ca`` signs whom it calls; without it, gRPC's own authorities do.
+
+    Raises:
+        TlsError: A file cannot be read or used.
+    """
+    _subject_names(files.cert, files.key)
+    authorities = None
+    if files.client_ca is not None:
+        authorities = _read(files.client_ca)
+        _require_authorities(files.client_ca, authorities)
+    return grpc.ssl_channel_credentials(authorities, _read(files.key), _read(files.cert))
+
+
 def check(files: TlsFiles) -> None:
     """Make sure that a listener can use the files.
 
@@ -86,7 +105,7 @@ class _Reloader:
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._stamp = _stamp(files)
+        self._stamp = stamp_of(files)
         self._looked_s = time.monotonic()
         self.current = _configuration(files)
 
@@ -97,7 +116,7 @@ class _Reloader:
             return None
         self._looked_s = now_s
         try:
-            stamp = _stamp(self._files)
+            stamp = stamp_of(self._files)
             if stamp == self._stamp:
                 return None
             self.current = _configuration(self._files)
@@ -120,7 +139,12 @@ def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
     )
 
 
-def _stamp(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
+def stamp_of(files: TlsFiles) -> Stamp:
+    """What changes when one of the files does.
+
+    Raises:
+        TlsError: A file cannot be looked at.
+    """
     try:
         found = [path.stat() for path in files.paths()]
     except OSError as error:

@@ -29,6 +29,9 @@ SUMMARY_AGE_S: Final = 1.0
 SUMMARY_TIMEOUT_S: Final = 2.0
 """How long a request for metrics waits for that; then it shows older numbers."""
 
+ONLINE_INTERVAL_S: Final = 10.0
+"""How often it is noted that the store is online."""
+
 TOKEN_CHECK_INTERVAL_S: Final = 2.0
 """How often the token file is looked at."""
 

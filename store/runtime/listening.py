@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from store.config.node import NodeConfig
 from store.config.types import Address
 from store.domain.ports import Services
+from store.observe.logging import get_logger
 from store.rpc.context import PeerRules, RpcContext
 from store.rpc.listeners import ListenAddress, Listener, bind
 from store.rpc.server import build_handlers
 from store.rpc.tls import TlsFiles, check, first_dns_name
+
+_LOG = get_logger("store.runtime.listening")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> 
         BindError: An address cannot be listened on.
         TlsError: A certificate cannot be used.
     """
+    _warn_of_locked_out_peers(config)
     client = _bind_client(config, services, base)
     peer = client
     if config.separate_peer_listener and config.peer_listen is not None:
@@ -77,6 +81,17 @@ def _bind_client(config: NodeConfig, services: Services, base: RpcContext) -> Li
     context = replace(base, peers=_peer_rules(config)) if shared else base
     handlers = build_handlers("client", services, context)
     return bind(_where("--listen", config.listen), handlers, _client_tls(config), peers=shared)
+
+
+def _warn_of_locked_out_peers(config: NodeConfig) -> None:
+    if not config.tls or (config.tls_ca is not None and config.allow_peer):
+        return
+    missing = "--allow-peer" if config.tls_ca is not None else "--tls-ca and --allow-peer"
+    _LOG.warning(
+        "peers_locked_out",
+        reason=f"without {missing} the peer listener lets no node in: give them if peers are to"
+        " call this node",
+    )
 
 
 def _peer_rules(config: NodeConfig) -> PeerRules:

@@ -41,6 +41,7 @@ from store.runtime.limits import (
 )
 from store.runtime.listening import Listeners, bind_listeners, check_certificates
 from store.runtime.monitor import DatabaseMonitor
+from store.runtime.peering import Peering, open_peering
 from store.runtime.policy import PolicySource, client_limits, request_limits
 from store.runtime.readiness import Obstacle, Readiness
 from store.runtime.services import Wiring, open_wiring
@@ -68,6 +69,7 @@ class Node:
         self._policy = PolicySource(config, time.time_ns)
         self._tokens = TokenFile(config.client_token_file, client_limits(config))
         self._tasks = BackgroundTasks()
+        self._exchange_tasks = BackgroundTasks()
         self._host = database_host(config, self._host_event)
         self._wiring: Wiring | None = None
         self._monitor: DatabaseMonitor | None = None
@@ -129,10 +131,16 @@ class Node:
         self._wiring = wiring
         await self._start_tasks(stack, wiring)
         identity = NodeIdentity(node_id, str(UUID(bytes=wiring.database.store_id)), self._version)
-        listeners = bind_listeners(config, wiring.services, self._rpc_context(identity, wiring))
+        peering = open_peering(
+            stack, config, wiring, identity, policy=self._policy, metrics=self._metrics
+        )
+        context = self._rpc_context(identity, wiring, peering)
+        listeners = bind_listeners(config, wiring.services, context)
         stack.push_async_callback(stop_all, listeners.all, 0)
         for listener in listeners.all:
             await listener.start()
+        stack.push_async_callback(self._exchange_tasks.stop)
+        self._exchange_tasks.start("resume", peering.resumer.run)
         self._readiness.set(Obstacle.STARTING, present=False)
         self._tell_ready(listeners, metrics_address, node_id)
         return listeners
@@ -161,7 +169,7 @@ class Node:
         tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.reload_if_changed)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
 
-    def _rpc_context(self, identity: NodeIdentity, wiring: Wiring) -> RpcContext:
+    def _rpc_context(self, identity: NodeIdentity, wiring: Wiring, peering: Peering) -> RpcContext:
         async def state() -> NodeState:
             summary = await wiring.services.reader.summary()
             return NodeState(
@@ -169,7 +177,8 @@ class Node:
                 messages=summary.messages,
                 oldest_timestamp_ns=summary.oldest_timestamp_ns,
                 newest_timestamp_ns=summary.newest_timestamp_ns,
-                index_entries=0,
+                index_entries=wiring.reconcilable.index_entries,
+                index_start_ns=wiring.reconcilable.index_start_ns,
             )
 
         return RpcContext(
@@ -184,6 +193,8 @@ class Node:
             health=self._health,
             limits=request_limits(self._config),
             drain=self._drain,
+            exchange=peering.synchronizer,
+            sessions=peering.sessions,
         )
 
     def _tell_ready(self, listeners: Listeners, metrics_address: str, node_id: str) -> None:
@@ -197,10 +208,6 @@ class Node:
             "node_id": node_id,
         }
         _LOG.info("serving", **{name: ready[name] for name in ready if name != "event"})
-        if self._config.peer:
-            _LOG.warning(
-                "peers_not_called", reason="this version is called by its peers and calls none"
-            )
         self._announce(json.dumps(ready))
 
     # Ending

@@ -29,7 +29,9 @@ class Readiness:
 
     def why_not(self) -> str | None:
         """The reason as a sentence without its period; None when ready."""
-        return next((each.value for each in Obstacle if each in self._present), None)
+        if not self._present:
+            return None
+        return next(each.value for each in Obstacle if each in self._present)
 
     def set(self, obstacle: Obstacle, present: bool) -> bool:
         """Note an obstacle or its end; True if that was news."""

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from message.limits import NS_PER_S
 from store.config.node import NodeConfig
 from store.db.feed import DatabaseFeed
+from store.db.handover import Handover
+from store.db.hot_index import HotIndex, index_window_ns
 from store.db.maintainer import Maintainer
 from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings, complete_url
 from store.db.reader import DatabaseReader
 from store.db.sds import DatabaseSdsReader
+from store.db.views import DatabaseReconcilable
 from store.db.writer import DatabaseWriter
 from store.domain.hub import Place
 from store.domain.ports import Services
@@ -42,6 +45,7 @@ class Wiring:
     services: Services
     maintainer: Maintainer
     feed: DatabaseFeed
+    reconcilable: DatabaseReconcilable
 
     def move(self, url: str) -> None:
         """Go on at another address of the same database: new connections are made there."""
@@ -60,18 +64,33 @@ async def open_wiring(
     """
     database = await Database.open(url, _pool_settings(config))
     stack.push_async_callback(database.close)
-    writer = DatabaseWriter(database, PartitionMap(time.time_ns, config.retention))
+    handover = Handover()
+    partitions = PartitionMap(time.time_ns, config.retention)
+    writer = DatabaseWriter(database, partitions, handover=handover)
     await writer.start()
     stack.push_async_callback(writer.stop)
+    hot = _hot_index(config, database, handover)
     page_bytes = request_limits(config).page_bytes
+
+    def lost(reached: Place, left: Place) -> None:
+        _LOG.error("commits_lost", reached=reached[0], newest=left[0])
+        hot.lost()
+
     feed = DatabaseFeed(
-        database, on_lost=_commits_lost, on_failed=_feed_failed, page_bytes=page_bytes
+        database,
+        on_lost=lost,
+        on_failed=_feed_failed,
+        on_commits=hot.commits,
+        page_bytes=page_bytes,
     )
     await feed.start()
     stack.push_async_callback(feed.stop)
+    hot.start()
+    stack.push_async_callback(hot.stop)
     reader = DatabaseReader(database, lambda: feed.messages_ever, page_bytes)
     services = Services(writer, reader, feed, DatabaseSdsReader(database, page_bytes))
-    return Wiring(database, services, _maintainer(config, database, metrics), feed)
+    maintainer = _maintainer(config, database, metrics)
+    return Wiring(database, services, maintainer, feed, DatabaseReconcilable(database, hot))
 
 
 def _pool_settings(config: NodeConfig) -> PoolSettings:
@@ -82,8 +101,18 @@ def _pool_settings(config: NodeConfig) -> PoolSettings:
     )
 
 
-def _commits_lost(reached: Place, left: Place) -> None:
-    _LOG.error("commits_lost", reached=reached[0], newest=left[0])
+def _hot_index(config: NodeConfig, database: Database, handover: Handover) -> HotIndex:
+    def note(name: str, /, **fields: object) -> None:
+        write = _LOG.info if name == "index_warm" else _LOG.warning
+        write(name, **fields)
+
+    return HotIndex(
+        database,
+        handover,
+        index_window_ns(config.sync_range, config.sync_offset),
+        now_ns=time.time_ns,
+        on_event=note,
+    )
 
 
 def _feed_failed(error: Exception) -> None:

@@ -34,6 +34,7 @@ class Telemetry:
                     await self.read_summary()
         self._read_pools()
         self._metrics.feed_position.set(self._wiring.feed.head[0])
+        self._metrics.index_entries.set(self._wiring.reconcilable.index_entries)
         self._metrics.log_events_suppressed.set(suppressed_total())
         return self._metrics.render()
 

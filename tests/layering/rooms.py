@@ -12,11 +12,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # pure rooms: the vocabulary, the codec, what a node does
     "message": frozenset({"wire"}),
     "sds": frozenset({"message", "wire"}),
-    "store.domain": frozenset({"message", "sds"}),
+    "reconcile": frozenset({"message"}),
+    "store.domain": frozenset({"message", "reconcile", "sds"}),
+    # the pure rooms of a node, many times over
+    "sim": frozenset({"message", "reconcile", "sds", "store.domain"}),
     # edges, which never import each other
-    "store.db": EDGES_SHARE | {"migrations", "sds"},
+    "store.db": EDGES_SHARE | {"migrations", "reconcile", "sds"},
     "store.embedded": frozenset({"store.domain"}),
-    "store.rpc": EDGES_SHARE | {"wire"},
+    "store.rpc": EDGES_SHARE | {"reconcile", "wire"},
     # a program of its own, as far as the node is concerned
     "store.client": frozenset({"message", "sds", "wire"}),
     # what the rooms above them are given
@@ -33,10 +36,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "migrations": frozenset(),
 }
 
-PURE_ROOMS = frozenset({"message", "sds", "store.domain"})
+PURE_ROOMS = frozenset({"message", "reconcile", "sds", "sim", "store.domain"})
 
-# The only library besides the standard one in a pure room: its messages are plain values.
-PURE_LIBRARIES = frozenset({"google"})
+# What is run by hand has a terminal, and seeds the generator that the rest is given.
+RUN_BY_HAND = frozenset({"sim.__main__"})
+
+# The only libraries besides the standard one in a pure room: messages, arrays, hashes and sorted
+# lists are plain values.
+PURE_LIBRARIES = frozenset({"google", "mmh3", "numpy", "sortedcontainers"})
 
 # Clocks, sockets, files, the environment, global randomness, threads and event loops.
 IMPURE_MODULES = frozenset(

@@ -4,7 +4,7 @@ from google.protobuf.descriptor import Descriptor
 
 from tests.layering.sources import ROOT
 from wire.sds.v1 import message_pb2 as sds_pb2
-from wire.storenode.internal.v1 import sds_raw_pb2
+from wire.storenode.internal.v1 import publish_raw_pb2, sds_raw_pb2, transfer_raw_pb2
 from wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
 from wire.waku.message.v1 import message_pb2 as waku_pb2
 from wire.waku.store.v3 import store_pb2 as query_pb2
@@ -13,21 +13,27 @@ from wire.waku.sync.transfer.v1 import transfer_pb2
 MODULES = [
     admin_pb2,
     peer_pb2,
+    publish_raw_pb2,
     query_pb2,
     sds_pb2,
     sds_raw_pb2,
     store_pb2,
     transfer_pb2,
+    transfer_raw_pb2,
     waku_pb2,
 ]
 CAUSAL_HISTORY = 11
 
 
-def shape(descriptor: Descriptor) -> dict[int, tuple[object, ...]]:
+PUBLISHED_MESSAGES = 1
+TRANSFERRED_MESSAGES = 2
+
+
+def shape(descriptor: Descriptor, without: int) -> dict[int, tuple[object, ...]]:
     return {
         field.number: (field.name, field.type, field.is_repeated, field.has_presence)
         for field in descriptor.fields
-        if field.number != CAUSAL_HISTORY
+        if field.number != without
     }
 
 
@@ -46,10 +52,26 @@ def test_classes_report_the_module_that_they_come_from() -> None:
 def test_the_raw_sds_message_differs_in_one_field_only() -> None:
     raw = sds_raw_pb2.RawSdsMessage.DESCRIPTOR
     public = sds_pb2.Message.DESCRIPTOR
-    assert shape(raw) == shape(public)
+    assert shape(raw, CAUSAL_HISTORY) == shape(public, CAUSAL_HISTORY)
     field = raw.fields_by_number[CAUSAL_HISTORY]
     assert (field.name, field.type, field.is_repeated) == (
         "causal_history",
         field.TYPE_BYTES,
         True,
     )
+
+
+def test_the_raw_publish_request_differs_in_one_field_only() -> None:
+    raw = publish_raw_pb2.RawPublishRequest.DESCRIPTOR
+    public = store_pb2.PublishRequest.DESCRIPTOR
+    assert shape(raw, PUBLISHED_MESSAGES) == shape(public, PUBLISHED_MESSAGES)
+    field = raw.fields_by_number[PUBLISHED_MESSAGES]
+    assert (field.name, field.type, field.is_repeated) == ("messages", field.TYPE_BYTES, True)
+
+
+def test_the_raw_transfer_frame_differs_in_one_field_only() -> None:
+    raw = transfer_raw_pb2.RawTransferFrame.DESCRIPTOR
+    public = peer_pb2.TransferFrame.DESCRIPTOR
+    assert shape(raw, TRANSFERRED_MESSAGES) == shape(public, TRANSFERRED_MESSAGES)
+    field = raw.fields_by_number[TRANSFERRED_MESSAGES]
+    assert (field.name, field.type, field.is_repeated) == ("messages", field.TYPE_BYTES, True)

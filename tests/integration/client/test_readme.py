@@ -22,6 +22,7 @@ from tests.support.node import COMMAND, clean_environment, running_node
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SEVERAL_NODES = "## Several nodes on one Postgres"
+FIRST_PEER = "## A first peer"
 TIMEOUT_S = 100.0
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -118,6 +119,16 @@ def test_several_nodes_share_a_database_as_the_readme_tells_it(
     ):
         assert a.ready["database"] == b.ready["database"] == "external"
         run_in_one_shell(steps(text), {"PATH": path, "A": a.listen, "B": b.listen})
+
+
+def test_two_stores_are_peers_as_the_readme_tells_it(tmp_path: Path, path: str) -> None:
+    own_schedule = ("--sync-interval", "0")
+    with (
+        running_node(tmp_path / "a", *own_schedule) as a,
+        running_node(tmp_path / "b", *own_schedule, "--peer", a.peer) as b,
+    ):
+        env = {"PATH": path, "A": a.listen, "B": b.listen, "ADMIN_B": b.admin}
+        run_in_one_shell(steps(section(FIRST_PEER)), env)
 
 
 def test_the_readme_names_only_options_that_exist() -> None:

@@ -24,7 +24,11 @@ _MESSAGE = """
 insert into storenode.messages
 values (%(ts)s, %(hash)s, gen_random_uuid(), %(batch)s, '', %(data)s, '')
 """
-_HASH = "insert into storenode.hashes values (%(hash)s, %(ts)s, gen_random_uuid())"
+_HASH = """
+insert into storenode.hashes
+select encode(substr(hash, 1, 16), 'hex')::uuid, substr(hash, 17), %(ts)s, gen_random_uuid()
+from (values (%(hash)s::bytea)) as given(hash)
+"""
 _TOPIC = "insert into storenode.topics values (gen_random_uuid(), %(ts)s, 'p', 'c')"
 _SDS = """
 insert into storenode.sds values (gen_random_uuid(), gen_random_uuid(), %(ts)s, %(hash)s, 'c', 'm',
@@ -46,8 +50,9 @@ async def insert(
 async def commit(connection: Connection, position: int, max_ts: int, batch: int = 1) -> None:
     """A row of commits."""
     await connection.execute(
-        "insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, source)"
-        " values (%s, %s, 1, 1, 1, %s, 'client')",
+        "insert into storenode.commits"
+        " (position, batch, token, messages, min_ts, max_ts, source, summary)"
+        " values (%s, %s, 1, 1, 1, %s, 'client', '')",
         (position, batch, max_ts),
     )
 

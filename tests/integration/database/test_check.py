@@ -10,6 +10,7 @@ import pytest
 
 from store.db import check_rows
 from store.db.check import CheckReport, check
+from store.db.check_summaries import WRONG_SUMMARY
 from store.db.errors import SchemaError
 from store.db.findings import ADVICE
 from store.db.locks import MAINTENANCE
@@ -56,6 +57,7 @@ async def test_what_a_node_wrote_is_in_order(filled_url: str) -> None:
         "hashes": COUNT + 1,
         "sds": SDS_COUNT,
         "commits": 3,
+        "buckets": 0,
     }
 
 
@@ -79,7 +81,7 @@ async def test_small_chunks_see_everything_too(
 async def test_an_empty_database_is_in_order(database_url: str) -> None:
     report = await checked(database_url)
     assert report.findings == []
-    assert report.checked == {"messages": 0, "hashes": 0, "sds": 0, "commits": 0}
+    assert report.checked == {"messages": 0, "hashes": 0, "sds": 0, "commits": 0, "buckets": 0}
 
 
 async def test_a_sample_checks_less(filled_url: str) -> None:
@@ -87,7 +89,12 @@ async def test_a_sample_checks_less(filled_url: str) -> None:
     report = await checked(filled_url, sample=10_000)
     assert report.findings == []
     assert not report.full
-    assert report.checked == {"messages": COUNT + 1, "hashes": COUNT + 1, "sds": SDS_COUNT}
+    assert report.checked == {
+        "messages": COUNT + 1,
+        "hashes": COUNT + 1,
+        "sds": SDS_COUNT,
+        "buckets": 0,
+    }
     execute(filled_url, "update storenode.messages set payload = payload || 'x'")
     found = (await checked(filled_url, sample=10_000)).findings
     assert {each.kind for each in found} == {Fault.FRAME, Fault.STRANGE_SDS_ROW}
@@ -159,7 +166,7 @@ COLUMN = "alter table storenode.messages add column colour text"
         (OTHER_TOPIC, {Fault.TOPIC, Fault.WRONG_HASH_ROW}, {"messages", "hashes"}, 1),
         (NO_HASH, {Fault.NO_HASH_ROW}, {"hashes"}, 1),
         (OTHER_HASH, {Fault.WRONG_HASH_ROW}, {"hashes"}, 1),
-        (LOST, {Fault.LOST_MESSAGE}, {"hashes"}, 1),
+        (LOST, {Fault.LOST_MESSAGE, WRONG_SUMMARY}, {"hashes", "buckets"}, 1),
         (NO_TOPICS, {Fault.NO_TOPIC_ROW}, {"topics"}, None),
         (OTHER_NAMES, {Fault.WRONG_TOPIC_ROW}, {"topics"}, None),
         (NO_SDS, {Fault.NO_SDS_ROW}, {"sds"}, SDS_COUNT),
@@ -169,7 +176,7 @@ COLUMN = "alter table storenode.messages add column colour text"
         (NO_HINTS, {Fault.WRONG_SDS_ROW}, {"sds"}, SDS_COUNT - 2),
         (PLAIN_AS_SDS, {Fault.STRANGE_SDS_ROW}, {"sds"}, COUNT - SDS_COUNT),
         (SDS_TWICE, {Fault.LOST_SDS_MESSAGE}, {"sds"}, SDS_COUNT),
-        (NO_COMMITS, {"batch without a commit"}, {"commits"}, 3),
+        (NO_COMMITS, {"batch without a commit", WRONG_SUMMARY}, {"commits", "buckets"}, None),
         (FEWER_COMMITTED, {"commit of fewer messages than are held"}, {"commits"}, 3),
         (
             SEQUENCES_BACK,

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from store.cli.client.text import format_time
 from store.cli.main import main
 from store.db import migrate
 from store.domain.partitioning import DAY_NS
@@ -82,7 +83,7 @@ def test_upgrade_and_current(storenode: Storenode, empty_database_url: str) -> N
     assert (again.code, again.out) == (0, f"The schema is at revision {newest} already.\n")
 
 
-@pytest.mark.parametrize("command", ["check", "partitions", "prune"])
+@pytest.mark.parametrize("command", ["check", "partitions", "prune", "resummarize"])
 def test_a_database_without_a_schema_is_told_apart(
     storenode: Storenode, empty_database_url: str, command: str
 ) -> None:
@@ -98,7 +99,7 @@ def test_a_sound_database_is_reported_sound(storenode: Storenode, filled_url: st
     assert ended.value == {
         "ok": True,
         "full": True,
-        "checked": {"messages": 11, "hashes": 11, "sds": 1, "commits": 2},
+        "checked": {"messages": 11, "hashes": 11, "sds": 1, "commits": 2, "buckets": 0},
         "findings": [],
     }
     people = storenode("check", "--database-url", filled_url, "--sample", "5")
@@ -169,7 +170,39 @@ def test_what_could_not_be_dropped_is_a_failure(storenode: Storenode, filled_url
     assert "could not be dropped" in ended.out
 
 
-@pytest.mark.parametrize("command", ["upgrade", "current", "check", "partitions", "prune"])
+def test_wrong_summaries_are_found_and_made_anew(storenode: Storenode, filled_url: str) -> None:
+    target = ("--database-url", filled_url)
+    # As if nothing were folded or left to fold: no summary at all.
+    with psycopg.connect(filled_url) as connection:
+        connection.execute(
+            "update storenode.store set folded_position = (select max(position)"
+            " from storenode.commits)"
+        )
+        held = connection.execute(
+            "select count(distinct ts / %s) from storenode.messages", (DAY_NS,)
+        )
+        ((days,),) = held.fetchall()
+    told = storenode("check", *target)
+    assert told.code == 1
+    assert "buckets: summary differs from its messages" in told.out
+    assert "storenode db resummarize" in told.out
+    later = format_time(now_ns(filled_url) + DAY_NS)
+    assert storenode("resummarize", *target, "--from", later, "--json").value == {
+        "days": 0,
+        "messages": 0,
+    }
+    done = storenode("resummarize", *target, "--to", later)
+    assert (done.code, done.out) == (0, f"Summarised 11 messages of {days} days anew.\n")
+    assert storenode("check", *target).code == 0
+    assert storenode("resummarize", *target, "--json").value == {
+        "days": days,
+        "messages": 11,
+    }
+
+
+@pytest.mark.parametrize(
+    "command", ["upgrade", "current", "check", "partitions", "prune", "resummarize"]
+)
 def test_a_database_out_of_reach_is_exit_code_3(storenode: Storenode, command: str) -> None:
     ended = storenode(command, "--database-url", "postgresql://nobody:secret@127.0.0.1:1/none")
     assert ended.code == 3
@@ -182,6 +215,8 @@ def test_a_database_out_of_reach_is_exit_code_3(storenode: Storenode, command: s
     [
         ("check", "--sample", "none"),
         ("prune", "--retention", "soon"),
+        ("resummarize", "--from", "soon"),
+        ("resummarize", "--from", "2026-11-20T00:00:00Z", "--to", "2026-11-20T00:00:00Z"),
         ("current", "--database-url", "postgresql://me:secret@host/base?colour=red"),
         ("vacuum",),
     ],

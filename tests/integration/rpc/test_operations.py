@@ -120,8 +120,9 @@ async def test_status_tells_what_the_node_holds(database_url: str) -> None:
         node.rules.unready = "starting"
         status = NodeStatus.FromString(await node.unary(ADMIN + "GetStatus", b""))
         assert not status.ready
-        code, _ = await failure(node.unary(ADMIN + "Synchronize", b""))
-        assert code is grpc.StatusCode.UNIMPLEMENTED
+        code, sentence = await failure(node.unary(ADMIN + "Synchronize", b""))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert sentence == "starting"
 
 
 @pytest.mark.parametrize("method", ["Scan", "Follow", "GetSdsMessages", "GetCausalHistory"])

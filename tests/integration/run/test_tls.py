@@ -96,6 +96,9 @@ def test_every_grpc_listener_speaks_tls_and_the_certificate_names_the_node(
             with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError):
                 health_of(channel)
         assert not (tmp_path / "data" / "node-id").exists()
+        warnings = [line for line in log_lines(node.log()) if line["event"] == "peers_locked_out"]
+        assert len(warnings) == 1
+        assert "--allow-peer" in warnings[0]["reason"]
 
 
 def test_only_allowed_peers_with_a_certificate_may_read(
@@ -113,7 +116,9 @@ def test_only_allowed_peers_with_a_certificate_may_read(
         with pki.channel(node.peer) as channel, pytest.raises(grpc.RpcError) as refused:
             health_of(channel)
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert log_lines(node.log()), "handshakes that fail do not spoil the log"
+        lines = log_lines(node.log())
+        assert "peers_locked_out" not in {line["event"] for line in lines}
+        assert lines, "handshakes that fail do not spoil the log"
 
 
 def test_clients_show_certificates_when_an_authority_for_them_is_named(

@@ -8,9 +8,10 @@ import random
 import pytest
 
 from message.limits import MAX_RESPONSE_BYTES
+from store.db import hashes as hashes_module
 from store.db.hashes import MAX_DIRECT_HASHES
 from store.db.pool import PoolSettings
-from store.domain.ports import PageRequest, QueryPage, StoreUnavailable, TopicFilter
+from store.domain.ports import PageRequest, QueryPage, StoreUnavailable, TopicFilter, TopicRights
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.proxy import proxied
 from tests.integration.storage.world import (
@@ -30,8 +31,11 @@ SEED = 20261120
 FOREVER = 2**63 - 1
 
 
-@pytest.fixture
-async def world(node: Node) -> World:
+@pytest.fixture(params=[0, NOW, FOREVER], ids=["all-recent", "some-recent", "none-recent"])
+async def world(
+    node: Node, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> World:
+    monkeypatch.setattr(hashes_module, "recent_ns", lambda: request.param)
     batch = random_batch(random.Random(SEED), 300, [NOW - 40 * DAY, NOW - 1, NOW])
     assert all(await node.store(batch))
     return World(in_order(held_of(batch)))
@@ -82,6 +86,38 @@ async def test_lookups_that_share_a_statement_get_their_own_answers(
         page == expected(world, request) for page, request in zip(pages, requests, strict=True)
     ]
     assert right == [True] * len(requests)
+
+
+@pytest.mark.parametrize("include_data", [True, False])
+@pytest.mark.parametrize("count", [3, 100, 250])
+async def test_hashes_that_begin_alike_are_told_apart(
+    node: Node, world: World, include_data: bool, count: int
+) -> None:
+    chosen = [each.hash for each in world[:count]]
+    alike = [digest[:-1] + bytes((digest[-1] ^ 1,)) for digest in chosen]
+    asked = tuple(
+        digest for pair in zip(alike, chosen, alike[::-1], strict=True) for digest in pair
+    )
+    for hashes in (asked, tuple(alike)):
+        request = look_up(tuple(dict.fromkeys(hashes)), include_data=include_data)
+        assert await node.reader.query(request) == expected(world, request)
+    for digest in alike[:3]:
+        assert await node.reader.position(digest, TopicRights()) is None
+
+
+async def test_large_lookups_beside_each_other_get_their_own_answers(
+    node: Node, world: World
+) -> None:
+    dice = random.Random(SEED)
+    requests = [
+        look_up(tuple(each.hash for each in dice.sample(world, dice.choice((63, 64, 65, 128)))))
+        for _ in range(30)
+    ]
+    alone = [await node.reader.query(request) for request in requests[:5]]
+    together = await asyncio.gather(*map(node.reader.query, requests))
+    right = [expected(world, request) for request in requests]
+    assert alone == right[:5]
+    assert together == right
 
 
 async def test_callers_of_one_kind_do_not_keep_the_other_waiting(node: Node, world: World) -> None:

@@ -14,6 +14,7 @@ from psycopg import sql
 from psycopg_pool import AsyncConnectionPool
 
 from store.db import backlog
+from store.db import hashes as hashes_module
 from store.db.pool import Connection, Database
 from store.db.reader import DatabaseReader
 from store.db.select import EVERY_TOPIC, FRAME, resolve
@@ -219,9 +220,12 @@ async def test_a_scan_reads_each_message_once(world: World) -> None:
 
 @pytest.mark.parametrize("count", [1, 16, 17, 128, 129, 900])
 @pytest.mark.parametrize("rights", [TopicRights(), TopicRights(("/waku",), ("/app-0",))])
+@pytest.mark.parametrize("recent_ns", [0, NOW - DAY, FOREVER])
 async def test_hashes_are_looked_for_in_few_partitions(
-    world: World, count: int, rights: TopicRights
+    world: World, monkeypatch: pytest.MonkeyPatch, count: int, rights: TopicRights, recent_ns: int
 ) -> None:
+    monkeypatch.setattr(hashes_module, "recent_ns", lambda: recent_ns)
+    monkeypatch.setattr(hashes_module, "FEWEST_HALVED", count + 1)  # one statement at a time
     asked = random.Random(count).sample(world.held, count)
     hashes = tuple(each.hash for each in asked)
     found = await world.reader.query(page(TopicFilter(rights=rights), hashes=hashes, limit=1_000))

@@ -18,11 +18,14 @@ from sds.codec import encode, sds_key
 from store.db import insert as insert_module
 from store.db import writer as writer_module
 from store.db.arrays import split_uuids
+from store.db.insert import Inserted
 from store.db.locks import COMMIT_ORDER
+from store.db.pool import Connection
 from store.db.writer import DatabaseWriter
 from store.domain.ports import Source, StoreBusy
 from tests.integration.storage.following import commit_order
 from tests.integration.storage.node import WORKERS, Node
+from tests.integration.storage.summaries import assert_true
 from tests.integration.storage.world import (
     DAY,
     NOW,
@@ -37,6 +40,8 @@ from tests.integration.storage.world import (
 _WAITING = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
 TIMES = (1, NOW - 800 * DAY, NOW - 40 * DAY, NOW - DAY, NOW - 1, NOW, NOW + DAY)
 SEED = 20261120
+HOWEVER_STORED = pytest.mark.parametrize("fewest_copied", [1, 10**9])
+"""By COPY where it works, and never by COPY."""
 
 
 @asynccontextmanager
@@ -91,7 +96,7 @@ async def assert_tables_agree(node: Node, stored: Sequence[RecordBatch]) -> None
     )
     assert len(rows) == len(expected)
     assert {Row(*row) for row in rows} == expected  # type: ignore[arg-type]
-    located = await node.rows("select ts, hash, topic from storenode.hashes")
+    located = await node.rows("select ts, uuid_send(key) || rest, topic from storenode.hashes")
     assert Counter(located) == Counter(row[:3] for row in expected)
     topics = {key: name for batch in stored for key, name in batch.topics.items()}
     named = await node.rows(
@@ -101,6 +106,8 @@ async def assert_tables_agree(node: Node, stored: Sequence[RecordBatch]) -> None
     lows = {(row.topic, node.partitions.coarse_lower(row.ts)) for row in expected}
     assert set(await node.rows("select key, ts from storenode.topics")) == lows
     await assert_commits_agree(node)
+    async with await node.database.connect() as connection:
+        await assert_true(connection)
 
 
 async def assert_commits_agree(node: Node) -> None:
@@ -130,7 +137,11 @@ def _keys(column: object) -> set[bytes]:
     return set(split_uuids(column))
 
 
-async def test_everything_is_new_once_whoever_stores_it_first(node: Node, other_node: Node) -> None:
+@HOWEVER_STORED
+async def test_everything_is_new_once_whoever_stores_it_first(
+    node: Node, other_node: Node, monkeypatch: pytest.MonkeyPatch, fewest_copied: int
+) -> None:
+    monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
     dice = random.Random(SEED)
     world = random_batch(dice, 400, TIMES)
     parts = [part_of(world, dice.sample(range(400), dice.choice((1, 5, 80)))) for _ in range(60)]
@@ -349,18 +360,20 @@ SDS_CASES = [
 ]
 
 
+@HOWEVER_STORED
 @pytest.mark.parametrize("in_thread", [False, True])
 async def test_sds_rows_hold_what_messages_claim(
-    node: Node, monkeypatch: pytest.MonkeyPatch, in_thread: bool
+    node: Node, monkeypatch: pytest.MonkeyPatch, fewest_copied: int, in_thread: bool
 ) -> None:
     laid_out_in: list[threading.Thread] = []
 
-    def parameters(batch: RecordBatch, batch_id: int) -> dict[str, object]:
+    def parameters(batch: RecordBatch) -> dict[str, object]:
         laid_out_in.append(threading.current_thread())
-        return lay_out(batch, batch_id)
+        return lay_out(batch)
 
-    lay_out = insert_module.parameters
-    monkeypatch.setattr(insert_module, "parameters", parameters)
+    lay_out = insert_module.sds_parameters
+    monkeypatch.setattr(insert_module, "sds_parameters", parameters)
+    monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
     batch = batch_of(
         (NOW - 40 * DAY * (number % 2), TOPICS[0], payload)
         for number, payload in enumerate([b"no SDS", *SDS_CASES, b"\xff"])
@@ -414,13 +427,50 @@ async def test_a_partition_that_was_dropped_is_made_again(node: Node) -> None:
     assert {row[0] for row in await node.rows("select hash from storenode.messages")} == held
 
 
-async def test_a_message_that_was_pruned_and_comes_again_finds_its_hash_there(node: Node) -> None:
+async def test_messages_of_one_request_are_copied_in_the_order_of_their_keys(node: Node) -> None:
+    dice = random.Random(SEED)
+    batch = random_batch(dice, 1_200, [NOW + number % 7 for number in range(1_200)])
+    assert await node.store(batch) == [True] * 1_200
+    written = await node.rows("select ts, hash from storenode.messages order by ctid")
+    assert written == sorted(zip(batch.timestamps, batch.hashes, strict=True))
+    await assert_tables_agree(node, [batch])
+
+
+async def test_copies_that_fail_grow_rare_and_their_messages_are_stored_all_the_same(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[bytes] = []
+
+    async def copy(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
+        tried.append(batch.hashes[0])
+        return await insert_module.copy(connection, batch, batch_id)
+
+    monkeypatch.setattr(writer_module, "copy", copy)
+    monkeypatch.setattr(writer_module, "FEWEST_COPIED", 2)
+    dice = random.Random(SEED)
+    known = random_batch(dice, 1, [NOW])
+    assert await node.store(known) == [True]
+    batches = [random_batch(dice, 2, [NOW]) for _ in range(140)]
+    for batch in batches[:40]:
+        batch.extend(known)
+        assert await node.store(batch) == [True, True, False]
+    for batch in batches[40:]:
+        assert await node.store(batch) == [True, True]
+    assert tried == [batches[number].hashes[0] for number in (0, 5, 18, *range(47, 140))]
+    assert await node.value("select count(*) from storenode.messages") == 281
+
+
+@HOWEVER_STORED
+async def test_a_message_that_was_pruned_and_comes_again_finds_its_hash_there(
+    node: Node, monkeypatch: pytest.MonkeyPatch, fewest_copied: int
+) -> None:
+    monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
     dice = random.Random(SEED)
     first = random_batch(dice, 5, [NOW])
     assert all(await node.store(first))
     await node.rows("drop table storenode.messages_20261120")
     assert await node.store(first) == [True] * 5
     assert await node.store(first) == [False] * 5
-    assert await node.rows("select count(*), count(distinct hash) from storenode.hashes") == [
-        (5, 5)
-    ]
+    assert await node.rows(
+        "select count(*), count(distinct (key, rest)) from storenode.hashes"
+    ) == [(5, 5)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final
 
+import numpy as np
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from store.db.arrays import (
     BinaryArray,
     bigints,
     fixed_bytes,
+    hash_column,
     split_uuids,
     texts,
     uuids,
@@ -70,6 +72,13 @@ async def test_texts(connection: Connection, values: list[str]) -> None:
 @given(values=HASHES)
 async def test_byte_strings_of_one_size(connection: Connection, values: list[bytes]) -> None:
     assert await taken(connection, "bytea", fixed_bytes(values, 32)) == values
+
+
+@ask
+@given(values=HASHES)
+async def test_an_array_of_hashes(connection: Connection, values: list[bytes]) -> None:
+    column = np.frombuffer(b"".join(values), np.uint8).reshape(-1, 32)
+    assert await taken(connection, "bytea", hash_column(column)) == values
 
 
 @ask

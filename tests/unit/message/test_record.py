@@ -59,6 +59,23 @@ def _batch() -> RecordBatch:
     return batch
 
 
+@given(st.lists(entries, max_size=6), st.sets(st.integers(0, 5)))
+def test_selected_messages_are_a_batch_of_their_own(
+    items: list[WakuMessageAndTopic], chosen: set[int]
+) -> None:
+    batch = admit(items, NOW_NS, POLICY).batch
+    batch.sds_index = list(range(0, len(batch), 2))
+    batch.sds = [SdsMetadata(b"c", b"%d" % index, 1, b"", []) for index in batch.sds_index]
+    indexes = sorted(index for index in chosen if index < len(batch))
+    part = batch.select(indexes)
+    part.check()
+    assert [part.frame(place) for place in range(len(part))] == [batch.frame(i) for i in indexes]
+    described = {
+        part.hashes[at]: one.message_id for at, one in zip(part.sds_index, part.sds, strict=True)
+    }
+    assert described == {batch.hashes[i]: b"%d" % i for i in indexes if i % 2 == 0}
+
+
 def _cut_tails(batch: RecordBatch) -> None:
     batch.tails.pop()
 

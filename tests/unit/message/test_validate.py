@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from message.hashing import message_hash
 from message.limits import MAX_CACHED_TOPICS, MAX_TIMESTAMP_NS
 from message.topics import topic_key
-from message.validate import Admission, Policy, Reason, Rejection, Verdict, admit
+from message.validate import Admission, Policy, Reason, Rejection, Verdict, admit, admit_encoded
 from tests.unit.message.builders import CONTENT, NOW_NS, PUBSUB, entries, entry
 from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -19,8 +19,10 @@ PEER = Policy(max_drift_ns=DRIFT_NS, publisher=False)
 
 
 def judge(*messages: WakuMessageAndTopic, policy: Policy = CLIENT) -> Admission:
+    encoded = [message.SerializeToString() for message in messages]
     admission = admit(messages, NOW_NS, policy)
     check(admission, messages)
+    assert admit_encoded(encoded, NOW_NS, policy) == admission
     return admission
 
 
@@ -249,7 +251,6 @@ def test_an_ephemeral_message_is_relayed_once_and_not_stored() -> None:
     assert admission.positions == [0, 0, 0]
     assert admission.batch.payloads == [b"kept"]
     (relayed,) = admission.ephemerals
-    assert relayed.position == 1
     assert relayed.topic_key == topic_key(PUBSUB, CONTENT)
     assert b"now" in relayed.frame
 

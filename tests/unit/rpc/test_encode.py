@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from message.frames import presences, sds_stored_message
 from message.hashing import message_hash
 from message.validate import Verdict
-from store.domain.access import Published, Refusal
+from store.domain.door import Published, Refusal
 from store.domain.ports import HistoryEntry, QueryPage, SdsPage
 from store.rpc.encode import publish_response, query_page, sds_response
 from wire.storenode.v1.store_pb2 import PublishResponse, PublishResult, SdsMessagesPage

@@ -45,6 +45,9 @@ class NodeStatus(_message.Message):
     NEWEST_TIMESTAMP_FIELD_NUMBER: _builtins.int
     INDEX_ENTRIES_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    INDEX_START_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     node_id: _builtins.str
     ready: _builtins.bool
@@ -55,8 +58,16 @@ class NodeStatus(_message.Message):
     newest_timestamp: _builtins.int
     index_entries: _builtins.int
     """SyncIDs held in memory"""
+    store_id: _builtins.str
+    """the database behind the node"""
+    index_start: _builtins.int
+    """nanoseconds: SyncIDs from here on are held in memory"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___PeerStatus]: ...
+    @_builtins.property
+    def resume(self) -> Global___ResumeStatus:
+        """unset: there was no gap at the start"""
+
     def __init__(
         self,
         *,
@@ -68,14 +79,61 @@ class NodeStatus(_message.Message):
         newest_timestamp: _builtins.int = ...,
         index_entries: _builtins.int = ...,
         peers: _abc.Iterable[Global___PeerStatus] | None = ...,
+        store_id: _builtins.str = ...,
+        resume: Global___ResumeStatus | None = ...,
+        index_start: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_entries", b"index_entries", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "ready", b"ready", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "ready", b"ready", "resume", b"resume", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
+
+@_typing.final
+class ResumeStatus(_message.Message):
+    """The fetching of what was missed while the store was off."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNNING_FIELD_NUMBER: _builtins.int
+    TIME_START_FIELD_NUMBER: _builtins.int
+    TIME_END_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    running: _builtins.bool
+    time_start: _builtins.int
+    """the gap, nanoseconds"""
+    time_end: _builtins.int
+    reached: _builtins.int
+    """everything before this has come"""
+    messages: _builtins.int
+    """received"""
+    stored: _builtins.int
+    """of these, new"""
+    error: _builtins.str
+    """why the last attempt failed; it is tried again"""
+    def __init__(
+        self,
+        *,
+        running: _builtins.bool = ...,
+        time_start: _builtins.int = ...,
+        time_end: _builtins.int = ...,
+        reached: _builtins.int = ...,
+        messages: _builtins.int = ...,
+        stored: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "messages", b"messages", "reached", b"reached", "running", b"running", "stored", b"stored", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeStatus: _TypeAlias = ResumeStatus  # noqa: Y015
 
 @_typing.final
 class PeerStatus(_message.Message):
@@ -87,12 +145,25 @@ class PeerStatus(_message.Message):
     LAST_SYNC_FIELD_NUMBER: _builtins.int
     LAST_REPORT_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    IN_SESSION_FIELD_NUMBER: _builtins.int
+    LACKS_FIELD_NUMBER: _builtins.int
+    HAS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     node_id: _builtins.str
     connected: _builtins.bool
     last_sync: _builtins.int
     """Unix nanoseconds; 0: never"""
     last_error: _builtins.str
+    store_id: _builtins.str
+    failures: _builtins.int
+    """in a row; the peer is called less often meanwhile"""
+    in_session: _builtins.bool
+    lacks: _builtins.int
+    """messages of this node that the peer is known to lack"""
+    has: _builtins.int
+    """messages of the peer that this node is known to lack"""
     @_builtins.property
     def last_report(self) -> Global___SyncReport: ...
     def __init__(
@@ -104,10 +175,15 @@ class PeerStatus(_message.Message):
         last_sync: _builtins.int = ...,
         last_report: Global___SyncReport | None = ...,
         last_error: _builtins.str = ...,
+        store_id: _builtins.str = ...,
+        failures: _builtins.int = ...,
+        in_session: _builtins.bool = ...,
+        lacks: _builtins.int = ...,
+        has: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_report", b"last_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "connected", b"connected", "last_error", b"last_error", "last_report", b"last_report", "last_sync", b"last_sync", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "connected", b"connected", "failures", b"failures", "has", b"has", "in_session", b"in_session", "lacks", b"lacks", "last_error", b"last_error", "last_report", b"last_report", "last_sync", b"last_sync", "node_id", b"node_id", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -125,6 +201,7 @@ class SynchronizeRequest(_message.Message):
     time_start: _builtins.int
     """unset: the configured window"""
     time_end: _builtins.int
+    """exclusive"""
     def __init__(
         self,
         *,
@@ -159,6 +236,18 @@ class SyncReport(_message.Message):
     MESSAGES_RECEIVED_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    TIME_START_FIELD_NUMBER: _builtins.int
+    TIME_END_FIELD_NUMBER: _builtins.int
+    MISSING_HERE_FIELD_NUMBER: _builtins.int
+    MISSING_THERE_FIELD_NUMBER: _builtins.int
+    REFUSED_BY_POLICY_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_FIELD_NUMBER: _builtins.int
+    LEFT_OVER_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    OWN_COUNT_FIELD_NUMBER: _builtins.int
+    PEER_COUNT_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
     in_sync: _builtins.bool
     """both sides hold the same set over the range"""
     round_trips: _builtins.int
@@ -169,6 +258,28 @@ class SyncReport(_message.Message):
     messages_received: _builtins.int
     seconds: _builtins.float
     error: _builtins.str
+    peer: _builtins.str
+    """with whom"""
+    time_start: _builtins.int
+    """the window, nanoseconds"""
+    time_end: _builtins.int
+    missing_here: _builtins.int
+    """differences found: what the peer alone held"""
+    missing_there: _builtins.int
+    """and what this node alone held"""
+    refused_by_policy: _builtins.int
+    """differences that stay, since one side does not take them"""
+    undelivered: _builtins.int
+    """promised by the peer and not delivered"""
+    left_over: _builtins.bool
+    """a limit was reached; the next session goes on"""
+    own_count: _builtins.int
+    """IDs over the window, before the transfer"""
+    peer_count: _builtins.int
+    outcome: _builtins.str
+    """done, aborted, refused, failed"""
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -180,11 +291,30 @@ class SyncReport(_message.Message):
         messages_received: _builtins.int = ...,
         seconds: _builtins.float = ...,
         error: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        time_start: _builtins.int = ...,
+        time_end: _builtins.int = ...,
+        missing_here: _builtins.int = ...,
+        missing_there: _builtins.int = ...,
+        refused_by_policy: _builtins.int = ...,
+        undelivered: _builtins.int = ...,
+        left_over: _builtins.bool = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+        own_count: _builtins.int | None = ...,
+        peer_count: _builtins.int | None = ...,
+        outcome: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_own_count", b"_own_count", "_peer_count", b"_peer_count", "own_count", b"own_count", "peer_count", b"peer_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "error", b"error", "in_sync", b"in_sync", "messages_received", b"messages_received", "messages_sent", b"messages_sent", "round_trips", b"round_trips", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_own_count", b"_own_count", "_peer_count", b"_peer_count", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "error", b"error", "in_sync", b"in_sync", "left_over", b"left_over", "messages_received", b"messages_received", "messages_sent", b"messages_sent", "missing_here", b"missing_here", "missing_there", b"missing_there", "notes", b"notes", "outcome", b"outcome", "own_count", b"own_count", "peer", b"peer", "peer_count", b"peer_count", "refused_by_policy", b"refused_by_policy", "round_trips", b"round_trips", "seconds", b"seconds", "time_end", b"time_end", "time_start", b"time_start", "undelivered", b"undelivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__own_count: _TypeAlias = _typing.Literal["own_count"]  # noqa: Y015
+    _WhichOneofArgType__own_count: _TypeAlias = _typing.Literal["_own_count", b"_own_count"]  # noqa: Y015
+    _WhichOneofReturnType__peer_count: _TypeAlias = _typing.Literal["peer_count"]  # noqa: Y015
+    _WhichOneofArgType__peer_count: _TypeAlias = _typing.Literal["_peer_count", b"_peer_count"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__own_count) -> _WhichOneofReturnType__own_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__peer_count) -> _WhichOneofReturnType__peer_count | None: ...
 
 Global___SyncReport: _TypeAlias = SyncReport  # noqa: Y015

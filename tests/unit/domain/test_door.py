@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from message.hashing import message_hash
 from message.validate import Policy, Verdict, admit
 from sds import codec
-from store.domain.access import Client, PublishDoor, Published, Right
-from store.domain.ports import TopicRights
+from store.domain.access import Client, Right
+from store.domain.door import Door, Published, tally
+from store.domain.ports import Source, TopicRights
 from store.domain.quota import ClientLimits
 from wire.waku.message.v1.message_pb2 import WakuMessage
 from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -35,7 +36,7 @@ def item(
 def publish(
     messages: Sequence[WakuMessageAndTopic], client: Client = ANYWHERE, chunk: int = 500
 ) -> Published:
-    door = PublishDoor(POLICY, NOW_NS, client)
+    door = Door(POLICY, NOW_NS, Source.CLIENT, client)
     for start in range(0, len(messages), chunk):
         door.admit(messages[start : start + chunk])
     door.published.batch.check()
@@ -133,7 +134,7 @@ def test_a_client_may_have_a_smaller_message_limit(limit: int, verdict: Verdict)
 
 def test_a_client_s_message_limit_does_not_lift_the_node_s() -> None:
     client = Client("a", frozenset(Right), limits=ClientLimits(message_bytes=100))
-    door = PublishDoor(Policy(None, max_message_bytes=20), NOW_NS, client)
+    door = Door(Policy(None, max_message_bytes=20), NOW_NS, Source.CLIENT, client)
     door.admit([item(b"x" * 50)])
     assert door.published.verdicts == [Verdict.REJECTED]
 
@@ -143,3 +144,67 @@ def test_sds_messages_are_indexed_at_their_place_in_the_whole_batch() -> None:
     batch = publish(messages, ANYWHERE, 2).batch
     assert batch.sds_index == [1, 3]
     assert [metadata.message_id for metadata in batch.sds] == [b"1", b"2"]
+
+
+HORIZON_NS = NOW_NS - 24 * 3600 * 10**9
+STORES = [Source.TRANSFER, Source.RESUME, Source.GOSSIP]
+
+
+def judge(source: Source, message: WakuMessageAndTopic) -> str:
+    """The verdict of a node with a horizon on one message: a label, or nothing."""
+    door = Door(Policy(20 * 10**9, HORIZON_NS), NOW_NS, source)
+    door.admit([message])
+    assert len(door.published.batch) == (not door.published.refusals)
+    return door.published.refusals[0].label if door.published.refusals else ""
+
+
+@pytest.mark.parametrize(
+    ("age_s", "client", "store", "restore"),
+    [
+        (0, "", "", ""),
+        (21, "too_old", "", ""),
+        (23 * 3600, "too_old", "", ""),
+        (25 * 3600, "too_old", "below_horizon", ""),
+        (-19, "", "", ""),
+        (-21, "too_new", "too_new", "too_new"),
+    ],
+)
+def test_who_brings_a_message_decides_how_old_it_may_be(
+    age_s: int, client: str, store: str, restore: str
+) -> None:
+    timestamp = NOW_NS - age_s * 10**9
+    assert judge(Source.CLIENT, item(timestamp=timestamp)) == client
+    assert {judge(source, item(timestamp=timestamp)) for source in STORES} == {store}
+    assert judge(Source.RESTORE, item(timestamp=timestamp)) == restore
+
+
+def test_no_store_brings_ephemeral_messages() -> None:
+    assert judge(Source.TRANSFER, item(ephemeral=True)) == "ephemeral"
+    door = Door(POLICY, NOW_NS, Source.GOSSIP)
+    door.admit([item(b"a"), item(b"b", ephemeral=True)])
+    door.admit([item(b"c", ephemeral=True), item(b"a")])
+    found = door.published
+    assert found.verdicts == [
+        Verdict.ACCEPTED,
+        Verdict.REJECTED,
+        Verdict.REJECTED,
+        Verdict.DUPLICATE,
+    ]
+    assert found.positions == [0, -1, -1, 0]
+    assert found.hashes[1] == message_hash("/p/1", b"b", "/app/chat", None, NOW_NS)
+    assert not found.ephemerals
+
+
+@given(st.lists(items, max_size=30), st.integers(1, 31))
+def test_every_message_of_a_request_is_counted_once(
+    messages: list[WakuMessageAndTopic], chunk: int
+) -> None:
+    found = publish(messages, INSIDE, chunk)
+    stored = [index % 2 == 0 for index in range(len(found.batch))]
+    counted = tally(found, stored)
+    assert counted.stored == sum(stored)
+    assert counted.ephemeral == found.verdicts.count(Verdict.EPHEMERAL)
+    assert sum(counted.rejected.values()) == found.verdicts.count(Verdict.REJECTED)
+    assert len(messages) == (
+        counted.stored + counted.duplicate + counted.ephemeral + sum(counted.rejected.values())
+    )

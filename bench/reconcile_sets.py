@@ -1,0 +1,124 @@
+"""Pairs of ID sets to reconcile: what is shared, what differs, and how it is spread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile.ids import SyncIds
+from reconcile.order import ordered
+
+START_NS: Final = 1_700_000_000_000_000_000
+HOUR_NS: Final = 3_600_000_000_000
+MINUTE_NS: Final = 60_000_000_000
+SECOND_NS: Final = 1_000_000_000
+SEED: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A workload and the bars that it should keep to.
+
+    Attributes:
+        name: as printed.
+        shared: IDs on both sides.
+        differing: IDs on one side only.
+        spread: uniform, one side, minute, gap, seconds or nanosecond.
+        cpu_bar: processor time against the crate's, at most; None: only printed.
+        bytes_bar: payload bytes against the crate's, at most.
+        messages_bar: messages each way, at most.
+    """
+
+    name: str
+    shared: int
+    differing: int
+    spread: str = "uniform"
+    cpu_bar: float | None = None
+    bytes_bar: float | None = None
+    messages_bar: int = 4
+
+
+CASES: Final = (
+    Case("d=0", 1_000_000, 0, cpu_bar=0.05, bytes_bar=0.5, messages_bar=1),
+    Case("d=1", 1_000_000, 1),
+    Case("d=10", 1_000_000, 10, cpu_bar=0.3, bytes_bar=1.2),
+    Case("d=100", 1_000_000, 100, cpu_bar=0.3, bytes_bar=0.6),
+    Case("d=1,000", 1_000_000, 1_000, cpu_bar=0.3, bytes_bar=0.6),
+    Case("d=10,000", 1_000_000, 10_000, cpu_bar=0.4, bytes_bar=0.4),
+    Case("d=100,000", 1_000_000, 100_000, cpu_bar=0.85, bytes_bar=0.6),
+    Case("300,000 + 100,000 ours", 300_000, 100_000, "ours", 0.95, 1.1),
+    Case("300,000 + 100,000 theirs", 300_000, 100_000, "theirs", 0.95, 1.1),
+    Case("d=1,000 in a minute", 1_000_000, 1_000, "minute", 0.4, 0.75),
+    Case("d=1,000 in a gap", 1_000_000, 1_000, "gap", 0.3, 1.3, 5),
+    Case("seconds, d=1,000", 1_000_000, 1_000, "seconds", messages_bar=5),
+    Case("one nanosecond, d=100", 200_000, 100, "nanosecond", messages_bar=5),
+    Case("n=10,000,000, d=1,000", 10_000_000, 1_000, cpu_bar=0.1, bytes_bar=1.3, messages_bar=5),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two sets, ascending, and which IDs differ.
+
+    Attributes:
+        ours: the initiator's.
+        theirs: the responder's.
+        only_ours: what the responder lacks.
+        only_theirs: what the initiator lacks.
+    """
+
+    ours: SyncIds
+    theirs: SyncIds
+    only_ours: SyncIds
+    only_theirs: SyncIds
+
+
+def pair(case: Case, scale: float = 1.0) -> Pair:
+    """The sets of a case; both numbers are multiplied by the scale."""
+    generator = np.random.default_rng(SEED)
+    shared = uniform(generator, int(case.shared * scale))
+    differing = uniform(generator, int(case.differing * scale))
+    ours = generator.permutation(len(differing)) < (len(differing) + 1) // 2
+    if case.spread in {"ours", "theirs", "gap"}:
+        ours[:] = case.spread == "ours"
+    differing = SyncIds(moved(case.spread, differing.timestamps, generator), differing.hashes)
+    shared = SyncIds(moved(case.spread, shared.timestamps, None), shared.hashes)
+    if case.spread == "gap":
+        differing, shared = cut_out(shared, len(differing))
+    only_ours, only_theirs = ordered(differing[ours]), ordered(differing[~ours])
+    return Pair(
+        ordered(SyncIds.join([shared, only_ours])),
+        ordered(SyncIds.join([shared, only_theirs])),
+        only_ours,
+        only_theirs,
+    )
+
+
+def uniform(generator: np.random.Generator, count: int) -> SyncIds:
+    """Ascending timestamps over one hour, random hashes."""
+    timestamps = np.sort(generator.integers(0, HOUR_NS, count)) + START_NS
+    return SyncIds(timestamps, generator.integers(0, 256, (count, 32), np.uint8))
+
+
+def moved(
+    spread: str, timestamps: NDArray[np.int64], generator: np.random.Generator | None
+) -> NDArray[np.int64]:
+    """Other timestamps for some spreads; with a generator those of what differs."""
+    if spread == "minute" and generator is not None:
+        return START_NS + HOUR_NS // 2 + generator.integers(0, MINUTE_NS, len(timestamps))
+    if spread == "seconds":
+        return timestamps // SECOND_NS * SECOND_NS
+    if spread == "nanosecond":
+        return np.full(len(timestamps), START_NS)
+    return timestamps
+
+
+def cut_out(ids: SyncIds, count: int) -> tuple[SyncIds, SyncIds]:
+    """So many IDs from the middle, and the others."""
+    begin = (len(ids) - count) // 2
+    inside = np.zeros(len(ids), np.bool_)
+    inside[begin : begin + count] = True
+    return ids[inside], ids[~inside]

@@ -1,0 +1,186 @@
+"""One SDS channel: messages per second, cost by the length of the log, bytes per entry.
+
+The baseline is the published JavaScript channel on the same conversation, if Node is there: it is
+installed from the npm registry into a temporary directory. Each of its cases runs in a process
+of its own, on as many messages, with as many unacknowledged messages and the same filter.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from bench.support import options, report
+from sds.channel import MessageChannel
+from sds.config import ChannelConfig
+from sds.events import Broadcast, Delivered, Packet
+from sds.pages import LogEntry
+
+PEER: Final = Path(__file__).parent / "peers" / "sds_js"
+START_MS: Final = 1_763_625_600_000
+OUTSTANDING: Final = {"receive": 10, "shuffled": 10, "send": 1_000}
+LENGTHS: Final = (1_000, 100_000, 1_000_000)
+ROUNDS: Final = 5
+ROUND_MESSAGES: Final = 1_000
+
+
+def channel(sender: str) -> MessageChannel:
+    """A channel with a history of two, as the specification recommends, and no repair."""
+    config = ChannelConfig("bench", sender, max_outgoing=10**6, repair=None, gap_entries=0)
+    return MessageChannel(config, START_MS, random.Random(sender))
+
+
+def conversation(sender: MessageChannel, count: int, start_ms: int = START_MS) -> list[bytes]:
+    """What one participant sends: messages of 100 bytes, each with history and filter."""
+    packets = []
+    for number in range(count):
+        events = sender.send(start_ms + number, b"%100d" % number)
+        packets += [event.payload for event in events if isinstance(event, Broadcast)]
+        sender.outgoing.remove(events[0].message_id if isinstance(events[0], Broadcast) else "")
+    return packets
+
+
+def receiver(outstanding: int) -> MessageChannel:
+    """A channel with messages that nobody acknowledges."""
+    made = channel("receiver")
+    for number in range(outstanding):
+        made.send(START_MS, b"own %d" % number)
+    return made
+
+
+def seconds_to_take(
+    into: MessageChannel, packets: list[bytes], clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Give packets one by one; all of them must be delivered."""
+    delivered = 0
+    start = clock()
+    for packet in packets:
+        for event in into.receive(START_MS, (Packet(packet),)):
+            delivered += isinstance(event, Delivered)
+    taken = clock() - start
+    assert delivered == len(packets), f"{delivered} of {len(packets)} were delivered"
+    return taken
+
+
+def seconds_to_send(into: MessageChannel, count: int) -> float:
+    """Send messages, while all before them stay unacknowledged."""
+    start = time.perf_counter()
+    for number in range(count):
+        into.send(START_MS + number, b"more %d" % number)
+    return time.perf_counter() - start
+
+
+def measure(case: str, packets: list[bytes]) -> float:
+    """Messages per second of ours."""
+    into = receiver(OUTSTANDING[case])
+    if case == "send":
+        return len(packets) / seconds_to_send(into, len(packets))
+    return len(packets) / seconds_to_take(into, packets)
+
+
+def arranged(case: str, packets: list[bytes]) -> list[bytes]:
+    """The packets in the order in which a case gives them."""
+    if case != "shuffled":
+        return packets
+    return random.Random(1).sample(packets, len(packets))
+
+
+@contextmanager
+def peer() -> Iterator[Path | None]:
+    """A directory with the JavaScript channel, or None without Node."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="sds-js-") as name:
+        directory = Path(name)
+        for file in PEER.iterdir():
+            shutil.copy(file, directory)
+        command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--silent"]
+        done = subprocess.run(command, cwd=directory, check=False, capture_output=True)
+        yield directory if done.returncode == 0 else None
+
+
+def measure_peer(directory: Path, case: str, packets: list[bytes]) -> float:
+    """Messages per second of the JavaScript channel."""
+    file = directory / f"{case}.bin"
+    file.write_bytes(b"".join(len(packet).to_bytes(4) + packet for packet in packets))
+    command = ["node", "measure.mjs", str(file), case]
+    done = subprocess.run(command, cwd=directory, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    return float(found["count"] / found["seconds"])
+
+
+def rates(count: int) -> None:
+    """Report the three cases, with a ratio each if the baseline is there."""
+    packets = conversation(channel("sender"), count)
+    with peer() as directory:
+        for case in OUTSTANDING:
+            given = arranged(case, packets)
+            ours = measure(case, given)
+            figures: dict[str, object] = {"messages_per_s": ours, "messages": count}
+            if directory is not None:
+                theirs = measure_peer(directory, case, given)
+                figures |= {"baseline_per_s": theirs, "ratio": ours / theirs}
+            report(benchmark=f"sds {case}", **figures)
+
+
+def by_length() -> None:
+    """Report the cost of a received message at each length of the log, and bytes per entry."""
+    into = receiver(10)
+    before = memory_bytes()
+    dice = random.Random(2)
+    shortest = 0.0
+    for length in LENGTHS:
+        for number in range(len(into.log), length):
+            entry = LogEntry(number, dice.randbytes(32).hex(), "sender", dice.randbytes(32))
+            into.log.insert(entry)
+        used = (memory_bytes() - before) / length
+        cost = cost_of_one(into)
+        shortest = shortest or cost
+        report(
+            benchmark="sds log",
+            entries=length,
+            us_per_message=cost * 1e6,
+            ratio=cost / shortest,
+            **({"bytes_per_entry": used} if length == LENGTHS[-1] else {}),
+        )
+
+
+def cost_of_one(into: MessageChannel) -> float:
+    """Seconds of processor time per received message: the median of some rounds."""
+    sender = channel(f"sender {len(into.log)}")
+    costs = []
+    for turn in range(ROUNDS):
+        start_ms = into.clock.value + 1 + turn * ROUND_MESSAGES
+        packets = conversation(sender, ROUND_MESSAGES, start_ms)
+        taken = seconds_to_take(into, packets, time.process_time)
+        costs.append(taken / ROUND_MESSAGES)
+    return sorted(costs)[ROUNDS // 2]
+
+
+def memory_bytes() -> int:
+    """Resident memory of this process."""
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+def main() -> None:
+    """Run all."""
+    given = options(__doc__ or "", messages=5_000)
+    rates(given.messages)
+    by_length()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Two nodes with their Postgres on one machine become equal: ``storenode sync``, and the transfer.
+
+The first line is about a few messages that either side lacks among many that both hold: from the
+call of ``storenode sync`` until it has ended and both databases are equal. The second is about many
+that one side lacks, against the rate of the ``PublishStream`` by which the other got them. All
+messages lie within one hour, those that are missing at random in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from bench.data import PAYLOAD_BYTES, Row, content_topic
+from bench.support import (
+    Bench,
+    Used,
+    bench_node_on,
+    publish,
+    report,
+    seconds,
+    settle,
+    used,
+)
+from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from tests.support.node import COMMAND, clean_environment
+
+HOUR_NS = 3_600 * 10**9
+OFFSET_NS = 60 * 10**9
+"""The newest messages are this old: by itself a node leaves out what may still be on its way."""
+
+PORTION = 100_000
+"""Rows that are in memory at a time."""
+
+HASHES = "copy (select hash from storenode.messages order by hash) to stdout (format binary)"
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Makes rows within one hour."""
+
+    end_ns: int
+
+    def in_order(self, count: int) -> Iterator[list[Row]]:
+        """Rows at equal distances, in portions."""
+        dice, start_ns = random.Random(0), self.end_ns - HOUR_NS
+        for first in range(0, count, PORTION):
+            yield [
+                Row(
+                    start_ns + n * HOUR_NS // count, content_topic(n), dice.randbytes(PAYLOAD_BYTES)
+                )
+                for n in range(first, min(count, first + PORTION))
+            ]
+
+    def scattered(self, count: int, seed: int) -> list[Row]:
+        """Rows at random times, in the order of time."""
+        dice = random.Random(seed)
+        times = sorted(self.end_ns - 1 - dice.randrange(HOUR_NS) for _ in range(count))
+        return [
+            Row(at_ns, content_topic(n), dice.randbytes(PAYLOAD_BYTES))
+            for n, at_ns in enumerate(times)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The caller synchronizes with the callee."""
+
+    caller: Bench
+    callee: Bench
+
+    def sync(self) -> tuple[float, dict[str, Any], dict[str, float]]:
+        """One ``storenode sync``: its seconds, its report, and the processor time of each."""
+        command = [COMMAND, "sync", "--json", "--from", "0", "--admin", self.caller.node.admin]
+        before, start = self._used(), time.perf_counter()
+        ended = subprocess.run(command, capture_output=True, env=clean_environment(), check=False)
+        taken = time.perf_counter() - start
+        assert ended.returncode == 0, ended
+        cost = {
+            f"{side}_{part}_cpu_s": getattr(now, part) - getattr(then, part)
+            for side, now, then in zip(("caller", "callee"), self._used(), before, strict=True)
+            for part in ("node", "postgres")
+        }
+        found = json.loads(ended.stdout)
+        assert found["in_sync"], found
+        assert digest(self.caller) == digest(self.callee), "the databases differ"
+        return taken, found, cost
+
+    def _used(self) -> tuple[Used, Used]:
+        return used(self.caller), used(self.callee)
+
+
+def digest(bench: Bench) -> bytes:
+    """A hash over the hashes of all messages in a database."""
+    whole = hashlib.blake2b()
+    with bench.connection.cursor() as cursor, cursor.copy(HASHES) as copy:
+        for block in copy:
+            whole.update(block)
+    return whole.digest()
+
+
+@contextmanager
+def pair(messages: Messages, count: int) -> Iterator[Pair]:
+    """Two nodes that hold the same messages: one is filled, and the other is a copy of it."""
+    with tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory:
+        first, second = Path(directory, "first"), Path(directory, "second")
+        free = ("--max-clock-drift", "off")
+        with bench_node_on(first, *free) as bench:
+            for portion in messages.in_order(count):
+                publish(bench, portion)
+            settle(bench)
+        copy_node(first, second)
+        with (
+            bench_node_on(first, *free) as callee,
+            bench_node_on(second, *free, "--peer", callee.node.peer) as caller,
+        ):
+            yield Pair(caller, callee)
+
+
+def copy_node(source: Path, target: Path) -> None:
+    """Copy the data directory of a node that is off, and make it that of another store."""
+    subprocess.run(["cp", "-a", str(source), str(target)], check=True)
+    (target / "node-id").unlink()
+    with (
+        EmbeddedPostgres(EmbeddedSettings(target)) as server,
+        psycopg.connect(server.url) as connection,
+    ):
+        connection.execute("update storenode.store set store_id = gen_random_uuid()")
+
+
+def few(both: Pair, messages: Messages, count: int, missing: int) -> None:
+    """Both sides lack some of many."""
+    assert both.sync()[1]["round_trips"] == 1, "they are equal at first"
+    publish(both.caller, messages.scattered(missing, seed=1))
+    publish(both.callee, messages.scattered(missing, seed=2))
+    taken, found, cost = both.sync()
+    assert found["messages_sent"] == found["messages_received"] == missing, found
+    again, _, again_cost = both.sync()
+    report(
+        benchmark="sync",
+        messages=count,
+        missing_on_each_side=missing,
+        seconds=taken,
+        session_seconds=found["seconds"],
+        round_trips=found["round_trips"],
+        payload_bytes=found["bytes_sent"] + found["bytes_received"],
+        **cost,
+        equal_seconds=again,
+        equal_cpu_s=sum(again_cost.values()),
+    )
+
+
+def many(both: Pair, messages: Messages, count: int, missing: int) -> None:
+    """One side lacks many."""
+    data = messages.scattered(missing, seed=3)
+    published = seconds(lambda: publish(both.callee, data))
+    taken, found, cost = both.sync()
+    assert found["messages_received"] == missing, found
+    report(
+        benchmark="transfer",
+        messages=count,
+        missing_on_one_side=missing,
+        seconds=taken,
+        session_seconds=found["seconds"],
+        transferred_per_s=missing / taken,
+        published_per_s=missing / published,
+        ratio=published / taken,
+        payload_bytes=found["bytes_sent"] + found["bytes_received"],
+        **cost,
+    )
+
+
+def main() -> None:
+    """Measure both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=1_000_000, help="default: %(default)s")
+    parser.add_argument("--missing", type=int, default=1_000, help="default: %(default)s")
+    parser.add_argument("--many", type=int, default=100_000, help="default: %(default)s")
+    given = parser.parse_args()
+    messages = Messages(time.time_ns() - OFFSET_NS)
+    with pair(messages, given.messages) as both:
+        few(both, messages, given.messages, given.missing)
+        many(both, messages, given.messages, given.many)
+
+
+if __name__ == "__main__":
+    main()

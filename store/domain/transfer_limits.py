@@ -1,0 +1,68 @@
+"""Limits of a transfer, of the registry of sessions and of the memory of refusals.
+
+Source: the node's contract ("Limits", "Peers" and the schema of ``TransferFrame``). Whatever a peer
+can make grow has its bound here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from message.limits import MAX_BATCH_MESSAGES, MAX_RESPONSE_BYTES, NS_PER_S
+
+MAX_FRAME_BYTES: Final = MAX_RESPONSE_BYTES
+"""A frame that this node sends; one message that alone has more goes alone."""
+
+FRAME_RESERVE_BYTES: Final = 1_024
+"""What a frame has besides messages and answers at most: the session, the tags."""
+
+MAX_REASON_BYTES: Final = 256
+"""A reason for a refusal, in UTF-8; a longer one is cut."""
+
+MAX_DETAILED_REFUSALS: Final = 1_024
+"""Refusals that wait with a sentence of their own; more get the sentence of their kind."""
+
+MAX_REASONS_SHOWN: Final = 8
+"""Reasons that a report gives in the words of the peer."""
+
+SESSION_ID_BYTES: Final = 16
+SESSION_ID_CHARS: Final = 2 * SESSION_ID_BYTES
+"""A session is named by 128 random bits in hexadecimal digits."""
+
+MAX_NODE_ID_CHARS: Final = 253
+"""A node is named by a DNS name (RFC 1035, "Size limits") or by random digits."""
+
+MAX_SESSIONS: Final = 4
+"""Sessions of one node in all, whoever began them."""
+
+SILENCE_NS: Final = 60 * NS_PER_S
+"""A session in which its peer says nothing for so long has ended."""
+
+MAX_REMEMBERED: Final = 65_536
+"""Refusals that are remembered, of all peers together."""
+
+REMEMBERED_NS: Final = 24 * 3600 * NS_PER_S
+"""A refusal is forgotten after so long: the rules of a node change when its operator wants it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferLimits:
+    """How much of a transfer is under way at once.
+
+    ``frame_messages`` and ``frame_bytes`` of messages go into one frame, with up to
+    ``frame_answers`` answers. ``unsent_bytes`` are read from the database ahead of the stream, in
+    portions of up to ``load_ids``; ``unstored_bytes`` of received frames may wait for the database
+    before the stream is left alone. ``find_ids`` are looked up at once. More than
+    ``unsolicited_messages`` end the session.
+    """
+
+    frame_messages: int = MAX_BATCH_MESSAGES
+    frame_bytes: int = 1024 * 1024
+    frame_answers: int = MAX_BATCH_MESSAGES
+    unsent_bytes: int = 4 * 1024 * 1024
+    unstored_bytes: int = 8 * 1024 * 1024
+    load_ids: int = 2_048
+    find_ids: int = 4_096
+    unsolicited_messages: int = MAX_BATCH_MESSAGES
+    silence_ns: int = SILENCE_NS

@@ -1,0 +1,443 @@
+"""Calls of other nodes: one connection per peer, and the certainty of who answers.
+
+The contract, "Peers": every call carries this node's ID, store ID and version, and the callee
+answers with its own in the initial metadata. With TLS both show certificates. The dialler has the
+certificate verified for the name that it was given: the ID of ``ID@HOST:PORT``, else the host.
+In the latter case the callee may have another ID than the host's name; then the connection is made
+again and verified for that ID, so that nobody passes for a node whose certificate it lacks.
+Without TLS the ID is believed, on loopback or where the operator allows it.
+
+gRPC connects again by itself, with bounded pauses. A connection that is known to be down when a
+call begins is made anew at once: who asks for a call does not wait for those pauses. One on which a
+call was not answered in time may be dead without anybody having been told: it is not used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from store.domain.ports import PeerAddress, PeerFailed
+from store.rpc.context import NodeIdentity
+from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, VERSION, own_metadata
+from store.rpc.limits import (
+    MAX_PEER_FRAME_BYTES,
+    MAX_PEER_RECONNECT_MS,
+    MAX_PEER_TEXT_CHARS,
+    MIN_PEER_RECONNECT_MS,
+    PEER_CONNECT_TIMEOUT_S,
+    PEER_KEEPALIVE_MS,
+    PEER_KEEPALIVE_TIMEOUT_MS,
+    PEER_STATUS_TIMEOUT_S,
+)
+from store.rpc.tls import Stamp, TlsError, TlsFiles, channel_credentials, stamp_of
+
+_OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
+    ("grpc.max_receive_message_length", MAX_PEER_FRAME_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", MIN_PEER_RECONNECT_MS),
+    ("grpc.max_reconnect_backoff_ms", MAX_PEER_RECONNECT_MS),
+    ("grpc.min_reconnect_backoff_ms", int(PEER_CONNECT_TIMEOUT_S * 1000)),
+    ("grpc.keepalive_time_ms", PEER_KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", PEER_KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # The connection is this channel's: a new channel is a new attempt, with its own credentials.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A proxy named by the environment would stand between two nodes that know each other.
+    ("grpc.enable_http_proxy", 0),
+)
+
+_DOWN: Final = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
+_NOT_CONNECTED: Final = "failed to connect to"
+
+# What gRPC says of a call that ends while it is written to, before its status is read.
+_BROKEN_WRITE: Final = "Internal error from Core"
+
+_T = TypeVar("_T")
+
+
+class CallFailed(PeerFailed):
+    """A call of a peer ended with an error: its status, and one sentence for the operator."""
+
+    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class _Unanswered(CallFailed):
+    """Nobody has answered a call in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """Who answers a call, as its initial metadata say (and, with TLS, its certificate)."""
+
+    node_id: str
+    store_id: str
+    version: str
+
+
+def shown(text: str) -> str:
+    """A text of a peer, fit for a log and a terminal."""
+    sane = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return sane if len(sane) <= MAX_PEER_TEXT_CHARS else sane[: MAX_PEER_TEXT_CHARS - 1] + "…"
+
+
+class PeerCall:
+    """One call of a peer, in bytes; made by `PeerDialer.call`.
+
+    Every method raises `CallFailed` when the peer ended the call with an error.
+    """
+
+    def __init__(
+        self,
+        peer: PeerAddress,
+        call: Any,  # noqa: ANN401 - grpc.aio's, untyped
+        callee: Callee,
+    ) -> None:
+        self.peer = peer
+        self.callee = callee
+        self._call = call
+
+    async def read(self) -> bytes | None:
+        """The next frame; None when the peer has ended the call with OK."""
+        try:
+            frame = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise _failed(self.peer, error.code(), error.details()) from None
+        except asyncio.CancelledError:
+            _reraise_own()
+            raise _shut() from None
+        if isinstance(frame, bytes):
+            return frame
+        await self._demand_ok()
+        return None
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame; waits while the peer does not read."""
+        try:
+            await self._call.write(frame)
+        except asyncio.CancelledError:
+            _reraise_own()
+            raise _shut() from None
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._demand_ok()
+            raise CallFailed(
+                grpc.StatusCode.UNKNOWN,
+                f"the peer at {self.peer} ended the call before its end: it does not keep to the "
+                "protocol",
+            ) from None
+
+    async def half_close(self) -> bool:
+        """Say that no frame of this side comes any more; the callee then ends the call."""
+        try:
+            await self._call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._demand_ok()
+        return True
+
+    def cancel(self) -> None:
+        """End the call at once; nothing to do when it has ended."""
+        self._call.cancel()
+
+    async def _demand_ok(self) -> None:
+        code = await self._call.code()
+        if code is not grpc.StatusCode.OK:
+            raise _failed(self.peer, code, await self._call.details())
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """A channel, for which name its certificate is verified, and how many calls are on it."""
+
+    channel: grpc.aio.Channel
+    name: str
+    stamp: Stamp | None
+    calls: int = 0
+    retired: bool = False
+
+    @property
+    def down(self) -> bool:
+        return self.channel.get_state() in _DOWN
+
+
+class PeerDialer:
+    """Calls peers; one per node.
+
+    ``tls``: the node's certificate and key, and in ``client_ca`` who signs those of peers; None
+    calls in clear, which is refused beyond loopback unless ``insecure``.
+    """
+
+    def __init__(
+        self, identity: NodeIdentity, tls: TlsFiles | None = None, *, insecure: bool = False
+    ) -> None:
+        self.identity = identity
+        self._metadata = own_metadata(identity)
+        self._tls = tls
+        self._insecure = insecure
+        self._lines: dict[PeerAddress, _Line] = {}
+        self._answered: dict[PeerAddress, str] = {}
+        self._proven: dict[PeerAddress, str] = {}
+        self._closed = False
+
+    def connected(self, peer: PeerAddress) -> bool:
+        """True while there is a connection to the peer."""
+        line = self._lines.get(peer)
+        return line is not None and line.channel.get_state() is grpc.ChannelConnectivity.READY
+
+    def node_id(self, peer: PeerAddress) -> str:
+        """The ID that a peer gave when it last answered; until then the configured one, or ""."""
+        return self._answered.get(peer, peer.node_id)
+
+    async def close(self) -> None:
+        """End all calls and connections; none can be made any more."""
+        self._closed = True
+        lines, self._lines = list(self._lines.values()), {}
+        for line in lines:
+            line.retired = True
+            await line.channel.close(None)
+
+    @asynccontextmanager
+    async def call(self, peer: PeerAddress, method: str) -> AsyncIterator[PeerCall]:
+        """Begin a call with a stream each way; it is cancelled at the end if it still goes on.
+
+        ``method`` is the full name, as in ``/storenode.v1.Peer/Reconcile``.
+
+        Raises:
+            CallFailed: the peer cannot be reached, will not serve, or is not who it should be.
+        """
+
+        def begin(channel: Any) -> Any:  # noqa: ANN401 - grpc.aio's calls are untyped
+            return channel.stream_stream(method)(metadata=self._metadata)
+
+        async with self._verified(peer, begin) as call:
+            yield call
+
+    @asynccontextmanager
+    async def ask(self, peer: PeerAddress, method: str, request: bytes) -> AsyncIterator[PeerCall]:
+        """Begin a call with one request and a stream of responses; else as `call`."""
+
+        def begin(channel: Any) -> Any:  # noqa: ANN401 - grpc.aio's calls are untyped
+            return channel.unary_stream(method)(request, metadata=self._metadata)
+
+        async with self._verified(peer, begin) as call:
+            yield call
+
+    @asynccontextmanager
+    async def _verified(
+        self, peer: PeerAddress, begin: Callable[[Any], Any]
+    ) -> AsyncIterator[PeerCall]:
+        async with self._begun(peer, begin) as call:
+            if self._is_proven(peer, call.callee.node_id):
+                self._answered[peer] = call.callee.node_id
+                yield call
+                return
+            claimed = call.callee.node_id
+        self._proven[peer] = claimed
+        answered = False
+        try:
+            async with self._begun(peer, begin) as call:
+                if call.callee.node_id != claimed:
+                    raise _other_node(peer, claimed, call.callee.node_id)
+                self._answered[peer] = claimed
+                answered = True
+                yield call
+        except CallFailed as error:
+            if answered or error.code is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            raise _impostor(peer, claimed, error) from error
+
+    def _is_proven(self, peer: PeerAddress, node_id: str) -> bool:
+        """Is the ID that a callee gives the one that its connection was verified for?
+
+        Raises:
+            CallFailed: it should have another.
+        """
+        expected = peer.node_id or (self._proven.get(peer, "") if self._tls else "")
+        if expected and node_id != expected:
+            self._proven.pop(peer, None)
+            raise _other_node(peer, expected, node_id)
+        return not self._tls or node_id in (expected, peer.host)
+
+    @asynccontextmanager
+    async def _begun(
+        self, peer: PeerAddress, begin: Callable[[Any], Any]
+    ) -> AsyncIterator[PeerCall]:
+        line = await self._take(peer)
+        try:
+            call = begin(line.channel)
+            try:
+                yield PeerCall(peer, call, await self._identify(peer, call))
+            finally:
+                call.cancel()
+        except CallFailed as error:
+            if error.code is grpc.StatusCode.UNAVAILABLE:
+                # Another node may be there by now: its name is learned anew.
+                self._proven.pop(peer, None)
+            if isinstance(error, _Unanswered):
+                self._retire(peer, line)
+            raise
+        finally:
+            line.calls -= 1
+            if line.retired and not line.calls:
+                await line.channel.close(None)
+
+    async def _identify(self, peer: PeerAddress, call: Any) -> Callee:  # noqa: ANN401
+        """Wait for the answer's initial metadata, and refuse whom this node must not call."""
+        given = await _in_time(peer, call.initial_metadata())
+        told = {str(name): value for name, value in given or () if isinstance(value, str)}
+        names = (NODE_ID, STORE_ID, VERSION)
+        if not all(PEER_FIELD.fullmatch(told.get(name, "")) for name in names):
+            await self._demand_status(peer, call)
+            raise CallFailed(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"what answers at {peer} does not say which node it is: name the peer listener of "
+                "a store node",
+            )
+        callee = Callee(*(told[name] for name in names))
+        own = self.identity
+        if callee.node_id == own.node_id or callee.store_id == own.store_id:
+            what = "this node itself" if callee.node_id == own.node_id else "a node of this store"
+            raise CallFailed(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the peer at {peer} is {what}, which holds the same messages: remove it from "
+                "--peer",
+            )
+        return callee
+
+    async def _demand_status(self, peer: PeerAddress, call: Any) -> None:  # noqa: ANN401
+        """Raise the status of a call that was refused; it has come, or comes within moments."""
+        try:
+            async with asyncio.timeout(PEER_STATUS_TIMEOUT_S):
+                code = await call.code()
+        except TimeoutError:
+            return
+        if code is not grpc.StatusCode.OK:
+            raise _failed(peer, code, await call.details())
+
+    async def _take(self, peer: PeerAddress) -> _Line:
+        """The channel of a peer, counted as used; a new one where the old cannot do."""
+        stamp, name = self._stamp(), peer.node_id or self._proven.get(peer) or peer.host
+        line = self._lines.get(peer)
+        if line is not None and (line.down or line.stamp != stamp or line.name != name):
+            self._retire(peer, line)
+            if not line.calls:
+                await line.channel.close(None)
+            line = self._lines.get(peer)
+        if line is None:
+            line = self._lines[peer] = _Line(self._open(peer, name), name, stamp)
+        line.calls += 1
+        return line
+
+    def _retire(self, peer: PeerAddress, line: _Line) -> None:
+        """Begin no further call on a channel; it is closed after the last one that is on it."""
+        line.retired = True
+        if self._lines.get(peer) is line:
+            del self._lines[peer]
+
+    def _stamp(self) -> Stamp | None:
+        try:
+            return None if self._tls is None else stamp_of(self._tls)
+        except TlsError as error:
+            raise CallFailed(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+
+    def _open(self, peer: PeerAddress, name: str) -> grpc.aio.Channel:
+        if self._closed:
+            raise _shut()
+        if self._tls is None:
+            if not (self._insecure or is_loopback(peer.host)):
+                raise CallFailed(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"the peer at {peer} is not called, since the messages would travel in clear: "
+                    "give --tls-cert, --tls-key and --tls-ca, or allow it with --insecure peer",
+                )
+            return grpc.aio.insecure_channel(peer.target, options=list(_OPTIONS))
+        try:
+            credentials = channel_credentials(self._tls)
+        except TlsError as error:
+            raise CallFailed(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        options = [*_OPTIONS, ("grpc.ssl_target_name_override", name)]
+        return grpc.aio.secure_channel(peer.target, credentials, options=options)
+
+
+def is_loopback(host: str) -> bool:
+    """True when the host can only be this machine: ``localhost`` or a loopback address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _in_time(peer: PeerAddress, work: Awaitable[_T]) -> _T:
+    try:
+        async with asyncio.timeout(PEER_CONNECT_TIMEOUT_S):
+            return await work
+    except TimeoutError:
+        raise _Unanswered(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            f"the peer at {peer} did not answer within {PEER_CONNECT_TIMEOUT_S:.0f} s: check that "
+            "it runs and can be reached",
+        ) from None
+    except grpc.aio.AioRpcError as error:
+        raise _failed(peer, error.code(), error.details()) from None
+
+
+def _reraise_own() -> None:
+    """Inside ``except CancelledError``: go on only if it was the call that was cancelled.
+
+    A call that ends because its channel is closed raises the same error as the cancellation of
+    the task that waits for it.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise  # noqa: PLE0704 - the caller is handling it
+
+
+def _shut() -> CallFailed:
+    return CallFailed(grpc.StatusCode.CANCELLED, "the node is shutting down")
+
+
+def _other_node(peer: PeerAddress, expected: str, node_id: str) -> CallFailed:
+    return CallFailed(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"the node at {peer} is {node_id} instead of {expected}: correct the address or the ID "
+        "of --peer",
+    )
+
+
+def _impostor(peer: PeerAddress, claimed: str, error: CallFailed) -> CallFailed:
+    return CallFailed(
+        grpc.StatusCode.UNAUTHENTICATED,
+        f"the peer at {peer} says that it is {claimed}, and a connection to a node of that name "
+        f"failed: have its certificate name it ({error})",
+    )
+
+
+def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> CallFailed:
+    """The end of a call in the words of whoever reads this node's status."""
+    text = shown((details or "").strip())
+    if code is grpc.StatusCode.UNAVAILABLE and text.lower().startswith(_NOT_CONNECTED):
+        cause = text.rpartition("last error: ")[2].rpartition("remote host: ")[2]
+        text = (
+            f"the peer at {peer} could not be reached ({cause}): check the address, that the node "
+            "runs, and on both sides the TLS options"
+        )
+    elif code is grpc.StatusCode.UNIMPLEMENTED:
+        text = (
+            f"the node at {peer} does not serve this call of peers: name its peer listener, or "
+            "install a newer version there"
+        )
+    elif code is grpc.StatusCode.INTERNAL and text == _BROKEN_WRITE:
+        code = grpc.StatusCode.UNAVAILABLE
+        text = f"the peer at {peer} ended the call, or its connection broke, while a frame was sent"
+    else:
+        text = f"the peer at {peer} ended the call ({code.name}): {text or 'without a reason'}"
+    return CallFailed(code, text)

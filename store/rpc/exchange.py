@@ -1,0 +1,216 @@
+"""The sessions of a node with its peers: what both roles share.
+
+Every session is driven by one task at a time: that of the caller, or that of the call it serves.
+`Exchange.driving` knows the task, so that a session that gives way to another is ended at once, and
+frees what a session holds however it ends. Between its two calls a session of a peer waits here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from message.limits import NS_PER_S
+from reconcile.ids import LOWEST, SyncId
+from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
+from reconcile.session import Result
+from store.domain.policy_memory import PolicyMemory
+from store.domain.ports import (
+    OpenView,
+    Reconcilable,
+    SyncEnding,
+    SyncObserver,
+    SyncOutcome,
+    SyncRole,
+)
+from store.domain.sessions import Refusal, Session, Sessions, State
+from store.domain.transfer import DEFAULT_LIMITS, Transfer
+from store.domain.transfer_events import Report
+from store.domain.transfer_limits import TransferLimits
+from store.rpc.context import NodeIdentity
+from store.rpc.limits import MAX_HORIZON_STEP_NS, MIN_KEPT_STEPS, PEER_SILENCE_S, THREADED_ROWS
+from store.rpc.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
+from store.rpc.transferring import TransferWork
+
+
+class GaveWay(Exception):
+    """Another session with the same peer goes before this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeWork:
+    """What sessions work on.
+
+    ``monotonic_ns``: a clock that never goes back. ``cluster`` and ``shards`` must be the peer's.
+    """
+
+    identity: NodeIdentity
+    cluster: int
+    shards: tuple[int, ...]
+    reconcilable: Reconcilable
+    transfer: TransferWork
+    monotonic_ns: Callable[[], int]
+    limits: SessionLimits = DEFAULT_SESSION_LIMITS
+    transfer_limits: TransferLimits = DEFAULT_LIMITS
+
+    def horizon(self, view: OpenView) -> SyncId:
+        """Below it nothing is compared: it is not held, or would be refused as too old."""
+        now_ns, refused_below_ns = self.transfer.now_ns(), self.transfer.policy().horizon_ns
+        if refused_below_ns is None:
+            return view.horizon
+        return max(view.horizon, (common_horizon(now_ns, refused_below_ns), LOWEST[1]))
+
+    @property
+    def observer(self) -> SyncObserver:
+        """Who is told of sessions."""
+        return self.transfer.observer
+
+
+def common_horizon(now_ns: int, horizon_ns: int) -> int:
+    """A horizon that moves with the clock, put off until the next full step.
+
+    Nodes that keep messages for equally long then have the same horizon at almost any moment, and
+    so the same range to compare; else none of their fingerprints would ever be equal. A step is a
+    small part of the time that messages are kept, at most about a minute. All in nanoseconds.
+    """
+    kept_ns = max(now_ns - horizon_ns, MIN_KEPT_STEPS)
+    step_ns = min(1 << (kept_ns // MIN_KEPT_STEPS).bit_length() - 1, MAX_HORIZON_STEP_NS)
+    return -(-horizon_ns // step_ns) * step_ns
+
+
+@dataclass(slots=True)
+class Account:
+    """What is known of one session, for its outcome.
+
+    ``asked_from``: the lower bound that the initiator wanted.
+    """
+
+    role: SyncRole
+    began_ns: int
+    node_id: str = ""
+    store_id: str = ""
+    asked_from: SyncId | None = None
+    horizon: SyncId | None = None
+    result: Result | None = None
+    report: Report = field(default_factory=lambda: NOTHING_TRANSFERRED)
+
+    def outcome(
+        self, now_ns: int, error: str = "", ending: SyncEnding | None = None
+    ) -> SyncOutcome:
+        """What the session came to; ``error`` is what ended it before its end."""
+        seconds = (now_ns - self.began_ns) / NS_PER_S
+        result = self.result
+        if result is not None and not result.refusal and ending in (None, SyncEnding.FAILED):
+            return outcome_of(
+                result,
+                self.report,
+                asked_from=self.asked_from or result.window[0],
+                horizon=self.horizon or result.window[0],
+                seconds=seconds,
+                node_id=self.node_id,
+                store_id=self.store_id,
+                error=error,
+            )
+        ending = ending or SyncEnding.FAILED
+        return unsuccessful(ending, error, seconds, self.node_id, self.store_id)
+
+
+class Exchange:
+    """One per node; all on the event loop's thread."""
+
+    def __init__(self, work: ExchangeWork) -> None:
+        self.work = work
+        self.sessions = Sessions(work.identity.node_id, work.identity.store_id)
+        self.memory = PolicyMemory()
+        self._tasks: dict[Session, asyncio.Task[Any]] = {}
+        self._gave_way: set[Session] = set()
+        self._waiting: dict[Session, tuple[Account, asyncio.TimerHandle]] = {}
+
+    def close(self) -> None:
+        """Forget the sessions that wait; those under way end with their tasks."""
+        for session in list(self._waiting):
+            self._forget(session, "this node is shutting down")
+
+    @contextmanager
+    def driving(self, session: Session) -> Iterator[None]:
+        """Around all that is done for a session; frees it, unless it waits for its transfer.
+
+        Raises:
+            GaveWay: another session went before it.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[session] = task
+        try:
+            yield
+        except asyncio.CancelledError:
+            # The task's own cancellation may come at the same moment; then it counts.
+            if session in self._gave_way and task.uncancel() == 0:
+                raise GaveWay from None
+            raise
+        finally:
+            del self._tasks[session]
+            self._gave_way.discard(session)
+            if session.state is not State.WAITING:
+                self.sessions.end(session)
+
+    def stop(self, sessions: Iterable[Session]) -> None:
+        """End the drivers of sessions that gave way to a new one."""
+        for session in sessions:
+            task = self._tasks.get(session)
+            if task is not None:
+                self._gave_way.add(session)
+                task.cancel()
+            else:
+                self._forget(session, "the peer began a new session before it transferred")
+
+    def keep(self, session: Session, account: Account) -> None:
+        """Let a session wait for its transfer, and for no longer than that may take to begin."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(PEER_SILENCE_S, self._expire, session)
+        self._waiting[session] = account, timer
+
+    def claim(self, node_id: str, session_id: str) -> tuple[Session, Account] | Refusal:
+        """A peer transfers: give it its session, once."""
+        found = self.sessions.claim(self.work.monotonic_ns(), node_id, session_id)
+        if isinstance(found, Refusal):
+            return found
+        account, timer = self._waiting.pop(found)
+        timer.cancel()
+        return found, account
+
+    def observe(self, account: Account, outcome: SyncOutcome) -> SyncOutcome:
+        """Tell of a session that ended."""
+        self.work.observer.session_ended(account.role, account.node_id, account.store_id, outcome)
+        return outcome
+
+    async def machine(self, session: Session) -> Transfer:
+        """The transfer of what a session has found."""
+
+        def make() -> Transfer:
+            return Transfer(
+                session.session_id,
+                session.to_send,
+                session.to_receive,
+                memory=self.memory,
+                peer=session.node_id,
+                limits=self.work.transfer_limits,
+            )
+
+        if len(session.to_send) + len(session.to_receive) > THREADED_ROWS:
+            return await asyncio.to_thread(make)
+        return make()
+
+    def _expire(self, session: Session) -> None:
+        self._forget(session, f"the peer did not transfer within {PEER_SILENCE_S:.0f} s")
+
+    def _forget(self, session: Session, sentence: str) -> None:
+        waited = self._waiting.pop(session, None)
+        self.sessions.end(session)
+        if waited is not None:
+            account, timer = waited
+            timer.cancel()
+            self.observe(account, account.outcome(self.work.monotonic_ns(), sentence))

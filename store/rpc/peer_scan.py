@@ -1,0 +1,125 @@
+"""Reads what a peer holds of a time range, by its ``Scan``.
+
+What comes is checked as far as it must be for the scan to end, and to miss nothing when it goes on
+later: pages ascend, inside the range and strictly, and are bounded, and a cursor names the last
+message of its page. The messages themselves are judged at the door, like all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import grpc
+
+from message.cursor import CursorError, ScanCursor
+from message.limits import HASH_BYTES
+from store.domain.ports import CursorOutOfRange, PeerAddress, SyncId
+from store.rpc.decode import clip, decode
+from store.rpc.dial import CallFailed, PeerDialer
+from store.rpc.failure import RpcFailure
+from store.rpc.limits import COUNTED_REQUEST_BYTES, PEER_SCAN_PAGE_MESSAGES
+from store.rpc.peer_errors import ProtocolBroken
+from store.rpc.reconciling import in_time
+from wire.storenode.v1 import store_pb2
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+SCAN: Final = f"/{store_pb2.DESCRIPTOR.services_by_name['Store'].full_name}/Scan"
+
+_MESSAGES: Final = store_pb2.ScanPage.DESCRIPTOR.fields_by_name["messages"].number
+
+
+async def scan(
+    dialer: PeerDialer, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
+) -> AsyncGenerator[tuple[list[bytes], bytes], None]:
+    """Pages of encoded ``WakuMessageAndTopic``, each with the cursor that goes on after it.
+
+    Raises:
+        PeerFailed: the call failed, or the peer does not keep to its rules.
+        CursorOutOfRange: the peer does not serve this cursor.
+    """
+    request = store_pb2.ScanRequest(
+        time_start=start_ns,
+        time_end=end_ns,
+        include_data=True,
+        cursor=cursor,
+        page_size=PEER_SCAN_PAGE_MESSAGES,
+    ).SerializeToString()
+    last: SyncId = (start_ns, b"")
+    try:
+        async with dialer.ask(peer, SCAN, request) as call:
+            while (data := await in_time(call.read())) is not None:
+                page = _decoded(data)
+                last = _last_of(page, last, end_ns)
+                _check_cursor(page.cursor, last)
+                yield _messages(page), page.cursor
+    except CallFailed as error:
+        if error.code is grpc.StatusCode.OUT_OF_RANGE:
+            raise CursorOutOfRange(str(error)) from error
+        raise
+
+
+def _decoded(data: bytes) -> store_pb2.ScanPage:
+    if len(data) > COUNTED_REQUEST_BYTES:
+        data = _counted(data)
+    try:
+        page = decode(store_pb2.ScanPage, data)
+    except RpcFailure:
+        raise ProtocolBroken("the peer sends a page that cannot be decoded") from None
+    if len(page.messages) > PEER_SCAN_PAGE_MESSAGES:
+        raise ProtocolBroken(
+            f"the peer sends a page of more than {PEER_SCAN_PAGE_MESSAGES:,} messages, which is "
+            "what was asked for"
+        )
+    if not page.messages or not page.cursor:
+        raise ProtocolBroken("the peer sends a page without messages, or without a cursor")
+    return page
+
+
+def _counted(data: bytes) -> bytes:
+    """A page, cut after one message too many: decoding takes more memory than the bytes."""
+    try:
+        return clip(data, _MESSAGES, PEER_SCAN_PAGE_MESSAGES + 1)
+    except RpcFailure as error:
+        raise ProtocolBroken(f"the peer sends a page that cannot be read: {error}") from None
+
+
+def _last_of(page: store_pb2.ScanPage, last: SyncId, end_ns: int) -> SyncId:
+    """Where a page ends.
+
+    Raises:
+        ProtocolBroken: it does not ascend from where the page before it ended.
+    """
+    for entry in page.messages:
+        here = (entry.message.timestamp, entry.message_hash)
+        if len(here[1]) != HASH_BYTES or not last < here or here[0] >= end_ns:
+            raise ProtocolBroken(
+                "the peer sends messages out of order, or outside the range that was asked for"
+            )
+        last = here
+    return last
+
+
+def _check_cursor(cursor: bytes, last: SyncId) -> None:
+    """One that is ahead of its page would pass over what lies between, for ever.
+
+    Raises:
+        ProtocolBroken: it is not that of the page's last message.
+    """
+    try:
+        named = ScanCursor.decode(cursor)
+    except CursorError as error:
+        raise ProtocolBroken(f"the peer sends a cursor that cannot be read: {error}") from None
+    if (named.timestamp, named.hash) != last:
+        raise ProtocolBroken(
+            "the peer sends a cursor that does not name the last message of its page"
+        )
+
+
+def _messages(page: store_pb2.ScanPage) -> list[bytes]:
+    return [
+        WakuMessageAndTopic(
+            message=entry.message, pubsub_topic=entry.pubsub_topic
+        ).SerializeToString()
+        for entry in page.messages
+    ]

@@ -1,0 +1,161 @@
+"""What this node knows of its peers: of every session, whoever began it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from message.limits import NS_PER_S
+from store.domain.ports import (
+    PeerAddress,
+    PeerState,
+    SyncDone,
+    SyncEnding,
+    SyncOutcome,
+    SyncRole,
+)
+from store.observe.logging import get_logger
+from store.observe.metrics import Metrics
+
+_LOG = get_logger("store.runtime.sync")
+_DONE: Final = (SyncEnding.DONE, SyncEnding.ABORTED)
+
+
+class Connections(Protocol):
+    """What the caller of peers knows of its connections."""
+
+    def connected(self, peer: PeerAddress) -> bool:
+        """True while there is a connection."""
+        ...
+
+    def node_id(self, peer: PeerAddress) -> str:
+        """The ID that the peer gave, or the configured one, or ""."""
+        ...
+
+
+@dataclass(slots=True)
+class _Known:
+    store_id: str = ""
+    in_session: bool = False
+    last_sync_ns: int = 0
+    last: SyncDone | None = None
+    last_error: str = ""
+    failures: int = 0
+    lacks: int = 0
+    has: int = 0
+
+
+class PeerBook:
+    """Keeps the state of the configured peers, and implements `store.domain.ports.SyncObserver`.
+
+    A peer that only calls, and is not configured here, is counted and logged but not listed.
+    """
+
+    def __init__(
+        self, peers: tuple[PeerAddress, ...], metrics: Metrics, now_ns: Callable[[], int]
+    ) -> None:
+        self._known = {peer: _Known() for peer in peers}
+        self._metrics = metrics
+        self._now_ns = now_ns
+        self.connections: Connections | None = None
+
+    def begun(self, peer: PeerAddress) -> None:
+        """This node begins a session with a peer."""
+        self._known[peer].in_session = True
+
+    def ended(self, done: SyncDone) -> None:
+        """A session that this node began has ended."""
+        known = self._known[done.peer]
+        known.in_session = False
+        if done.outcome.ending is not SyncEnding.ABORTED:
+            known.last = done
+        if done.outcome.ending in _DONE:
+            known.failures = 0
+            known.last_error = ""
+        else:
+            known.failures += 1
+            known.last_error = done.outcome.error
+
+    def states(self) -> list[PeerState]:
+        """The configured peers, in the order of the options."""
+        return [self._state(peer, known) for peer, known in self._known.items()]
+
+    def _state(self, peer: PeerAddress, known: _Known) -> PeerState:
+        connections = self.connections
+        return PeerState(
+            address=peer.target,
+            node_id=peer.node_id if connections is None else connections.node_id(peer),
+            store_id=known.store_id,
+            connected=connections is not None and connections.connected(peer),
+            in_session=known.in_session,
+            last_sync_ns=known.last_sync_ns,
+            last=known.last,
+            last_error=known.last_error,
+            failures=known.failures,
+            lacks=known.lacks,
+            has=known.has,
+        )
+
+    # SyncObserver
+
+    def session_ended(
+        self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
+    ) -> None:
+        """Count and log a session of either role; also a caller's is news of a configured peer."""
+        metrics = self._metrics
+        metrics.sync_sessions.labels(role.value, outcome.ending.value).inc()
+        if outcome.ending is SyncEnding.DONE:
+            metrics.sync_round_trips.observe(outcome.round_trips)
+            metrics.sync_differences.observe(outcome.differences)
+        for peer, known in self._known.items():
+            if peer_node_id and self._id_of(peer) == peer_node_id:
+                self._learn(peer, known, peer_store_id, outcome)
+        _write(role, peer_node_id, outcome)
+
+    def transferred(self, direction: str, outcome: str, count: int) -> None:
+        """Count messages of a transfer."""
+        self._metrics.transfer_messages.labels(direction, outcome).inc(count)
+
+    def sync_bytes(self, direction: str, count: int) -> None:
+        """Count bytes of reconciliation payloads."""
+        self._metrics.sync_bytes.labels(direction).inc(count)
+
+    def _id_of(self, peer: PeerAddress) -> str:
+        return peer.node_id if self.connections is None else self.connections.node_id(peer)
+
+    def _learn(self, peer: PeerAddress, known: _Known, store_id: str, outcome: SyncOutcome) -> None:
+        known.store_id = store_id or known.store_id
+        if outcome.ending is not SyncEnding.DONE:
+            return
+        now_ns = self._now_ns()
+        known.last_sync_ns = now_ns
+        known.lacks = max(0, outcome.missing_there - outcome.messages_sent)
+        known.has = max(0, outcome.missing_here - outcome.messages_received)
+        label = str(peer)
+        self._metrics.peer_last_sync_timestamp_seconds.labels(label).set(now_ns / NS_PER_S)
+
+
+def _write(role: SyncRole, peer_node_id: str, outcome: SyncOutcome) -> None:
+    """One line for each session; a warning where an operator should look."""
+    fields: dict[str, object] = {
+        "role": role.value,
+        "peer": peer_node_id,
+        "outcome": outcome.ending.value,
+        "in_sync": outcome.in_sync,
+        "sent": outcome.messages_sent,
+        "received": outcome.messages_received,
+        "round_trips": outcome.round_trips,
+        "bytes_sent": outcome.bytes_sent,
+        "bytes_received": outcome.bytes_received,
+        "seconds": round(outcome.seconds, 3),
+    }
+    for name in ("refused_by_policy", "undelivered", "unsolicited"):
+        if getattr(outcome, name):
+            fields[name] = getattr(outcome, name)
+    if outcome.notes:
+        fields["notes"] = "; ".join(outcome.notes)
+    if outcome.error:
+        fields["error"] = outcome.error
+    broken = outcome.ending not in _DONE or outcome.undelivered or outcome.unsolicited
+    (_LOG.warning if broken else _LOG.info)("session_ended", **fields)

@@ -1,0 +1,112 @@
+"""Joins what a node needs to exchange messages with others: who calls whom, about what.
+
+Made after the database serves and before the listeners do; taken apart before the database is.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from store.config.node import NodeConfig
+from store.config.types import Peer
+from store.db.transfer_reads import TransferReader
+from store.domain.ports import PeerAddress
+from store.domain.resume import SHORTEST_GAP_NS, ResumeConfig
+from store.domain.schedule import ScheduleConfig
+from store.observe.metrics import Metrics
+from store.rpc.caller import Caller
+from store.rpc.context import NodeIdentity
+from store.rpc.dial import PeerDialer
+from store.rpc.exchange import Exchange, ExchangeWork
+from store.rpc.tls import TlsFiles
+from store.rpc.transferring import TransferWork
+from store.runtime.peer_book import PeerBook
+from store.runtime.policy import PolicySource
+from store.runtime.resume import Resumer
+from store.runtime.services import Wiring
+from store.runtime.sync import Clocks, Synchronizer
+
+
+@dataclass(frozen=True, slots=True)
+class Peering:
+    """``sessions`` for those that peers begin, the others for those that this node begins."""
+
+    sessions: Exchange
+    synchronizer: Synchronizer
+    resumer: Resumer
+
+
+def open_peering(
+    stack: AsyncExitStack,
+    config: NodeConfig,
+    wiring: Wiring,
+    identity: NodeIdentity,
+    *,
+    policy: PolicySource,
+    metrics: Metrics,
+) -> Peering:
+    """Make the parts; `stack` takes them apart."""
+    peers = tuple(dict.fromkeys(_address(peer) for peer in config.peer))
+    book = PeerBook(peers, metrics, time.time_ns)
+    work = ExchangeWork(
+        identity=identity,
+        cluster=config.cluster,
+        shards=tuple(sorted(config.shard)),
+        reconcilable=wiring.reconcilable,
+        transfer=TransferWork(
+            reads=TransferReader(wiring.database),
+            writer=wiring.services.writer,
+            policy=policy.current,
+            now_ns=time.time_ns,
+            metrics=metrics,
+            observer=book,
+        ),
+        monotonic_ns=time.monotonic_ns,
+    )
+    dialer = PeerDialer(identity, _tls(config), insecure="peer" in config.insecure)
+    caller = Caller(dialer, exchange := Exchange(work))
+    stack.push_async_callback(caller.close)
+    book.connections = caller
+    clocks = Clocks(time.time_ns, time.monotonic_ns)
+    synchronizer = Synchronizer(_schedule(config, peers), caller, book, clocks)
+    stack.push_async_callback(synchronizer.stop)
+    resumer = Resumer(
+        _resume(config, peers),
+        caller=caller,
+        database=wiring.database,
+        writer=wiring.services.writer,
+        policy=policy.current,
+        metrics=metrics,
+        proceed=synchronizer.start,
+    )
+    stack.push_async_callback(resumer.stop)
+    synchronizer.show_resume(resumer.state)
+    return Peering(exchange, synchronizer, resumer)
+
+
+def _schedule(config: NodeConfig, peers: tuple[PeerAddress, ...]) -> ScheduleConfig:
+    return ScheduleConfig(
+        peers=peers,
+        interval_ns=config.sync_interval,
+        range_ns=config.sync_range,
+        offset_ns=config.sync_offset,
+        wide_interval_ns=config.wide_sync_interval,
+    )
+
+
+def _resume(config: NodeConfig, peers: tuple[PeerAddress, ...]) -> ResumeConfig:
+    # Without a schedule nothing else fetches what a short stop has missed.
+    shortest_ns = SHORTEST_GAP_NS if config.sync_interval else 0
+    return ResumeConfig(peers=peers, slack_ns=config.sync_offset, shortest_ns=shortest_ns)
+
+
+def _address(peer: Peer) -> PeerAddress:
+    return PeerAddress(peer.address.host, peer.address.port, peer.node_id or "")
+
+
+def _tls(config: NodeConfig) -> TlsFiles | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    return TlsFiles(config.tls_cert, config.tls_key, config.tls_ca)

@@ -1,0 +1,272 @@
+"""Store nodes in this process: real Postgres, real gRPC, and what they tell of their sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
+
+import psycopg
+
+from message.hashing import message_hash
+from message.validate import Policy
+from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
+from store.db.feed import DatabaseFeed
+from store.db.partitions import PartitionMap
+from store.db.pool import Database
+from store.db.reader import DatabaseReader
+from store.db.sds import DatabaseSdsReader
+from store.db.transfer_reads import TransferReader
+from store.db.writer import DatabaseWriter
+from store.domain.access import Access
+from store.domain.door import Door
+from store.domain.ports import (
+    PeerAddress,
+    Reconcilable,
+    Services,
+    Source,
+    SyncOutcome,
+    SyncRole,
+    Window,
+)
+from store.domain.transfer import DEFAULT_LIMITS
+from store.domain.transfer_limits import TransferLimits
+from store.observe.metrics import Metrics
+from store.rpc.caller import Caller
+from store.rpc.context import NodeIdentity, NodeState, PeerRules, RpcContext
+from store.rpc.dial import PeerDialer
+from store.rpc.exchange import Exchange, ExchangeWork
+from store.rpc.health import Health
+from store.rpc.listeners import ListenAddress, Listener, bind
+from store.rpc.server import build_handlers
+from store.rpc.tls import TlsFiles
+from store.rpc.transferring import TransferWork
+from tests.support.naive_reconcilable import NaiveReconcilable
+from wire.waku.message.v1.message_pb2 import WakuMessage
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+PUBSUB = "/waku/2/rs/1/4"
+CONTENT = "/app/1/chat/proto"
+TIMEOUT_S = 60.0
+NOW_NS = time.time_ns()
+EVERYTHING = Window()
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class Observer:
+    """Remembers what it is told; `ended` waits for the next session."""
+
+    sessions: list[tuple[SyncRole, str, str, SyncOutcome]] = field(default_factory=list)
+    moved: Counter[tuple[str, str]] = field(default_factory=Counter)
+    payload_bytes: Counter[str] = field(default_factory=Counter)
+    _queue: asyncio.Queue[SyncOutcome] = field(default_factory=asyncio.Queue)
+
+    def session_ended(
+        self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
+    ) -> None:
+        self.sessions.append((role, peer_node_id, peer_store_id, outcome))
+        self._queue.put_nowait(outcome)
+
+    def transferred(self, direction: str, outcome: str, count: int) -> None:
+        self.moved[str(direction), str(outcome)] += count
+
+    def sync_bytes(self, direction: str, count: int) -> None:
+        self.payload_bytes[direction] += count
+
+    async def ended(self) -> SyncOutcome:
+        """The outcome of the next session that ended."""
+        return await asyncio.wait_for(self._queue.get(), TIMEOUT_S)
+
+
+@dataclass
+class Rules:
+    """What tests turn while a node serves."""
+
+    policy: Policy = field(default_factory=lambda: Policy(max_drift_ns=None))
+    unready: str | None = None
+
+
+@dataclass
+class PeerNode:
+    """A node that serves its peers on 127.0.0.1 and calls them."""
+
+    name: str
+    url: str
+    listener: Listener
+    services: Services
+    reads: TransferReader
+    context: RpcContext
+    exchange: Exchange
+    caller: Caller
+    observer: Observer
+    rules: Rules
+    reconcilable: Reconcilable
+
+    @property
+    def address(self) -> PeerAddress:
+        """Where its peers call it, whoever answers."""
+        host, _, port = self.listener.address.rpartition(":")
+        return PeerAddress(host, int(port))
+
+    @property
+    def naive(self) -> NaiveReconcilable:
+        """The views it opens."""
+        assert isinstance(self.reconcilable, NaiveReconcilable)
+        return self.reconcilable
+
+    async def hold(self, messages: Sequence[WakuMessageAndTopic]) -> None:
+        """Store messages, however old."""
+        door = Door(Policy(max_drift_ns=None), time.time_ns(), Source.RESTORE)
+        door.admit(messages)
+        assert not door.published.refusals, door.published.refusals
+        await self.services.writer.store(door.published.batch, Source.RESTORE)
+
+    async def hashes(self) -> set[bytes]:
+        """What the database holds."""
+        async with await psycopg.AsyncConnection.connect(self.url) as connection:
+            cursor = await connection.execute("select hash from storenode.messages")
+            return {bytes(row[0]) for row in await cursor.fetchall()}
+
+    async def synchronize(self, other: PeerNode, window: Window = EVERYTHING) -> SyncOutcome:
+        """One session that this node begins."""
+        return await within(self.caller.synchronize(other.address, window))
+
+    def count(self, name: str, **labels: str) -> float:
+        """The present value of a metric."""
+        return self.context.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    def idle(self) -> bool:
+        """True when no session holds anything."""
+        return not len(self.exchange.sessions) and not self.naive.open_views
+
+
+@asynccontextmanager
+async def peer_node(
+    name: str,
+    database_url: str,
+    *,
+    store_id: str = "",
+    port: int = 0,
+    shards: tuple[int, ...] = (),
+    peers: PeerRules | None = None,
+    tls: TlsFiles | None = None,
+    limits: SessionLimits = DEFAULT_SESSION_LIMITS,
+    transfer_limits: TransferLimits = DEFAULT_LIMITS,
+) -> AsyncIterator[PeerNode]:
+    """Open a database and serve it to peers until the block ends."""
+    async with AsyncExitStack() as stack:
+        services, reads = await _services(stack, database_url)
+        identity = NodeIdentity(name, store_id or f"store of {name}".replace(" ", "-"), "1.0")
+        rules, observer, metrics = Rules(), Observer(), Metrics("1.0")
+        naive = NaiveReconcilable(database_url)
+        work = TransferWork(
+            reads, services.writer, lambda: rules.policy, time.time_ns, metrics, observer
+        )
+        exchange = Exchange(
+            ExchangeWork(
+                identity=identity,
+                cluster=1,
+                shards=shards,
+                reconcilable=naive,
+                transfer=work,
+                monotonic_ns=time.monotonic_ns,
+                limits=limits,
+                transfer_limits=transfer_limits,
+            )
+        )
+        context = _context(identity, services, rules, metrics)
+        context = replace(context, sessions=exchange, peers=peers or PeerRules())
+        kind: Literal["client", "peer"] = "client" if tls is None else "peer"
+        listener = bind(
+            ListenAddress("--peer-listen", "127.0.0.1", port),
+            build_handlers(kind, services, context),
+            tls,
+            peers=True,
+        )
+        await listener.start()
+        stack.push_async_callback(listener.stop, 0)
+        caller = Caller(PeerDialer(identity, tls), exchange)
+        stack.push_async_callback(caller.close)
+        yield PeerNode(
+            name,
+            database_url,
+            listener,
+            services,
+            reads,
+            context,
+            exchange,
+            caller,
+            observer,
+            rules,
+            naive,
+        )
+
+
+async def _services(stack: AsyncExitStack, url: str) -> tuple[Services, TransferReader]:
+    database = await Database.open(url)
+    stack.push_async_callback(database.close)
+    writer = DatabaseWriter(database, PartitionMap(time.time_ns))
+    await writer.start()
+    stack.push_async_callback(writer.stop)
+    feed = DatabaseFeed(database)
+    await feed.start()
+    stack.push_async_callback(feed.stop)
+    reader = DatabaseReader(database, lambda: feed.messages_ever)
+    services = Services(writer, reader, feed, DatabaseSdsReader(database))
+    return services, TransferReader(database)
+
+
+def _context(
+    identity: NodeIdentity, services: Services, rules: Rules, metrics: Metrics
+) -> RpcContext:
+    async def state() -> NodeState:
+        summary = await services.reader.summary()
+        return NodeState(True, summary.messages, 0, 0, 0)
+
+    return RpcContext(
+        identity=identity,
+        policy=lambda: rules.policy,
+        access=Access.open,
+        now_ns=time.time_ns,
+        monotonic_ns=time.monotonic_ns,
+        unready=lambda: rules.unready,
+        state=state,
+        metrics=metrics,
+        health=Health(),
+    )
+
+
+def item(
+    number: int, *, timestamp: int | None = None, size: int = 8, pubsub: str = PUBSUB
+) -> WakuMessageAndTopic:
+    """Message ``number``, a minute and some before now."""
+    message = WakuMessage(
+        payload=number.to_bytes(8, "big") + bytes(max(0, size - 8)),
+        content_topic=CONTENT,
+        timestamp=NOW_NS - 60_000_000_000 - number * 1_000_003 if timestamp is None else timestamp,
+    )
+    return WakuMessageAndTopic(message=message, pubsub_topic=pubsub)
+
+
+def items(*ranges: range) -> list[WakuMessageAndTopic]:
+    """Messages of these numbers."""
+    return [item(number) for numbers in ranges for number in numbers]
+
+
+def hash_of(message: WakuMessageAndTopic) -> bytes:
+    """Its hash."""
+    inner = message.message
+    return message_hash(
+        message.pubsub_topic, inner.payload, inner.content_topic, inner.meta, inner.timestamp
+    )
+
+
+async def within(work: Awaitable[_T]) -> _T:
+    """Wait for something that must happen, and fail instead of hanging."""
+    return await asyncio.wait_for(work, TIMEOUT_S)

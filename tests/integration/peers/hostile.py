@@ -1,0 +1,249 @@
+"""Peers that do not keep to the protocol: raw calls, and a server that plays a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from reconcile.ids import END, LOWEST, SyncIds
+from reconcile.index import IndexView
+from reconcile.session import (
+    Answered,
+    Begin,
+    Ended,
+    Input,
+    ReadEffect,
+    Received,
+    Result,
+    Role,
+    Send,
+    Session,
+    SessionConfig,
+)
+from store.domain.ports import PeerAddress
+from store.rpc.caller import RECONCILE, TRANSFER
+from tests.integration.peers.harness import TIMEOUT_S, PeerNode, hash_of
+from wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+METADATA = (
+    ("storenode-node-id", "hostile.example"),
+    ("storenode-store-id", "hostile-store"),
+    ("storenode-version", "6.6.6"),
+)
+SESSION_ID = "0123456789abcdef0123456789abcdef"
+LARGEST = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+def ids_of(messages: Sequence[WakuMessageAndTopic]) -> SyncIds:
+    """Their IDs, in order."""
+    return SyncIds.of(sorted((each.message.timestamp, hash_of(each)) for each in messages))
+
+
+class Honest:
+    """An honest side of a reconciliation, over frames as bytes."""
+
+    def __init__(self, role: Role, messages: Sequence[WakuMessageAndTopic]) -> None:
+        window = (LOWEST, END) if role is Role.INITIATOR else None
+        self._session = Session(role, SessionConfig(cluster=1, shards=(), window=window))
+        self._view = IndexView.of(ids_of(messages))
+        self.result: Result | None = None
+
+    def first(self) -> ReconcileFrame:
+        """The initiator's first frame."""
+        frame = self._take(Begin())
+        assert frame is not None
+        return frame
+
+    def answer(self, frame: ReconcileFrame) -> ReconcileFrame | None:
+        """The answer to a frame; None when there is none."""
+        count = frame.count if frame.HasField("count") else None
+        return self._take(Received(frame.ranges_data, count, frame.refusal))
+
+    def _take(self, given: Input) -> ReconcileFrame | None:
+        sent: ReconcileFrame | None = None
+        work: list[Input] = [given]
+        while work:
+            for effect in self._session.step(0, work.pop()):
+                match effect:
+                    case ReadEffect():
+                        work.append(Answered(self._view.answer(effect.read)))
+                    case Send():
+                        sent = ReconcileFrame(ranges_data=effect.payload, count=effect.count)
+                    case Ended():
+                        self.result = effect.result
+        return sent
+
+
+@dataclass
+class RawCall:
+    """A call of a node, frame by frame."""
+
+    call: Any
+
+    async def write(self, frame: bytes | ReconcileFrame | TransferFrame) -> None:
+        """Send a frame."""
+        data = frame if isinstance(frame, bytes) else frame.SerializeToString()
+        await asyncio.wait_for(self.call.write(data), TIMEOUT_S)
+
+    async def read_reconcile(self) -> ReconcileFrame | None:
+        """The next frame; None at the end."""
+        data = await self._read()
+        return None if data is None else ReconcileFrame.FromString(data)
+
+    async def read_transfer(self) -> TransferFrame | None:
+        """The next frame; None at the end."""
+        data = await self._read()
+        return None if data is None else TransferFrame.FromString(data)
+
+    async def _read(self) -> bytes | None:
+        try:
+            data = await asyncio.wait_for(self.call.read(), TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return None
+        return data if isinstance(data, bytes) else None
+
+    async def status(self) -> tuple[grpc.StatusCode, str]:
+        """How the call ended; what comes until then is passed over."""
+        while await self._read() is not None:
+            continue
+        code = await asyncio.wait_for(self.call.code(), TIMEOUT_S)
+        return code, await self.call.details() or ""
+
+
+class RawPeer:
+    """Calls a node with metadata of one's choice."""
+
+    def __init__(self, channel: Any) -> None:  # noqa: ANN401 - grpc.aio's
+        self.channel = channel
+
+    def begin(self, method: str, metadata: Sequence[tuple[str, str]] = METADATA) -> RawCall:
+        """Open a call."""
+        return RawCall(self.channel.stream_stream(method)(metadata=tuple(metadata)))
+
+    async def reconcile(self, messages: Sequence[WakuMessageAndTopic]) -> tuple[str, Result]:
+        """A reconciliation by the book: the name of the session, and what is found."""
+        call, honest = self.begin(RECONCILE), Honest(Role.INITIATOR, messages)
+        frame: ReconcileFrame | None = honest.first()
+        session_id = ""
+        while frame is not None and honest.result is None:
+            await call.write(frame)
+            answer = await call.read_reconcile()
+            assert answer is not None, await call.status()
+            session_id = session_id or answer.session_id
+            frame = honest.answer(answer)
+        if frame is not None:
+            await call.write(frame)
+        await call.call.done_writing()
+        assert (await call.status())[0] is grpc.StatusCode.OK
+        assert honest.result is not None
+        return session_id, honest.result
+
+    def transfer(self) -> RawCall:
+        """Open a transfer."""
+        return self.begin(TRANSFER)
+
+
+@asynccontextmanager
+async def raw_peer(node: PeerNode) -> AsyncIterator[RawPeer]:
+    """A connection to a node."""
+    channel = grpc.aio.insecure_channel(node.listener.address, options=LARGEST)
+    yield RawPeer(channel)
+    await channel.close(None)
+
+
+Script = Callable[[Any], Awaitable[None]]
+
+
+@dataclass
+class Scripts:
+    """What a hostile server does in its calls; each is given the servicer's context."""
+
+    reconcile: Script | None = None
+    transfer: Script | None = None
+    scan: Script | None = None
+    metadata: Sequence[tuple[str, str]] = METADATA
+    transfer_metadata: Sequence[tuple[str, str]] | None = None
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@asynccontextmanager
+async def hostile_server(scripts: Scripts) -> AsyncIterator[PeerAddress]:
+    """A server of ``Peer`` that plays scripts; ``ended`` is set when one of them has ended."""
+
+    async def play(
+        script: Script | None,
+        context: Any,  # noqa: ANN401 - grpc.aio's
+        metadata: Sequence[tuple[str, str]],
+    ) -> None:
+        assert script is not None, "nobody expected this call"
+        try:
+            await context.send_initial_metadata(tuple(metadata))
+            await script(context)
+        finally:
+            scripts.ended.set()
+
+    async def reconcile(_: object, context: Any) -> None:  # noqa: ANN401
+        await play(scripts.reconcile, context, scripts.metadata)
+
+    async def transfer(_: object, context: Any) -> None:  # noqa: ANN401
+        metadata = scripts.transfer_metadata or scripts.metadata
+        await play(scripts.transfer, context, metadata)
+
+    async def scan(_: object, context: Any) -> None:  # noqa: ANN401 - grpc.aio's
+        await play(scripts.scan, context, scripts.metadata)
+
+    server = grpc.aio.server(options=LARGEST)
+    reads = {"Scan": grpc.unary_stream_rpc_method_handler(scan)}
+    handlers = {
+        "Reconcile": grpc.stream_stream_rpc_method_handler(reconcile),
+        "Transfer": grpc.stream_stream_rpc_method_handler(transfer),
+    }
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler("storenode.v1.Peer", handlers),
+            grpc.method_handlers_generic_handler("storenode.v1.Store", reads),
+        )
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield PeerAddress("127.0.0.1", port)
+    await server.stop(0)
+
+
+def honest_reconcile(messages: Sequence[WakuMessageAndTopic]) -> Script:
+    """A responder by the book that claims to hold these messages."""
+
+    async def script(context: Any) -> None:  # noqa: ANN401
+        honest, session_id = Honest(Role.RESPONDER, messages), SESSION_ID
+        while honest.result is None:
+            data = await context.read()
+            if not isinstance(data, bytes):
+                return
+            answer = honest.answer(ReconcileFrame.FromString(data))
+            if answer is not None:
+                answer.session_id = session_id
+                session_id = ""
+                await context.write(answer.SerializeToString())
+
+    return script
+
+
+def frames(*sent: bytes | ReconcileFrame | TransferFrame, read_first: bool = True) -> Script:
+    """Read one frame, send these, then wait for the end of the call."""
+
+    async def script(context: Any) -> None:  # noqa: ANN401
+        if read_first:
+            await context.read()
+        for frame in sent:
+            data = frame if isinstance(frame, bytes) else frame.SerializeToString()
+            await context.write(data)
+        while isinstance(await context.read(), bytes):
+            continue
+
+    return script

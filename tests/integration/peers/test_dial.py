@@ -1,0 +1,161 @@
+"""Who answers, who may call, and what a dialler makes of connections that fail."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import trustme
+
+from store.domain.ports import PeerAddress, SyncOutcome, Window
+from store.rpc.context import PeerRules
+from store.rpc.tls import TlsFiles
+from tests.integration.peers.harness import PeerNode, items, peer_node, within
+
+
+@dataclass
+class Pki:
+    """An authority, and the files of certificates that it signs."""
+
+    directory: Path
+    authority: trustme.CA
+
+    def files(self, *names: str, authority: trustme.CA | None = None) -> TlsFiles:
+        """Files of a certificate with these names, in this order, that trust this authority."""
+        leaf = (authority or self.authority).issue_cert(*names)
+        stem = self.directory / names[0]
+        cert, key, ca = (stem.with_suffix(suffix) for suffix in (".pem", ".key", ".ca"))
+        cert.write_bytes(b"".join(part.bytes() for part in leaf.cert_chain_pems))
+        key.write_bytes(leaf.private_key_pem.bytes())
+        ca.write_bytes(self.authority.cert_pem.bytes())
+        return TlsFiles(cert, key, ca)
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    return Pki(tmp_path, trustme.CA())
+
+
+@pytest.fixture
+async def callee(new_database: Callable[[], str], pki: Pki) -> AsyncIterator[PeerNode]:
+    """A node with a certificate for b.example and 127.0.0.1 that lets a.example in."""
+    rules = PeerRules(tls=True, allowed=frozenset({"a.example"}))
+    files = pki.files("b.example", "127.0.0.1")
+    async with peer_node("b.example", new_database(), peers=rules, tls=files) as node:
+        await node.hold(items(range(5)))
+        yield node
+
+
+@asynccontextmanager
+async def caller(
+    new_database: Callable[[], str], files: TlsFiles | None, name: str = "a.example"
+) -> AsyncIterator[PeerNode]:
+    """A node that shows a certificate."""
+    rules = PeerRules(tls=files is not None)
+    async with peer_node(name, new_database(), peers=rules, tls=files) as node:
+        yield node
+
+
+async def tried(node: PeerNode, peer: PeerAddress) -> SyncOutcome:
+    """A session with a peer."""
+    return await within(node.caller.synchronize(peer, Window()))
+
+
+async def test_nodes_that_know_each_other_synchronize(
+    new_database: Callable[[], str], pki: Pki, callee: PeerNode
+) -> None:
+    async with caller(new_database, pki.files("a.example")) as node:
+        named = replace(callee.address, node_id="b.example")
+        for peer in (named, callee.address):
+            outcome = await tried(node, peer)
+            assert outcome.error == ""
+            assert outcome.in_sync
+            assert node.caller.node_id(peer) == "b.example"
+        assert await node.hashes() == await callee.hashes()
+
+
+async def test_a_caller_whom_nobody_allowed(
+    new_database: Callable[[], str], pki: Pki, callee: PeerNode
+) -> None:
+    async with caller(new_database, pki.files("c.example"), "c.example") as node:
+        outcome = await tried(node, callee.address)
+        assert "--allow-peer" in outcome.error
+        assert "PERMISSION_DENIED" in outcome.error
+    async with caller(new_database, pki.files("c.example"), "a.example") as node:
+        outcome = await tried(node, callee.address)
+        assert "does not name c.example" in outcome.error
+    assert callee.observer.sessions == []
+
+
+async def test_a_callee_with_another_name(
+    new_database: Callable[[], str], pki: Pki, callee: PeerNode
+) -> None:
+    async with caller(new_database, pki.files("a.example")) as node:
+        outcome = await tried(node, replace(callee.address, node_id="c.example"))
+        assert "could not be reached" in outcome.error
+        assert "Hostname Verification" in outcome.error
+
+
+async def test_a_certificate_of_a_stranger(
+    new_database: Callable[[], str], pki: Pki, callee: PeerNode
+) -> None:
+    stranger = pki.files("a.example", authority=trustme.CA())
+    async with caller(new_database, stranger) as node:
+        outcome = await tried(node, callee.address)
+        assert "PERMISSION_DENIED" not in outcome.error
+        assert outcome.error
+    async with caller(new_database, None) as node:
+        assert "could not be reached" in (await tried(node, callee.address)).error
+    assert callee.observer.sessions == []
+
+
+async def test_a_callee_that_claims_a_name_which_its_certificate_lacks(
+    new_database: Callable[[], str], pki: Pki
+) -> None:
+    """It is reached by its host's name, and would pass for another node."""
+    rules = PeerRules(tls=True, allowed=frozenset({"a.example"}))
+    files = pki.files("c.example", "127.0.0.1")
+    async with (
+        peer_node("b.example", new_database(), peers=rules, tls=files) as impostor,
+        caller(new_database, pki.files("a.example")) as node,
+    ):
+        outcome = await tried(node, impostor.address)
+        assert "says that it is b.example" in outcome.error
+        assert not node.observer.sessions[-1][3].in_sync
+
+
+async def test_a_renewed_certificate_is_shown_without_a_restart(
+    new_database: Callable[[], str], pki: Pki, callee: PeerNode
+) -> None:
+    async with caller(new_database, pki.files("a.example", authority=trustme.CA())) as node:
+        assert (await tried(node, callee.address)).error
+        pki.files("a.example")
+        assert (await tried(node, callee.address)).error == ""
+        (pki.directory / "a.pem").write_text("damaged")
+        assert "a.pem" in (await tried(node, callee.address)).error
+
+
+async def test_nobody_is_called_in_clear_beyond_loopback(first: PeerNode) -> None:
+    outcome = await tried(first, PeerAddress("192.0.2.1", 7420))
+    assert "--insecure peer" in outcome.error
+    outcome = await tried(first, PeerAddress("node.invalid", 7420))
+    assert "--insecure peer" in outcome.error
+
+
+async def test_a_peer_that_comes_back_is_reached_at_once(
+    new_database: Callable[[], str], first: PeerNode
+) -> None:
+    """The pauses between gRPC's own attempts are not waited for."""
+    url = new_database()
+    async with peer_node("b.example", url) as node:
+        address = node.address
+        assert (await tried(first, address)).in_sync
+        assert first.caller.connected(address)
+    assert "could not be reached" in (await tried(first, address)).error
+    async with peer_node("b.example", url, port=address.port):
+        assert (await tried(first, address)).in_sync
+    await first.caller.close()
+    assert "shutting down" in (await tried(first, address)).error

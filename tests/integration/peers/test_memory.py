@@ -1,0 +1,116 @@
+"""What calls of peers hold in memory, and that they let go of it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from reconcile.session import Role
+from store.domain.ports import SyncEnding, Window
+from store.rpc import peer, transferring
+from store.rpc.caller import RECONCILE
+from tests.integration.peers.harness import PeerNode, items, peer_node, within
+from tests.integration.peers.hostile import (
+    METADATA,
+    SESSION_ID,
+    Honest,
+    Scripts,
+    frames,
+    honest_reconcile,
+    hostile_server,
+    raw_peer,
+)
+from wire.storenode.v1.peer_pb2 import TransferFrame
+
+SLOTS = 2
+
+
+@pytest.fixture
+async def node(
+    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[PeerNode]:
+    """A node that holds messages 0 to 49 and reads few first frames at a time."""
+    monkeypatch.setattr(peer, "MAX_OPENING_CALLS", SLOTS)
+    monkeypatch.setattr(peer, "MAX_OPENING_CALLS_OF_PEER", SLOTS + 1)
+    async with peer_node("a.example", new_database()) as opened:
+        await opened.hold(items(range(50)))
+        yield opened
+
+
+@pytest.fixture
+def drivers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
+    """The drivers of transfers, while nothing looks for garbage."""
+    made: list[weakref.ref[Any]] = []
+
+    class Watched(transferring._Driver):
+        def __init__(self, *args: Any) -> None:  # noqa: ANN401 - as it is made
+            super().__init__(*args)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(transferring, "_Driver", Watched)
+    gc.collect()
+    gc.disable()
+    yield made
+    gc.enable()
+
+
+async def test_a_transfer_that_fails_lets_go_of_its_frames(
+    node: PeerNode, drivers: list[weakref.ref[Any]]
+) -> None:
+    flood = TransferFrame(session_id=SESSION_ID, messages=items(range(1_000, 7_000)))
+    scripts = Scripts(honest_reconcile(items(range(10, 60))), frames(flood))
+    async with hostile_server(scripts) as address:
+        outcome = await within(node.caller.synchronize(address, Window()))
+    assert outcome.ending is SyncEnding.FAILED
+    assert [driver() for driver in drivers] == [None]
+
+
+async def test_callers_that_say_nothing_give_their_place_back(node: PeerNode) -> None:
+    async with raw_peer(node) as caller:
+        for _ in range(3):
+            silent = [caller.begin(RECONCILE) for _ in range(SLOTS)]
+            for call in silent:
+                await within(call.call.initial_metadata())
+            honest = asyncio.create_task(caller.reconcile(items(range(50))))
+            for call in silent:
+                call.call.cancel()
+            assert (await within(honest))[1].rounds == 1
+
+
+async def test_callers_that_are_refused_give_their_place_back(node: PeerNode) -> None:
+    async with raw_peer(node) as caller:
+        begun = caller.begin(RECONCILE)
+        await begun.write(Honest(Role.INITIATOR, items(range(60))).first())
+        assert await begun.read_reconcile() is not None
+        for _ in range(3 * SLOTS):
+            again = caller.begin(RECONCILE, METADATA)
+            await again.write(Honest(Role.INITIATOR, items(range(60))).first())
+            await within(again.status())
+        begun.call.cancel()
+        assert (await node.observer.ended()).ending is SyncEnding.ABORTED
+
+
+async def test_one_silent_peer_does_not_keep_the_others_out(
+    node: PeerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "MAX_OPENING_CALLS_OF_PEER", 1)
+    async with raw_peer(node) as caller:
+        silent = caller.begin(RECONCILE)
+        await within(silent.call.initial_metadata())
+        code, sentence = await caller.begin(RECONCILE).status()
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "first frame" in sentence
+        other = (("storenode-node-id", "c.example"), *METADATA[1:])
+        call = caller.begin(RECONCILE, other)
+        await call.write(Honest(Role.INITIATOR, items(range(60))).first())
+        assert await call.read_reconcile() is not None
+        silent.call.cancel()
+        call.call.cancel()
+        assert (await node.observer.ended()).peer_node_id == "c.example"
+        assert (await caller.reconcile(items(range(50))))[1].rounds == 1

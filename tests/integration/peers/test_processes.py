@@ -1,0 +1,247 @@
+"""Nodes that run as processes of their own and are peers: sync, resume, schedule, reports."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.integration.run.helpers import get
+from tests.support.command import Command
+from tests.support.fleet import Fleet, database_of, hashes, held, made, publish, status, synchronize
+from tests.support.node import NodeProcess
+
+_T = TypeVar("_T")
+
+PATIENCE_S = 60.0
+DAY_S = 86_400
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    nodes = Fleet(tmp_path)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+
+
+def eventually(look: Callable[[], _T | None]) -> _T:
+    """Ask until the answer is true; every question is a whole process or request."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not come in time"
+    return found
+
+
+def events(node: NodeProcess, name: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
+    return [line for line in lines if line.get("event") == name]
+
+
+async def test_three_nodes_with_losses_are_equal_after_one_round_each(fleet: Fleet) -> None:
+    first = fleet.start()
+    second = fleet.start(peers=[first])
+    third = fleet.start(peers=[second, first])
+    messages = made(2_000, time.time_ns() - 60 * 10**9)
+    rng = Random(11)
+    for node in fleet.nodes:
+        await publish(node, [each for each in messages if rng.random() >= 0.2])
+    lacking = [len(hashes(messages) - held(node)) for node in fleet.nodes]
+    assert min(lacking) > 300
+
+    reports = [
+        synchronize(second, "--peer", first.peer),
+        synchronize(third, "--peer", second.peer),
+        synchronize(third, "--peer", first.peer),
+    ]
+
+    for ended, report in reports:
+        assert ended.code == 0, ended
+        assert report["in_sync"], report
+        assert report["outcome"] == "done"
+        assert report["messages_received"] == report["missing_here"]
+        assert report["messages_sent"] == report["missing_there"]
+    everything = set().union(*(held(node) for node in fleet.nodes))
+    assert everything <= hashes(messages)
+    assert [held(node) == everything for node in fleet.nodes] == [True] * 3
+    peers = {peer["address"]: peer for peer in status(third)["peers"]}
+    assert set(peers) == {first.peer, second.peer}
+    for peer in peers.values():
+        assert peer["last_sync"] > 0
+        assert (peer["lacks"], peer["has"], peer["failures"]) == (0, 0, 0)
+        assert peer["last_report"]["in_sync"]
+
+
+async def test_the_whole_history_is_reconciled_when_asked_for(fleet: Fleet) -> None:
+    first = fleet.start()
+    second = fleet.start(peers=[first])
+    old = made(500, time.time_ns() - 20 * DAY_S * 10**9, span_s=5 * DAY_S)
+    await publish(first, old)
+
+    ended, report = synchronize(second)
+    assert (ended.code, report["missing_here"]) == (0, 0), "the usual window ends before that"
+    ended, report = synchronize(second, "--from", "0")
+    assert (ended.code, report["messages_received"]) == (0, 500)
+    assert held(second) == hashes(old)
+    _, again = synchronize(second, "--from", "0")
+    assert (again["missing_here"], again["round_trips"]) == (0, 1)
+
+
+async def test_a_report_for_people(fleet: Fleet) -> None:
+    first = fleet.start()
+    second = fleet.start(peers=[first])
+    await publish(first, made(30, time.time_ns() - 60 * 10**9))
+
+    shown = Command.of(second).ok("sync").out
+
+    assert "result    in sync\n" in shown
+    assert "found     30 missing here, 0 missing there\n" in shown
+    assert "moved     30 received, 0 sent\n" in shown
+    assert "held      0 here, 30 there before\n" in shown
+    listed = Command.of(second).ok("status").out
+    assert f"@{first.peer}  connected" in listed
+    assert "nothing missing then" in listed
+
+
+async def test_what_was_missed_while_off_is_resumed_and_status_says_so(fleet: Fleet) -> None:
+    first = fleet.start()
+    second = fleet.start(peers=[first])
+    eventually(lambda: events(second, "serving"))
+    second.terminate()
+    _pretend_last_online(second, time.time_ns() - 2 * DAY_S * 10**9)
+    missed = made(3_000, time.time_ns() - 10**9, span_s=DAY_S)
+    await publish(first, missed)
+
+    second.start()
+
+    resume = eventually(lambda: _finished_resume(second))
+    assert (resume["messages"], resume["stored"]) == (3_000, 3_000)
+    assert held(second) == hashes(missed)
+    metrics = get(second.metrics, "/metrics")[1]
+    assert 'storenode_messages_stored_total{source="resume"} 3000.0' in metrics
+    assert "resume    finished, 3,000 messages, 3,000 new" in Command.of(second).ok("status").out
+
+
+async def test_without_a_schedule_a_short_stop_is_resumed_too(fleet: Fleet) -> None:
+    first = fleet.start()
+    second = fleet.start(peers=[first])
+    second.terminate()
+    _pretend_last_online(second, time.time_ns())
+    missed = made(50, time.time_ns(), span_s=5)
+    await publish(first, missed)
+
+    second.start()
+
+    assert eventually(lambda: _finished_resume(second))
+    assert held(second) == hashes(missed)
+
+
+async def test_a_resume_waits_for_a_peer_and_holds_nothing_up(fleet: Fleet) -> None:
+    first = fleet.start()
+    second = fleet.start(peers=[first])
+    second.terminate()
+    _pretend_last_online(second, time.time_ns() - DAY_S * 10**9)
+    missed = made(200, time.time_ns() - 10**9)
+    await publish(first, missed)
+    first.kill()
+
+    second.start()
+
+    assert eventually(lambda: status(second).get("resume", {}).get("error"))
+    assert status(second)["ready"], "it serves although its resume waits"
+    second.kill()  # in the middle of the resume: the gap must not be forgotten
+    first.start()
+    second.start()
+    assert eventually(lambda: _finished_resume(second))
+    assert held(second) == hashes(missed)
+
+
+async def test_peers_reconcile_by_themselves(fleet: Fleet) -> None:
+    first = fleet.start()
+    await publish(first, made(300, time.time_ns() - 60 * 10**9))
+    second = fleet.start("--sync-interval", "1s", peers=[first])
+
+    eventually(lambda: len(held(second)) == 300)
+
+    ended = eventually(lambda: events(second, "session_ended"))
+    assert (ended[0]["role"], ended[0]["outcome"]) == ("initiator", "done")
+    answered = eventually(lambda: events(first, "session_ended"))
+    assert (answered[0]["role"], answered[0]["sent"]) == ("responder", 300)
+    metrics = eventually(lambda: get(second.metrics, "/metrics")[1])
+    assert 'storenode_sync_sessions_total{outcome="done",role="initiator"}' in metrics
+    assert 'storenode_transfer_messages_total{direction="received",outcome="stored"} 300.0' in (
+        metrics
+    )
+    assert f'storenode_peer_last_sync_timestamp_seconds{{peer="{first.peer}"}}' in metrics
+
+
+async def test_a_peer_that_is_away_is_reported_and_rests(fleet: Fleet) -> None:
+    first = fleet.start()
+    second = fleet.start("--sync-interval", "1s", peers=[first])
+    eventually(lambda: events(second, "session_ended"))
+    first.kill()
+
+    failed = eventually(lambda: [p for p in status(second)["peers"] if p["failures"] >= 1])
+
+    assert "could not be reached" in failed[0]["last_error"]
+    assert not failed[0]["connected"]
+    ended, report = synchronize(second)
+    assert ended.code == 1
+    assert "could not be reached" in report["error"]
+    first.start()
+    assert synchronize(second)[0].code == 0
+    assert status(second)["peers"][0]["failures"] == 0
+
+
+async def test_what_cannot_be_asked_for_is_refused_with_a_sentence(fleet: Fleet) -> None:
+    first = fleet.start()
+    second = fleet.start(peers=[first])
+
+    lonely = Command.of(first)("sync")
+    assert lonely.code == 1
+    assert "this node has no peers: start it with --peer HOST:PORT" in lonely.err
+    unknown = Command.of(second)("sync", "--peer", "127.0.0.1:1")
+    assert unknown.code == 1
+    assert f"name one of {first.peer}" in unknown.err
+    empty = Command.of(second)("sync", "--from", "5", "--to", "5")
+    assert empty.code == 1
+    assert "time_start is not before time_end" in empty.err
+    for bound in (("--to", "5"), ("--from", str(2**62))):
+        nothing = Command.of(second)("sync", *bound)
+        assert nothing.code == 1, "nothing compared is not equality"
+        assert "is empty: give both time_start and time_end" in nothing.err
+    wrong = Command.of(second)("sync", "--from", "yesterday")
+    assert wrong.code == 2
+    away = Command({"STORENODE_ADMIN": "127.0.0.1:1"})("sync")
+    assert away.code == 3
+
+
+async def test_shards_that_differ_are_said_on_both_sides(fleet: Fleet) -> None:
+    first = fleet.start("--shard", "0")
+    second = fleet.start("--shard", "1", peers=[first])
+
+    ended, report = synchronize(second)
+
+    assert ended.code == 1
+    assert report["outcome"] == "refused"
+    assert "shard" in report["error"]
+    (refused,) = eventually(lambda: events(first, "session_ended"))
+    assert refused["outcome"] == "refused"
+    assert "shard" in refused["error"]
+
+
+def _finished_resume(node: NodeProcess) -> dict[str, Any] | None:
+    resume = status(node).get("resume")
+    return resume if resume and not resume["running"] else None
+
+
+def _pretend_last_online(node: NodeProcess, online_ns: int) -> None:
+    """Set the time in the database of a node that is off."""
+    with database_of(node) as connection:
+        connection.execute("update storenode.store set last_online_ns = %s", (online_ns,))

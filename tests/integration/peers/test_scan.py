@@ -1,0 +1,156 @@
+"""What a node reads from a peer after it was away."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+import pytest
+
+from message.cursor import ScanCursor
+from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed
+from store.rpc import peer_scan
+from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items
+from tests.integration.peers.hostile import Script, Scripts, hostile_server
+from wire.storenode.v1.store_pb2 import ScanPage
+from wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+START_NS, END_NS = 1_000, NOW_NS
+
+Pages = AsyncIterator[tuple[list[bytes], bytes]]
+
+
+async def read(pages: Pages) -> list[WakuMessageAndTopic]:
+    """All messages."""
+    return [WakuMessageAndTopic.FromString(each) async for page, _ in pages for each in page]
+
+
+async def test_everything_in_a_range_comes_in_order(
+    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_scan, "PEER_SCAN_PAGE_MESSAGES", 7)
+    messages = sorted(items(range(50)), key=lambda each: each.message.timestamp)
+    await second.hold(messages)
+    assert await read(first.caller.scan(second.address, START_NS, END_NS, b"")) == messages
+    start_ns, end_ns = messages[10].message.timestamp, messages[20].message.timestamp
+    found = await read(first.caller.scan(second.address, start_ns, end_ns, b""))
+    assert found == messages[10:20]
+
+
+async def test_a_scan_goes_on_where_it_was_left_also_at_another_node(
+    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_scan, "PEER_SCAN_PAGE_MESSAGES", 10)
+    messages = sorted(items(range(50)), key=lambda each: each.message.timestamp)
+    for node in (first, second):
+        await node.hold(messages)
+    got: list[WakuMessageAndTopic] = []
+    cursor = b""
+    for caller, callee in ([(first, second), (second, first)] * 3)[:5]:
+        async with aclosing(caller.caller.scan(callee.address, START_NS, END_NS, cursor)) as pages:
+            page, cursor = await anext(pages)
+        got += [WakuMessageAndTopic.FromString(each) for each in page]
+    assert got == messages
+
+
+async def test_a_peer_that_cannot_be_asked(first: PeerNode, second: PeerNode) -> None:
+    second.rules.unready = "the database is away"
+    with pytest.raises(PeerFailed, match="the database is away"):
+        await read(first.caller.scan(second.address, START_NS, END_NS, b""))
+    second.rules.unready = None
+    with pytest.raises(PeerFailed, match="cursor"):
+        await read(first.caller.scan(second.address, START_NS, END_NS, b"no cursor"))
+    await second.listener.stop(0)
+    with pytest.raises(PeerFailed, match="could not be reached"):
+        await read(first.caller.scan(second.address, START_NS, END_NS, b""))
+
+
+def cursor_of(message: WakuMessageAndTopic, later_ns: int = 0) -> bytes:
+    """Names a message, or one that is so much later."""
+    return ScanCursor(message.message.timestamp + later_ns, hash_of(message)).encode()
+
+
+def page(*messages: WakuMessageAndTopic, cursor: bytes | None = None) -> bytes:
+    """A page of a scan, in this order."""
+    if cursor is None:
+        cursor = cursor_of(messages[-1]) if messages else b"after"
+    return ScanPage(
+        messages=[
+            WakuMessageKeyValue(
+                message_hash=hash_of(each), message=each.message, pubsub_topic=each.pubsub_topic
+            )
+            for each in messages
+        ],
+        cursor=cursor,
+    ).SerializeToString()
+
+
+def sends(*pages: bytes) -> Script:
+    """Sends pages."""
+
+    async def script(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
+        for each in pages:
+            await context.write(each)
+
+    return script
+
+
+LATER, EARLIER = item(1), item(2)
+UNHASHED = ScanPage(messages=[WakuMessageKeyValue(message=LATER.message)], cursor=b"x")
+
+
+@pytest.mark.parametrize(
+    ("pages", "words"),
+    [
+        ([b"\xff\xff"], "cannot be decoded"),
+        ([page()], "without messages"),
+        ([page(LATER, cursor=b"")], "without a cursor"),
+        ([page(LATER, cursor=b"after")], "cursor that cannot be read"),
+        ([page(LATER, cursor=cursor_of(LATER, 1))], "does not name the last message"),
+        ([page(LATER, EARLIER)], "out of order"),
+        ([page(LATER), page(LATER)], "out of order"),
+        ([page(item(3, timestamp=END_NS))], "out of order, or outside"),
+        ([page(item(3, timestamp=START_NS - 1))], "out of order, or outside"),
+        ([UNHASHED.SerializeToString()], "out of order"),
+        ([b"\x0a\x00" * 3_000_000], "more than 2,000 messages"),
+        ([b"\x78\x00" * 1_000_000], "cannot be read"),
+    ],
+    ids=[
+        "garbage",
+        "an empty page",
+        "no cursor",
+        "a strange cursor",
+        "a cursor that is ahead",
+        "descending",
+        "over and over",
+        "too late",
+        "too early",
+        "no hash",
+        "millions of messages",
+        "millions of fields",
+    ],
+)
+async def test_pages_that_break_the_rules(first: PeerNode, pages: list[bytes], words: str) -> None:
+    async with hostile_server(Scripts(scan=sends(*pages))) as peer:
+        with pytest.raises(PeerFailed, match=words):
+            await read(first.caller.scan(peer, START_NS, END_NS, b""))
+
+
+async def test_a_cursor_that_is_not_served(first: PeerNode) -> None:
+    async def refuse(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
+        context.set_code(grpc.StatusCode.OUT_OF_RANGE)
+        context.set_details("too old")
+
+    async with hostile_server(Scripts(scan=refuse)) as peer:
+        with pytest.raises(CursorOutOfRange, match="too old"):
+            await read(first.caller.scan(peer, START_NS, END_NS, b"cursor"))
+
+
+async def test_a_node_does_not_resume_from_itself(first: PeerNode) -> None:
+    with pytest.raises(PeerFailed, match="this node itself"):
+        await read(first.caller.scan(first.address, START_NS, END_NS, b""))
+    with pytest.raises(PeerFailed, match="--insecure peer"):
+        await read(first.caller.scan(PeerAddress("192.0.2.1", 1), START_NS, END_NS, b""))

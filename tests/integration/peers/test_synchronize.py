@@ -1,0 +1,303 @@
+"""Two nodes that differ become equal, and say how."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from reconcile.limits import SessionLimits
+from store.domain.ports import SyncEnding, SyncRole, Window
+from store.domain.sessions import Accepted
+from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items, peer_node
+
+MINUTE_NS = 60_000_000_000
+
+
+async def test_two_nodes_become_equal_in_one_session(first: PeerNode, second: PeerNode) -> None:
+    await first.hold(items(range(100), range(200, 240)))
+    await second.hold(items(range(90), range(300, 325)))
+    outcome = await first.synchronize(second)
+    assert outcome.error == ""
+    assert outcome.in_sync
+    assert outcome.ending is SyncEnding.DONE
+    assert (outcome.missing_here, outcome.missing_there) == (25, 50)
+    assert outcome.differences == 75
+    assert (outcome.messages_received, outcome.messages_sent) == (25, 50)
+    assert (outcome.own_count, outcome.peer_count) == (140, 115)
+    assert outcome.peer_node_id == "b.example"
+    assert outcome.notes == ()
+    assert await first.hashes() == await second.hashes()
+    assert len(await first.hashes()) == 165
+    mirror = await second.observer.ended()
+    assert mirror.in_sync
+    assert (mirror.missing_here, mirror.missing_there) == (50, 25)
+    assert (mirror.messages_received, mirror.messages_sent) == (50, 25)
+    assert mirror.round_trips == outcome.round_trips
+    assert (mirror.bytes_sent, mirror.bytes_received) == (
+        outcome.bytes_received,
+        outcome.bytes_sent,
+    )
+    assert [role for role, *_ in first.observer.sessions] == [SyncRole.INITIATOR]
+    assert second.observer.sessions[0][:3] == (
+        SyncRole.RESPONDER,
+        "a.example",
+        "store-of-a.example",
+    )
+    assert first.observer.payload_bytes["sent"] == outcome.bytes_sent > 0
+    assert first.observer.moved == {("sent", "stored"): 50, ("received", "stored"): 25}
+    assert second.count("storenode_messages_stored_total", source="transfer") == 50
+    assert first.idle()
+    assert second.idle()
+
+
+async def test_equal_nodes_find_that_out_in_one_round_trip(
+    first: PeerNode, second: PeerNode
+) -> None:
+    for node in (first, second):
+        await node.hold(items(range(50)))
+    outcome = await first.synchronize(second)
+    assert outcome.in_sync
+    assert outcome.round_trips == 1
+    assert outcome.differences == 0
+    assert (await second.observer.ended()).in_sync
+    assert first.caller.connected(second.address)
+    assert first.caller.node_id(second.address) == "b.example"
+
+
+async def test_two_empty_nodes_are_equal(first: PeerNode, second: PeerNode) -> None:
+    outcome = await first.synchronize(second)
+    assert outcome.in_sync
+    assert (outcome.own_count, outcome.peer_count) == (0, 0)
+
+
+async def test_an_empty_node_is_filled_by_frames_of_many_sizes(
+    first: PeerNode, second: PeerNode
+) -> None:
+    await second.hold([item(number, size=7 * number) for number in range(3_000)])
+    outcome = await first.synchronize(second)
+    assert outcome.in_sync
+    assert outcome.messages_received == 3_000
+    assert await first.hashes() == await second.hashes()
+
+
+async def test_only_the_window_is_reconciled(first: PeerNode, second: PeerNode) -> None:
+    at = NOW_NS - 10 * MINUTE_NS
+    inside = [item(1, timestamp=at), item(2, timestamp=at + MINUTE_NS - 1)]
+    await second.hold([item(3, timestamp=at - 1), *inside, item(4, timestamp=at + MINUTE_NS)])
+    outcome = await first.synchronize(second, Window(at, at + MINUTE_NS))
+    assert outcome.in_sync
+    assert await first.hashes() == {hash_of(message) for message in inside}
+
+
+async def test_large_payloads_and_many_rounds(
+    new_database: Callable[[], str], second: PeerNode
+) -> None:
+    await second.hold(items(range(0, 20_000, 2)))
+    async with peer_node("c.example", new_database()) as third:
+        await third.hold(items(range(0, 20_000, 3)))
+        outcome = await third.synchronize(second)
+        assert outcome.in_sync, outcome
+        assert max(outcome.bytes_sent, outcome.bytes_received) > 64 * 1024
+        assert await third.hashes() == await second.hashes()
+
+
+async def test_what_policy_refuses_is_reported_and_not_sent_again(
+    first: PeerNode, second: PeerNode
+) -> None:
+    second.rules.policy = replace(second.rules.policy, max_message_bytes=500)
+    await first.hold([item(1, size=1_000), item(2), item(3)])
+    outcome = await first.synchronize(second)
+    assert outcome.in_sync, "policy is no difference"
+    assert outcome.messages_sent == 2
+    assert outcome.refused_by_policy == 1
+    assert any("refused by the peer: too_large 1" in note for note in outcome.notes)
+    mirror = await second.observer.ended()
+    assert any("refused here by policy: too_large 1" in note for note in mirror.notes)
+    assert second.count("storenode_messages_rejected_total", source="transfer", reason="too_large")
+    assert len(await second.hashes()) == 2
+    again = await first.synchronize(second)
+    assert again.in_sync
+    assert again.refused_by_policy == 1
+    assert again.messages_sent == 0
+    assert first.observer.moved["sent", "refused"] == 1
+
+
+async def test_a_limit_of_differences_leaves_the_rest_to_the_next_sessions(
+    new_database: Callable[[], str], second: PeerNode
+) -> None:
+    await second.hold(items(range(70)))
+    limits = SessionLimits(max_differences=30)
+    async with peer_node("c.example", new_database(), limits=limits) as third:
+        moved = []
+        while not (outcome := await third.synchronize(second)).in_sync:
+            assert outcome.left_over
+            assert outcome.error == ""
+            moved.append(outcome.messages_received)
+            assert len(moved) < 10, moved
+        assert await third.hashes() == await second.hashes()
+        assert len(moved) > 1
+
+
+async def test_nothing_below_a_horizon_is_compared(first: PeerNode, second: PeerNode) -> None:
+    horizon_ns = NOW_NS - 30 * MINUTE_NS
+    old, new = item(1, timestamp=horizon_ns - 1), item(2, timestamp=horizon_ns + MINUTE_NS)
+    await second.hold([old, new])
+    first.rules.policy = replace(first.rules.policy, horizon_ns=horizon_ns)
+    outcome = await first.synchronize(second)
+    assert outcome.in_sync
+    assert await first.hashes() == {hash_of(new)}
+    assert any("the horizon of this node" in note for note in outcome.notes)
+    mirror = await second.synchronize(first)
+    assert mirror.in_sync
+    assert await first.hashes() == {hash_of(new)}
+    below = await first.synchronize(second, Window(0, horizon_ns))
+    assert below.in_sync
+    assert below.round_trips == 0
+
+
+async def test_other_shards_are_refused_visibly_on_both_sides(
+    new_database: Callable[[], str], second: PeerNode
+) -> None:
+    await second.hold(items(range(3)))
+    async with peer_node("c.example", new_database(), shards=(4,)) as third:
+        outcome = await third.synchronize(second)
+        assert outcome.ending is SyncEnding.REFUSED
+        assert not outcome.in_sync
+        assert "shards" in outcome.error
+        mirror = await second.observer.ended()
+        assert mirror.ending is SyncEnding.REFUSED
+        assert "shards" in mirror.error
+        assert mirror.peer_node_id == "c.example"
+        assert third.idle()
+        assert second.idle()
+
+
+async def test_nodes_of_one_store_and_the_node_itself_are_not_reconciled_with(
+    new_database: Callable[[], str],
+) -> None:
+    url = new_database()
+    async with (
+        peer_node("c.example", url, store_id="one") as third,
+        peer_node("d.example", url, store_id="one") as fourth,
+    ):
+        outcome = await third.synchronize(fourth)
+        assert outcome.ending is SyncEnding.FAILED
+        assert "a node of this store" in outcome.error
+        outcome = await third.synchronize(third)
+        assert "this node itself" in outcome.error
+        assert third.idle()
+
+
+async def test_a_busy_node_refuses_and_says_so(first: PeerNode, second: PeerNode) -> None:
+    for number in range(4):
+        accepted = second.exchange.sessions.accept(0, f"n{number}", f"s{number}", f"{number}")
+        assert isinstance(accepted, Accepted)
+    outcome = await first.synchronize(second)
+    assert outcome.ending is SyncEnding.REFUSED
+    assert "busy" in outcome.error
+    assert "busy" in (await second.observer.ended()).error
+    for session in second.exchange.sessions:
+        second.exchange.sessions.end(session)
+    assert (await first.synchronize(second)).in_sync
+
+
+async def test_a_peer_that_is_not_ready_or_not_there(first: PeerNode, second: PeerNode) -> None:
+    second.rules.unready = "the database is away"
+    outcome = await first.synchronize(second)
+    assert outcome.ending is SyncEnding.FAILED
+    assert "the database is away" in outcome.error
+    await second.listener.stop(0)
+    outcome = await first.synchronize(second)
+    assert "could not be reached" in outcome.error
+    assert str(second.address) in outcome.error
+    assert not first.caller.connected(second.address)
+    assert first.idle()
+
+
+async def test_both_begin_at_once_again_and_again(first: PeerNode, second: PeerNode) -> None:
+    for start in range(0, 1_000, 100):
+        await first.hold(items(range(start, start + 50)))
+        await second.hold(items(range(start + 50, start + 100)))
+        outcomes = await asyncio.gather(first.synchronize(second), second.synchronize(first))
+        assert [outcome.error for outcome in outcomes] == ["", ""]
+        endings = {outcome.ending for outcome in outcomes}
+        assert endings <= {SyncEnding.DONE, SyncEnding.ABORTED}
+        assert SyncEnding.DONE in endings, "one of the two goes through"
+        assert await first.hashes() == await second.hashes()
+        first.exchange.sessions.check()
+        second.exchange.sessions.check()
+    assert first.idle()
+    assert second.idle()
+
+
+async def test_a_cancelled_session_frees_both_sides_at_once(
+    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await second.hold(items(range(2_000)))
+    stored = asyncio.Event()
+
+    async def never(*_args: object) -> list[bool]:
+        stored.set()
+        await asyncio.Event().wait()
+        return []
+
+    monkeypatch.setattr(first.services.writer, "store", never)
+    session = asyncio.create_task(first.caller.synchronize(second.address, Window()))
+    await stored.wait()
+    session.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await session
+    assert first.idle()
+    mirror = await second.observer.ended()
+    assert mirror.ending is SyncEnding.FAILED
+    assert not mirror.in_sync
+    assert second.idle()
+    monkeypatch.undo()
+    assert (await first.synchronize(second)).in_sync
+    assert await first.hashes() == await second.hashes()
+
+
+async def test_a_responder_that_dies_in_a_transfer_leaves_what_was_stored(
+    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await second.hold([item(number, size=20_000) for number in range(600)])
+    store = first.services.writer.store
+
+    async def store_and_stop(*args: object) -> object:
+        result = await store(*args)  # type: ignore[arg-type]
+        await second.listener.stop(0)
+        return result
+
+    monkeypatch.setattr(first.services.writer, "store", store_and_stop)
+    outcome = await first.synchronize(second)
+    assert outcome.ending is SyncEnding.FAILED
+    assert not outcome.in_sync
+    assert outcome.missing_here == 600
+    held = await first.hashes()
+    assert 0 < len(held) < 600
+    assert held < await second.hashes()
+    assert first.idle()
+    assert not (await second.observer.ended()).in_sync
+
+
+async def test_a_node_that_drains_lets_a_transfer_end(
+    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await second.hold([item(number, size=20_000) for number in range(600)])
+    store = first.services.writer.store
+    stopping: list[asyncio.Task[None]] = []
+
+    async def store_while_it_stops(*args: object) -> object:
+        if not stopping:
+            stopping.append(asyncio.create_task(second.listener.stop(30)))
+        return await store(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(first.services.writer, "store", store_while_it_stops)
+    outcome = await first.synchronize(second)
+    assert outcome.in_sync, outcome
+    assert len(await first.hashes()) == 600
+    await asyncio.wait_for(stopping[0], 10)
+    assert (await first.synchronize(second)).ending is SyncEnding.FAILED

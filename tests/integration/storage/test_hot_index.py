@@ -1,0 +1,362 @@
+"""The index in memory follows the database's commits, and gives nothing when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from message.limits import NS_PER_S
+from reconcile.ids import SyncIds
+from store.db import hot_index, warm_up
+from store.db.backlog import CommitRow
+from store.db.handover import MAX_HANDED_IDS, Handover
+from store.db.hot_index import HotView
+from store.db.ids import ids_of
+from store.db.pool import Connection, Database
+from store.db.retention import prune
+from store.db.warm_up import FLOOR_STEP_NS, Warm
+from store.domain.ports import StoreUnavailable
+from store.domain.retention import RetentionPolicy
+from tests.integration.storage.following import LongTransaction
+from tests.integration.storage.viewing import WINDOW, ViewingNode, viewing
+from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
+
+MINUTE = 60 * NS_PER_S
+_FORGET = "delete from storenode.commits where position > %s"
+_LOSE = "delete from storenode.messages where batch in"
+_LOSE += " (select batch from storenode.commits where position > %s)"
+
+
+async def store(
+    node: ViewingNode, dice: random.Random, count: int = 20, span_ns: int = WINDOW
+) -> None:
+    times = [node.clock.now_ns - dice.randrange(span_ns) for _ in range(count)]
+    await node.store(random_batch(dice, count, times))
+
+
+async def hot_view(node: ViewingNode) -> HotView | None:
+    """The index with everything that is committed."""
+    position, token = (
+        await node.rows("select position, token from storenode.commits order by 1 desc limit 1")
+    )[0]
+    assert isinstance(position, int)
+    assert isinstance(token, int)
+    return await node.hot.view_at((position, token % 2**64), 0)
+
+
+async def check(node: ViewingNode) -> HotView:
+    """The index has exactly what is held from its floor on."""
+    view = await hot_view(node)
+    assert view is not None
+    oracle = await node.held()
+    rows = view.view.rows
+    assert rows.between(0, len(rows)).pairs() == [each for each in oracle.ids if each >= view.floor]
+    return view
+
+
+async def test_it_has_what_was_there_and_what_comes(database_url: str) -> None:
+    dice = random.Random(1)
+    async with viewing(database_url, started=False) as node:
+        for _ in range(3):
+            await store(node, dice, span_ns=2 * WINDOW)
+        assert await hot_view(node) is None
+        assert (node.hot.entries, node.hot.floor_ns) == (0, 0)
+        node.hot.start()
+        await node.until_warm()
+        for _ in range(3):
+            view = await check(node)
+            assert view.floor == (NOW - WINDOW, bytes(32))
+            assert 0 < len(view.view) < len((await node.held()).ids)
+            await store(node, dice, span_ns=2 * WINDOW)
+        assert node.events[0][0] == "index_warm"
+
+
+async def test_what_this_node_writes_is_not_read_again(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> SyncIds:
+        raise AssertionError
+
+    monkeypatch.setattr(hot_index, "ids_of", fail)
+    messages = [(NOW - number, TOPICS[0], bytes([number])) for number in range(30)]
+    async with viewing(database_url) as node:
+        await node.store(batch_of(messages[:20]))
+        assert (await node.store(batch_of(messages[10:]))).count(True) == 10
+        assert len((await check(node)).view) == 30
+        assert [name for name, _ in node.events] == ["index_warm"]
+
+
+async def test_what_other_nodes_write_comes_too(database_url: str) -> None:
+    dice = random.Random(3)
+    async with viewing(database_url) as node, viewing(database_url) as other:
+        for _ in range(4):
+            await asyncio.gather(*(store(each, dice) for each in (node, other, node, other)))
+            for each in (node, other):
+                await check(each)
+        transaction = LongTransaction(node)
+        times = range(NOW - 50, NOW)
+        await transaction.open([random_batch(dice, 5, times), random_batch(dice, 5, times)])
+        await store(other, dice)
+        await check(other)
+        await transaction.commit()
+        for each in (node, other):
+            assert len((await check(each)).view) == 16 * 20 + 20 + 10
+
+
+async def test_views_do_not_change(database_url: str) -> None:
+    dice = random.Random(4)
+    async with viewing(database_url) as node:
+        await store(node, dice)
+        views = []
+        for _ in range(5):
+            view = await check(node)
+            views.append((view, view.view.rows.between(0, len(view.view)).pairs()))
+            await store(node, dice)
+            node.clock.now_ns += MINUTE
+            for kept, ids in views:
+                assert kept.view.rows.between(0, len(kept.view)).pairs() == ids
+
+
+async def test_the_floor_rises_with_time_and_late_ones_below_it_are_left_out(
+    database_url: str,
+) -> None:
+    dice = random.Random(5)
+    async with viewing(database_url) as node:
+        for minute in range(5):
+            node.clock.now_ns = NOW + 20 * minute * MINUTE + 7
+            await store(node, dice, span_ns=3 * WINDOW)
+            view = await check(node)
+            assert node.clock.now_ns - WINDOW - MINUTE < view.floor[0] <= node.clock.now_ns - WINDOW
+            assert view.floor[0] % FLOOR_STEP_NS == 0
+        node.clock.now_ns = NOW + 40 * MINUTE
+        await store(node, dice, span_ns=3 * WINDOW)
+        assert (await check(node)).floor == view.floor
+
+
+async def test_time_alone_raises_the_floor(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_index, "_SETTLE_S", 0.01)
+    async with viewing(database_url) as node:
+        await store(node, random.Random(6))
+        await check(node)
+        node.clock.now_ns += 2 * WINDOW
+        await node.until(lambda: node.hot.floor_ns == NOW + WINDOW)
+        assert node.hot.entries == 0
+
+
+async def test_a_clock_that_was_ahead_does_not_leave_the_index_empty(database_url: str) -> None:
+    dice = random.Random(18)
+    async with viewing(database_url) as node:
+        await store(node, dice)
+        node.clock.now_ns = NOW + DAY // 2
+        await store(node, dice)
+        assert len((await check(node)).view) == 20
+        node.clock.now_ns = NOW + MINUTE
+        await store(node, dice)
+        await node.until(lambda: node.hot.floor_ns == NOW + MINUTE - WINDOW)
+        view = await check(node)
+        assert len(view.view) > 50
+        assert [name for name, _ in node.events] == ["index_warm", "index_lost", "index_warm"]
+
+
+async def test_a_view_waits_for_a_commit_and_not_for_ever(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_index, "PATIENCE_S", 0.05)
+    async with viewing(database_url) as node:
+        await store(node, random.Random(7))
+        await check(node)
+        position = node.hot.place[0]
+        assert await node.hot.view_at((position + 1, 0), 0) is None
+        assert await node.hot.view_at((position, 0), 0) is not None
+
+
+@pytest.mark.parametrize("gathered", [True, False], ids=["before", "meanwhile"])
+async def test_it_never_holds_more_than_there_is_room_for(
+    database_url: str, *, gathered: bool
+) -> None:
+    dice = random.Random(8)
+    async with viewing(database_url, max_entries=100, started=False) as node:
+        if not gathered:
+            node.hot.start()
+            await node.until_warm()
+        for _ in range(6):
+            await store(node, dice, 50)
+            if not gathered:
+                assert len((await check(node)).view) <= 100
+        if gathered:
+            node.hot.start()
+            await node.until_warm()
+        view = await check(node)
+        assert 50 <= len(view.view) <= 100
+        assert view.floor[0] > NOW - WINDOW
+        assert view.floor[0] % FLOOR_STEP_NS == 0
+
+
+async def test_more_in_one_moment_than_there_is_room_for_is_left_to_the_database(
+    database_url: str,
+) -> None:
+    dice = random.Random(9)
+    async with viewing(database_url, max_entries=10) as node:
+        await node.store(random_batch(dice, 50, [NOW]))
+        assert len((await check(node)).view) == 0
+        await node.store(random_batch(dice, 5, [NOW + 2 * MINUTE]))
+        assert len((await check(node)).view) == 5
+    async with viewing(database_url, max_entries=10) as node:
+        assert len((await check(node)).view) <= 10
+
+
+async def test_the_floor_is_not_below_the_horizon(database_url: str) -> None:
+    dice = random.Random(10)
+    async with viewing(database_url, window_ns=5 * DAY) as node:
+        await store(node, dice, 100, span_ns=5 * DAY)
+        await check(node)
+        connection = await node.database.connect()
+        async with connection:
+            report = await prune(connection, RetentionPolicy(2 * DAY, None), NOW)
+        assert report.dropped
+        view = await node.hot.view_at(node.hot.place, report.horizon_ns)
+        assert view is not None
+        assert view.floor == (report.horizon_ns, bytes(32))
+        await check(node)
+    async with viewing(database_url, window_ns=5 * DAY) as node:
+        assert (await check(node)).floor == (report.horizon_ns, bytes(32))
+
+
+async def test_after_a_failure_there_is_no_index_until_one_is_made(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: list[Exception] = [StoreUnavailable("away"), ZeroDivisionError(), KeyError("x")]
+    seen: list[int] = []
+
+    async with viewing(database_url, started=False) as node:
+
+        async def faulty(database: Database, floor_ns: int, max_entries: int) -> Warm:
+            seen.append(node.hot.floor_ns)
+            assert await hot_view(node) is None
+            if faults:
+                raise faults.pop(0)
+            return await warm_up.warm_up(database, floor_ns, max_entries)
+
+        monkeypatch.setattr(hot_index, "warm_up", faulty)
+        await store(node, random.Random(11))
+        node.hot.start()
+        await node.until_warm()
+        await check(node)
+        assert seen == [0, 0, 0, 0]
+        assert [name for name, _ in node.events] == ["index_failed"] * 3 + ["index_warm"]
+        assert [fields["retry_s"] for _, fields in node.events[:3]] == [0.01, 0.02, 0.04]
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (StoreUnavailable("away"), ["index_warm"]),
+        (ZeroDivisionError(), ["index_warm", "index_failed", "index_warm"]),
+    ],
+    ids=["away", "other"],
+)
+async def test_it_outlives_a_fault_while_it_follows(
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Exception,
+    expected: list[str],
+) -> None:
+    faults = [fault]
+
+    async def faulty(connection: Connection, commits: Sequence[CommitRow]) -> SyncIds:
+        if faults:
+            raise faults.pop()
+        return await ids_of(connection, commits)
+
+    monkeypatch.setattr(hot_index, "ids_of", faulty)
+    dice = random.Random(12)
+    async with viewing(database_url) as node, viewing(database_url, started=False) as other:
+        await store(other, dice)
+        await node.until(lambda: node.hot.entries == 20)
+        await check(node)
+        await store(other, dice)
+        await check(node)
+        assert [name for name, _ in node.events] == expected
+
+
+async def test_lost_commits_are_not_in_a_new_index(database_url: str) -> None:
+    dice = random.Random(13)
+    async with viewing(database_url) as node:
+        await store(node, dice)
+        await check(node)
+        kept = node.hot.place[0]
+        await store(node, dice)
+        assert len((await check(node)).view) == 40
+        # As after a standby that lagged was promoted: the newest commit is not there any more.
+        await node.rows(_LOSE, kept)
+        await node.rows(_FORGET, kept)
+        node.hot.lost()
+        assert node.hot.entries == 0
+        await node.until_warm()
+        assert len((await check(node)).view) == 20
+        assert [name for name, _ in node.events] == ["index_warm", "index_lost", "index_warm"]
+
+
+async def test_too_many_commits_in_line_make_it_anew(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_index, "MAX_WAITING_COMMITS", 3)
+    dice = random.Random(14)
+    async with viewing(database_url) as node:
+        for _ in range(3):
+            await store(node, dice)
+        await check(node)
+        newest = node.hot.place[0]
+        node.hot.commits([CommitRow((newest + n, 0), 0, 1, NOW, NOW, None) for n in range(1, 5)])
+        assert node.hot.entries == 0
+        await node.until_warm()
+        assert len((await check(node)).view) == 60
+        assert [name for name, _ in node.events] == ["index_warm", "index_lost", "index_warm"]
+
+
+async def test_commits_that_are_told_again_are_passed_over(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    async def counted(connection: Connection, commits: Sequence[CommitRow]) -> SyncIds:
+        read.extend(commit.batch for commit in commits)
+        return await ids_of(connection, commits)
+
+    monkeypatch.setattr(hot_index, "ids_of", counted)
+    dice = random.Random(15)
+    async with viewing(database_url) as node, viewing(database_url) as other:
+        await store(other, dice)
+        await check(node)
+        node.hot.commits([CommitRow(node.hot.place, 1, 20, NOW - WINDOW, NOW, None)])
+        await store(other, dice)
+        await check(node)
+        assert len(read) == len(set(read)) == 2
+
+
+async def test_a_batch_is_handed_over_once_with_what_was_new_of_it() -> None:
+    handover, dice = Handover(), random.Random(16)
+    batch = random_batch(dice, 10, range(NOW, NOW + 5))
+    handover.offer(1, batch, None)
+    handover.offer(2, batch, frozenset(batch.hashes[:3]))
+    pairs = list(zip(batch.timestamps, batch.hashes, strict=True))
+    for number, expected in ((2, pairs[:3]), (1, pairs)):
+        taken = handover.take(number)
+        assert taken is not None
+        assert taken.pairs() == expected
+        assert handover.take(number) is None
+
+
+async def test_what_nobody_takes_is_dropped_in_time() -> None:
+    handover, dice = Handover(), random.Random(17)
+    batch = random_batch(dice, 1_024, range(NOW, NOW + 5))
+    offered = 2 * MAX_HANDED_IDS // len(batch)
+    for number in range(offered):
+        handover.offer(number, batch, None)
+    held = [number for number in range(offered) if handover.take(number) is not None]
+    assert held == list(range(offered // 2, offered))

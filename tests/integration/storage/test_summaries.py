@@ -1,0 +1,269 @@
+"""Summaries are true in every snapshot, whoever writes, folds, or is killed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from psycopg import errors as pg
+
+from message.record import COLUMNS, RecordBatch
+from store.db import fold as fold_module
+from store.db.deltas import unpack
+from store.db.fold import Folded, fold, fold_until, is_pending
+from store.db.migrate import upgrade
+from store.db.pool import Connection
+from tests.integration.storage.node import Node, running
+from tests.integration.storage.proxy import proxied
+from tests.integration.storage.summaries import MINUTE, assert_folded, assert_true, held
+from tests.integration.storage.test_writer_failures import until_blocked
+from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, part_of, random_batch
+from tests.support.postgres import PostgresServer
+
+SEED = 20261120
+MOMENTS = [
+    *(NOW + seconds * 10**9 for seconds in range(-200, 1, 7)),
+    NOW - DAY,
+    NOW - DAY - 1,
+    NOW - 30 * MINUTE,
+    *(NOW // DAY * DAY + step for step in (-1, 0, MINUTE - 1, MINUTE)),
+    NOW - 800 * DAY,
+]
+PATIENCE_S = 30.0
+KILL = "select pg_terminate_backend(%s)"
+
+
+@pytest.fixture
+async def connection(node: Node) -> AsyncIterator[Connection]:
+    """A connection that belongs to nobody else."""
+    async with await node.database.connect() as opened:
+        yield opened
+
+
+async def deltas(node: Node) -> list[bytes]:
+    """The summaries of all commits in their order."""
+    rows = await node.rows("select summary from storenode.commits order by position")
+    return [row[0] for row in rows]  # type: ignore[misc]
+
+
+async def committed(node: Node) -> list[int]:
+    """The positions of all commits."""
+    rows = await node.rows("select position from storenode.commits order by position")
+    return [row[0] for row in rows]  # type: ignore[misc]
+
+
+def some(dice: random.Random, known: Sequence[RecordBatch]) -> RecordBatch:
+    """New messages, and perhaps some that were published before, or twice in this batch."""
+    parts = [random_batch(dice, dice.choice((1, 2, 9, 120)), MOMENTS)]
+    for _ in range(dice.randrange(3)):
+        other = dice.choice([*parts, *known])
+        parts.append(part_of(other, [dice.randrange(len(other)) for _ in range(8)]))
+    return together(parts)
+
+
+def together(parts: Sequence[RecordBatch]) -> RecordBatch:
+    """Batches without SDS metadata as one."""
+    joined = RecordBatch()
+    for part in parts:
+        for column in COLUMNS:
+            getattr(joined, column).extend(getattr(part, column))
+        joined.topics |= part.topics
+    return joined
+
+
+async def test_a_commit_sums_up_what_it_added_and_nothing_else(
+    node: Node, connection: Connection
+) -> None:
+    dice = random.Random(SEED)
+    first, second = random_batch(dice, 40, MOMENTS), random_batch(dice, 3, [NOW])
+    await node.store(first)
+    assert sum(unpack(await deltas(node)).counts) == 40
+    twice = together([part_of(second, [0, 1, 1, 2, 0]), part_of(first, range(0, 40, 3))])
+    assert sum(await node.store(twice)) == 5
+    assert [sum(unpack([each]).counts) for each in await deltas(node)] == [40, 3]
+    assert await node.store(twice) == [False] * len(twice)
+    assert len(await deltas(node)) == 2
+    await assert_true(connection)
+
+
+async def test_they_stay_true_while_two_nodes_write_and_two_fold(
+    node: Node, other_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 3)
+    known: list[RecordBatch] = []
+    done = asyncio.Event()
+
+    async def publish(each: Node, seed: int) -> None:
+        dice = random.Random(seed)
+        for _ in range(12):
+            batch = some(dice, known)
+            await each.store(batch)
+            known.append(batch)
+
+    async def keep_folding(each: Node) -> int:
+        folded = 0
+        async with await each.database.connect() as own:
+            while not done.is_set():
+                folded += (await fold(own)).commits
+        return folded
+
+    async def keep_looking() -> None:
+        async with await node.database.connect() as own:
+            while not done.is_set():
+                await assert_true(own)
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as others:
+        folders = [others.create_task(keep_folding(each)) for each in (node, other_node)]
+        others.create_task(keep_looking())
+        async with asyncio.TaskGroup() as publishers:
+            for seed, each in enumerate((node, other_node, node, other_node)):
+                publishers.create_task(publish(each, seed))
+        done.set()
+    async with await node.database.connect() as own:
+        rest = await fold_until(own)
+        assert rest.complete
+        assert sum(await asyncio.gather(*folders)) + rest.commits == len(await deltas(node))
+        assert len(await assert_folded(own)) > 3 * len({ts // MINUTE for ts in MOMENTS}) // 2
+
+
+async def test_a_lost_answer_leaves_them_true(database_url: str) -> None:
+    dice = random.Random(SEED)
+    async with proxied(database_url) as (proxy, url), running(url) as node:
+        known = random_batch(dice, 5, MOMENTS)
+        await node.store(known)
+        proxy.swallow_answer_to(b"COMMIT")
+        batch = together([random_batch(dice, 30, MOMENTS), known])
+        assert await node.store(batch) == [True] * 30 + [False] * 5
+        assert proxy.swallowed.is_set()
+        assert [sum(unpack([each]).counts) for each in await deltas(node)] == [5, 30]
+        async with await node.database.connect() as own:
+            await assert_true(own)
+
+
+async def test_folding_goes_by_small_steps_and_in_order(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 4)
+    monkeypatch.setattr(fold_module, "MAX_FOLD_BYTES", 3 * 48)
+    assert not await is_pending(connection)
+    assert await fold(connection) == Folded(0, 0, complete=True)
+    for number, minutes in enumerate((1, 1, 1, 1, 1, 9, 1, 1, 2, 1, 1)):
+        moments = [NOW - before * MINUTE for before in range(minutes)]
+        await node.store(batch_of((ts, TOPICS[0], b"%d" % number) for ts in moments))
+    assert await is_pending(connection)
+    steps: list[Folded] = []
+    while not steps or not steps[-1].complete:
+        steps.append(await fold(connection))
+        await assert_true(connection)
+    # At most four commits, and no further one from three records on.
+    assert [step.commits for step in steps] == [3, 3, 3, 2]
+    positions = await committed(node)
+    assert [step.position for step in steps] == [positions[each] for each in (2, 5, 8, 10)]
+    await assert_folded(connection)
+    assert not await is_pending(connection)
+
+
+async def test_folding_goes_as_far_as_is_asked(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 2)
+    for number in range(7):
+        await node.store(batch_of([(NOW, TOPICS[0], b"%d" % number)]))
+    positions = await committed(node)
+    folded = await fold_until(connection, positions[2])
+    assert folded == Folded(positions[3], 4, complete=False)
+    # A position that was lost with its server is not waited for.
+    assert await fold_until(connection, positions[-1] + 1_000) == Folded(
+        positions[-1], 3, complete=True
+    )
+    await assert_folded(connection)
+
+
+async def test_who_is_killed_while_folding_has_done_nothing(
+    node: Node, connection: Connection
+) -> None:
+    dice = random.Random(SEED)
+    await node.store(random_batch(dice, 50, MOMENTS))
+    await fold_until(connection)
+    await node.store(random_batch(dice, 50, MOMENTS))
+    before = await node.rows("select * from storenode.buckets order by level, start_ns")
+    async with kept(node, "select * from storenode.buckets where level = 2 for update"):
+        # Minutes and hours are written when it comes to the days.
+        folding = asyncio.create_task(fold(connection))
+        await until_blocked(node, "transactionid")
+        await node.rows(KILL, connection.info.backend_pid)
+        with pytest.raises(pg.AdminShutdown):
+            await folding
+    assert await node.rows("select * from storenode.buckets order by level, start_ns") == before
+    async with await node.database.connect() as another:
+        await assert_true(another)
+        assert (await fold(another)).commits == 1
+        await assert_folded(another)
+
+
+async def test_publishers_do_not_wait_for_who_folds(node: Node, connection: Connection) -> None:
+    dice = random.Random(SEED)
+    await node.store(random_batch(dice, 20, MOMENTS))
+    await fold_until(connection)
+    await node.store(random_batch(dice, 20, MOMENTS))
+    async with kept(node, "select * from storenode.buckets where level = 2 for update"):
+        folding = asyncio.create_task(fold(connection))
+        await until_blocked(node, "transactionid")
+        async with asyncio.timeout(PATIENCE_S):
+            await node.store(random_batch(dice, 20, MOMENTS))
+        assert not folding.done()
+    assert (await folding).commits == 1
+    assert (await fold(connection)).commits == 1
+    await assert_folded(connection)
+
+
+@asynccontextmanager
+async def kept(node: Node, statement: str) -> AsyncIterator[None]:
+    """Keep what a statement locks."""
+    async with await node.database.connect() as holder, holder.transaction():
+        await holder.execute(statement.encode())
+        yield
+
+
+async def test_a_copy_of_the_database_goes_on_from_where_it_was(postgres: PostgresServer) -> None:
+    """As a standby that is promoted, or a backup that is restored, without the newest commits."""
+    dice = random.Random(SEED)
+    original = postgres.create_database()
+    upgrade(postgres.url(original))
+    async with running(postgres.url(original)) as node:
+        await node.store(random_batch(dice, 30, MOMENTS))
+        async with await node.database.connect() as own:
+            await fold_until(own)
+        await node.store(random_batch(dice, 30, MOMENTS))
+    copy = postgres.create_database(original)
+    async with running(postgres.url(original)) as node:
+        lost = random_batch(dice, 30, MOMENTS)
+        await node.store(lost)
+        async with await node.database.connect() as own:
+            await fold_until(own)
+            beyond = await assert_folded(own)
+    async with running(postgres.url(copy)) as node, await node.database.connect() as own:
+        await assert_true(own)
+        assert (await fold_until(own)).commits == 1
+        await node.store(part_of(lost, range(10)))
+        await node.store(lost)
+        await fold_until(own)
+        assert await assert_folded(own) == beyond
+    for name in (original, copy):
+        postgres.drop_database(name)
+
+
+@pytest.mark.parametrize("column", ["x0", "count"])
+async def test_the_oracle_of_these_tests_sees_what_is_wrong(
+    node: Node, connection: Connection, column: str
+) -> None:
+    await node.store(random_batch(random.Random(SEED), 30, MOMENTS))
+    await fold_until(connection)
+    await assert_folded(connection)
+    await node.rows(f"update storenode.buckets set {column} = {column} + 1 where level = 0")
+    with pytest.raises(AssertionError):
+        await assert_true(connection)
+    assert await held(connection) != {}

@@ -1,0 +1,242 @@
+"""Views out of the database alone: what they are true to, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import psycopg
+import pytest
+
+from message.limits import MAX_TIMESTAMP_NS
+from reconcile.ids import END, LOWEST, SyncIds
+from reconcile.loading import NeedBuckets, NeedHashes, NeedIds
+from reconcile.view import Spans
+from store.db import summary_read
+from store.db.deltas import DAY_NS, HOUR_NS
+from store.db.fold import fold_until
+from store.db.ids import ids_in
+from store.db.pool import Database
+from store.db.retention import prune
+from store.db.summary_read import ColdView, cold_view, worked_through
+from store.domain.ports import StoreUnavailable
+from store.domain.retention import RetentionPolicy
+from tests.integration.storage.following import TERMINATE_OTHERS
+from tests.integration.storage.node import SETTINGS, Node
+from tests.integration.storage.world import DAY, NOW, random_batch
+from tests.support.naive_view import NaiveView
+from tests.unit.reconcile.answers import check_answer, random_read
+from tests.unit.reconcile.worlds import random_spans
+
+EVERYTHING = Spans.of([(LOWEST, END)])
+_OTHERS = """
+select count(*) from pg_stat_activity
+where datname = current_database() and query like %s and state <> 'active'
+"""
+_IN_TRANSACTION = """
+select count(*) from pg_stat_activity
+where datname = current_database() and state = 'idle in transaction'
+"""
+
+
+async def store(node: Node, dice: random.Random, count: int = 60, span_ns: int = 3 * DAY) -> None:
+    times = [NOW - dice.randrange(span_ns) for _ in range(count)]
+    await node.store(random_batch(dice, count, times))
+
+
+async def held(node: Node) -> NaiveView:
+    rows = await node.rows("select ts, hash from storenode.messages")
+    return NaiveView((row[0], row[1]) for row in rows)  # type: ignore[misc]
+
+
+async def fold_all(node: Node) -> None:
+    async with node.database.connection(node.database.read_pool) as connection:
+        await fold_until(connection)
+
+
+async def check(cold: ColdView, oracle: NaiveView, dice: random.Random) -> None:
+    for count in (1, 20):
+        read = random_read(dice, oracle, random_spans(dice, oracle.ids, count))
+        check_answer(oracle, read, await worked_through(cold.view, read, cold.load))
+
+
+@pytest.mark.parametrize("most_hours", [10, 1_000], ids=["days", "hours"])
+async def test_buckets_and_what_is_not_folded_yet_are_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch, most_hours: int
+) -> None:
+    monkeypatch.setattr(summary_read, "MAX_TOP_BUCKETS", most_hours)
+    monkeypatch.setattr(summary_read, "_DELTAS_AT_ONCE", 2)
+    dice = random.Random(1)
+    for number in range(8):
+        await store(node, dice)
+        if number in (2, 5):
+            await fold_all(node)
+        async with cold_view(node.database) as cold:
+            await check(cold, await held(node), dice)
+            assert cold.place == node.feed.head or cold.place[0] > node.feed.head[0]
+            longest = cold.view.lengths_ns[0]
+    assert longest == (DAY_NS if most_hours == 10 else HOUR_NS)
+
+
+async def test_an_empty_store_is_a_view_of_nothing(node: Node) -> None:
+    async with cold_view(node.database) as cold:
+        await check(cold, NaiveView([]), random.Random(1))
+        assert cold.horizon_ns == 0
+
+
+async def test_what_is_stored_meanwhile_is_not_in_the_view(node: Node) -> None:
+    dice = random.Random(2)
+    await store(node, dice)
+    oracle = await held(node)
+    async with cold_view(node.database) as cold:
+        for _ in range(3):
+            await store(node, dice)
+            await fold_all(node)
+            await check(cold, oracle, dice)
+
+
+async def test_much_that_is_not_folded_is_folded_first(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary_read, "MAX_DELTA_COMMITS", 5)
+    dice = random.Random(3)
+    for _ in range(5):
+        await store(node, dice)
+    async with cold_view(node.database) as cold:
+        await check(cold, await held(node), dice)
+    assert await node.value("select folded_position from storenode.store") == 0
+    await store(node, dice)
+    async with cold_view(node.database) as cold:
+        await check(cold, await held(node), dice)
+    assert await node.value("select folded_position from storenode.store") == cold.place[0]
+
+
+async def test_the_first_and_the_last_moments_of_all_are_read(node: Node) -> None:
+    dice = random.Random(4)
+    await node.store(random_batch(dice, 20, range(1, 10)))
+    await store(node, dice)
+    async with cold_view(node.database) as cold:
+        await check(cold, await held(node), dice)
+        last_day = np.array([MAX_TIMESTAMP_NS - MAX_TIMESTAMP_NS % DAY_NS])
+        buckets = await cold.load(NeedBuckets(HOUR_NS, last_day, DAY_NS))
+        assert len(buckets) == 0
+
+
+async def test_a_portion_of_ids_is_the_first_of_them_in_order(node: Node) -> None:
+    dice = random.Random(5)
+    await store(node, dice, 200, 2 * DAY)
+    ids = (await held(node)).ids
+    bounds = [LOWEST, ids[20], ids[50], ids[90], ids[91], ids[120], END]
+    spans = Spans.of([(bounds[0], bounds[1]), (bounds[2], bounds[3]), (bounds[4], bounds[6])])
+    wanted = [*ids[:20], *ids[50:90], *ids[91:]]
+    async with node.database.connection(node.database.read_pool) as connection:
+        for limit in (1, 20, 21, 59, len(wanted), 10_000):
+            assert (await ids_in(connection, spans, limit)).pairs() == wanted[:limit]
+
+
+async def test_a_hash_whose_message_was_dropped_is_not_found(node: Node) -> None:
+    dice = random.Random(6)
+    await store(node, dice)
+    gone, left = (await held(node)).ids[:2]
+    await node.rows("delete from storenode.messages where hash = %s", gone[1])
+    async with cold_view(node.database) as cold:
+        found = await cold.load(NeedHashes(SyncIds.of([gone, left, (0, b"x" * 32)]).hashes))
+        assert isinstance(found, SyncIds)
+        assert found.pairs() == [left]
+
+
+async def test_nothing_is_dropped_under_a_view(node: Node) -> None:
+    dice = random.Random(7)
+    await store(node, dice, 200, 9 * DAY)
+    oracle = await held(node)
+    policy = RetentionPolicy(4 * DAY, None)
+    connection = await node.database.connect()
+    async with connection:
+        async with cold_view(node.database) as cold:
+            refused = await prune(connection, policy, NOW, lock_timeout_ms=50)
+            assert refused.problems
+            assert not refused.dropped
+            await check(cold, oracle, dice)
+        assert (await prune(connection, policy, NOW)).dropped
+        async with cold_view(node.database) as cold:
+            await check(cold, await held(node), dice)
+            assert cold.horizon_ns > NOW - 5 * DAY
+
+
+async def test_a_broken_connection_says_that_the_database_does_not_serve(node: Node) -> None:
+    await store(node, random.Random(8))
+    async with cold_view(node.database) as cold:
+        assert await node.value(TERMINATE_OTHERS) != 0
+        with pytest.raises(StoreUnavailable):
+            await cold.load(NeedIds(EVERYTHING, 10))
+
+
+async def test_who_keeps_everybody_from_reading_is_not_waited_for_long(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = summary_read._BEGIN.replace("lock_timeout = '5s'", "lock_timeout = '10ms'")
+    assert "10ms" in begin
+    monkeypatch.setattr(summary_read, "_BEGIN", begin)
+    connection = await node.database.connect()
+    async with connection, connection.transaction():
+        await connection.execute("lock table storenode.messages in access exclusive mode")
+        with pytest.raises(StoreUnavailable):
+            async with cold_view(node.database):
+                pass
+
+
+async def test_a_database_that_is_away_says_so() -> None:
+    database = Database("postgresql://127.0.0.1:1/nothing", SETTINGS)
+    with pytest.raises(StoreUnavailable):
+        async with cold_view(database):
+            pass
+
+
+async def test_a_view_ends_when_its_time_has_passed(node: Node) -> None:
+    await store(node, random.Random(9))
+    async with cold_view(node.database, 0.2) as cold:
+        # Nothing is asked of the view; its transaction, with its locks, ends all the same.
+        connection = await node.database.connect()
+        async with connection, connection.transaction():
+            await connection.execute("lock table storenode.messages in access exclusive mode")
+        with pytest.raises(StoreUnavailable, match="open for too long"):
+            await cold.load(NeedIds(EVERYTHING, 10))
+
+
+async def test_a_statement_ends_when_the_views_time_has_passed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(connection: psycopg.AsyncConnection[object], *_: object) -> SyncIds:
+        await connection.execute("select pg_sleep(60)")
+        return SyncIds.empty()
+
+    monkeypatch.setattr(summary_read, "ids_in", slow)
+    async with cold_view(node.database, 0.5) as cold:
+        with pytest.raises(StoreUnavailable, match="open for too long"):
+            await cold.load(NeedIds(EVERYTHING, 10))
+
+
+async def test_a_cancelled_reader_leaves_no_transaction(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+
+    async def slow(connection: psycopg.AsyncConnection[object], *_: object) -> SyncIds:
+        begun.set()
+        await connection.execute("select pg_sleep(60)")
+        return SyncIds.empty()
+
+    monkeypatch.setattr(summary_read, "ids_in", slow)
+
+    async def reader() -> None:
+        async with cold_view(node.database) as cold:
+            await cold.load(NeedIds(EVERYTHING, 10))
+
+    task = asyncio.create_task(reader())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await node.value(_OTHERS, "%pg_sleep%") == 0
+    assert await node.value(_IN_TRANSACTION) == 0

@@ -1,0 +1,145 @@
+"""The index, the summaries and the views of a node on a database, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from message.limits import NS_PER_S
+from reconcile.ids import SyncId
+from reconcile.view import Read, Spans
+from store.db.feed import DatabaseFeed
+from store.db.handover import Handover
+from store.db.hot_index import MAX_INDEX_ENTRIES, HotIndex
+from store.db.partitions import PartitionMap
+from store.db.pool import Database
+from store.db.reader import DatabaseReader
+from store.db.summary_read import MAX_VIEW_S
+from store.db.views import DatabaseReconcilable, StoredView
+from store.db.writer import DatabaseWriter
+from tests.integration.storage.node import RETENTION, SETTINGS, Node
+from tests.integration.storage.world import NOW
+from tests.support.naive_view import NaiveView
+from tests.unit.reconcile.answers import check_answer, random_read
+from tests.unit.reconcile.worlds import random_spans
+
+WINDOW = 3600 * NS_PER_S
+PATIENCE_S = 30.0
+
+
+@dataclass
+class Clock:
+    """A clock that tests set."""
+
+    now_ns: int = NOW
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+@dataclass
+class ViewingNode(Node):
+    """A node's storage with its index and its views.
+
+    Attributes:
+        events: names of the index's events, and what came with them.
+    """
+
+    hot: HotIndex
+    handover: Handover
+    views: DatabaseReconcilable
+    clock: Clock
+    events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        """Wait for a state of the index."""
+        async with asyncio.timeout(PATIENCE_S), self.hot.moved:
+            await self.hot.moved.wait_for(reached)
+
+    async def until_warm(self) -> None:
+        """Wait until there is an index."""
+        await self.until(lambda: self.hot.floor_ns > 0)
+
+    async def held(self) -> NaiveView:
+        """What the database holds, as rows say it."""
+        rows = await self.rows("select ts, hash from storenode.messages")
+        return NaiveView((row[0], row[1]) for row in rows)  # type: ignore[misc]
+
+
+@asynccontextmanager
+async def viewing(
+    url: str,
+    *,
+    window_ns: int = WINDOW,
+    max_entries: int = MAX_INDEX_ENTRIES,
+    max_view_s: float = MAX_VIEW_S,
+    started: bool = True,
+) -> AsyncIterator[ViewingNode]:
+    """A node's storage with views; without an index unless it is ``started``."""
+    database = await Database.open(url, SETTINGS)
+    clock, handover = Clock(), Handover()
+    partitions = PartitionMap(lambda: NOW, RETENTION)
+    writer = DatabaseWriter(database, partitions, handover=handover)
+    events: list[tuple[str, dict[str, object]]] = []
+
+    def note(name: str, /, **fields: object) -> None:
+        events.append((name, fields))
+
+    hot = HotIndex(
+        database,
+        handover,
+        window_ns,
+        now_ns=clock,
+        on_event=note,
+        max_entries=max_entries,
+        first_backoff_s=0.01,
+    )
+    feed = DatabaseFeed(database, on_lost=lambda *_: hot.lost(), on_commits=hot.commits)
+    try:
+        await writer.start()
+        await feed.start()
+        node = ViewingNode(
+            database,
+            partitions,
+            writer,
+            DatabaseReader(database, lambda: feed.messages_ever),
+            feed,
+            [],
+            hot,
+            handover,
+            DatabaseReconcilable(database, hot, max_view_s=max_view_s),
+            clock,
+            events,
+        )
+        if started:
+            hot.start()
+            await node.until_warm()
+        yield node
+    finally:
+        await hot.stop()
+        await feed.stop()
+        await writer.stop()
+        await database.close()
+
+
+async def check_view(
+    view: StoredView, oracle: NaiveView, dice: random.Random, *, above: SyncId | None = None
+) -> None:
+    """Ask a view everything about random spans, and about everything."""
+    for count in (1, 12, 40):
+        spans = random_spans(dice, oracle.ids, count)
+        if above is not None:
+            spans = spans[np.array([lower >= above for lower, _ in spans.pairs()], np.bool_)]
+        read = random_read(dice, oracle, spans)
+        check_answer(oracle, read, await view.answer(read))
+
+
+def everything(lower: SyncId, upper: SyncId) -> Read:
+    """Measure, and read, one range."""
+    spans = Spans.of([(lower, upper)])
+    return Read(measure=spans, items=spans)

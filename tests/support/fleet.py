@@ -1,0 +1,120 @@
+"""Several ``storenode run`` processes that are peers, and what each of them holds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psycopg
+
+from store.client.messages import hash_of, new_message
+from store.client.node import connect
+from store.client.types import PublishResult, WakuMessageAndTopic
+from store.embedded import EmbeddedPostgres, EmbeddedSettings, running_url
+from tests.support.command import Command, Ended
+from tests.support.node import NodeProcess
+
+PUBSUB = "/waku/2/rs/1/0"
+CONTENT = "/fleet/1/chat/proto"
+NS_PER_S = 1_000_000_000
+OWN_SCHEDULE = ("--sync-interval", "0")
+"""Nothing but what a test asks for."""
+
+
+def made(count: int, newest_ns: int, span_s: float = 3_000.0, seed: int = 1) -> list[Any]:
+    """Messages at random times in the ``span_s`` before ``newest_ns``, each different."""
+    rng = Random(seed)
+    span_ns = int(span_s * NS_PER_S)
+    return [
+        new_message(
+            hashlib.sha256(f"{seed}/{number}".encode()).digest(),
+            CONTENT,
+            PUBSUB,
+            newest_ns - rng.randrange(1, span_ns),
+        )
+        for number in range(count)
+    ]
+
+
+async def publish(node: NodeProcess, messages: Iterable[WakuMessageAndTopic]) -> None:
+    """Publish, and make sure that all are stored."""
+    async with connect(node.listen) as client:
+        async for _, result in client.publish_all(messages):
+            assert result.outcome in (PublishResult.STORED, PublishResult.DUPLICATE), result
+
+
+def held(node: NodeProcess) -> set[bytes]:
+    """The hashes in a node's own database, read past the node."""
+    url = node.database_url or running_url(node.data_dir)
+    assert url is not None, "the node's Postgres does not run"
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("select hash from storenode.messages").fetchall()
+        found = {bytes(row[0]) for row in rows}
+        assert len(found) == len(rows), "a message is held twice"
+        return found
+
+
+@contextmanager
+def database_of(node: NodeProcess) -> Iterator[psycopg.Connection]:
+    """The database of a node that has ended, while it has."""
+    assert not node.running, "the node runs"
+    with (
+        EmbeddedPostgres(EmbeddedSettings(node.data_dir)) as server,
+        psycopg.connect(server.url) as connection,
+    ):
+        yield connection
+
+
+def hashes(messages: Iterable[WakuMessageAndTopic]) -> set[bytes]:
+    """What `held` gives where just these are held."""
+    return {hash_of(message) for message in messages}
+
+
+def synchronize(node: NodeProcess, *arguments: str) -> tuple[Ended, dict[str, Any]]:
+    """``storenode sync --json``: how it ended, and its report."""
+    ended = Command.of(node)("sync", "--json", *arguments)
+    reports = ended.objects if ended.out else [{}]
+    assert len(reports) == 1, ended
+    return ended, reports[0]
+
+
+def status(node: NodeProcess) -> dict[str, Any]:
+    """``storenode status --json``."""
+    (found,) = Command.of(node).ok("status", "--json").objects
+    return dict(found)
+
+
+@dataclass
+class Fleet:
+    """Starts nodes in a directory, and stops them all."""
+
+    directory: Path
+    nodes: list[NodeProcess] = field(default_factory=list)
+
+    def start(
+        self,
+        *args: str,
+        peers: Sequence[NodeProcess | str] = (),
+        database_url: str | None = None,
+    ) -> NodeProcess:
+        """One more node that serves; it calls ``peers`` only when it is told to.
+
+        A peer may be given by its HOST:PORT. Without ``database_url`` the node has its own server.
+        """
+        addresses = [peer if isinstance(peer, str) else peer.peer for peer in peers]
+        named = [part for address in addresses for part in ("--peer", address)]
+        options = ("--max-clock-drift", "off", "--log-level", "info", "--log-format", "json")
+        data_dir = self.directory / f"node-{len(self.nodes)}"
+        node = NodeProcess(data_dir, (*options, *OWN_SCHEDULE, *named, *args), database_url)
+        self.nodes.append(node)
+        return node.start()
+
+    def close(self) -> None:
+        """Stop them all."""
+        for node in self.nodes:
+            node.close()

@@ -1,0 +1,61 @@
+"""What a view loads, from a sorted list; and how a read is worked through with it."""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from reconcile.buckets import Buckets
+from reconcile.ids import SyncId, SyncIds
+from reconcile.loading import Loaded, LoadingView, NeedBuckets, NeedHashes, NeedIds, Needs
+from reconcile.view import Answer, Read
+
+
+@dataclass
+class NaiveStorage:
+    """Meets what views need, and remembers what that was.
+
+    Attributes:
+        ids: what is held, ascending.
+        needs: everything that was needed, in its order.
+        loaded_ids: how many IDs were loaded in all.
+    """
+
+    ids: list[SyncId]
+    needs: list[Needs] = field(default_factory=list)
+    loaded_ids: int = 0
+
+    @classmethod
+    def of(cls, ids: Iterable[SyncId]) -> "NaiveStorage":
+        return cls(sorted(set(ids)))
+
+    def buckets(self, length_ns: int) -> Buckets:
+        """All buckets of a length."""
+        return Buckets.of_ids(length_ns, SyncIds.of(self.ids))
+
+    def load(self, needs: Needs) -> Loaded:
+        """What is needed."""
+        self.needs.append(needs)
+        match needs:
+            case NeedBuckets(length_ns, parents, parent_ns):
+                assert len(parents)
+                assert bool(np.all(parents % parent_ns == 0))
+                return self.buckets(length_ns).within(parents, parent_ns)
+            case NeedIds(spans, limit):
+                spans.check()
+                found: list[SyncId] = []
+                for lower, upper in spans.pairs():
+                    found += self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
+                self.loaded_ids += min(len(found), limit)
+                return SyncIds.of(found[:limit])
+            case NeedHashes(hashes):
+                wanted = {hash_.tobytes() for hash_ in hashes}
+                return SyncIds.of(each for each in reversed(self.ids) if each[1] in wanted)
+
+
+def answer(view: LoadingView, storage: NaiveStorage, read: Read) -> Answer:
+    """Work through a read."""
+    while (needs := view.needs(read)) is not None:
+        view.load(storage.load(needs))
+    return view.answer(read)

@@ -1,0 +1,37 @@
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from reconcile.ids import SyncIds
+from store.domain.id_lookup import IdLookup, hash_column
+
+# Few different hashes, with common beginnings and zeros at the end.
+hashes = st.builds(
+    lambda start, end: bytes(start) + b"\x01" + bytes(30 - start) + bytes([end]),
+    st.integers(0, 30),
+    st.sampled_from([0, 1, 255]),
+)
+
+
+@given(st.lists(hashes, unique=True, max_size=40), st.lists(hashes, max_size=40))
+@example([], [bytes(32)])
+@example([bytes(32)], [])
+@example([bytes(32)], [bytes(32), b"\xff" * 32])
+def test_every_hash_is_found_at_its_place(held: list[bytes], wanted: list[bytes]) -> None:
+    lookup = IdLookup(SyncIds.of((number, digest) for number, digest in enumerate(held)))
+    found = lookup.find(hash_column(wanted)).tolist()
+    assert found == [held.index(digest) if digest in held else -1 for digest in wanted]
+
+
+def test_many_are_found_in_portions() -> None:
+    noise = np.random.default_rng(3).integers(0, 256, (100_000, 32), np.uint8)
+    lookup = IdLookup(SyncIds(np.arange(len(noise)), noise))
+    shuffled = np.random.default_rng(4).permutation(len(noise))
+    assert np.array_equal(lookup.find(noise[shuffled]), shuffled)
+    assert (lookup.find(noise ^ np.uint8(1)) == -1).all()
+
+
+def test_hashes_have_one_size() -> None:
+    with pytest.raises(ValueError, match="32 bytes"):
+        hash_column([bytes(32), bytes(31)])

@@ -1,0 +1,91 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconcile.ids import SyncIds
+from store.domain.id_lookup import hash_column
+from store.domain.policy_memory import OTHER, OTHER_NS, PolicyMemory, Side
+from store.domain.transfer_limits import REMEMBERED_NS
+
+NOW = 10**18
+LIMIT = 12
+
+
+def ids(*numbers: int, timestamp: int = NOW) -> SyncIds:
+    return SyncIds.of((timestamp, number.to_bytes(32, "big")) for number in numbers)
+
+
+def known(memory: PolicyMemory, now_ns: int = NOW, side: Side = Side.OURS) -> dict[int, str]:
+    hashes, labels = memory.book("p", side).known(now_ns)
+    numbers = [int.from_bytes(row.tobytes(), "big") for row in hashes]
+    return dict(zip(numbers, labels, strict=True))
+
+
+def test_refusals_are_forgotten_when_they_may_have_passed() -> None:
+    memory = PolicyMemory()
+    book = memory.book("p", Side.OURS)
+    book.add(NOW, ids(1), ["wrong_shard"])
+    book.add(NOW, ids(2), [OTHER])
+    book.add(NOW, ids(3, timestamp=NOW + 100), ["too_new"])
+    book.add(NOW, ids(4, timestamp=NOW + 2 * REMEMBERED_NS), ["too_new"])
+    everything = {1: "wrong_shard", 2: OTHER, 3: "too_new", 4: "too_new"}
+    assert known(memory, NOW + 99) == everything
+    del everything[3]
+    assert known(memory, NOW + 100) == everything
+    assert known(memory, NOW + OTHER_NS - 1) == everything
+    del everything[2]
+    assert known(memory, NOW + OTHER_NS) == everything
+    assert known(memory, NOW + REMEMBERED_NS) == {}
+    assert len(memory) == 0
+    memory.check()
+
+
+def test_a_peer_and_a_side_have_nothing_to_do_with_another() -> None:
+    memory = PolicyMemory()
+    memory.book("p", Side.THEIRS).add(NOW, ids(1), ["too_large"])
+    memory.book("q", Side.OURS).add(NOW, ids(2), ["too_large"])
+    assert known(memory) == {}
+    assert known(memory, side=Side.THEIRS) == {1: "too_large"}
+
+
+def test_a_peer_with_many_refusals_does_not_displace_the_others() -> None:
+    memory = PolicyMemory(limit=100)
+    memory.book("p", Side.OURS).add(NOW, ids(*range(10)), ["too_large"] * 10)
+    for start in range(0, 1_000, 50):
+        part = ids(*range(start, start + 50))
+        memory.book("flood", Side.OURS).add(NOW, part, ["too_large"] * 50)
+        memory.check()
+    assert set(known(memory)) == set(range(10))
+    assert len(memory.book("flood", Side.OURS)) == 90
+
+
+operations = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "forget"]),
+        st.sampled_from("pqr"),
+        st.lists(st.integers(0, 30), max_size=12, unique=True),
+    ),
+    max_size=20,
+)
+
+
+@given(operations)
+def test_what_is_left_is_the_newest_of_each_peer(
+    todo: list[tuple[str, str, list[int]]],
+) -> None:
+    memory, added = PolicyMemory(limit=LIMIT), {peer: list[int]() for peer in "pqr"}
+    full = False
+    for what, peer, numbers in todo:
+        book = memory.book(peer, Side.OURS)
+        added[peer] = [number for number in added[peer] if number not in numbers]
+        if what == "add":
+            book.add(NOW, ids(*numbers), ["too_large"] * len(numbers))
+            added[peer] += numbers
+        else:
+            book.forget([number.to_bytes(32, "big") for number in numbers])
+        memory.check()
+        full = full or sum(map(len, added.values())) > LIMIT
+        for name, listed in added.items():
+            left, _ = memory.book(name, Side.OURS).known(NOW)
+            expected = hash_column([number.to_bytes(32, "big") for number in listed])
+            assert left.tobytes() == expected[len(expected) - len(left) :].tobytes()
+            assert full or len(left) == len(listed)

@@ -1,0 +1,146 @@
+"""Store resume: the gap, its pages, peers that fail, and what a restart goes on from."""
+
+import random
+
+import pytest
+
+from message.limits import NS_PER_S
+from store.domain.ports import PeerAddress
+from store.domain.resume import (
+    SHORTEST_GAP_NS,
+    Advance,
+    Begun,
+    Fetch,
+    FetchEnded,
+    Finished,
+    PageStored,
+    Proceed,
+    Resume,
+    ResumeConfig,
+    ResumeError,
+    Tick,
+    WakeAt,
+)
+
+NOW = 1_800_000_000 * NS_PER_S
+GAP = 3_600 * NS_PER_S
+SLACK = 20 * NS_PER_S
+PEERS = tuple(PeerAddress("127.0.0.1", port) for port in (1, 2, 3))
+
+
+def machine(peers: tuple[PeerAddress, ...] = PEERS, seed: int = 1) -> Resume:
+    return Resume(ResumeConfig(peers=peers, slack_ns=SLACK), random.Random(seed))
+
+
+def test_a_gap_is_fetched_from_one_peer_and_ends_the_resume() -> None:
+    each = machine()
+    (fetch,) = each.step(NOW, Begun(NOW, NOW - GAP))
+    assert isinstance(fetch, Fetch)
+    assert (fetch.time_start_ns, fetch.time_end_ns, fetch.cursor) == (NOW - GAP - SLACK, NOW, b"")
+    assert each.step(NOW, PageStored(b"c", NOW - GAP // 2, 10, 7)) == [Advance(NOW - GAP // 2)]
+    assert each.step(NOW, FetchEnded()) == [Advance(NOW), Proceed(), Finished()]
+    assert not each.progress.running
+    assert (each.progress.messages, each.progress.new) == (10, 7)
+
+
+@pytest.mark.parametrize(
+    ("peers", "last_online_ns"),
+    [
+        ((), NOW - GAP),
+        (PEERS, 0),
+        (PEERS, NOW - SHORTEST_GAP_NS + 1),
+        (PEERS, NOW + GAP),
+    ],
+    ids=["no peers", "never online", "a short gap", "a clock that was set back"],
+)
+def test_without_a_gap_that_can_be_filled_reconciliation_begins_at_once(
+    peers: tuple[PeerAddress, ...], last_online_ns: int
+) -> None:
+    assert machine(peers).step(NOW, Begun(NOW, last_online_ns)) == [Proceed(), Finished()]
+
+
+def test_without_reconciliations_the_shortest_gap_is_fetched() -> None:
+    each = Resume(ResumeConfig(peers=PEERS, slack_ns=SLACK, shortest_ns=0), random.Random(1))
+    (fetch,) = each.step(NOW, Begun(NOW, NOW - 1))
+    assert isinstance(fetch, Fetch)
+    assert (fetch.time_start_ns, fetch.time_end_ns) == (NOW - 1 - SLACK, NOW)
+
+
+def test_nothing_behind_the_horizon_is_fetched() -> None:
+    (fetch,) = machine().step(NOW, Begun(NOW, NOW - GAP, horizon_ns=NOW - GAP // 2))
+    assert isinstance(fetch, Fetch)
+    assert fetch.time_start_ns == NOW - GAP // 2
+
+
+def test_a_broken_scan_goes_on_at_the_next_peer_after_the_last_page() -> None:
+    each = machine()
+    (first,) = each.step(NOW, Begun(NOW, NOW - GAP))
+    each.step(NOW, PageStored(b"here", NOW - GAP // 2, 1, 1))
+    (second,) = each.step(NOW, FetchEnded("gone"))
+    assert isinstance(first, Fetch)
+    assert isinstance(second, Fetch)
+    assert second.peer != first.peer
+    assert second.cursor == b"here"
+    assert each.progress.error == "gone"
+
+
+def test_a_cursor_that_is_not_served_is_replaced_by_the_time_reached() -> None:
+    each = machine()
+    each.step(NOW, Begun(NOW, NOW - GAP))
+    each.step(NOW, PageStored(b"here", NOW - GAP // 2, 1, 1))
+    (fetch,) = each.step(NOW, FetchEnded("unknown cursor", lost_place=True))
+    assert isinstance(fetch, Fetch)
+    assert (fetch.cursor, fetch.time_start_ns) == (b"", NOW - GAP // 2)
+
+
+def test_when_all_peers_fail_reconciliation_begins_and_the_gap_is_tried_again() -> None:
+    each = machine()
+    each.step(NOW, Begun(NOW, NOW - GAP))
+    pauses = []
+    now, proceeded = NOW, 0
+    for _ in range(30):
+        effects = each.step(now, FetchEnded("down"))
+        proceeded += effects.count(Proceed())
+        wakes = [effect for effect in effects if isinstance(effect, WakeAt)]
+        if wakes:
+            pauses.append(wakes[0].time_ns - now)
+            assert each.step(wakes[0].time_ns - 1, Tick()) == wakes
+            now = wakes[0].time_ns
+            (fetch,) = each.step(now, Tick())
+            assert isinstance(fetch, Fetch)
+    assert proceeded == 1
+    assert len(pauses) == 10
+    assert pauses[0] <= 2 * NS_PER_S < 30 * NS_PER_S <= pauses[-1] <= 60 * NS_PER_S
+    assert each.progress.running
+
+
+def test_what_is_persisted_never_says_more_than_has_come() -> None:
+    rng = random.Random(5)
+    for seed in range(50):
+        each = machine(seed=seed)
+        effects = each.step(NOW, Begun(NOW, NOW - GAP))
+        reached = NOW - GAP - SLACK
+        for _ in range(40):
+            if rng.random() < 0.6 and any(isinstance(effect, Fetch) for effect in effects):
+                reached = rng.randrange(reached, NOW)
+                advanced = each.step(NOW, PageStored(b"c", reached, 1, 1))
+                assert all(
+                    effect.last_online_ns <= reached
+                    for effect in advanced
+                    if isinstance(effect, Advance)
+                )
+            elif any(isinstance(effect, Fetch) for effect in effects):
+                effects = each.step(NOW, FetchEnded("broken", lost_place=rng.random() < 0.5))
+            else:
+                effects = each.step(NOW + 10**15, Tick())
+
+
+def test_inputs_out_of_place_are_refused() -> None:
+    each = machine()
+    for given in (PageStored(b"", 1, 1, 1), FetchEnded()):
+        with pytest.raises(ResumeError):
+            each.step(NOW, given)
+    each.step(NOW, Begun(NOW, NOW - GAP))
+    with pytest.raises(ResumeError):
+        each.step(NOW, Begun(NOW, NOW - GAP))
+    assert each.step(NOW, Tick()) == []

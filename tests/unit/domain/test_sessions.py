@@ -1,0 +1,357 @@
+"""The registry of sessions: every case of its table, and two registries that begin at once."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from reconcile.ids import SyncIds
+from store.domain.sessions import Accepted, Refusal, Refused, Session, SessionError, Sessions, State
+
+NOW = 10**18
+MINUTE_NS = 60 * 10**9
+IDS = SyncIds.of([(5, bytes(32))])
+NONE = SyncIds.empty()
+
+
+def registry(node_id: str = "m", store_id: str = "store-m") -> Sessions:
+    """A node in the middle of the alphabet: ``a`` is lower, ``z`` higher."""
+    return Sessions(node_id, store_id)
+
+
+def made(result: Accepted | Refusal) -> Session:
+    assert isinstance(result, Accepted), result
+    return result.session
+
+
+def refused(result: object) -> Refused:
+    assert isinstance(result, Refusal), result
+    assert result.sentence
+    return result.kind
+
+
+def came(sessions: Sessions, node: str, session_id: str = "1") -> Session:
+    """A session that the node began."""
+    return made(sessions.accept(NOW, node, f"store-{node}", session_id))
+
+
+def called(sessions: Sessions, node: str, *, known: bool = True) -> Session:
+    """A session that this node began; ``known``: the callee has said who it is."""
+    session = made(sessions.begin(NOW, f"{node}:1"))
+    if known:
+        made(sessions.identify(NOW, session, node, f"store-{node}"))
+    return session
+
+
+def waiting(sessions: Sessions, node: str) -> Session:
+    session = came(sessions, node)
+    sessions.reconciled(NOW, session, IDS, NONE)
+    assert session.state is State.WAITING
+    return session
+
+
+def claimed(sessions: Sessions, node: str) -> Session:
+    session = waiting(sessions, node)
+    assert sessions.claim(NOW, node, "1") is session
+    return session
+
+
+def ready(sessions: Sessions, node: str) -> Session:
+    session = called(sessions, node)
+    sessions.reconciled(NOW, session, IDS, NONE)
+    assert session.state is State.READY
+    return session
+
+
+def transferring(sessions: Sessions, node: str) -> Session:
+    session = ready(sessions, node)
+    sessions.transferring(NOW, session, "1")
+    return session
+
+
+Make = Callable[[Sessions, str], Session]
+OLD: dict[str, Make] = {
+    "own": called,
+    "own, unknown": partial(called, known=False),
+    "ready": ready,
+    "own transfer": transferring,
+    "reconciling": came,
+    "waiting": waiting,
+    "transfer": claimed,
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "node", "wins"),
+    [
+        ("own", "a", "new"),
+        ("own", "z", "old"),
+        ("own, unknown", "a", "both"),
+        ("own, unknown", "z", "both"),
+        ("ready", "a", "old"),
+        ("own transfer", "a", "old"),
+        ("reconciling", "a", "old"),
+        ("reconciling", "z", "old"),
+        ("waiting", "a", "new"),
+        ("waiting", "z", "new"),
+        ("transfer", "a", "old"),
+    ],
+)
+def test_a_peer_begins_while_there_is_a_session(old: str, node: str, wins: str) -> None:
+    sessions = registry()
+    before = OLD[old](sessions, node)
+    state = before.state
+    result = sessions.accept(NOW, node, f"store-{node}", "2")
+    if wins == "old":
+        assert refused(result) is Refused.ABORTED
+        assert list(sessions) == [before]
+        assert before.state is state
+    else:
+        assert isinstance(result, Accepted)
+        assert result.ended == ((before,) if wins == "new" else ())
+        assert (before.state is State.ENDED) is (wins == "new")
+        assert result.session.state is State.RECONCILING
+        assert not result.session.own
+    sessions.check()
+
+
+@pytest.mark.parametrize("old", OLD)
+@pytest.mark.parametrize("node", ["a", "z"])
+def test_this_node_begins_nothing_while_there_is_a_session(old: str, node: str) -> None:
+    sessions = registry()
+    before = OLD[old](sessions, node)
+    if before.node_id:
+        assert refused(sessions.begin(NOW, "elsewhere:1", node)) is Refused.ABORTED
+        assert refused(sessions.begin(NOW, "b:1", "b", f"store-{node}")) is Refused.ABORTED
+    if before.own:
+        assert refused(sessions.begin(NOW, f"{node}:1")) is Refused.ABORTED
+    assert list(sessions) == [before]
+
+
+@pytest.mark.parametrize(
+    ("old", "node", "wins"),
+    [
+        ("reconciling", "a", "old"),
+        ("reconciling", "z", "new"),
+        ("waiting", "z", "old"),
+        ("transfer", "z", "old"),
+        ("own", "z", "old"),
+        ("own transfer", "z", "old"),
+    ],
+)
+def test_a_callee_says_who_it_is_and_there_is_a_session(old: str, node: str, wins: str) -> None:
+    sessions = registry()
+    before = OLD[old](sessions, node)
+    new = made(sessions.begin(NOW, "another-address:1"))
+    result = sessions.identify(NOW, new, node, f"store-{node}")
+    if wins == "old":
+        assert refused(result) is Refused.ABORTED
+        assert new.state is State.ENDED
+        assert list(sessions) == [before]
+    else:
+        assert isinstance(result, Accepted)
+        assert result.ended == (before,)
+        assert list(sessions) == [new]
+    sessions.check()
+
+
+def test_a_session_that_gave_way_is_told_so_when_its_callee_answers() -> None:
+    sessions = registry()
+    own = called(sessions, "a")
+    came(sessions, "a")
+    assert refused(sessions.identify(NOW, own, "a", "store-a")) is Refused.ABORTED
+    assert len(sessions) == 1
+
+
+def test_all_nodes_of_a_store_are_one_peer() -> None:
+    sessions = registry()
+    first = made(sessions.accept(NOW, "a1", "shared", "1"))
+    assert refused(sessions.accept(NOW, "a2", "shared", "2")) is Refused.ABORTED
+    assert refused(sessions.begin(NOW, "x:1", "a2", "shared")) is Refused.ABORTED
+    sessions.reconciled(NOW, first, IDS, NONE)
+    # Another node takes no other node's place.
+    assert refused(sessions.accept(NOW, "a2", "shared", "2")) is Refused.ABORTED
+    result = sessions.accept(NOW, "a1", "shared", "3")
+    assert isinstance(result, Accepted)
+    assert result.ended == (first,)
+
+
+@pytest.mark.parametrize(
+    ("node", "store", "kind"),
+    [("m", "store-x", Refused.SELF), ("x", "store-m", Refused.SAME_STORE)],
+)
+def test_a_node_and_its_own_database_are_no_peers(node: str, store: str, kind: Refused) -> None:
+    sessions = registry()
+    assert refused(sessions.accept(NOW, node, store, "1")) is kind
+    assert refused(sessions.begin(NOW, "x:1", node, store)) is kind
+    own = called(sessions, "x", known=False)
+    assert refused(sessions.identify(NOW, own, node, store)) is kind
+    assert not len(sessions)
+
+
+def test_a_node_has_four_sessions_at_most() -> None:
+    sessions = registry()
+    for node in ("a", "b"):
+        called(sessions, node)
+    third = came(sessions, "c")
+    fourth = came(sessions, "d", "4")
+    busy = sessions.accept(NOW, "e", "store-e", "5")
+    assert refused(busy) is Refused.BUSY
+    assert isinstance(busy, Refusal)
+    assert busy.sentence.startswith("busy")
+    assert refused(sessions.begin(NOW, "e:1")) is Refused.BUSY
+    # One that takes another's place needs no room.
+    sessions.reconciled(NOW, fourth, IDS, IDS)
+    assert came(sessions, "d", "6") is not fourth
+    assert came(sessions, "a", "7").node_id == "a"
+    sessions.end(third)
+    sessions.end(third)
+    came(sessions, "e", "5")
+    sessions.check()
+
+
+def test_a_session_belongs_to_one_peer_and_one_transfer() -> None:
+    sessions = registry()
+    session = waiting(sessions, "a")
+    for node, session_id in (("b", "1"), ("a", "2"), ("a", "")):
+        assert refused(sessions.claim(NOW, node, session_id)) is Refused.UNKNOWN
+    assert sessions.claim(NOW, "a", "1") is session
+    assert (session.to_send, session.to_receive) == (IDS, NONE)
+    assert refused(sessions.claim(NOW, "a", "1")) is Refused.UNKNOWN
+
+
+@pytest.mark.parametrize("old", [called, came, transferring, claimed])
+def test_only_a_finished_reconciliation_can_be_claimed(old: Make) -> None:
+    sessions = registry()
+    old(sessions, "a")
+    assert refused(sessions.claim(NOW, "a", "1")) is Refused.UNKNOWN
+
+
+def test_a_session_waits_a_minute_for_its_transfer() -> None:
+    sessions = registry()
+    first = waiting(sessions, "a")
+    later = came(sessions, "b", "2")
+    sessions.reconciled(NOW + 1, later, NONE, IDS)
+    reconciling = came(sessions, "c", "3")
+    assert sessions.expire(NOW + MINUTE_NS - 1) == ()
+    assert sessions.expire(NOW + MINUTE_NS) == (first,)
+    assert (first.state, len(first.to_send)) == (State.ENDED, 0)
+    assert refused(sessions.claim(NOW + MINUTE_NS + 1, "b", "2")) is Refused.UNKNOWN
+    assert list(sessions) == [reconciling]
+    assert sessions.expire(NOW + 10 * MINUTE_NS) == ()
+
+
+@pytest.mark.parametrize("old", [called, came])
+def test_a_session_that_found_nothing_ends(old: Make) -> None:
+    sessions = registry()
+    session = old(sessions, "a")
+    sessions.reconciled(NOW, session, NONE, NONE)
+    assert session.state is State.ENDED
+    assert not len(sessions)
+
+
+@pytest.mark.parametrize("old", ["own", "own, unknown", "ready", "own transfer", "reconciling"])
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_a_session_s_state_does_not_allow_changes_nothing(old: str, ended: bool) -> None:
+    sessions = registry()
+    session = OLD[old](sessions, "a")
+    if ended:
+        sessions.end(session)
+    state = session.state
+    if state is not State.RECONCILING:
+        with pytest.raises(SessionError, match="not reconciling"):
+            sessions.reconciled(NOW, session, IDS, IDS)
+    if state is not State.READY:
+        with pytest.raises(SessionError, match="not ready"):
+            sessions.transferring(NOW, session, "1")
+    if not ended and (state is not State.RECONCILING or not session.own):
+        with pytest.raises(SessionError):
+            sessions.identify(NOW, session, "a", "store-a")
+    assert session.state is state
+
+
+@dataclass
+class Call:
+    """One call between two registries, and how far it has come."""
+
+    caller: Sessions
+    callee: Sessions
+    names: tuple[str, str]
+    here: Session | None = None
+    there: Session | None = None
+
+
+@dataclass
+class Line:
+    """Two nodes that call each other; answers and cancellations arrive late, in any order."""
+
+    nodes: dict[str, Sessions]
+    events: list[Callable[[], None]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def begin(self, caller: str, callee: str, knows: bool) -> None:
+        call = Call(self.nodes[caller], self.nodes[callee], (caller, callee))
+        name = (callee, f"store-{callee}") if knows else ("", "")
+        result = call.caller.begin(NOW, f"{callee}:1", *name)
+        if isinstance(result, Accepted):
+            call.here = result.session
+            self.calls.append(call)
+            self.events.append(partial(self._arrive, call))
+
+    def _arrive(self, call: Call) -> None:
+        assert call.here is not None
+        if call.here.state is State.ENDED:
+            return
+        caller = call.names[0]
+        result = call.callee.accept(NOW, caller, f"store-{caller}", "1")
+        if isinstance(result, Accepted):
+            call.there = result.session
+            self._stop(result.ended)
+            self.events.append(partial(self._answer, call))
+        else:
+            assert result.kind is Refused.ABORTED
+            self.events.append(partial(call.caller.end, call.here))
+
+    def _answer(self, call: Call) -> None:
+        assert call.here is not None
+        callee = call.names[1]
+        result = call.caller.identify(NOW, call.here, callee, f"store-{callee}")
+        self._stop(result.ended if isinstance(result, Accepted) else (call.here,))
+
+    def _stop(self, ended: tuple[Session, ...]) -> None:
+        """What a driver does whose session has ended: the other side hears of it."""
+        for call in self.calls:
+            if call.here in ended and call.there is not None:
+                self.events.append(partial(call.callee.end, call.there))
+            if call.there in ended and call.here is not None:
+                self.events.append(partial(call.caller.end, call.here))
+
+
+@settings(max_examples=400)
+@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans())
+@example(0, False, False, True)
+def test_two_that_begin_at_once_have_one_session(
+    seed: int, knows_a: bool, knows_z: bool, at_once: bool
+) -> None:
+    dice = random.Random(seed)
+    line = Line({name: Sessions(name, f"store-{name}") for name in ("a", "z")})
+    begins = [partial(line.begin, "a", "z", knows_z), partial(line.begin, "z", "a", knows_a)]
+    dice.shuffle(begins)
+    if at_once:
+        for begin in begins:
+            begin()
+    else:
+        line.events += begins
+    while line.events:
+        line.events.pop(dice.randrange(len(line.events)))()
+        for sessions in line.nodes.values():
+            sessions.check()
+    (call,) = [each for each in line.calls if each.here and each.here.state is State.RECONCILING]
+    assert list(call.caller) == [call.here]
+    assert list(call.callee) == [call.there]
+    if at_once:
+        assert call.names == ("a", "z")

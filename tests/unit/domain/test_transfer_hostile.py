@@ -1,0 +1,485 @@
+"""What a transfer does with a peer that breaks the rules, floods, or does nothing."""
+
+import random
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from message.hashing import message_hash
+from message.record import RecordBatch
+from message.validate import Policy, Verdict
+from reconcile.ids import SyncIds
+from store.domain.door import Published, Refusal
+from store.domain.policy_memory import PolicyMemory
+from store.domain.transfer import Transfer
+from store.domain.transfer_events import (
+    Begin,
+    Counted,
+    Ended,
+    Fault,
+    Find,
+    Found,
+    Input,
+    Persist,
+    Persisted,
+    Received,
+    Report,
+    SendFrame,
+    SendReady,
+    Ticked,
+)
+from store.domain.transfer_limits import SILENCE_NS
+from tests.unit.domain.transfer_world import (
+    POLICY,
+    SESSION,
+    SMALL,
+    Node,
+    Store,
+    ids_of,
+    messages,
+    raw,
+    run,
+    sent_form,
+    store_of,
+)
+from tests.unit.message.builders import CONTENT, NOW_NS, PUBSUB, entry
+from wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+PEER = store_of(messages(6))
+"""What the peer holds; the first ones are what a session has found missing."""
+
+HASHES = sorted(PEER.held, key=lambda digest: (PEER.held[digest][0], digest))
+seeds = st.integers(0, 2**32)
+
+
+def receiver(count: int = 3, policy: Policy = POLICY) -> Node:
+    """A node that expects the first ``count`` messages of the peer."""
+    node = Node(Store(), SyncIds.empty(), ids_of(PEER, HASHES[:count]), policy=policy)
+    node.give(Begin())
+    return node
+
+
+def sender(count: int = 3) -> Node:
+    """A node that has ``count`` messages for the peer."""
+    store = store_of(messages(count, 100))
+    node = Node(store, ids_of(store, store.held), SyncIds.empty())
+    node.give(Begin())
+    return node
+
+
+def settle(node: Node) -> None:
+    """Let the node do all that it can without its peer."""
+    run(random.Random(0), node)
+
+
+def ended(node: Node) -> Report:
+    """The report of a side that has ended."""
+    assert node.report is not None
+    return node.report
+
+
+def not_ended(node: Node) -> bool:
+    """The transfer goes on."""
+    return node.report is None
+
+
+def reads(node: Node) -> bool:
+    """The stream is read."""
+    return node.machine.reading
+
+
+def labels(node: Node) -> dict[bytes, str]:
+    """What the node has refused by name, and the label of the reason."""
+    return {digest: reason.partition(":")[0] for digest, reason in node.refusals()}
+
+
+@given(seeds)
+def test_what_nobody_asked_for_is_refused_by_name_and_not_stored(seed: int) -> None:
+    node = receiver()
+    order = random.Random(seed).sample(HASHES, len(HASHES))
+    node.receive(raw(items=sent_form(PEER, order)))
+    settle(node)
+    assert sorted(node.store.held) == sorted(HASHES[:3])
+    assert labels(node) == dict.fromkeys(HASHES[3:], "unsolicited")
+    node.receive(raw(done=True))
+    settle(node)
+    assert (ended(node).unsolicited, ended(node).stored, ended(node).equal) == (3, 3, True)
+    assert sum(each.count for each in node.counted if each.reason == "unsolicited") == 3
+
+
+@given(seeds, st.booleans())
+def test_what_comes_twice_is_stored_and_answered_once(seed: int, at_once: bool) -> None:
+    dice, node = random.Random(seed), receiver()
+    items = sent_form(PEER, HASHES[:3])
+    if at_once:
+        node.receive(raw(items=items + items[1:]))
+    else:
+        node.receive(raw(items=items))
+        if dice.random() < 0.5:
+            settle(node)
+        node.receive(raw(items=items[1:]))
+    node.receive(raw(done=True))
+    run(dice, node)
+    assert sorted(node.stored()) == sorted(HASHES[:3])
+    assert labels(node) == dict.fromkeys(HASHES[1:3], "sent twice")
+    assert (ended(node).repeated, ended(node).stored) == (2, 3)
+
+
+def test_a_message_with_another_hash_is_not_the_one_expected() -> None:
+    node = receiver()
+    forged = entry(b"forged", timestamp=PEER.held[HASHES[0]][0])
+    node.receive(raw(items=[forged.SerializeToString()], done=True))
+    settle(node)
+    digest = message_hash(PUBSUB, b"forged", CONTENT, None, forged.message.timestamp)
+    assert labels(node) == {digest: "unsolicited", **dict.fromkeys(HASHES[:3], "not received")}
+    assert not node.store.held
+    assert (ended(node).undelivered, ended(node).equal) == (3, False)
+
+
+def test_an_id_that_was_announced_with_another_time_does_not_exist() -> None:
+    timestamp, digest = PEER.held[HASHES[0]][0], HASHES[0]
+    node = Node(Store(), SyncIds.empty(), SyncIds.of([(timestamp - 1, digest)]))
+    node.give(Begin())
+    node.receive(raw(items=sent_form(PEER, [digest]), done=True))
+    settle(node)
+    assert not node.store.held
+    assert (ended(node).unsolicited, ended(node).undelivered) == (1, 1)
+
+
+def test_messages_without_a_hash_are_counted() -> None:
+    nowhere = SyncIds.of([(NOW_NS, bytes(32))])
+    node = Node(Store(), SyncIds.empty(), nowhere)
+    node.give(Begin())
+    nameless = [
+        entry(timestamp=None).SerializeToString(),
+        b"",
+        entry(timestamp=0).SerializeToString(),
+    ]
+    node.receive(raw(items=nameless, done=True))
+    settle(node)
+    assert ended(node).unsolicited == 3
+    assert node.refusals() == [(bytes(32), "not received")]
+
+
+def test_a_message_is_not_taken_in_a_form_that_is_not_kept() -> None:
+    node = receiver(1)
+    (data,) = sent_form(PEER, HASHES[:1])
+    item = WakuMessageAndTopic.FromString(data)
+    item.message.ephemeral = True
+    node.receive(raw(items=[item.SerializeToString()], done=True))
+    settle(node)
+    assert labels(node) == {HASHES[0]: "ephemeral"}
+    assert not node.store.held
+
+
+def test_a_peer_that_never_delivers_is_reported() -> None:
+    node = receiver(6)
+    node.receive(raw(done=True))
+    settle(node)
+    assert node.refusals() == [(digest, "not received") for digest in HASHES]
+    assert (ended(node).undelivered, ended(node).error, ended(node).equal) == (6, "", False)
+
+
+Breach = Callable[[], tuple[Node, bytes]]
+
+
+def _after_done() -> tuple[Node, bytes]:
+    node = sender()
+    node.receive(raw(done=True))
+    return node, raw(items=sent_form(PEER, HASHES[:1]))
+
+
+def _second_answer() -> tuple[Node, bytes]:
+    node = sender()
+    digest = next(iter(node.store.held))
+    node.receive(raw(stored=[digest]))
+    return node, raw(refused=[(digest, "too_large: changed its mind")])
+
+
+def _twice_in_one() -> tuple[Node, bytes]:
+    node = sender()
+    digest = next(iter(node.store.held))
+    return node, raw(stored=[digest, digest])
+
+
+def _short_hash() -> bytes:
+    refusal = TransferRefusal(message_hash=b"short", reason="no")
+    return TransferFrame(session_id=SESSION, refused=[refusal]).SerializeToString()
+
+
+BREACHES: dict[str, Breach] = {
+    "sends messages after it was done": _after_done,
+    "second time": _second_answer,
+    "an ID for the second time": _twice_in_one,
+    "which it was not sent": lambda: (sender(), raw(stored=[HASHES[0]])),
+    f"{HASHES[1].hex()}": lambda: (sender(), raw(refused=[(HASHES[1], "no")])),
+    "more IDs than are open": lambda: (sender(1), raw(stored=[bytes(32)] * 2)),
+    "does not have 32 bytes": lambda: (sender(), _short_hash()),
+    "names another session": lambda: (receiver(), raw(session_id="other")),
+    "or the first one none": lambda: (receiver(), raw(session_id="")),
+}
+
+
+@pytest.mark.parametrize("words", BREACHES)
+def test_a_peer_that_breaks_the_rules_ends_the_transfer(words: str) -> None:
+    node, frame = BREACHES[words]()
+    settle(node)
+    before = replace(node.machine.report)
+    node.receive(frame)
+    report = ended(node)
+    assert report.fault is Fault.PROTOCOL
+    assert words in report.error
+    assert (report.stored_by_peer, report.stored) == (before.stored_by_peer, before.stored)
+
+
+def test_a_frame_is_taken_whole_or_not_at_all() -> None:
+    store = store_of(messages(1, 100))
+    mine = ids_of(store, store.held)
+    node = Node(store, mine, ids_of(PEER, HASHES[:1]))
+    node.give(Begin())
+    node.receive(
+        raw(items=sent_form(PEER, HASHES[:1]), stored=[mine.at(0)[1]], refused=[(HASHES[2], "no")])
+    )
+    assert ended(node).fault is Fault.PROTOCOL
+    assert (ended(node).stored_by_peer, ended(node).unanswered, ended(node).outstanding) == (
+        0,
+        1,
+        1,
+    )
+    assert not node.writes
+
+
+def test_too_much_that_nobody_asked_for_ends_the_transfer() -> None:
+    node = receiver(1)
+    flood = sent_form(store := store_of(messages(11, 300)), store.held)
+    assert node.machine.acceptable_messages == 1 + SMALL.unsolicited_messages
+    node.receive(raw(items=flood[:6] + sent_form(PEER, HASHES[:1])))
+    settle(node)
+    assert node.machine.acceptable_messages == 1 + SMALL.unsolicited_messages - 6
+    node.receive(raw(items=flood[6:]))
+    assert ended(node).fault is Fault.LIMIT
+    assert "limit of 10 messages" in ended(node).error
+    assert list(node.store.held) == HASHES[:1]
+
+
+def test_a_peer_that_sends_faster_than_the_database_is_not_read() -> None:
+    store = store_of(messages(200, 100, 60))
+    node = Node(Store(), SyncIds.empty(), ids_of(store, store.held))
+    node.give(Begin())
+    item, frames = sent_form(store, store.held), 0
+    while reads(node):
+        node.receive(raw(items=item[frames : frames + 1]))
+        frames += 1
+    assert frames == -(-SMALL.unstored_bytes // len(raw(items=item[:1])))
+    settle(node)
+    assert reads(node)
+    assert len(node.store.held) == frames
+
+
+def test_silence_ends_it_and_empty_frames_are_silence() -> None:
+    node = receiver()
+    node.receive(raw())
+    for second in range(0, 60, 10):
+        node.now_ns = NOW_NS + second * 10**9
+        node.receive(raw())
+        node.give(Ticked())
+    assert not_ended(node)
+    node.now_ns = NOW_NS + SILENCE_NS
+    node.give(Ticked())
+    assert ended(node).fault is Fault.SILENCE
+    assert "60 s" in ended(node).error
+
+
+MINE = store_of(messages(2, 100))
+MINE_IDS = ids_of(MINE, MINE.held)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"items": sent_form(PEER, HASHES[:1])},
+        {"stored": [MINE_IDS.at(0)[1]]},
+        {"refused": [(MINE_IDS.at(0)[1], "not received")]},
+        {"done": True},
+    ],
+)
+def test_what_counts_breaks_the_silence(what: dict[str, Any]) -> None:
+    node = Node(store_of(messages(2, 100)), MINE_IDS, ids_of(PEER, HASHES[:2]))
+    node.give(Begin())
+    node.receive(raw())
+    settle(node)
+    node.now_ns += SILENCE_NS - 1
+    node.receive(raw(**what))
+    settle(node)
+    node.now_ns += SILENCE_NS - 1
+    node.give(Ticked())
+    assert not_ended(node)
+    node.now_ns += 1
+    node.give(Ticked())
+    assert ended(node).fault is Fault.SILENCE
+
+
+def test_a_slow_database_is_not_the_peer_s_silence() -> None:
+    node = receiver()
+    node.receive(raw(items=sent_form(PEER, HASHES[:3])))
+    for _ in range(3):
+        node.now_ns += SILENCE_NS
+        node.give(Ticked())
+    settle(node)
+    node.now_ns += SILENCE_NS - 1
+    node.give(Ticked())
+    assert not_ended(node)
+    node.now_ns += 1
+    node.give(Ticked())
+    assert ended(node).fault is Fault.SILENCE
+    assert ended(node).stored == 3
+
+
+def test_a_peer_that_takes_no_frame_is_silent_and_costs_little() -> None:
+    node = sender(100)
+    for _ in range(1000):
+        loads = [work for work in node.work if work is not SendReady]
+        if not loads:
+            break
+        node.work.remove(loads[0])
+        node.give(loads[0]())
+    assert node.unsent_bytes <= SMALL.unsent_bytes + 100
+    node.now_ns += SILENCE_NS
+    node.give(Ticked())
+    assert ended(node).fault is Fault.SILENCE
+
+
+digests = st.sampled_from([*HASHES, *MINE.held, bytes(32)])
+frames = st.builds(
+    raw,
+    session_id=st.sampled_from([SESSION, SESSION, SESSION, "", "other"]),
+    items=st.lists(st.sampled_from(sent_form(PEER, HASHES)), max_size=4),
+    stored=st.lists(digests, max_size=2),
+    refused=st.lists(st.tuples(digests, st.sampled_from(["no", "too_large: x"])), max_size=2),
+    done=st.sampled_from([False, False, False, True]),
+)
+
+
+@settings(max_examples=300)
+@given(seeds, st.lists(frames, max_size=8))
+def test_whatever_a_peer_says_only_what_is_expected_is_stored(
+    seed: int, script: list[bytes]
+) -> None:
+    dice = random.Random(seed)
+    expected = HASHES[:4]
+    node = Node(store_of(messages(2, 100)), MINE_IDS, ids_of(PEER, expected))
+    node.give(Begin())
+    for frame in script:
+        run(dice, node, steps=dice.randrange(10))
+        if node.report is not None:
+            break
+        node.receive(frame)
+    settle(node)
+    added = node.store.held.keys() - MINE.held.keys()
+    assert added <= set(expected)
+    answers = node.stored() + [
+        digest for digest, reason in node.refusals() if not reason.startswith(("uns", "sent"))
+    ]
+    assert len(answers) == len(set(answers))
+    assert set(answers) <= set(expected)
+    assert set(node.stored()) <= added
+    assert node.report is None or node.report.fault or set(answers) == set(expected)
+
+
+COUNT = 100_000
+FRAME = 200
+REMEMBERED = 1_000
+BYTES_PER_ID = 48
+
+
+def random_ids(count: int) -> SyncIds:
+    """IDs as a peer may announce them."""
+    noise = np.random.default_rng(7)
+    return SyncIds(
+        np.arange(count, dtype=np.int64) + NOW_NS - 10**12,
+        noise.integers(0, 256, (count, 32), np.uint8),
+    )
+
+
+class Silent:
+    """A machine whose frames nobody takes; what it wants stored is stored at once."""
+
+    def __init__(self, to_send: SyncIds, to_receive: SyncIds) -> None:
+        self.machine = Transfer(
+            SESSION, to_send, to_receive, memory=PolicyMemory(REMEMBERED), peer="b"
+        )
+
+    def give(self, given: Input) -> None:
+        for effect in self.machine.step(NOW_NS, given):
+            match effect:
+                case Persist(token, batch):
+                    self.give(Persisted(token, [True] * len(batch)))
+                case Find(ids):
+                    self.give(Found([False] * len(ids)))
+                case Ended() | SendFrame() | Counted():
+                    pass
+
+
+def published(ids: SyncIds, verdict: Verdict) -> Published:
+    """What the door would say of some messages."""
+    pairs = ids.pairs()
+    if verdict is Verdict.REJECTED:
+        reasons = {at: Refusal("too_large", f"number {at} is too large") for at in range(len(ids))}
+        return Published(
+            [verdict] * len(ids), [-1] * len(ids), [h for _, h in pairs], refusals=reasons
+        )
+    batch = RecordBatch(
+        [t for t, _ in pairs], [h for _, h in pairs], [b"k" * 16] * len(ids), [b""] * len(ids),
+        [b""] * len(ids), [b""] * len(ids), {b"k" * 16: ("p", "c")},
+    )  # fmt: skip
+    return Published([verdict] * len(ids), list(range(len(ids))), batch.hashes, batch)
+
+
+@pytest.mark.parametrize("what", ["stored", "refused", "not received"])
+def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
+    ids = random_ids(COUNT)
+    tracemalloc.start()
+    try:
+        side = Silent(SyncIds.empty(), ids[np.arange(COUNT)])
+        side.give(Begin())
+        verdict = Verdict.REJECTED if what == "refused" else Verdict.ACCEPTED
+        for start in range(0, 0 if what == "not received" else COUNT, FRAME):
+            part = published(ids[start : start + FRAME], verdict)
+            side.give(Received("" if start else SESSION, part, 5_000))
+        side.give(Received(SESSION, Published(), 10, done=True))
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    answers = 4 * COUNT
+    assert held < COUNT * BYTES_PER_ID + answers + 1_000_000
+
+
+def test_memory_of_ids_to_send_is_bounded() -> None:
+    tracemalloc.start()
+    try:
+        side = Silent(random_ids(COUNT), SyncIds.empty())
+        side.give(Begin())
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < COUNT * BYTES_PER_ID + 100_000
+
+
+def test_the_same_rules_hold_for_what_the_node_does_not_keep() -> None:
+    strict = replace(POLICY, max_message_bytes=10)
+    node = receiver(3, policy=strict)
+    node.receive(raw(items=sent_form(PEER, HASHES), done=True))
+    settle(node)
+    assert labels(node) == {
+        **dict.fromkeys(HASHES[:3], "too_large"),
+        **dict.fromkeys(HASHES[3:], "unsolicited"),
+    }
+    assert dict(ended(node).refused) == {"too_large": 3}
+    assert len(node.memory) == 3

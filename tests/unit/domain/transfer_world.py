@@ -1,0 +1,296 @@
+"""Two stores in memory that transfer to each other, one event at a time in any order.
+
+Frames go through their encoding and messages through the door, as between nodes. A store is a plain
+dictionary; what a stream, a database and a driver would do are events that may come late.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from message.record import RecordBatch
+from message.transfer import transfer_frame, transferred
+from message.validate import Policy, admit
+from reconcile.ids import SyncIds
+from store.domain.door import Door, Published
+from store.domain.policy_memory import PolicyMemory
+from store.domain.ports import Source
+from store.domain.transfer import Transfer
+from store.domain.transfer_events import (
+    Begin,
+    Counted,
+    Ended,
+    Find,
+    Found,
+    Frame,
+    Input,
+    Load,
+    Loaded,
+    Lost,
+    Persist,
+    Persisted,
+    Received,
+    Report,
+    SendFrame,
+    SendReady,
+)
+from store.domain.transfer_limits import TransferLimits
+from tests.unit.message.builders import NOW_NS, entry
+from wire.storenode.v1.peer_pb2 import TransferFrame
+
+POLICY = Policy(max_drift_ns=20 * 10**9)
+SESSION = "0123456789abcdef" * 2
+SMALL = TransferLimits(
+    frame_messages=3,
+    frame_bytes=400,
+    frame_answers=4,
+    unsent_bytes=600,
+    unstored_bytes=300,
+    load_ids=4,
+    find_ids=3,
+    unsolicited_messages=10,
+)
+
+
+@dataclass
+class Store:
+    """What a node holds: hash -> (timestamp, frame as it is stored)."""
+
+    held: dict[bytes, tuple[int, bytes]] = field(default_factory=dict)
+
+    def add(self, batch: RecordBatch) -> list[bool]:
+        """Store a batch; True per new message."""
+        new = [digest not in self.held for digest in batch.hashes]
+        for index, (timestamp, digest) in enumerate(
+            zip(batch.timestamps, batch.hashes, strict=True)
+        ):
+            self.held.setdefault(digest, (timestamp, batch.frame(index)))
+        return new
+
+    def lacks(self, other: Store) -> SyncIds:
+        """What only the other one holds."""
+        return ids_of(other, other.held.keys() - self.held.keys())
+
+
+def ids_of(store: Store, hashes: Iterable[bytes]) -> SyncIds:
+    """IDs of some messages, in their order."""
+    return SyncIds.of(sorted((store.held[digest][0], digest) for digest in hashes))
+
+
+def messages(count: int, first: int = 0, size: int = 20) -> RecordBatch:
+    """Distinct messages of about ``size`` bytes, several of them in each nanosecond."""
+    items = [
+        entry(b"%08d" % number + bytes(size), timestamp=NOW_NS - 10**12 + number // 3)
+        for number in range(first, first + count)
+    ]
+    return admit(items, NOW_NS, replace(POLICY, publisher=False)).batch
+
+
+def store_of(*batches: RecordBatch) -> Store:
+    """A store that holds these."""
+    store = Store()
+    for batch in batches:
+        store.add(batch)
+    return store
+
+
+def judged(frame: TransferFrame, policy: Policy = POLICY, now_ns: int = NOW_NS) -> Published:
+    """What the door says of the messages of a frame."""
+    door = Door(policy, now_ns, Source.TRANSFER)
+    door.admit(frame.messages)
+    return door.published
+
+
+class Node:
+    """One side: a machine, and what a driver would do for it, as events."""
+
+    def __init__(
+        self,
+        store: Store,
+        to_send: SyncIds,
+        to_receive: SyncIds,
+        *,
+        peer: str = "peer",
+        limits: TransferLimits = SMALL,
+        policy: Policy = POLICY,
+        memory: PolicyMemory | None = None,
+    ) -> None:
+        self.store = store
+        self.policy = policy
+        self.memory = PolicyMemory() if memory is None else memory
+        self.machine = Transfer(
+            SESSION, to_send, to_receive, memory=self.memory, peer=peer, limits=limits
+        )
+        self.inbox: deque[bytes] = deque()
+        self.sent: list[Frame] = []
+        self.work: list[Callable[[], Input]] = []
+        self.writes: list[Persist] = []
+        self.counted: list[Counted] = []
+        self.report: Report | None = None
+        self.deliver: Callable[[bytes], None] = lambda _: None
+        self.now_ns = NOW_NS
+        self.limits = limits
+        self.unsent_bytes = 0
+
+    def give(self, given: Input) -> None:
+        """Let the machine take an input, and note what it wants done."""
+        effects = self.machine.step(self.now_ns, given)
+        self.machine.check()
+        for effect in effects:
+            self._note(effect)
+
+    def _note(self, effect: object) -> None:
+        match effect:
+            case Counted():
+                self.counted.append(effect)
+            case Ended(report):
+                assert self.report is None
+                self.report = report
+            case SendFrame(frame):
+                assert SendReady not in self.work, "two frames are under way"
+                self.sent.append(frame)
+                self.unsent_bytes -= sum(map(len, frame.messages))
+                assert len(frame.messages) <= self.limits.frame_messages
+                assert len(frame.stored) + len(frame.refused) <= self.limits.frame_answers
+                self.deliver(encoded(frame))
+                self.work.append(SendReady)
+            case Load():
+                self.work.append(lambda: self._load(effect))
+            case Find():
+                self.work.append(
+                    lambda: Found([digest in self.store.held for _, digest in effect.ids.pairs()])
+                )
+            case Persist():
+                effect.batch.check()
+                self.writes.append(effect)
+                self.work.append(lambda: self._persist(effect))
+            case _:
+                raise AssertionError(effect)
+
+    def _load(self, load: Load) -> Loaded:
+        found: list[bytes | None] = []
+        left = load.max_bytes
+        for _, digest in load.ids.pairs():
+            held = self.store.held.get(digest)
+            message = None if held is None else transferred(held[1])
+            left -= len(message or b"")
+            if left < 0 and found:
+                break
+            found.append(message)
+        self.unsent_bytes += sum(len(message or b"") for message in found)
+        largest = max((len(message or b"") for message in found), default=0)
+        assert self.unsent_bytes <= self.limits.unsent_bytes + largest
+        return Loaded(found)
+
+    def refusals(self) -> list[tuple[bytes, str]]:
+        """What this side has refused, in frames that it has sent."""
+        return [answer for frame in self.sent for answer in frame.refused]
+
+    def stored(self) -> list[bytes]:
+        """What this side has answered as stored, in frames that it has sent."""
+        return [digest for frame in self.sent for digest in frame.stored]
+
+    def _persist(self, effect: Persist) -> Persisted:
+        self.writes.remove(effect)
+        return Persisted(effect.token, self.store.add(effect.batch))
+
+    def receive(self, data: bytes) -> None:
+        """Judge a frame as the driver would, and let the machine take it."""
+        frame = TransferFrame.FromString(data)
+        assert len(data) <= 4 * 1024 * 1024
+        published = judged(frame, self.policy, self.now_ns)
+        refused = [(answer.message_hash, answer.reason) for answer in frame.refused]
+        self.give(
+            Received(
+                frame.session_id, published, len(data), list(frame.stored), refused, frame.done
+            )
+        )
+
+    def events(self) -> list[Callable[[], None]]:
+        """Everything that may happen on this side now."""
+        if self.report is not None:
+            return []
+        possible: list[Callable[[], None]] = []
+        possible += [partial(self._work, index) for index in range(len(self.work))]
+        if self.inbox and self.machine.reading:
+            possible.append(lambda: self.receive(self.inbox.popleft()))
+        return possible
+
+    def _work(self, index: int) -> None:
+        self.give(self.work.pop(index)())
+
+    def lose(self, dice: random.Random) -> None:
+        """The connection breaks; some of what was being stored is stored all the same."""
+        for write in self.writes:
+            if dice.random() < 0.5:
+                self.store.add(write.batch)
+        self.inbox.clear()
+        if self.report is None:
+            self.give(Lost("the connection broke"))
+
+
+def encoded(frame: Frame) -> bytes:
+    """A frame as it travels."""
+    return transfer_frame(
+        frame.session_id, frame.messages, frame.stored, frame.refused, done=frame.done
+    )
+
+
+def raw(
+    *,
+    session_id: str = SESSION,
+    items: Iterable[bytes] = (),
+    stored: Iterable[bytes] = (),
+    refused: Iterable[tuple[bytes, str]] = (),
+    done: bool = False,
+) -> bytes:
+    """A frame such as a peer may send, whatever is in it."""
+    return transfer_frame(session_id, items, stored, refused, done=done)
+
+
+def sent_form(store: Store, hashes: Iterable[bytes]) -> list[bytes]:
+    """Messages of a store as they travel."""
+    return [transferred(store.held[digest][1]) for digest in hashes]
+
+
+def join(left: Node, right: Node) -> None:
+    """Connect two sides and begin."""
+    left.deliver, right.deliver = right.inbox.append, left.inbox.append
+    left.give(Begin())
+    right.give(Begin())
+
+
+def pair(
+    left: Store,
+    right: Store,
+    *,
+    limits: TransferLimits = SMALL,
+    memories: tuple[PolicyMemory, PolicyMemory] | None = None,
+    policies: tuple[Policy, Policy] = (POLICY, POLICY),
+    now_ns: int = NOW_NS,
+) -> tuple[Node, Node]:
+    """Both sides of a session over what two stores hold."""
+    one, other = memories or (PolicyMemory(), PolicyMemory())
+    there, here = right.lacks(left), left.lacks(right)
+    sides = (
+        Node(left, there, here, peer="b", limits=limits, memory=one, policy=policies[0]),
+        Node(right, here, there, peer="a", limits=limits, memory=other, policy=policies[1]),
+    )
+    for side in sides:
+        side.now_ns = now_ns
+    join(*sides)
+    return sides
+
+
+def run(dice: random.Random, *nodes: Node, steps: int = 10**6) -> int:
+    """Let things happen in any order until nothing is left to do, or so many have."""
+    for step in range(steps):
+        events = [event for node in nodes for event in node.events()]
+        if not events:
+            return step
+        dice.choice(events)()
+    return steps

@@ -1,0 +1,69 @@
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from message.transfer import TransferError, parse, transfer_frame, transferred
+from message.validate import Policy, admit
+from tests.unit.message.builders import NOW_NS, entries, entry, hashes, utf8_text
+from wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+POLICY = Policy(max_drift_ns=10**10, publisher=False)
+
+
+def stored_frame(item: WakuMessageAndTopic) -> bytes:
+    """The frame of a message as the node stores it."""
+    item = WakuMessageAndTopic.FromString(item.SerializeToString())
+    item.message.ClearField("ephemeral")
+    return admit([item], NOW_NS, POLICY).batch.frame(0)
+
+
+@given(entries)
+@example(entry(b""))
+@example(entry(b"", version=0, meta=b"", proof=b""))
+@example(entry(bytes(40)))
+@example(entry(bytes(127)))
+@example(entry(bytes(128)))
+@example(entry(bytes(16_384), pubsub="/p" * 100))
+@example(entry(bytes(150_000), pubsub="/p" * 400))
+def test_a_stored_frame_becomes_what_protobuf_writes(item: WakuMessageAndTopic) -> None:
+    item.message.ClearField("ephemeral")
+    assert transferred(stored_frame(item)) == item.SerializeToString()
+
+
+@given(entries)
+def test_what_is_sent_comes_in_as_it_was_stored(item: WakuMessageAndTopic) -> None:
+    frame = stored_frame(item)
+    assert admit(parse([transferred(frame)]), NOW_NS, POLICY).batch.frame(0) == frame
+
+
+def test_damaged_bytes_are_named() -> None:
+    good = entry().SerializeToString()
+    with pytest.raises(TransferError, match="message 1 of 2"):
+        parse([good, good[:-1]])
+
+
+@given(
+    utf8_text,
+    st.lists(entries, max_size=3),
+    st.lists(hashes, max_size=3),
+    st.lists(st.tuples(hashes, utf8_text), max_size=3),
+    st.booleans(),
+)
+def test_a_transfer_frame_is_what_protobuf_writes(
+    session_id: str,
+    items: list[WakuMessageAndTopic],
+    stored: list[bytes],
+    refused: list[tuple[bytes, str]],
+    done: bool,
+) -> None:
+    expected = TransferFrame(
+        session_id=session_id,
+        messages=items,
+        stored=stored,
+        refused=[TransferRefusal(message_hash=digest, reason=why) for digest, why in refused],
+        done=done,
+    )
+    messages = [item.SerializeToString() for item in items]
+    encoded = transfer_frame(session_id, messages, stored, refused, done=done)
+    assert encoded == expected.SerializeToString()

@@ -1,0 +1,202 @@
+"""The guard around the driver of a session, and the horizon that nodes have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from message.validate import Policy
+from reconcile.ids import SyncIds
+from store.domain.ports import (
+    Reconcilable,
+    SyncEnding,
+    SyncOutcome,
+    SyncRole,
+    TransferReads,
+    Writer,
+)
+from store.domain.sessions import Accepted, Refusal, Session
+from store.observe.metrics import Metrics
+from store.rpc import exchange as module
+from store.rpc.context import NodeIdentity
+from store.rpc.exchange import Account, Exchange, ExchangeWork, GaveWay, common_horizon
+from store.rpc.limits import MAX_HORIZON_STEP_NS
+from store.rpc.transferring import TransferWork
+
+ONE = SyncIds.of([(1, bytes(32))])
+DAY_NS = 86_400 * 10**9
+
+
+class Observer:
+    """Keeps the outcomes."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[SyncOutcome] = []
+        self.told = asyncio.Event()
+
+    def session_ended(
+        self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
+    ) -> None:
+        assert (role, peer_node_id, peer_store_id) == (SyncRole.RESPONDER, "b", "sb")
+        self.outcomes.append(outcome)
+        self.told.set()
+
+    def transferred(self, direction: str, outcome: str, count: int) -> None:
+        raise AssertionError(direction, outcome, count)
+
+    def sync_bytes(self, direction: str, count: int) -> None:
+        raise AssertionError(direction, count)
+
+
+class World:
+    """An exchange that no call of a database can reach."""
+
+    def __init__(self) -> None:
+        self.observer = Observer()
+        transfer = TransferWork(
+            cast("TransferReads", None),
+            cast("Writer", None),
+            lambda: Policy(max_drift_ns=None),
+            time.time_ns,
+            Metrics("1"),
+            self.observer,
+        )
+        work = ExchangeWork(
+            identity=NodeIdentity("m", "sm", "1"),
+            cluster=1,
+            shards=(),
+            reconcilable=cast("Reconcilable", None),
+            transfer=transfer,
+            monotonic_ns=time.monotonic_ns,
+        )
+        self.exchange = Exchange(work)
+        self.sessions = self.exchange.sessions
+
+    def accept(self, session_id: str = "x") -> Session:
+        """A session of peer b that reconciles."""
+        accepted = self.sessions.accept(0, "b", "sb", session_id)
+        assert isinstance(accepted, Accepted)
+        self.exchange.stop(accepted.ended)
+        return accepted.session
+
+    def waiting(self, session_id: str = "x") -> Session:
+        """A session of peer b that waits for its transfer."""
+        session = self.accept(session_id)
+        with self.exchange.driving(session):
+            now_ns = time.monotonic_ns()
+            self.sessions.reconciled(now_ns, session, ONE, ONE)
+            account = Account(SyncRole.RESPONDER, now_ns, "b", "sb")
+            self.exchange.keep(session, account)
+        return session
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+async def test_a_session_is_freed_however_its_driver_ends(world: World) -> None:
+    with world.exchange.driving(world.accept()):
+        assert len(world.sessions) == 1
+    assert not len(world.sessions)
+    with pytest.raises(RuntimeError), world.exchange.driving(world.accept()):
+        raise RuntimeError
+    assert not len(world.sessions)
+
+
+async def test_a_driver_that_gives_way_is_told_so(world: World) -> None:
+    session, begun = world.accept(), asyncio.Event()
+
+    async def drive() -> str:
+        try:
+            with world.exchange.driving(session):
+                begun.set()
+                await asyncio.Event().wait()
+        except GaveWay:
+            # The task itself was not cancelled, and works on.
+            await asyncio.sleep(0)
+            return "gave way"
+        return "ended"
+
+    task = asyncio.create_task(drive())
+    await begun.wait()
+    world.exchange.stop([session])
+    assert await task == "gave way"
+    assert not task.cancelling()
+    assert not len(world.sessions)
+
+
+async def test_cancelling_the_task_itself_counts_for_more(world: World) -> None:
+    session, begun = world.accept(), asyncio.Event()
+
+    async def drive() -> None:
+        with world.exchange.driving(session):
+            begun.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(drive())
+    await begun.wait()
+    world.exchange.stop([session])
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not len(world.sessions)
+
+
+async def test_a_session_waits_for_its_own_peer_and_once(world: World) -> None:
+    session = world.waiting()
+    assert len(world.sessions) == 1
+    assert isinstance(world.exchange.claim("c", "x"), Refusal)
+    assert isinstance(world.exchange.claim("b", "y"), Refusal)
+    found = world.exchange.claim("b", "x")
+    assert not isinstance(found, Refusal)
+    assert found[0] is session
+    assert isinstance(world.exchange.claim("b", "x"), Refusal)
+    world.exchange.close()
+    assert world.observer.outcomes == [], "it was claimed"
+
+
+async def test_a_session_that_waits_in_vain_is_reported(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PEER_SILENCE_S", 0.01)
+    world.waiting()
+    await asyncio.wait_for(world.observer.told.wait(), 10)
+    [outcome] = world.observer.outcomes
+    assert outcome.ending is SyncEnding.FAILED
+    assert "did not transfer" in outcome.error
+    assert not len(world.sessions)
+
+
+async def test_a_session_that_waits_is_replaced_and_reported(world: World) -> None:
+    world.waiting("x")
+    replacement = world.waiting("y")
+    assert [session.session_id for session in world.sessions] == ["y"]
+    assert "new session" in world.observer.outcomes[0].error
+    world.exchange.close()
+    assert "shutting down" in world.observer.outcomes[1].error
+    assert not len(world.sessions)
+    world.sessions.end(replacement)
+
+
+@given(st.integers(0, 400 * DAY_NS), st.integers(1, 400 * DAY_NS))
+def test_the_common_horizon_is_a_little_above_the_own(horizon_ns: int, kept_ns: int) -> None:
+    common = common_horizon(horizon_ns + kept_ns, horizon_ns)
+    assert 0 <= common - horizon_ns < MAX_HORIZON_STEP_NS
+    assert (common - horizon_ns) * 64 < max(kept_ns, 64)
+
+
+def test_nodes_with_equal_retention_have_the_same_horizon_at_almost_any_moment() -> None:
+    kept_ns, apart_ns = 30 * DAY_NS, 20_000_000
+    equal = 0
+    for moment in range(1_000):
+        now_ns = 1_700_000_000 * 10**9 + moment * 7_777_777_777
+        first = common_horizon(now_ns, now_ns - kept_ns)
+        later = common_horizon(now_ns + apart_ns + 5_000, now_ns + apart_ns - kept_ns)
+        equal += first == later
+    assert equal >= 995

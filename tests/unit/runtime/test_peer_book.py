@@ -1,0 +1,36 @@
+"""What a node says of its peers after sessions that ended in different ways."""
+
+from store.domain.ports import PeerAddress, SyncDone, SyncEnding, SyncOutcome, Window
+from store.observe.metrics import Metrics
+from store.runtime.peer_book import PeerBook
+
+PEER = PeerAddress("127.0.0.1", 7420, "b.example")
+
+
+def done(ending: SyncEnding, error: str = "") -> SyncDone:
+    outcome = SyncOutcome(
+        in_sync=ending is SyncEnding.DONE,
+        round_trips=1,
+        bytes_sent=0,
+        bytes_received=0,
+        messages_sent=0,
+        messages_received=0,
+        seconds=0.1,
+        error=error,
+        ending=ending,
+    )
+    return SyncDone(PEER, Window(), outcome)
+
+
+def test_a_lost_tie_ends_failures_and_is_no_report() -> None:
+    book = PeerBook((PEER,), Metrics("1.0"), lambda: 1)
+    failed = done(SyncEnding.FAILED, "it could not be reached")
+    book.ended(failed)
+    (state,) = book.states()
+    assert (state.failures, state.last_error) == (1, "it could not be reached")
+    book.begun(PEER)
+    book.ended(done(SyncEnding.ABORTED))
+    (state,) = book.states()
+    assert (state.failures, state.last_error) == (0, "")
+    assert state.last is failed
+    assert not state.in_session

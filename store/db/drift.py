@@ -7,7 +7,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from store.db.migrate import engine
-from store.db.schema import SCHEMA, SEQUENCES, metadata
+from store.db.schema import SCHEMA, SEQUENCES, VIEWS, metadata
 
 _Change = tuple[Any, ...] | list[Any]
 
@@ -30,6 +30,7 @@ from pg_attribute a join pg_class t on t.oid = a.attrelid join pg_collation l
 where t.relnamespace = 'storenode'::regnamespace and t.relkind = 'p' and l.collname <> 'default'
 """
 _SEQUENCES: Final = "select sequencename from pg_sequences where schemaname = 'storenode'"
+_VIEWS: Final = "select viewname from pg_views where schemaname = 'storenode'"
 _EXTERNAL: Final = """
 select attrelid::regclass::text, attname from pg_attribute
 where attrelid in (to_regclass('storenode.messages'), to_regclass('storenode.commits'))
@@ -96,6 +97,7 @@ def _catalog_differences(connection: sa.Connection) -> list[str]:
     }
     collations = {tuple(row) for row in connection.execute(sa.text(_COLLATIONS))}
     sequences = set(connection.execute(sa.text(_SEQUENCES)).scalars())
+    views = set(connection.execute(sa.text(_VIEWS)).scalars())
     external = {tuple(row) for row in connection.execute(sa.text(_EXTERNAL))}
     checks = {
         f"the partition keys are {keys}, not {wanted_keys}": keys == wanted_keys,
@@ -103,6 +105,7 @@ def _catalog_differences(connection: sa.Connection) -> list[str]:
         f"the collations are {collations}, not {wanted_collations}": collations
         == wanted_collations,
         f"the sequences are {sequences}, not {SEQUENCES}": sequences == set(SEQUENCES),
+        f"the views are {views}, not {VIEWS}": views == set(VIEWS),
         f"payloads and summaries are stored otherwise: {external} without compression": (
             external == _WANTED_EXTERNAL
         ),

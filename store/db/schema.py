@@ -15,10 +15,20 @@ FINE_TABLE: Final = "messages"
 COARSE_TABLES: Final = ("hashes", "sds", "topics")
 COMMITS_TABLE: Final = "commits"
 BUCKETS_TABLE: Final = "buckets"
+ARCHIVED_TABLE: Final = "archived"
 PARTITIONED_TABLES: Final = (FINE_TABLE, *COARSE_TABLES, COMMITS_TABLE)
 """In the order in which their locks are taken."""
 
 SEQUENCES: Final = ("batch_seq", "position_seq")
+VIEWS: Final = (
+    "export_buckets",
+    "export_commits",
+    "export_messages",
+    "export_sds",
+    "export_store",
+)
+"""What the data pipeline reads: its contract with the database."""
+
 HASH_KEY_BYTES: Final = 16
 """Of a message's hash, in ``hashes.key``; the other bytes are in ``hashes.rest``."""
 
@@ -92,6 +102,7 @@ sa.Table(
         name="sds_parents_check",
     ),
     sa.Index("sds_channel_idx", "channel_key", "ts", "hash"),
+    sa.Index("sds_time_idx", "ts", postgresql_using="brin"),
     postgresql_partition_by="RANGE (ts)",
 )
 
@@ -131,4 +142,15 @@ sa.Table(
     sa.Column("start_ns", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("count", sa.BigInteger, nullable=False),
     *(sa.Column(f"x{word}", sa.BigInteger, nullable=False) for word in range(4)),
+)
+
+sa.Table(
+    "archived",
+    metadata,
+    sa.Column("start_ns", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    *(sa.Column(f"x{word}", sa.BigInteger, nullable=False) for word in range(4)),
+    sa.Column("position", sa.BigInteger, nullable=False),
+    sa.Column("archive", sa.Text, nullable=False),
+    sa.Column("archived_at", sa.DateTime(timezone=True), nullable=False, server_default=_NOW),
 )

@@ -211,7 +211,7 @@ async def test_what_is_wrong_is_found(
 
 
 async def test_missing_tables_are_found_and_end_the_check(filled_url: str) -> None:
-    execute(filled_url, "drop table storenode.sds")
+    execute(filled_url, "drop table storenode.sds cascade")
     report = await checked(filled_url)
     assert "wrong schema" in {each.kind for each in report.findings}
     assert not report.full

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Self
 
 import grpc
 
-from store.client.channel import TlsIdentity, open_channel
-from store.client.errors import NodeError, query_error, translated
+from dial.channel import TlsIdentity, open_channel
+from dial.errors import NodeError, query_error, translated
 from store.client.messages import new_request, publish_requests
 from store.client.publishing import PublishPipeline
 from store.client.retry import Retry, resumed

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from store.client.errors import NodeError
+from dial.errors import NodeError
 from store.client.limits import MAX_REQUESTS_IN_FLIGHT
 from store.client.retry import Attempts, Retry
 

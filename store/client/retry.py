@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from store.client.errors import is_away, node_error
+from dial.errors import is_away, node_error
 from store.client.limits import (
     DEFAULT_RETRY_ATTEMPTS,
     DEFAULT_RETRY_FIRST_DELAY_S,

@@ -14,6 +14,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sds": frozenset({"message", "wire"}),
     "reconcile": frozenset({"message"}),
     "store.domain": frozenset({"message", "reconcile", "sds"}),
+    # connections to nodes, for those who call one
+    "dial": frozenset(),
+    # a participant that calls store nodes by itself; it knows the schema and no node
+    "sds.aio": frozenset({"dial", "message", "sds", "wire"}),
     # the pure rooms of a node, many times over
     "sim": frozenset({"message", "reconcile", "sds", "store.domain"}),
     # edges, which never import each other
@@ -21,7 +25,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "store.embedded": frozenset({"store.domain"}),
     "store.rpc": EDGES_SHARE | {"reconcile", "wire"},
     # a program of its own, as far as the node is concerned
-    "store.client": frozenset({"message", "sds", "wire"}),
+    "store.client": frozenset({"dial", "message", "sds", "wire"}),
     # what the rooms above them are given
     "store.config": frozenset({"message", "store.domain"}),
     "store.observe": frozenset(),
@@ -29,7 +33,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "store.runtime": EDGES_SHARE
     | {"store.db", "store.embedded", "store.rpc", "store.client", "store.config"},
     "store.cli": EDGES_SHARE
-    | {"store.db", "store.embedded", "store.rpc", "store.client", "store.config", "store.runtime"},
+    | {"store.db", "store.embedded", "store.rpc", "store.client", "store.config", "store.runtime"}
+    | {"dial", "sds", "sds.aio"},
     # the parent package is a name and holds nothing
     "store": frozenset(),
     # a migration is frozen when it is released and leans on nothing that changes

@@ -15,7 +15,7 @@ from tests.layering.rooms import (
 )
 from tests.layering.sources import ROOT, Module, calls_of, imports_of, modules, room_of
 
-WIRE_USERS = {"message", "sds", "store.client", "store.rpc", "wire"}
+WIRE_USERS = {"message", "sds", "sds.aio", "store.client", "store.rpc", "wire"}
 EDGES = {"store.db", "store.embedded", "store.rpc"}
 SOURCE_SUFFIXES = {".mako", ".proto", ".py", ".sh", ".sql"}
 

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import click
 
+from dial.channel import TlsIdentity
 from store.cli.client.limits import MAX_PEM_FILE_BYTES, MAX_TOKEN_FILE_BYTES
 from store.cli.client.output import Output
 from store.cli.client.text import parse_hex, parse_time_ns, safe
 from store.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
-from store.client.channel import TlsIdentity
 from store.client.errors import ClientOptionError, NodeError
 from store.client.node import NodeClient, connect
 from store.config.layers import option

@@ -2,8 +2,8 @@
 
 import pytest
 
-from store.client.channel import TlsIdentity, is_loopback, open_channel, parse_address
-from store.client.errors import ClientOptionError, NodeError, query_error
+from dial.channel import TlsIdentity, is_loopback, open_channel, parse_address
+from dial.errors import ClientOptionError, NodeError, query_error
 from store.client.retry import Retry
 
 TLS = TlsIdentity(ca=b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import grpc
 
-from store.client.errors import ClientOptionError
-from store.client.limits import (
+from dial.errors import ClientOptionError
+from dial.limits import (
     KEEPALIVE_INTERVAL_MS,
     KEEPALIVE_TIMEOUT_MS,
     MAX_PORT,
@@ -21,7 +21,6 @@ from store.client.limits import (
 Metadata = tuple[tuple[str, str], ...]
 
 _OPTIONS: Final[list[tuple[str, Any]]] = [
-    ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_DELAY_MS),
     ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
@@ -82,9 +81,15 @@ def is_loopback(host: str) -> bool:
 
 
 def open_channel(
-    address: str, token: str | None, tls: TlsIdentity | None
+    address: str,
+    token: str | None,
+    tls: TlsIdentity | None,
+    *,
+    max_response_bytes: int = MAX_RESPONSE_BYTES,
 ) -> tuple[grpc.aio.Channel, Metadata]:
     """Open a channel, and the metadata that each call on it carries. Connects lazily.
+
+    A larger response than ``max_response_bytes`` ends its call with RESOURCE_EXHAUSTED.
 
     Raises:
         ClientOptionError: The address is none, the token is no header value, or it would travel
@@ -92,15 +97,16 @@ def open_channel(
     """
     host, _ = parse_address(address)
     metadata = _authorization(token)
+    bound = [("grpc.max_receive_message_length", max_response_bytes)]
     if tls is not None:
         credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
-        return grpc.aio.secure_channel(address, credentials, options=_OPTIONS), metadata
+        return grpc.aio.secure_channel(address, credentials, options=[*_OPTIONS, *bound]), metadata
     if token is not None and not is_loopback(host):
         raise ClientOptionError(
             f"The token is not sent to {address}, since it would travel in clear: give the node's "
             "certificate authority, or connect over loopback."
         )
-    return grpc.aio.insecure_channel(address, options=_clear_options(host)), metadata
+    return grpc.aio.insecure_channel(address, options=[*_clear_options(host), *bound]), metadata
 
 
 def _clear_options(host: str) -> Sequence[tuple[str, Any]]:

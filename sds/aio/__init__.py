@@ -1,0 +1,1 @@
+"""A participant that joins a channel through store nodes, heals itself, and keeps its state."""

@@ -1,0 +1,1 @@
+"""Live gossip between stores: events, inventories, read confirmations, leaves. Pure."""

@@ -35,7 +35,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"store.db", "store.embedded", "store.rpc", "store.client", "store.config"},
     "store.cli": EDGES_SHARE
     | {"store.db", "store.embedded", "store.rpc", "store.client", "store.config", "store.runtime"}
-    | {"dial", "sds", "sds.aio"},
+    | {"dial", "pipeline", "sds", "sds.aio"},
+    # jobs beside the nodes; restoring writes as a node does
+    "pipeline": frozenset({"message", "sds", "store.db", "store.domain"}),
     # the parent package is a name and holds nothing
     "store": frozenset(),
     # a migration is frozen when it is released and leans on nothing that changes

@@ -161,6 +161,10 @@ class IncomingBuffer:
             if (want := self.wants.get(key)) is not None
         )
 
+    def waiters(self, message_id: str) -> list[Waiting]:
+        """The messages that wait for a dependency."""
+        return [self.waiting[serial] for serial in self._waiters.get(message_id, ())]
+
     def circles(self) -> list[int]:
         """Messages that wait for nothing missing, so for themselves in the end, in log order."""
         waits_for_missing: set[int] = set()

@@ -11,7 +11,7 @@ Source: SDS, "Participant state", "Deliver message" and "Resolve conflicts".
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from sortedcontainers import SortedList
@@ -131,6 +131,27 @@ class Log:
             else:
                 self._recent.update((entry.message_id, entry) for entry in entries)
                 self._tail.update(keys)
+
+    def after(self, key: Key) -> int:
+        """How many entries come after a place near the end of the log."""
+        return len(self._tail) - self._tail.bisect_right(key)
+
+    def load(self, entries: Iterable[LogEntry]) -> None:
+        """Fill an empty log with entries in order; the newest stay objects."""
+        newest: list[LogEntry] = []
+        for entry in entries:
+            newest.append(entry)
+            if len(newest) >= OPEN_ENTRIES + PAGE_ENTRIES:
+                self._append_page(newest[:PAGE_ENTRIES], pack_page(newest[:PAGE_ENTRIES]))
+                self.remember(packed.message_id for packed in newest[:PAGE_ENTRIES])
+                del newest[:PAGE_ENTRIES]
+        self._recent.update((entry.message_id, entry) for entry in newest)
+        self._tail.update(entry.key for entry in newest)
+
+    def remember(self, message_ids: Iterable[str]) -> None:
+        """Take messages for delivered whose entries are not in memory."""
+        for message_id in message_ids:
+            self.met.add(message_id)
 
     def check(self) -> None:
         """Verify the invariants: order, no ID twice, counts, and that all packed IDs are met."""

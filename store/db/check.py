@@ -4,7 +4,8 @@ Reads everything, or a random share of it, and changes nothing. It can run besid
 What is looked for: a schema as migrations leave it; partitions, indexes and sequences that are
 sane; every message's hash computed anew from its bytes, its rows in the look-up tables, and those
 rows' messages; SDS rows that are what the payload says, for every payload that is a readable SDS
-message and for no other; commits that account for what is held, and summaries that say it.
+message and for no other; commits that account for what is held, and summaries that say it; unread
+events that are held.
 """
 
 from collections.abc import Callable
@@ -22,10 +23,11 @@ from store.db.check_catalog import (
 )
 from store.db.check_rows import Held, Progress, RowCheck
 from store.db.check_summaries import check_summaries
+from store.db.check_unread import check_unread
 from store.db.drift import differences
 from store.db.findings import Finding, Findings
 from store.db.migrate import connect, require_current
-from store.db.schema import BUCKETS_TABLE, FINE_TABLE
+from store.db.schema import BUCKETS_TABLE, FINE_TABLE, UNREAD_TABLE
 from store.domain.partitioning import Bounds, Cover, parse_bounds
 
 Connection = PsycopgConnection[Any]
@@ -80,6 +82,7 @@ def check(
             check_partitions(connection, findings, now_ns())
             check_objects(connection, findings)
             _check_rows(connection, findings, sample, progress, checked)
+            checked[UNREAD_TABLE] = check_unread(connection, findings)
             if sample is None:
                 checked["commits"] = check_batches(connection, findings)
                 if not findings.all():

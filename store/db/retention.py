@@ -1,9 +1,9 @@
 """Dropping what retention does not keep: whole partitions, in short transactions, or not at all.
 
 What goes is decided by `store.domain.retention`; here it is done. One transaction per partition of
-messages drops that, what follows from it in the other tables and its summaries, raises the horizon
-and adds to the totals of what was dropped. It waits for locks no longer than its limit, since every
-query waits behind it meanwhile; what it does not get is left to a later round.
+messages drops that, what follows from it in the other tables, its summaries and unread events,
+raises the horizon and adds to the totals of what was dropped. It waits for locks no longer than its
+limit, since every query waits behind it meanwhile; what it does not get is left to a later round.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from store.db.fold import delete_buckets, fold_rest, fold_until, lock_folding
 from store.db.partitions import begin, read_catalog
 from store.db.schema import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, PARTITIONED_TABLES, SCHEMA
 from store.db.tally import Tally, added_since, count
+from store.db.unread import drop_unread
 from store.domain.partitioning import parse_bounds
 from store.domain.retention import Drop, Partition, Reason, RetentionPolicy, Step, plan_prune
 
@@ -213,6 +214,8 @@ class _Prune:
             for name in names:
                 statement = sql.SQL("DROP TABLE {}").format(sql.Identifier(SCHEMA, name))
                 await self._connection.execute(statement, prepare=False)
+            for bounds in gone:
+                await drop_unread(self._connection, bounds)
             await self._connection.execute(_NOTE, (horizon_ns, pruned, folded))
         return left
 

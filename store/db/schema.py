@@ -16,6 +16,7 @@ COARSE_TABLES: Final = ("hashes", "sds", "topics")
 COMMITS_TABLE: Final = "commits"
 BUCKETS_TABLE: Final = "buckets"
 ARCHIVED_TABLE: Final = "archived"
+UNREAD_TABLE: Final = "unread"
 PARTITIONED_TABLES: Final = (FINE_TABLE, *COARSE_TABLES, COMMITS_TABLE)
 """In the order in which their locks are taken."""
 
@@ -153,4 +154,19 @@ sa.Table(
     sa.Column("position", sa.BigInteger, nullable=False),
     sa.Column("archive", sa.Text, nullable=False),
     sa.Column("archived_at", sa.DateTime(timezone=True), nullable=False, server_default=_NOW),
+)
+
+sa.Table(
+    "unread",
+    metadata,
+    sa.Column("hash", sa.LargeBinary, primary_key=True),
+    sa.Column("ts", sa.BigInteger, nullable=False),
+    sa.Column("needed", sa.Integer, nullable=False),
+    sa.Column("stores", ARRAY(sa.Text), nullable=False, server_default="{}"),
+    sa.Column("missing", ARRAY(sa.LargeBinary), nullable=False, server_default="{}"),
+    sa.Column("began_at", sa.DateTime(timezone=True), nullable=False, server_default=_NOW),
+    sa.Column("expired_at", sa.DateTime(timezone=True)),
+    sa.CheckConstraint(
+        "cardinality(stores) < needed OR cardinality(missing) > 0", name="unread_state_check"
+    ),
 )

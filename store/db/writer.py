@@ -38,6 +38,7 @@ from store.db.pool import (
 )
 from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.topics import KnownTopics
+from store.db.tracking import Tracking, Written
 from store.domain.ports import Source, StoreBusy
 
 MAX_GROUP_MESSAGES: Final = 4_000
@@ -60,6 +61,7 @@ class _Waiting:
     batch: RecordBatch
     source: Source
     size_bytes: int
+    min_confirms: int
     answer: asyncio.Future[list[bool]]
 
 
@@ -147,9 +149,11 @@ class DatabaseWriter:
         *,
         on_stored: StoredListener | None = None,
         handover: Handover | None = None,
+        tracking: Tracking | None = None,
     ) -> None:
         self._database = database
         self._handover = handover
+        self._tracking = tracking
         self._partitions = partitions
         self._topics = KnownTopics()
         self._hope = _Hope()
@@ -184,7 +188,9 @@ class DatabaseWriter:
         """Bytes of messages that wait for a transaction."""
         return self._queued_bytes
 
-    async def store(self, batch: RecordBatch, source: Source) -> Sequence[bool]:
+    async def store(
+        self, batch: RecordBatch, source: Source, min_confirms: int = 0
+    ) -> Sequence[bool]:
         """Store a batch durably; True per new message (see `store.domain.ports.Writer`).
 
         Raises:
@@ -204,7 +210,7 @@ class DatabaseWriter:
                 f"more than {MAX_QUEUED_BYTES // 2**20} MiB wait to be stored; retry with backoff"
             )
         answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Waiting(batch, source, size, answer))
+        self._queue.append(_Waiting(batch, source, size, min_confirms, answer))
         self._queued_bytes += size
         self._arrived.set()
         return await answer
@@ -302,6 +308,11 @@ class DatabaseWriter:
             async with connection.transaction():
                 batch_id = await _next_batch_id(connection)
                 added = await self._insert(connection, group, batch_id)
+                if self._tracking is not None:
+                    shares = [(member.batch, member.min_confirms) for member in group.members]
+                    await self._tracking.write(
+                        connection, shares, Written(batch_id, group.batch, group.source, added)
+                    )
                 if added.count:
                     await take_place(connection, [(batch_id, group.token, added)], group.source)
                     if self._handover is not None:

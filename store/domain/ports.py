@@ -222,10 +222,14 @@ class StoreSummary:
 class Writer(Protocol):
     """The door into the database."""
 
-    async def store(self, batch: RecordBatch, source: Source) -> Sequence[bool]:
+    async def store(
+        self, batch: RecordBatch, source: Source, min_confirms: int = 0
+    ) -> Sequence[bool]:
         """Store a batch durably; per record True if it is new, False if it was held already.
 
-        Returns only after the commit. Concurrent calls are grouped into shared transactions.
+        Returns only after the commit. Concurrent calls are grouped into shared transactions. So
+        many other stores are to confirm each message; where none are asked for, the node's own
+        rule holds for what is new.
         """
         ...
 

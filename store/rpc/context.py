@@ -11,6 +11,7 @@ from store.domain.access import Access
 from store.domain.limits import RequestLimits
 from store.domain.ports import Synchronization
 from store.domain.quota import ClientLimits, Quota
+from store.domain.unread import Confirmations, NoConfirmations
 from store.observe.metrics import Metrics
 from store.rpc.drain import Drain
 from store.rpc.health import Health
@@ -75,6 +76,7 @@ class RpcContext:
     ``exchange``: the exchange with peers; None while the node starts.
     ``sessions``: what sessions that peers begin work on; None serves none.
     ``peers``: None when no peer may call on these listeners.
+    ``confirmations``: who waits for other stores to confirm what a publisher wants confirmed.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     """
 
@@ -91,6 +93,7 @@ class RpcContext:
     quota: Quota = field(default_factory=Quota)
     exchange: Synchronization | None = None
     sessions: Exchange | None = None
+    confirmations: Confirmations = field(default_factory=NoConfirmations)
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False

@@ -12,6 +12,7 @@ from message.varint import delimited, varint
 from store.domain.door import Published
 from store.domain.ports import QueryPage, SdsPage
 from store.domain.query import OK
+from store.domain.unread import Confirmation
 from wire.storenode.v1 import store_pb2
 
 _Result = store_pb2.PublishResult
@@ -22,6 +23,7 @@ _FIELD_10_VARINT: Final = b"\x50"
 _FIELD_11: Final = b"\x5a"
 _FIELD_51: Final = b"\x9a\x03"
 _OUTCOME: Final = b"\x10"
+_CONFIRMS: Final = b"\x20"
 
 _HASH_FIELD: Final = b"\x0a" + varint(HASH_BYTES)
 _SHORT: Final = b"\x0a" + varint(len(_HASH_FIELD) + HASH_BYTES + 2) + _HASH_FIELD
@@ -31,19 +33,20 @@ _EPHEMERAL: Final = _OUTCOME + varint(_Result.EPHEMERAL)
 _SUCCESS: Final = _FIELD_10_VARINT + varint(OK) + delimited(_FIELD_11, b"OK")
 
 
-def publish_response(published: Published, stored: Sequence[bool], min_confirms: int) -> bytes:
+def publish_response(
+    published: Published, stored: Sequence[bool], confirmations: Sequence[Confirmation] = ()
+) -> bytes:
     """Encode a ``PublishResponse``.
 
-    ``stored`` says of each record of the batch whether it was new. With ``min_confirms`` what is
-    held is UNCONFIRMED: no other store confirms to this node.
+    ``stored`` says of each record of the batch whether it was new, ``confirmations`` how many
+    stores confirmed it, where that was asked for.
     """
     batch = published.batch
-    if not min_confirms and len(batch) == len(published.verdicts) and all(stored):
+    if not confirmations and len(batch) == len(published.verdicts) and all(stored):
         # The usual request: everything in it is new.
         return b"".join([_SHORT + digest + _STORED for digest in batch.hashes])
-    if min_confirms:
-        held = [_unconfirmed(digest, min_confirms) for digest in batch.hashes]
-        again = held
+    if confirmations:
+        held, again = _confirmed(published, stored, confirmations)
     else:
         held, again = [], []
         for digest, new in zip(batch.hashes, stored, strict=True):
@@ -53,6 +56,21 @@ def publish_response(published: Published, stored: Sequence[bool], min_confirms:
     if len(held) == len(published.verdicts):
         return b"".join(held)
     return b"".join(_results(published, held, again))
+
+
+def _confirmed(
+    published: Published, stored: Sequence[bool], confirmations: Sequence[Confirmation]
+) -> tuple[list[bytes], list[bytes]]:
+    """The results of the first copies in a request, and those of further ones."""
+    held, again = [], []
+    for digest, new, found in zip(published.batch.hashes, stored, confirmations, strict=True):
+        outcome = _Result.UNCONFIRMED if found.reason else _Result.DUPLICATE
+        again.append(_result(digest, outcome, found.reason, found.confirms))
+        if new and not found.reason:
+            held.append(_result(digest, _Result.STORED, "", found.confirms))
+        else:
+            held.append(again[-1])
+    return held, again
 
 
 def _results(published: Published, held: list[bytes], again: list[bytes]) -> Iterable[bytes]:
@@ -68,20 +86,13 @@ def _results(published: Published, held: list[bytes], again: list[bytes]) -> Ite
             yield _result(digest, _Result.REJECTED, published.refusals[index].sentence)
 
 
-def _unconfirmed(digest: bytes, min_confirms: int) -> bytes:
-    return _result(
-        digest,
-        _Result.UNCONFIRMED,
-        f"0 of {min_confirms} stores confirmed: this node exchanges no read confirmations; the "
-        "message is stored here",
-    )
-
-
-def _result(digest: bytes, outcome: _Result.Outcome.ValueType, reason: str) -> bytes:
+def _result(
+    digest: bytes, outcome: _Result.Outcome.ValueType, reason: str, confirms: int = 0
+) -> bytes:
     head = _HASH_FIELD + digest if digest else b""
-    return delimited(
-        _FIELD_1, head + _OUTCOME + varint(outcome) + delimited(_FIELD_3, reason.encode())
-    )
+    tail = _CONFIRMS + varint(confirms) if confirms else b""
+    why = delimited(_FIELD_3, reason.encode()) if reason else b""
+    return delimited(_FIELD_1, head + _OUTCOME + varint(outcome) + why + tail)
 
 
 def query_page(request_id: str, page: QueryPage) -> bytes:

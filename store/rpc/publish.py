@@ -9,13 +9,14 @@ request that fails ends the stream, after the answers to all before it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from message.record import RecordBatch
 from message.validate import MalformedMessage
 from store.domain.door import Door, Published, tally
 from store.domain.ports import Services, Source
@@ -45,10 +46,14 @@ _SOURCE: Final = Source.CLIENT.value
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A request whose messages are judged; it arrived at ``began_ns`` of the monotonic clock."""
+    """A request whose messages are judged; it arrived at ``began_ns`` of the monotonic clock.
+
+    ``timeout_s``: how long to wait for confirmations, None for the node's time.
+    """
 
     published: Published
     min_confirms: int
+    timeout_s: float | None
     began_ns: int
 
 
@@ -70,9 +75,10 @@ class Publisher:
             )
         try:
             batch = await self.admit(call, request)
-            return await self.store(call, batch)
+            stored = await self.store(call, batch)
         finally:
             budget.give_back(size)
+        return await self.answer(call, batch, stored)
 
     async def publish_stream(self, call: Call, context: Context) -> None:
         """Answer ``PublishStream``."""
@@ -95,26 +101,38 @@ class Publisher:
             if start:
                 await asyncio.sleep(0)
             _judge(door, messages[start : start + step])
-        return Batch(door.published, decoded.min_confirms, began_ns)
+        return Batch(door.published, decoded.min_confirms, _timeout_s(decoded), began_ns)
 
-    async def store(self, call: Call, batch: Batch) -> bytes:
-        """Store what was accepted and answer when it is durable."""
+    async def store(self, call: Call, batch: Batch) -> Sequence[bool]:
+        """Store what was accepted; what of it was new, when all of it is durable."""
         published, metrics = batch.published, call.node.metrics
         stored: Sequence[bool] = ()
         metrics.publishes_in_flight.inc()
         try:
             if published.batch.hashes:
-                stored = await self._services.writer.store(published.batch, Source.CLIENT)
+                stored = await self._services.writer.store(
+                    published.batch, Source.CLIENT, batch.min_confirms
+                )
         finally:
             metrics.publishes_in_flight.dec()
         if published.ephemerals:
             # After the commit: a batch that fails is sent again as a whole.
             self._services.feed.announce_ephemeral(published.ephemerals)
         _count(metrics, published, stored)
-        response = publish_response(published, stored, batch.min_confirms)
         elapsed_ns = call.node.monotonic_ns() - batch.began_ns
         metrics.publish_batch_seconds.observe(elapsed_ns / _NS_PER_S)
-        return response
+        return stored
+
+    async def answer(self, call: Call, batch: Batch, stored: Sequence[bool]) -> bytes:
+        """The response, once other stores have confirmed what was stored, where that is wanted."""
+        published, wanted = batch.published, batch.min_confirms
+        if not wanted or not published.batch.hashes:
+            return publish_response(published, stored)
+        hashes = published.batch.hashes
+        # Nobody needs the bytes any more, and the wait may be long.
+        published.batch = RecordBatch(hashes=hashes)
+        found = await call.node.confirmations.confirmed(hashes, wanted, batch.timeout_s)
+        return publish_response(published, stored, found)
 
 
 class _Stream:
@@ -175,9 +193,17 @@ class _Stream:
         except BaseException:
             _give_back(held, size)
             raise
-        answer = asyncio.create_task(self._publisher.store(self._call, batch))
+        answer = asyncio.create_task(self._respond(batch, held, size))
+        # A task that is cancelled before it begins gives nothing back by itself.
         answer.add_done_callback(lambda _: _give_back(held, size))
         self._answers.put_nowait(answer)
+
+    async def _respond(self, batch: Batch, held: list[Budget], size: int) -> bytes:
+        try:
+            stored = await self._publisher.store(self._call, batch)
+        finally:
+            _give_back(held, size)
+        return await self._publisher.answer(self._call, batch, stored)
 
 
 def chunk_messages(count: int, size_bytes: int) -> int:
@@ -185,9 +211,9 @@ def chunk_messages(count: int, size_bytes: int) -> int:
     return max(1, min(ADMISSION_CHUNK_MESSAGES, count * ADMISSION_CHUNK_BYTES // (size_bytes + 1)))
 
 
-def _give_back(budgets: Iterable[Budget], size_bytes: int) -> None:
-    for budget in budgets:
-        budget.give_back(size_bytes)
+def _give_back(held: list[Budget], size_bytes: int) -> None:
+    while held:
+        held.pop().give_back(size_bytes)
 
 
 def _decode(request: bytes, most_messages: int) -> RawPublishRequest:
@@ -197,6 +223,13 @@ def _decode(request: bytes, most_messages: int) -> RawPublishRequest:
         return RawPublishRequest.FromString(request)
     except DecodeError:
         raise malformed(_NO_REQUEST) from None
+
+
+def _timeout_s(request: RawPublishRequest) -> float | None:
+    if not request.HasField("confirm_timeout"):
+        return None
+    given = request.confirm_timeout
+    return float(given.seconds) + given.nanos / _NS_PER_S
 
 
 def _judge(door: Door, messages: Sequence[bytes]) -> None:

@@ -56,6 +56,7 @@ async def test_what_a_node_wrote_is_in_order(filled_url: str) -> None:
         "messages": COUNT + 1,
         "hashes": COUNT + 1,
         "sds": SDS_COUNT,
+        "unread": 0,
         "commits": 3,
         "buckets": 0,
     }
@@ -81,7 +82,8 @@ async def test_small_chunks_see_everything_too(
 async def test_an_empty_database_is_in_order(database_url: str) -> None:
     report = await checked(database_url)
     assert report.findings == []
-    assert report.checked == {"messages": 0, "hashes": 0, "sds": 0, "commits": 0, "buckets": 0}
+    empty = ("messages", "hashes", "sds", "unread", "commits", "buckets")
+    assert report.checked == dict.fromkeys(empty, 0)
 
 
 async def test_a_sample_checks_less(filled_url: str) -> None:
@@ -93,6 +95,7 @@ async def test_a_sample_checks_less(filled_url: str) -> None:
         "messages": COUNT + 1,
         "hashes": COUNT + 1,
         "sds": SDS_COUNT,
+        "unread": 0,
         "buckets": 0,
     }
     execute(filled_url, "update storenode.messages set payload = payload || 'x'")

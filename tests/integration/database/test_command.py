@@ -99,7 +99,14 @@ def test_a_sound_database_is_reported_sound(storenode: Storenode, filled_url: st
     assert ended.value == {
         "ok": True,
         "full": True,
-        "checked": {"messages": 11, "hashes": 11, "sds": 1, "commits": 2, "buckets": 0},
+        "checked": {
+            "messages": 11,
+            "hashes": 11,
+            "sds": 1,
+            "unread": 0,
+            "commits": 2,
+            "buckets": 0,
+        },
         "findings": [],
     }
     people = storenode("check", "--database-url", filled_url, "--sample", "5")

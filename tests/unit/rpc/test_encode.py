@@ -8,6 +8,7 @@ from message.hashing import message_hash
 from message.validate import Verdict
 from store.domain.door import Published, Refusal
 from store.domain.ports import HistoryEntry, QueryPage, SdsPage
+from store.domain.unread import Confirmation, NoConfirmations
 from store.rpc.encode import publish_response, query_page, sds_response
 from wire.storenode.v1.store_pb2 import PublishResponse, PublishResult, SdsMessagesPage
 from wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
@@ -40,20 +41,26 @@ def published(verdicts: Sequence[Verdict]) -> Published:
     return result
 
 
-def expected(request: Published, stored: Sequence[bool], min_confirms: int) -> PublishResponse:
+def expected(
+    request: Published, stored: Sequence[bool], found: Sequence[Confirmation] = ()
+) -> PublishResponse:
     """The response by the classes of protobuf, one message after the other."""
     response = PublishResponse()
     for index, verdict in enumerate(request.verdicts):
         result = response.results.add(message_hash=request.hashes[index])
+        place = request.positions[index]
         if verdict is Verdict.REJECTED:
             result.outcome = PublishResult.REJECTED
             result.reason = request.refusals[index].sentence
-        elif verdict is Verdict.EPHEMERAL:
+            continue
+        if verdict is Verdict.EPHEMERAL:
             result.outcome = PublishResult.EPHEMERAL
-        elif min_confirms:
+            continue
+        if found:
+            result.confirms, result.reason = found[place].confirms, found[place].reason
+        if result.reason:
             result.outcome = PublishResult.UNCONFIRMED
-            result.reason = response.results[index].reason
-        elif verdict is Verdict.ACCEPTED and stored[request.positions[index]]:
+        elif verdict is Verdict.ACCEPTED and stored[place]:
             result.outcome = PublishResult.STORED
         else:
             result.outcome = PublishResult.DUPLICATE
@@ -67,31 +74,35 @@ def test_results_are_those_that_protobuf_would_write(
     request = published(verdicts)
     records = len(request.batch.hashes)
     stored = data.draw(st.lists(st.booleans(), min_size=records, max_size=records))
-    encoded = publish_response(request, stored, 0)
-    assert PublishResponse.FromString(encoded) == expected(request, stored, 0)
-    assert encoded == expected(request, stored, 0).SerializeToString()
+    encoded = publish_response(request, stored)
+    assert PublishResponse.FromString(encoded) == expected(request, stored)
+    assert encoded == expected(request, stored).SerializeToString()
 
 
-@given(st.lists(st.sampled_from(list(Verdict)), max_size=20), st.integers(1, 2**32 - 1))
-def test_confirmations_that_cannot_come_are_reported_for_what_is_held(
-    verdicts: list[Verdict], min_confirms: int
+CONFIRMATIONS = st.builds(Confirmation, st.integers(0, 2**32 - 1), st.sampled_from(["", "too few"]))
+
+
+@given(st.lists(st.sampled_from(list(Verdict)), max_size=20), st.data())
+def test_confirmations_are_told_of_what_is_held(
+    verdicts: list[Verdict], data: st.DataObject
 ) -> None:
     request = published(verdicts)
-    stored = [True] * len(request.batch.hashes)
-    response = PublishResponse.FromString(publish_response(request, stored, min_confirms))
-    wanted = expected(request, stored, min_confirms)
-    for result, want in zip(response.results, wanted.results, strict=True):
-        assert (result.message_hash, result.outcome, result.confirms) == (
-            want.message_hash,
-            want.outcome,
-            0,
-        )
-        if result.outcome == PublishResult.UNCONFIRMED:
-            assert f"0 of {min_confirms} stores confirmed" in result.reason
+    records = len(request.batch.hashes)
+    stored = data.draw(st.lists(st.booleans(), min_size=records, max_size=records))
+    found = data.draw(st.lists(CONFIRMATIONS, min_size=records, max_size=records))
+    encoded = publish_response(request, stored, found)
+    assert encoded == expected(request, stored, found).SerializeToString()
+
+
+async def test_without_gossip_the_answer_says_so() -> None:
+    found = await NoConfirmations().confirmed([DIGEST, digest(2)], 3, None)
+    assert len(found) == 2
+    assert found[0].confirms == 0
+    assert "0 of 3 stores confirmed: this node exchanges no read confirmations" in found[0].reason
 
 
 def test_an_empty_request_has_an_empty_response() -> None:
-    assert publish_response(Published(), [], 0) == b""
+    assert publish_response(Published(), []) == b""
 
 
 def entries_of_field_20(frames: bytes, size: int) -> bytes:

@@ -1,0 +1,120 @@
+"""What gossip must know of batches as this node writes them.
+
+With the transaction that stores a batch go the unread events that it brings, and its messages are
+kept here until its commit is seen: they need not be read from the database to be sent on. A batch
+that was rolled back is kept under a number that no commit ever has, and goes in time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from message.record import RecordBatch
+from store.db.insert import Inserted
+from store.db.pool import Connection
+from store.db.unread import MAX_UNREAD_EVENTS, UnreadEvents, Wanted, track
+from store.domain.ports import Source
+
+MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
+"""Messages that are kept until their commit is seen; the oldest batches make room, and are read
+from the database."""
+
+Share = tuple[RecordBatch, int]
+"""What one caller wants stored, and how many stores must confirm it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A batch in its transaction: what was given, and what of it was new."""
+
+    batch_id: int
+    batch: RecordBatch
+    source: Source
+    added: Inserted
+
+    def is_new(self, digest: bytes) -> bool:
+        """True for a message that this transaction has added."""
+        hashes = self.added.hashes
+        return self.added.count > 0 if hashes is None else digest in hashes
+
+    def new_places(self) -> Sequence[int]:
+        """Where in the batch its new messages are, each once."""
+        batch, hashes = self.batch, self.added.hashes
+        if hashes is None and self.added.count == len(batch):
+            return range(len(batch))
+        places = {digest: place for place, digest in enumerate(batch.hashes) if self.is_new(digest)}
+        return sorted(places.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A batch whose commit is to come: ``new`` are the places of its new messages.
+
+    ``needed``: how many stores must confirm, by hash, where any must.
+    """
+
+    batch: RecordBatch
+    new: Sequence[int]
+    source: Source
+    needed: Mapping[bytes, int]
+    size_bytes: int
+
+
+class Tracking:
+    """Used by the writer inside its transactions, and by whoever sees commits come by.
+
+    ``max_confirms``: how many stores must confirm a new message, whoever brings it.
+    """
+
+    def __init__(self, unread: UnreadEvents, max_confirms: int) -> None:
+        self._unread = unread
+        self._max_confirms = max_confirms
+        self._kept: OrderedDict[int, Kept] = OrderedDict()
+        self._kept_bytes = 0
+
+    async def write(
+        self, connection: Connection, shares: Sequence[Share], written: Written
+    ) -> None:
+        """Add the unread events of a batch, and keep it until its commit comes."""
+        wanted = list(self._wanted(shares, written))
+        if wanted and self._unread.count + len(wanted) <= MAX_UNREAD_EVENTS:
+            await track(connection, wanted)
+            self._unread.count += len(wanted)
+        else:
+            wanted = []
+        if written.added.count:
+            self._keep(written, {digest: needed for digest, _, needed in wanted})
+
+    def take(self, batch_id: int) -> Kept | None:
+        """A batch whose commit has come; None: it is not here."""
+        kept = self._kept.pop(batch_id, None)
+        if kept is not None:
+            self._kept_bytes -= kept.size_bytes
+        return kept
+
+    def _wanted(self, shares: Sequence[Share], written: Written) -> Iterator[Wanted]:
+        """What must be confirmed: of what was there before only what somebody asks for now."""
+        usual = self._max_confirms
+        if not usual and not any(asked for _, asked in shares):
+            return
+        needed: dict[bytes, tuple[int, int]] = {}
+        for batch, asked in shares:
+            for ts, digest in zip(batch.timestamps, batch.hashes, strict=True):
+                most = max(asked, usual) if written.is_new(digest) else asked
+                if most > needed.get(digest, (0, 0))[1]:
+                    needed[digest] = ts, most
+        for digest, (ts, most) in needed.items():
+            yield digest, ts, most
+
+    def _keep(self, written: Written, needed: Mapping[bytes, int]) -> None:
+        batch = written.batch
+        new = written.new_places()
+        size = sum(map(len, batch.payloads)) + sum(map(len, batch.heads)) + 64 * len(batch)
+        self._kept[written.batch_id] = Kept(batch, new, written.source, needed, size)
+        self._kept_bytes += size
+        while self._kept_bytes > MAX_KEPT_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= oldest.size_bytes

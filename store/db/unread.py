@@ -1,0 +1,225 @@
+"""Unread events in Postgres: messages that too few other stores have confirmed.
+
+A row is written in the transaction that stores its message. It goes when the last confirmation is
+noted and no parent is missing, or with its message; when it has waited for too long it expires, and
+goes a while later: that a row is gone then means that its message was confirmed. Nodes on one
+database share the rows, and any of them may be told of a confirmation. Rows are locked in the order
+of their hashes, here and by writers, so that no two transactions wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
+
+from message.limits import HASH_BYTES
+from store.db.arrays import bigints, fixed_bytes, texts
+from store.db.pool import Connection, Database
+from store.domain.partitioning import Bounds
+from store.domain.unread import Confirmed, UnreadEvent, UnreadSummary
+
+MAX_UNREAD_EVENTS: Final = 100_000
+"""Unread events of one database, 20 MB at most; what comes beyond is stored and not waited for."""
+
+EXPIRED_KEPT_S: Final = 3_600.0
+"""How long an event that expired is known to have done so: longer than anybody waits for it."""
+
+_EVENTS_AT_ONCE: Final = 4_096
+
+_T = TypeVar("_T")
+
+Wanted = tuple[bytes, int, int]
+"""Hash, timestamp, and how many stores must confirm."""
+
+_GIVEN: Final = "unnest(%(hash)b::bytea[])"
+_AGE: Final = (
+    "greatest(extract(epoch from clock_timestamp() - u.began_at) * 1000000, 0)::bigint * 1000"
+)
+
+_TRACK: Final = """
+insert into storenode.unread as held (hash, ts, needed)
+select hash, ts, needed::int
+from unnest(%(hash)b::bytea[], %(ts)b::bigint[], %(needed)b::bigint[]) as given(hash, ts, needed)
+order by hash
+on conflict (hash) do update
+    set needed = greatest(held.needed, excluded.needed), began_at = excluded.began_at,
+        expired_at = null
+    where held.needed < excluded.needed or held.expired_at is not null
+"""
+_CONFIRM: Final = """
+with given as (
+    select hash, array_agg(distinct store) as stores
+    from unnest(%(hash)b::bytea[], %(store)b::text[]) as given(hash, store) group by hash
+), held as materialized (
+    select u.hash, u.needed, u.missing,
+           array(select unnest(u.stores) union select unnest(given.stores)) as stores
+    from storenode.unread u join given on u.hash = given.hash order by u.hash for update of u
+), read as (
+    delete from storenode.unread u using held
+    where u.hash = held.hash and cardinality(held.stores) >= held.needed and held.missing = '{}'
+)
+update storenode.unread u set stores = held.stores from held
+where u.hash = held.hash
+  and not (cardinality(held.stores) >= held.needed and held.missing = '{}')
+"""
+_EXPIRE: Final = f"""
+update storenode.unread u set expired_at = clock_timestamp()
+from (select n.hash from storenode.unread n join {_GIVEN} as given(hash) on given.hash = n.hash
+      where n.expired_at is null order by n.hash for update of n) k
+where u.hash = k.hash
+"""
+_AWAIT: Final = """
+insert into storenode.unread as held (hash, ts, needed, missing)
+select %(hash)b::bytea, h.ts, 0, %(missing)b::bytea[] from storenode.hashes h
+where h.key = encode(substr(%(hash)b::bytea, 1, 16), 'hex')::uuid
+  and h.rest = substr(%(hash)b::bytea, 17)
+limit 1
+on conflict (hash) do update set missing = excluded.missing
+"""
+_MET: Final = """
+with held as materialized (
+    select hash, needed, stores from storenode.unread where hash = %(hash)b::bytea for update
+), read as (
+    delete from storenode.unread u using held
+    where u.hash = held.hash and cardinality(held.stores) >= held.needed
+)
+update storenode.unread u set missing = '{}' from held
+where u.hash = held.hash and cardinality(held.stores) < held.needed
+"""
+_COLUMNS: Final = f"u.hash, u.needed, u.stores, u.missing, {_AGE}"
+_OF: Final = f"""
+select {_COLUMNS} from {_GIVEN} as given(hash)
+cross join lateral (select n.* from storenode.unread n where n.hash = given.hash offset 0) u
+"""
+_NEWEST: Final = f"""
+select {_COLUMNS} from storenode.unread u where u.expired_at is null
+order by u.began_at desc, u.hash limit %(limit)b::bigint
+"""
+_SWEEP: Final = """
+delete from storenode.unread
+where expired_at < clock_timestamp() - make_interval(secs => %(kept_s)s::double precision)
+"""
+_DROP: Final = "delete from storenode.unread where ts >= %s::bigint and ts < %s::bigint"
+_SUMMARY: Final = f"""
+select count(*) filter (where cardinality(u.stores) < u.needed),
+       count(*) filter (where u.missing <> '{{}}'),
+       coalesce(max({_AGE}) filter (where cardinality(u.stores) < u.needed), 0)::bigint
+from storenode.unread u where u.expired_at is null
+"""
+
+
+async def track(connection: Connection, wanted: Iterable[Wanted]) -> None:
+    """Wait for confirmations of messages that this transaction, or an earlier one, stores.
+
+    What is unread already waits for the larger number.
+    """
+    rows = sorted(wanted)
+    parameters = {
+        "hash": fixed_bytes([digest for digest, _, _ in rows], HASH_BYTES),
+        "ts": bigints([ts for _, ts, _ in rows]),
+        "needed": bigints([needed for _, _, needed in rows]),
+    }
+    await connection.execute(_TRACK, parameters)
+
+
+async def drop_unread(connection: Connection, bounds: Bounds) -> None:
+    """Forget what lies in a partition of messages that this transaction drops."""
+    await connection.execute(_DROP, (bounds.low, bounds.high))
+
+
+class UnreadEvents:
+    """The unread events of a database.
+
+    ``count`` is how many there are, as far as this node knows. Every method raises
+    `store.domain.ports.StoreUnavailable` when the database does not serve; to do again what was
+    done does no harm.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.count = 0
+
+    async def newest(self, limit: int = MAX_UNREAD_EVENTS) -> list[UnreadEvent]:
+        """The newest unread events, at most ``limit``; those that have expired are none."""
+
+        async def read(connection: Connection) -> list[UnreadEvent]:
+            return await _events(connection, _NEWEST, {"limit": limit})
+
+        return await self._database.read(read, self._database.bulk_pool)
+
+    async def of(self, hashes: Sequence[bytes]) -> list[UnreadEvent]:
+        """Those of some messages that are unread or have expired, in any order."""
+
+        async def read(connection: Connection) -> list[UnreadEvent]:
+            found: list[UnreadEvent] = []
+            for some in _portions(hashes):
+                found += await _events(connection, _OF, _parameters(some))
+            return found
+
+        return await self._database.read(read)
+
+    async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
+        """Note confirmations; those of messages that are not unread change nothing."""
+        for some in _portions(confirmed):
+            hashes = [each.message_hash for each in some]
+            stores = {"store": texts([each.store_id for each in some])}
+            await self._change(_CONFIRM, _parameters(hashes) | stores)
+
+    async def expire(self, hashes: Sequence[bytes]) -> None:
+        """Wait for confirmations of these no more, though they have not come."""
+        for some in _portions(hashes):
+            await self._change(_EXPIRE, _parameters(some))
+
+    async def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
+        """Note which parents are missing, by the hash of the event that waits; none: it does not.
+
+        What is not held waits for nothing.
+        """
+        for digest in sorted(parents):
+            missing = parents[digest]
+            if missing:
+                await self._change(_AWAIT, {"hash": digest, "missing": list(missing)})
+            else:
+                await self._change(_MET, {"hash": digest})
+
+    async def sweep(self) -> int:
+        """Let go of what expired long ago; how many that were."""
+        return await self._change(_SWEEP, {"kept_s": EXPIRED_KEPT_S})
+
+    async def summary(self) -> UnreadSummary:
+        """How many there are, and for how long the oldest has waited."""
+
+        async def read(connection: Connection) -> UnreadSummary:
+            cursor = await connection.execute(_SUMMARY, binary=True)
+            row = await cursor.fetchone()
+            assert row is not None
+            return UnreadSummary(*row)  # type: ignore[arg-type]
+
+        found = await self._database.read(read)
+        self.count = found.count
+        return found
+
+    async def _change(self, statement: str, parameters: dict[str, object]) -> int:
+        async def change(connection: Connection) -> int:
+            return (await connection.execute(statement, parameters)).rowcount
+
+        return await self._database.read(change, self._database.write_pool)
+
+
+async def _events(
+    connection: Connection, statement: str, parameters: dict[str, object]
+) -> list[UnreadEvent]:
+    cursor = await connection.execute(statement, parameters, binary=True)
+    return [
+        UnreadEvent(bytes(digest), needed, tuple(stores), tuple(map(bytes, missing)), age_ns)  # type: ignore[arg-type,call-overload]
+        for digest, needed, stores, missing, age_ns in await cursor.fetchall()
+    ]
+
+
+def _portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    for start in range(0, len(items), _EVENTS_AT_ONCE):
+        yield items[start : start + _EVENTS_AT_ONCE]
+
+
+def _parameters(hashes: Sequence[bytes]) -> dict[str, object]:
+    return {"hash": fixed_bytes(hashes, HASH_BYTES)}

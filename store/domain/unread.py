@@ -1,0 +1,81 @@
+"""Unread events, as the edges tell each other of them: see the contract's `min_confirms`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadEvent:
+    """A message that too few other stores have confirmed, or of which parents are ``missing``.
+
+    ``stores`` are the IDs of those that have confirmed it; ``needed`` is how many must.
+    ``age_ns``: for how long it has waited, by the clock of the database.
+    """
+
+    message_hash: bytes
+    needed: int
+    stores: tuple[str, ...]
+    missing: tuple[bytes, ...]
+    age_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """A store has said that it holds a message durably."""
+
+    message_hash: bytes
+    store_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadSummary:
+    """How many events are unread, how many wait for parents, the age of the oldest unread one."""
+
+    count: int
+    waiting: int
+    oldest_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """What became of the wait for confirmations of one message.
+
+    ``reason``: one sentence why they were too few; empty: they were enough.
+    """
+
+    confirms: int
+    reason: str = ""
+
+
+class Confirmations(Protocol):
+    """Whoever waits until other stores hold what this node has stored."""
+
+    async def confirmed(
+        self, hashes: Sequence[bytes], min_confirms: int, timeout_s: float | None
+    ) -> list[Confirmation]:
+        """Wait until so many other stores have each of these messages, or the time is up.
+
+        The messages are committed here. Never raises for what a peer does; None: the node's time.
+        Cancelling it costs nothing.
+        """
+        ...
+
+
+class NoConfirmations:
+    """`Confirmations` of a node that exchanges none."""
+
+    async def confirmed(
+        self,
+        hashes: Sequence[bytes],
+        min_confirms: int,
+        timeout_s: float | None,  # noqa: ARG002 - nothing is waited for
+    ) -> list[Confirmation]:
+        """Say so at once."""
+        reason = (
+            f"0 of {min_confirms} stores confirmed: this node exchanges no read confirmations; the "
+            "message is stored here"
+        )
+        return [Confirmation(0, reason)] * len(hashes)

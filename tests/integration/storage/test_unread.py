@@ -1,0 +1,240 @@
+"""Unread events: written with their messages, confirmed by distinct stores, gone with either."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from message.record import RecordBatch
+from store.db import unread as unread_module
+from store.db.check import check
+from store.db.partitions import PartitionMap
+from store.db.pool import Database
+from store.db.retention import prune
+from store.db.tracking import Tracking
+from store.db.unread import UnreadEvents
+from store.db.writer import DatabaseWriter
+from store.domain.ports import Source
+from store.domain.retention import RetentionPolicy
+from store.domain.unread import Confirmed
+from tests.integration.storage.node import SETTINGS
+from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
+
+SEED = 20261122
+
+
+class Store:
+    """A writer that tracks what must be confirmed."""
+
+    def __init__(self, database: Database, max_confirms: int) -> None:
+        self.database = database
+        self.unread = UnreadEvents(database)
+        self.tracking = Tracking(self.unread, max_confirms)
+        self.writer = DatabaseWriter(
+            database, PartitionMap(lambda: NOW, 30 * DAY), tracking=self.tracking
+        )
+
+    async def store(self, batch: RecordBatch, min_confirms: int = 0) -> list[bool]:
+        """Store a batch of a client."""
+        return list(await self.writer.store(batch, Source.CLIENT, min_confirms))
+
+    async def state(self) -> dict[bytes, tuple[int, set[str]]]:
+        """What is unread: needed and confirming stores by hash."""
+        events = await self.unread.newest()
+        return {each.message_hash: (each.needed, set(each.stores)) for each in events}
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    opened = await Database.open(database_url, SETTINGS)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def store(database: Database) -> AsyncIterator[Store]:
+    made = Store(database, 0)
+    await made.writer.start()
+    yield made
+    await made.writer.stop()
+
+
+def batch(count: int, seed: int = SEED) -> RecordBatch:
+    return random_batch(random.Random(seed), count, [NOW - number for number in range(50)])
+
+
+async def test_what_nobody_wants_confirmed_is_never_unread(store: Store) -> None:
+    await store.store(batch(200))
+    assert await store.state() == {}
+    assert (await store.unread.summary()).count == 0
+
+
+@pytest.mark.parametrize("count", [3, 300])
+async def test_a_publisher_makes_events_unread_until_that_many_stores_confirm(
+    store: Store, count: int
+) -> None:
+    messages = batch(count)
+    assert all(await store.store(messages, 2))
+    assert await store.state() == {digest: (2, set()) for digest in messages.hashes}
+    await store.unread.confirm([Confirmed(digest, "a") for digest in messages.hashes] * 2)
+    assert await store.state() == {digest: (2, {"a"}) for digest in messages.hashes}
+    await store.unread.confirm([Confirmed(digest, "a") for digest in messages.hashes])
+    await store.unread.confirm([Confirmed(digest, "b") for digest in messages.hashes[1:]])
+    assert await store.state() == {messages.hashes[0]: (2, {"a"})}
+
+
+async def test_two_confirmations_that_are_noted_together_both_count(store: Store) -> None:
+    messages = batch(5)
+    await store.store(messages, 2)
+    pairs = [Confirmed(digest, peer) for digest in messages.hashes for peer in ("a", "b")]
+    await store.unread.confirm(pairs)
+    assert await store.state() == {}
+
+
+async def test_the_node_s_own_rule_holds_for_what_is_new(database: Database) -> None:
+    store = Store(database, 1)
+    await store.writer.start()
+    known, fresh = batch(3), batch(4, seed=7)
+    await store.store(known)
+    await store.unread.confirm([Confirmed(digest, "a") for digest in known.hashes])
+    both = RecordBatch()
+    both.extend(known)
+    both.extend(fresh)
+    assert await store.store(both) == [False] * 3 + [True] * 4
+    assert await store.state() == {digest: (1, set()) for digest in fresh.hashes}
+    await store.store(both, 3)
+    assert await store.state() == {digest: (3, set()) for digest in both.hashes}
+    await store.writer.stop()
+
+
+async def test_each_publisher_of_a_group_gets_what_it_asked_for(store: Store) -> None:
+    asked = [0, 1, 4, 2]
+    batches = [batch(20, seed=number) for number in range(len(asked))]
+    await asyncio.gather(*map(store.store, batches, asked))
+    wanted: dict[bytes, tuple[int, set[str]]] = {
+        digest: (needed, set())
+        for needed, each in zip(asked, batches, strict=True)
+        for digest in each.hashes
+        if needed
+    }
+    assert await store.state() == wanted
+
+
+async def test_nodes_on_one_database_note_confirmations_side_by_side(store: Store) -> None:
+    messages = batch(400)
+    await store.store(messages, 8)
+    other = UnreadEvents(store.database)
+
+    async def confirm(events: UnreadEvents, peer: str) -> None:
+        dice = random.Random(peer)
+        digests = list(messages.hashes)
+        dice.shuffle(digests)
+        await events.confirm([Confirmed(digest, peer) for digest in digests])
+
+    peers = "abcdefg"
+    events = [store.unread, other]
+    work = [confirm(events[number % 2], peer) for number, peer in enumerate(peers)]
+    await asyncio.gather(*work)
+    assert await store.state() == {digest: (8, set(peers)) for digest in messages.hashes}
+    await confirm(other, "h")
+    assert await store.state() == {}
+
+
+async def test_what_expired_is_unread_no_longer_and_known_for_a_while(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = batch(3)
+    await store.store(messages, 1)
+    await store.unread.expire(messages.hashes[:2])
+    assert set(await store.state()) == {messages.hashes[2]}
+    assert (await store.unread.summary()).count == 1
+    assert len(await store.unread.of(messages.hashes)) == 3
+    assert await store.unread.sweep() == 0
+    monkeypatch.setattr(unread_module, "EXPIRED_KEPT_S", 0.0)
+    assert await store.unread.sweep() == 2
+    # Whoever asks anew begins anew.
+    await store.store(messages, 1)
+    assert len(await store.state()) == 3
+
+
+async def test_an_event_that_waits_for_parents_stays_until_they_have_come(store: Store) -> None:
+    messages = batch(2)
+    parent = bytes(32)
+    await store.store(messages)
+    await store.unread.wait_for({messages.hashes[0]: [parent], parent: [parent]})
+    (event,) = await store.unread.newest()
+    assert (event.message_hash, event.needed, event.missing) == (messages.hashes[0], 0, (parent,))
+    assert (await store.unread.summary()).waiting == 1
+    await store.store(messages, 1)
+    await store.unread.confirm([Confirmed(digest, "a") for digest in messages.hashes])
+    (event,) = await store.unread.newest()
+    assert (event.stores, event.missing) == (("a",), (parent,))
+    await store.unread.wait_for({messages.hashes[0]: []})
+    assert await store.state() == {}
+
+
+async def test_beyond_the_limit_messages_are_stored_and_not_waited_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.db.tracking.MAX_UNREAD_EVENTS", 5)
+    assert all(await store.store(batch(4), 1))
+    assert all(await store.store(batch(4, seed=2), 1))
+    assert len(await store.state()) == 4
+    assert (await store.unread.summary()).count == store.unread.count == 4
+
+
+async def test_what_retention_drops_takes_its_unread_events_along(
+    store: Store, database_url: str
+) -> None:
+    old = batch_of([(NOW - 40 * DAY, TOPICS[0], b"old"), (NOW, TOPICS[0], b"new")])
+    await store.store(old, 1)
+    connection = await store.database.connect()
+    async with connection:
+        await prune(connection, RetentionPolicy(30 * DAY, None), NOW)
+    assert set(await store.state()) == {old.hashes[1]}
+    assert (await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)).findings == []
+
+
+async def test_the_check_finds_an_event_without_its_message(
+    store: Store, database_url: str
+) -> None:
+    await store.store(batch(3), 3)
+    connection = await store.database.connect()
+    async with connection:
+        await connection.execute(
+            "insert into storenode.unread (hash, ts, needed) values ('lost', 5, 1)"
+        )
+        await connection.execute("update storenode.unread set stores = '{a,a}' where needed = 3")
+    report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
+    assert {(each.kind, each.count) for each in report.findings} == {
+        ("unread event without its message", 1),
+        ("store that has confirmed twice", 3),
+    }
+    assert report.checked["unread"] == 4
+
+
+async def test_a_batch_is_kept_until_its_commit_is_seen(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = batch(3)
+    await store.store(known)
+    both = RecordBatch()
+    both.extend(known)
+    both.extend(batch(2, seed=5))
+    await store.store(both, 2)
+    connection = await store.database.connect()
+    async with connection:
+        cursor = await connection.execute("select batch from storenode.commits order by position")
+        first, second = [row[0] for row in await cursor.fetchall()]
+    kept = store.tracking.take(second)  # type: ignore[arg-type]
+    assert kept is not None
+    assert list(kept.new) == [3, 4]
+    assert kept.needed == dict.fromkeys(both.hashes, 2)
+    assert store.tracking.take(second) is None  # type: ignore[arg-type]
+    assert store.tracking.take(first) is not None  # type: ignore[arg-type]
+    monkeypatch.setattr("store.db.tracking.MAX_KEPT_BYTES", 0)
+    await store.store(batch(2, seed=6))
+    assert not store.tracking._kept

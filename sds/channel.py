@@ -235,6 +235,13 @@ class MessageChannel:
         self._prune(events)
         return events
 
+    def abandon(self, now_ms: int, message_ids: Iterable[str]) -> list[Event]:
+        """Give up what the application knows to be irretrievable, of what is missing."""
+        events: list[Event] = []
+        wants = self.incoming.wants
+        self._lose([key for key in dict.fromkeys(message_ids) if key in wants], now_ms, events)
+        return events
+
     def sweep_incoming(self, now_ms: int) -> list[Event]:
         """The sweep of the incoming buffer alone; always tells what is missing."""
         events: list[Event] = []
@@ -401,8 +408,8 @@ class MessageChannel:
         *,
         own: bool,
     ) -> None:
-        content = message.content
-        log, lost, message_id = self.log, self.lost, message.message_id
+        content, message_id = message.content, message.message_id
+        log, lost, config = self.log, self.lost, self.config
         unmet = {
             entry.message_id
             for entry in message.history
@@ -410,8 +417,12 @@ class MessageChannel:
         }
         if content:
             unmet.discard(message_id)
-        waiting = Waiting(message, hint, now_ms, unmet) if unmet else None
-        if waiting is not None and not self._fits(waiting):
+        gone = (
+            [each.message_id for each in message.history if each.message_id in lost] if lost else []
+        )
+        waiting = Waiting(message, hint, now_ms, unmet, gone) if unmet else None
+        bounds = config.max_waiting, config.max_waiting_bytes, config.max_missing
+        if waiting is not None and not self.incoming.fits(waiting, *bounds):
             self.counts.buffer_full += 1
             events.append(Refused(Refusal.BUFFER_FULL, message_id))
             return
@@ -424,15 +435,9 @@ class MessageChannel:
             waiting.message = message.bare()
             self._wait(now_ms, waiting, events)
         elif content:
-            self._deliver(now_ms, message, hint, (), events)
+            self._deliver(now_ms, message, hint, gone, events)
             if self.incoming.ready and not self.config.release_at_sweep:
                 self._release(now_ms, events)
-
-    def _fits(self, waiting: Waiting) -> bool:
-        config = self.config
-        return self.incoming.fits(
-            waiting, config.max_waiting, config.max_waiting_bytes, config.max_missing
-        )
 
     def _learn(self, now_ms: int, message: SdsMessage, events: list[Event]) -> None:
         """What another's message says about ours (SDS, "Review ACK status"), and repair."""
@@ -496,13 +501,15 @@ class MessageChannel:
         now_ms: int,
         message: SdsMessage,
         hint: bytes | None,
-        unmet: tuple[str, ...],
+        given_up: list[str],
         events: list[Event],
     ) -> None:
         message_id, lamport = message.message_id, message.lamport or 0
         if not self.clock.adopt(lamport, now_ms):
             self.counts.clocks_capped += 1
             events.append(ClockCapped(message_id, lamport))
+        # What was given up may have come after all.
+        unmet = tuple([key for key in dict.fromkeys(given_up) if key not in self.log])
         after = self.log.insert(LogEntry(lamport, message_id, message.sender_id, hint))
         events.append(
             Delivered(
@@ -527,7 +534,6 @@ class MessageChannel:
     def _release(self, now_ms: int, events: list[Event]) -> None:
         """Deliver what is ready and what becomes ready by that, in log order."""
         ready: list[tuple[int, str, Waiting]] = []
-
         while ready or self.incoming.ready:
             for waiting in self.incoming.take_ready():
                 message = waiting.message
@@ -535,8 +541,7 @@ class MessageChannel:
                     heappush(ready, (message.lamport or 0, message.message_id, waiting))
             if ready:
                 _, _, waiting = heappop(ready)
-                unmet = tuple(waiting.given_up)
-                self._deliver(now_ms, waiting.message, waiting.hint, unmet, events)
+                self._deliver(now_ms, waiting.message, waiting.hint, waiting.given_up, events)
 
     # --- sweeps
 
@@ -558,12 +563,14 @@ class MessageChannel:
 
     def _give_up(self, before_ms: int, now_ms: int, events: list[Event]) -> None:
         """Mark dependencies as irretrievably lost (SDS, "Periodic incoming buffer sweep")."""
-        expired = self.incoming.expired(before_ms)
-        if not expired:
+        self._lose(self.incoming.expired(before_ms), now_ms, events)
+
+    def _lose(self, message_ids: list[str], now_ms: int, events: list[Event]) -> None:
+        if not message_ids:
             return
-        self.counts.lost += len(expired)
-        events.append(Lost(tuple(expired)))
-        for message_id in expired:
+        self.counts.lost += len(message_ids)
+        events.append(Lost(tuple(message_ids)))
+        for message_id in message_ids:
             self.lost[message_id] = None
             self._stop_asking(message_id)
             self.incoming.met(message_id, given_up=True)

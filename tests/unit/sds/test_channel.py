@@ -313,3 +313,22 @@ def test_a_configuration_that_cannot_work_is_refused(given: dict[str, object]) -
 def test_a_repair_that_cannot_work_is_refused(given: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="repair"):
         RepairConfig(*given)
+
+
+def test_a_message_names_causes_that_were_given_up_before_it_came() -> None:
+    me = channel(lost_after_ms=1_000)
+    take(me, wire("b", after=["a", "x"]))
+    me.tick(NOW + 1_001, dice())
+    assert me.lost.keys() == {"a", "x"}
+    (told,) = of(Delivered, take(me, wire("c", after=["b", "a"]), now=NOW + 2_000))
+    assert told.unmet == ("a",)
+
+
+def test_what_came_after_it_was_given_up_is_not_named_as_unmet() -> None:
+    me = channel(lost_after_ms=1_000)
+    take(me, wire("b", after=["a"]))
+    me.tick(NOW + 1_001, dice())
+    take(me, wire("c", after=["a", "d"]), now=NOW + 1_100)
+    take(me, wire("a", lamport=NOW - 1), now=NOW + 1_200)
+    (_, told) = of(Delivered, take(me, wire("d"), now=NOW + 1_300))
+    assert (told.message_id, told.unmet) == ("c", ())

@@ -187,8 +187,9 @@ async def ensure_for(
         async with connection.transaction():
             await begin(connection, CREATE_LOCK_TIMEOUT_MS)
             catalog = await read_catalog(connection)
-            await _create_fine(connection, catalog, wanted, now_ns)
-            extensions = await _create_coarse(connection, catalog, wanted, now_ns, retention_ns)
+            fine = await _create_fine(connection, catalog, wanted, now_ns)
+            reached = rules.ends(fine, wanted)
+            extensions = await _create_coarse(connection, catalog, reached, now_ns, retention_ns)
             await _create_commits(connection, catalog, catalog.position)
         if not extensions:
             return
@@ -216,9 +217,13 @@ async def begin(connection: Connection, lock_timeout_ms: int) -> None:
 
 async def _create_fine(
     connection: Connection, catalog: Catalog, timestamps: Sequence[int], now_ns: int
-) -> None:
-    for bounds in rules.plan_messages(catalog.bounds(FINE_TABLE), timestamps, now_ns):
+) -> list[Bounds]:
+    """Make what the timestamps lack; returns the bounds of all that there is then."""
+    held = catalog.bounds(FINE_TABLE)
+    made = rules.plan_messages(held, timestamps, now_ns)
+    for bounds in made:
         await _create(connection, FINE_TABLE, rules.fine_name(bounds), bounds)
+    return held + made
 
 
 async def _create_coarse(

@@ -10,7 +10,8 @@ Rules.
 - Look-up tables ("coarse"): contiguous, at most `MAX_COARSE`, so that a probe of all of them stays
   cheap. What lies below the lowest is covered by one partition without a lower bound. From
   `WIDEN_AT` bounded ones on, a new one is as wide as all of them together; when there are
-  `MAX_COARSE`, the outermost one is extended instead.
+  `MAX_COARSE`, the outermost one is extended instead. They cover every partition of messages from
+  end to end (`ends`), whichever of its timestamps it was made for.
 - Commits: `COMMITS_PER_PARTITION` positions each, the next one made ahead.
 
 Bounds are inclusive below and exclusive above, as Postgres has them ("Table Partitioning").
@@ -184,6 +185,17 @@ def plan_messages(
             raise ValueError(f"no partition is made for the timestamp {ts}: it must be positive")
         made.append(_fine(ts, now_ns, cover, made[-1].high if made else UNBOUNDED_LOW))
     return made
+
+
+def ends(fine: Iterable[Bounds], timestamps: Iterable[int]) -> list[int]:
+    """The first and the last key of each partition of messages that holds one of the timestamps.
+
+    The look-up tables are to cover all of such a partition: whatever else it takes later, they
+    have a place for already. Ascending and distinct.
+    """
+    cover = Cover(fine)
+    units = {cover.find(ts) for ts in timestamps}
+    return sorted({key for unit in units if unit is not None for key in (unit.low, unit.high - 1)})
 
 
 def coarse_width_ns(retention_ns: int | None) -> int:

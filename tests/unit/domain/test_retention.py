@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from store.domain.partitioning import (
@@ -14,6 +14,7 @@ from store.domain.partitioning import (
     Bounds,
     Cover,
     ahead,
+    ends,
     plan_coarse,
     plan_messages,
 )
@@ -168,7 +169,7 @@ class World:
         oldest = max(self.horizon_ns, 1, now_ns - (policy.age_ns or now_ns))
         wanted = [*ahead(now_ns), *(ts for ts in late if ts >= oldest)]
         self.fine = sorted([*self.fine, *plan_messages(self.fine, wanted, now_ns)])
-        plan = plan_coarse(self.coarse, wanted, now_ns, age)
+        plan = plan_coarse(self.coarse, ends(self.fine, wanted), now_ns, age)
         for extension in plan.extensions:
             self.coarse.remove(extension.old)
             self.coarse.append(extension.new)
@@ -265,6 +266,7 @@ def test_decades_of_operation(policies: list[RetentionPolicy], most_coarse: int)
         max_size=12,
     )
 )
+@example([(0, MONTH, []), (275, MONTH, []), (50, MONTH, []), (550, ENDLESS, [241])])
 def test_pauses_changes_of_mind_and_late_messages(
     visits: list[tuple[int, RetentionPolicy, list[int]]],
 ) -> None:

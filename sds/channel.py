@@ -39,7 +39,6 @@ from sds.envelope import (
     decode_message,
     encode_message,
     encode_older,
-    size_of,
 )
 from sds.events import (
     Acknowledged,
@@ -70,12 +69,12 @@ from sds.events import (
     Tick,
 )
 from sds.gaps import GAP_GRACE_MS, Gaps
+from sds.history import history_of
 from sds.ids import draw_salt
 from sds.incoming import IncomingBuffer, Waiting
 from sds.limits import (
     ASK_EVERY_MS,
     MAX_HINT_BYTES,
-    MAX_HISTORY_BYTES,
     MAX_LOST_IDS,
     MAX_REPAIR_ANSWERED,
     MAX_SDS_MESSAGE_BYTES,
@@ -96,6 +95,7 @@ class MessageChannel:
     """A participant of a channel, made new at ``now_ms`` (milliseconds since the epoch).
 
     The parts are public for reading: `clock`, `log`, `filter`, `outgoing`, `incoming`, `counts`.
+    Their times are running time (`sds.clock`).
     """
 
     def __init__(self, config: ChannelConfig, now_ms: int, chance: Chance) -> None:
@@ -153,7 +153,8 @@ class MessageChannel:
         if message_id is not None:
             self._check_new(message_id)
         lamport = self.clock.tick(now_ms)
-        history = self._history(lamport)
+        now_ms = self.clock.running_ms(now_ms)
+        history = history_of(self.config, self.log, self.gaps, lamport)
         if message_id is None:
             config = self.config
             message_id = content_id(config.channel_id, config.sender_id, lamport, history, content)
@@ -173,8 +174,11 @@ class MessageChannel:
         """
         if message_id is not None:
             check_id("message_id", message_id)
-        lamport = self.clock.tick(now_ms)
-        history = self._history(lamport)
+        return self._send_sync(self.clock.running_ms(now_ms), message_id)
+
+    def _send_sync(self, now_ms: int, message_id: str | None = None) -> list[Event]:
+        lamport = self.clock.tick(self.clock.unix_ms(now_ms))
+        history = history_of(self.config, self.log, self.gaps, lamport)
         config = self.config
         name = message_id or sync_id(config.channel_id, config.sender_id, lamport)
         message = self._message(name, lamport, history, now_ms, None)
@@ -217,6 +221,7 @@ class MessageChannel:
 
     def receive(self, now_ms: int, packets: Iterable[Packet]) -> list[Event]:
         """Take packets of the channel (SDS, "Receive message")."""
+        now_ms = self.clock.running_ms(now_ms)
         events: list[Event] = []
         for packet in packets:
             self._receive(now_ms, packet, events)
@@ -225,13 +230,14 @@ class MessageChannel:
 
     def tick(self, now_ms: int, chance: Chance) -> list[Event]:
         """Do what is due: both sweeps, repair, sync messages, pruning."""
+        now_ms = self.clock.running_ms(now_ms)
         events: list[Event] = []
         tell = now_ms - self.told_ms >= self.config.missing_every_ms
         self._sweep_incoming(now_ms, events, tell=tell)
         self._sweep_outgoing(now_ms, events)
         self._answer(now_ms, events)
         if min(self.pace.due_ms(chance), self._ask_due_ms()) <= now_ms:
-            events += self.send_sync(now_ms)
+            events += self._send_sync(now_ms)
         self._prune(events)
         return events
 
@@ -245,7 +251,7 @@ class MessageChannel:
     def sweep_incoming(self, now_ms: int) -> list[Event]:
         """The sweep of the incoming buffer alone; always tells what is missing."""
         events: list[Event] = []
-        self._sweep_incoming(now_ms, events, tell=True)
+        self._sweep_incoming(self.clock.running_ms(now_ms), events, tell=True)
         return events
 
     def next_due_ms(self, chance: Chance) -> int:
@@ -256,7 +262,7 @@ class MessageChannel:
         times.append(self._ask_due_ms())
         parts = (self.outgoing, self.answers)
         times += [due for part in parts if part and (due := part.next_due_ms()) is not None]
-        return ceil(min(times))
+        return ceil(min(times)) - self.clock.set_back_ms
 
     def check(self) -> None:
         """Verify the invariants of all parts, and between them."""
@@ -276,25 +282,6 @@ class MessageChannel:
         check_id("message_id", message_id)
         if message_id in self.log or message_id in self.incoming.ids:
             raise ValueError(f"the message ID {message_id!r} was used before: choose another")
-
-    def _history(self, lamport: int) -> tuple[Entry, ...]:
-        """What precedes a message that is sent now (SDS, "Send message").
-
-        Messages whose clock is ahead of ours do not precede it: one with the largest clock
-        would be in every history from then on.
-        """
-        key = (lamport, "")
-        entries = self.log.preceding(key, self.config.history_entries)
-        if self.gaps.told:
-            named = {entry.message_id for entry in entries}
-            told = [self.log.recent(key) for key in self.gaps.take(self.config.gap_entries)]
-            extra = [entry for entry in told if entry and entry.message_id not in named]
-            entries = sorted(extra + entries, key=lambda entry: entry.key)
-        found = [Entry(entry.message_id, entry.hint, entry.sender_id or None) for entry in entries]
-        left = MAX_HISTORY_BYTES - sum(map(size_of, found))
-        while left < 0:
-            left += size_of(found.pop(0))
-        return tuple(found)
 
     def _message(
         self,
@@ -475,7 +462,7 @@ class MessageChannel:
                 config.resend_possible_ms - config.resend_ms,
             )
         if config.gap_entries and self.gaps.is_time(now_ms):
-            until = min(message.lamport or 0, now_ms) - GAP_GRACE_MS
+            until = min(message.lamport or 0, self.clock.unix_ms(now_ms)) - GAP_GRACE_MS
             window = min(config.gap_window, config.filter.capacity // 4)
             entries = self.log.preceding((max(until, 0), ""), window)
             self.gaps.look(bloom_filter, message.sender_id, entries, now_ms)
@@ -505,7 +492,7 @@ class MessageChannel:
         events: list[Event],
     ) -> None:
         message_id, lamport = message.message_id, message.lamport or 0
-        if not self.clock.adopt(lamport, now_ms):
+        if not self.clock.adopt(lamport, self.clock.unix_ms(now_ms)):
             self.counts.clocks_capped += 1
             events.append(ClockCapped(message_id, lamport))
         # What was given up may have come after all.

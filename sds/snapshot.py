@@ -40,7 +40,9 @@ def snapshot(channel: MessageChannel) -> bytes:
     _write_identity(write, channel.config)
     _write_log(write, channel)
     write.bytes_(channel.filter.pairs())
-    write.number(channel.clock.value)
+    clock = channel.clock
+    for number in (clock.value, clock.latest_ms, clock.set_back_ms):
+        write.number(number)
     write.number(channel.sends)
     write.number(channel.told_ms)
     write.list_(astuple(channel.counts), write.number)
@@ -89,7 +91,8 @@ def _restore(config: ChannelConfig, read: "_Reader") -> MessageChannel:
     channel = MessageChannel(config, 0, _NoChance())
     _read_log(read, channel)
     channel.filter = RollingFilter.from_pairs(config.filter, read.bytes_())
-    channel.clock.value = read.number()
+    clock = channel.clock
+    clock.value, clock.latest_ms, clock.set_back_ms = (read.number() for _ in range(3))
     channel.sends = read.number()
     channel.told_ms = read.number()
     counts = read.list_(read.number)

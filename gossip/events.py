@@ -166,10 +166,14 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """A store has these durably, by another way than gossip: as good as its inventory."""
+    """A store has these durably, by another way than gossip: as good as its inventory.
+
+    ``peer``: the node of that store that has said so, where it is known.
+    """
 
     store_id: str
     ids: Sequence[bytes]
+    peer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +318,8 @@ class LookUp:
 class Confirm:
     """A store has confirmed unread events; ``counts[i]`` stores have confirmed ``ids[i]`` now.
 
-    To be kept durably, by (ID, store), in which each pair counts once.
+    To be kept durably, by (ID, store), in which each pair counts once. May be said again, as an
+    answer to `Wanted`.
     """
 
     store_id: str
@@ -369,6 +374,7 @@ class What(StrEnum):
     IDS_RECEIVED = "ids_received"
     IDS_ASKED = "ids_asked"
     IDS_UNANNOUNCED = "ids_unannounced"
+    IDS_DROPPED = "ids_dropped"
     UNDELIVERED = "undelivered"
     CONFIRMATIONS = "confirmations"
     REFUSED = "refused"

@@ -30,6 +30,12 @@ FRAME_BYTES: Final = 1024 * 1024
 MAX_QUEUED_IDS: Final = 2**16
 """IDs that wait to be announced to one peer; with more, the oldest are not announced."""
 
+NEWS_WINDOW: Final = 8_192
+"""Messages that are announced to a peer before it says that it holds any of them."""
+
+NEWS_PATIENCE_NS: Final = 10 * NS_PER_S
+"""A peer that has not said so for so long is told of further ones."""
+
 MAX_PUSHED_IDS: Final = 2_048
 """Bodies that wait to be pushed to one peer; what comes on top is announced only."""
 
@@ -42,11 +48,17 @@ MAX_ANNOUNCED_IDS: Final = 16_384
 MAX_UNSTORED_BYTES: Final = 8 * 1024 * 1024
 """Received frames of one peer that wait for the database; with more, it is not read from."""
 
+MAX_UNSTORED_FRAMES: Final = 64
+"""And so many such frames, however small they are."""
+
 ROUND_IDS: Final = 1_024
 """IDs that a peer is asked for at once (one ``get_events``)."""
 
-MAX_ROUNDS: Final = 2
+MAX_ROUNDS: Final = 16
 """Rounds of one peer that are under way."""
+
+SLOWED_ROUND_IDS: Final = 64
+"""IDs that a slowed peer is asked for in all."""
 
 MAX_HOLDERS: Final = 8
 """Peers that are remembered to have announced one message that has not come."""
@@ -80,6 +92,9 @@ DESCENDANT_IDS: Final = 1_024
 
 MAX_WAITING: Final = 8_192
 """Events that wait for parents; with more, the oldest waits no longer."""
+
+MAX_GUESSES: Final = 1_024
+"""Missing parents that a peer is asked for when it joins."""
 
 MAX_PARENT_DEPTH: Final = 64
 """Generations of parents that are fetched one by one; what lies deeper is left to the

@@ -1,0 +1,154 @@
+"""A joined peer: what waits to be sent to it, and what of it waits for the database.
+
+One frame is under way to a peer at a time, so whatever comes meanwhile is gathered and goes
+together. The order of kinds: what it is asked for, announcements, bodies, leaves. Bodies are read
+from the database when the stream can take them, a frame at a time, first those that the peer has
+asked for and then those that are pushed; when too many wait to be pushed, the others are only
+announced.
+
+Announcements are of two kinds. *Answers* name what the peer is known to hold, or should say
+whether it holds; they go out at once. *News* names what it may not hold yet; no more than
+`NEWS_WINDOW` of them are out until the peer says that it holds them, or `NEWS_PATIENCE_NS` pass
+without any sign of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from gossip.config import GossipConfig
+from gossip.events import SyncLeaves
+from gossip.limits import NEWS_PATIENCE_NS, NEWS_WINDOW
+from gossip.stores import Store
+
+
+@dataclass(slots=True)
+class Batch:
+    """Bodies on their way to a peer. ``ids`` are not read yet; ``pushed``: nobody asked."""
+
+    ids: deque[tuple[bytes, bool]] = field(default_factory=deque)
+    token: int = 0
+    ready: list[tuple[bytes, bytes, bool]] = field(default_factory=list)
+
+
+class Peer:
+    """One stream with a peer.
+
+    Attributes:
+        bit: of the peer, in `gossip.seen`.
+        writing: a frame is under way to it.
+        announced_last: the last frame was an announcement, so bodies go before the next one.
+        batch: bodies that are next.
+        leaves: which version of the leaves it was sent last.
+        leaves_heard_ns: when it has sent its own.
+        unstored: frames and bytes of it that wait for the database.
+        rest_ns: it is not read from before.
+        reading: what was last said to the driver.
+    """
+
+    def __init__(self, key: str, store: Store, bit: int) -> None:
+        self.key = key
+        self.store = store
+        self.bit = bit
+        self.writing = False
+        self.announced_last = False
+        self.batch = Batch()
+        self.answers: OrderedDict[bytes, None] = OrderedDict()
+        self.news: OrderedDict[bytes, None] = OrderedDict()
+        self.pushes: OrderedDict[bytes, None] = OrderedDict()
+        self.asked: OrderedDict[bytes, None] = OrderedDict()
+        self.unheard = 0
+        self.unheard_ns = 0
+        self.leaves: int = -1
+        self.leaves_due: SyncLeaves | None = None
+        self.leaves_heard_ns: int | None = None
+        self.unstored_bytes = 0
+        self.unstored_frames = 0
+        self.rest_ns = 0
+        self.reading = True
+
+    @property
+    def queued(self) -> int:
+        """IDs that wait for the peer, in any form."""
+        return len(self.answers) + len(self.news) + len(self.pushes) + len(self.asked)
+
+    def answer(self, digest: bytes, limit: int) -> bool:
+        """Announce something to somebody who should know; False: too much waits."""
+        self.news.pop(digest, None)
+        return _queue(self.answers, digest, limit)
+
+    def tell(self, digest: bytes, limit: int) -> bool:
+        """Announce something new; False: too much waits, and the oldest is not announced."""
+        return digest in self.answers or _queue(self.news, digest, limit)
+
+    def holds(self, now_ns: int, digest: bytes, *, told: bool) -> None:
+        """The peer is known to hold something now, which it was told of or not."""
+        for queue in (self.news, self.pushes):
+            if digest in queue:
+                del queue[digest]
+                self.answers[digest] = None
+        if told and self.unheard:
+            self.unheard -= 1
+            self.unheard_ns = now_ns
+
+    def take_announcements(self, now_ns: int, most: int) -> list[bytes]:
+        """The next announcements."""
+        taken = _take(self.answers, most)
+        if self.unheard and now_ns >= self.unheard_ns + NEWS_PATIENCE_NS:
+            self.unheard = 0
+        news = _take(self.news, min(most - len(taken), NEWS_WINDOW - self.unheard))
+        if news:
+            self.unheard_ns = self.unheard_ns if self.unheard else now_ns
+            self.unheard += len(news)
+        return taken + news
+
+    @property
+    def announces(self) -> bool:
+        """Is there something to announce?"""
+        return bool(self.answers) or (bool(self.news) and self.unheard < NEWS_WINDOW)
+
+    @property
+    def wake_ns(self) -> int | None:
+        """When held-back news may go out although nobody has said anything."""
+        if self.news and self.unheard >= NEWS_WINDOW:
+            return self.unheard_ns + NEWS_PATIENCE_NS
+        return None
+
+    def gather(self, most: int) -> list[bytes]:
+        """What is to be read from the database for it, if nothing is."""
+        batch = self.batch
+        if batch.token or batch.ready:
+            return []
+        wanted = most - len(batch.ids)
+        asked = _take(self.asked, wanted)
+        batch.ids.extend((digest, False) for digest in asked)
+        batch.ids.extend((digest, True) for digest in _take(self.pushes, wanted - len(asked)))
+        return [digest for digest, _ in batch.ids]
+
+    def check(self, config: GossipConfig) -> None:
+        """Verify the bounds.
+
+        Raises:
+            AssertionError: one is passed.
+        """
+        assert len(self.answers) <= 2 * config.queued_ids
+        assert len(self.news) <= config.queued_ids
+        assert not self.answers.keys() & self.news.keys()
+        assert len(self.pushes) <= config.pushed_ids
+        assert len(self.asked) <= config.asked_ids
+        assert len(self.batch.ids) <= config.round_ids
+        assert 0 <= self.unheard <= NEWS_WINDOW
+        assert (self.unstored_bytes > 0) <= (self.unstored_frames > 0)
+
+
+def _queue(queue: OrderedDict[bytes, None], digest: bytes, limit: int) -> bool:
+    queue[digest] = None
+    if len(queue) <= limit:
+        return True
+    queue.popitem(last=False)
+    return False
+
+
+def _take(queue: OrderedDict[bytes, None], most: int) -> list[bytes]:
+    return [queue.popitem(last=False)[0] for _ in range(min(len(queue), max(0, most)))]

@@ -1,0 +1,112 @@
+"""Which messages are known to be held here, and what peers and stores know of each ("Seen").
+
+The newest `GossipConfig.seen_ids` messages are remembered, in the order in which they became
+known. Four sets go with each, as bits of an integer: the stores that are known to hold it, the
+peers that were told that this node holds it, those that were told again and should answer, and
+those with which its body was exchanged, in either direction. What concerns a peer is about its
+stream, and forgotten with it; what concerns a store stays.
+
+A message is *quiet* when it was learnt of as one that had been held for a while, and so was not
+announced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class Bits:
+    """Gives out bits, the lowest free one first; one that is freed is given out again."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    def take(self) -> int:
+        """A bit that nobody has: a power of two."""
+        bit = ~self._taken & (self._taken + 1)
+        self._taken |= bit
+        return bit
+
+    def free(self, bit: int) -> None:
+        """Nobody has it any more."""
+        self._taken &= ~bit
+
+
+class Seen:
+    """A ring of IDs. Adding and looking up are constant, forgetting a bit is linear in the ring."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._places: dict[bytes, int] = {}
+        self._ids: list[bytes] = []
+        self._next = 0
+        self.holders: list[int] = []
+        self.told: list[int] = []
+        self.expecting: list[int] = []
+        self.bodies: list[int] = []
+        self.quiet: list[bool] = []
+
+    def __len__(self) -> int:
+        """How many are remembered."""
+        return len(self._places)
+
+    def __contains__(self, digest: bytes) -> bool:
+        """Is it known that this message is held?"""
+        return digest in self._places
+
+    def place(self, digest: bytes) -> int:
+        """Where it stands in the three lists; -1 if it is not remembered."""
+        return self._places.get(digest, -1)
+
+    def add(self, digest: bytes, *, quiet: bool) -> int:
+        """Remember a message, which was not; its place. With too many, the oldest is forgotten."""
+        assert digest not in self._places
+        place = self._next
+        self._next = (place + 1) % self._capacity
+        if place < len(self._ids):
+            del self._places[self._ids[place]]
+            self._ids[place] = digest
+            for column in self._masks:
+                column[place] = 0
+        else:
+            self._ids.append(digest)
+            for column in self._masks:
+                column.append(0)
+            self.quiet.append(quiet)
+        self.quiet[place] = quiet
+        self._places[digest] = place
+        return place
+
+    def newest(self) -> Iterator[tuple[bytes, int]]:
+        """All of them with their places, the newest first."""
+        count = len(self._ids)
+        for back in range(1, count + 1):
+            place = (self._next - back) % count
+            yield self._ids[place], place
+
+    def forget_peer(self, bit: int) -> None:
+        """The stream with a peer has ended."""
+        self.told = [mask & ~bit for mask in self.told]
+        self.expecting = [mask & ~bit for mask in self.expecting]
+        self.bodies = [mask & ~bit for mask in self.bodies]
+
+    def forget_store(self, bit: int) -> None:
+        """Nothing is known of a store any more."""
+        self.holders = [mask & ~bit for mask in self.holders]
+
+    @property
+    def _masks(self) -> tuple[list[int], ...]:
+        return self.holders, self.told, self.expecting, self.bodies
+
+    def check(self) -> None:
+        """Verify the invariants.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        count = len(self._ids)
+        assert len(self._places) == count <= self._capacity
+        assert all(len(column) == count for column in self._masks)
+        assert len(self.quiet) == count
+        assert all(self._ids[place] == digest for digest, place in self._places.items())
+        assert self._next == (count if count < self._capacity else self._next)

@@ -1,0 +1,131 @@
+"""Unread events: messages that too few stores have confirmed ("UnreadEvents", "read_confirms").
+
+An event needs a number of confirmations. Each is the name of a store, and counts once. With enough
+of them the event is read, and leaves; it leaves unconfirmed when it has waited for too long, or
+when there are too many. Until then it is announced again at an interval, to those stores that
+have not confirmed it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Unread:
+    """One event: what it needs, since when it waits, and which stores have confirmed it."""
+
+    needed: int
+    began_ns: int
+    due_ns: int
+    stores: dict[str, None] = field(default_factory=dict)
+
+
+class UnreadEvents:
+    """All of them, in the order in which they are due to be announced again.
+
+    ``limit``: how many may wait; with more, the one that came first expires.
+    """
+
+    def __init__(self, limit: int, age_ns: int, interval_ns: int) -> None:
+        self._limit = limit
+        self._age_ns = age_ns
+        self._interval_ns = interval_ns
+        self._events: OrderedDict[bytes, Unread] = OrderedDict()
+        self._coming: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._events)
+
+    def __contains__(self, digest: bytes) -> bool:
+        """Does this event wait for confirmations?"""
+        return digest in self._events
+
+    def ids(self) -> Iterator[bytes]:
+        """All of them, the next due first."""
+        return iter(self._events)
+
+    def add(self, now_ns: int, digest: bytes, needed: int, age_ns: int = 0) -> list[bytes]:
+        """Let an event wait for confirmations, or for more; which expire because of that?"""
+        event = self._events.get(digest)
+        if event is not None:
+            event.needed = max(event.needed, needed)
+            return []
+        self._events[digest] = Unread(needed, now_ns - age_ns, now_ns + self._interval_ns)
+        self._coming[digest] = None
+        if len(self._events) <= self._limit:
+            return []
+        oldest = next(iter(self._coming))
+        self.drop([oldest])
+        return [oldest]
+
+    def confirm(self, digest: bytes, store_id: str) -> int:
+        """A store has confirmed an event; how many have, or 0 if that is nothing new."""
+        event = self._events.get(digest)
+        if event is None or store_id in event.stores:
+            return 0
+        event.stores[store_id] = None
+        return len(event.stores)
+
+    def take_read(self, digest: bytes) -> bool:
+        """Take an event out if it has what it needs."""
+        event = self._events.get(digest)
+        if event is None or len(event.stores) < event.needed:
+            return False
+        self.drop([digest])
+        return True
+
+    def drop(self, digests: Iterable[bytes]) -> None:
+        """These wait no longer."""
+        for digest in digests:
+            self._events.pop(digest, None)
+            self._coming.pop(digest, None)
+
+    def lacks(self, digest: bytes, store_id: str) -> bool:
+        """True where the confirmation of this store is missing."""
+        return store_id not in self._events[digest].stores
+
+    def voices(self, digest: bytes) -> list[str]:
+        """The stores that have confirmed an event; none if it waits for none."""
+        event = self._events.get(digest)
+        return [] if event is None else list(event.stores)
+
+    def take_due(self, now_ns: int, most: int) -> tuple[list[bytes], list[bytes]]:
+        """Events that are to be announced again, and those that have expired."""
+        due: list[bytes] = []
+        for digest, event in self._events.items():
+            if event.due_ns > now_ns or len(due) == most:
+                break
+            due.append(digest)
+        expired = [each for each in due if now_ns - self._events[each].began_ns >= self._age_ns]
+        self.drop(expired)
+        again = [each for each in due if each in self._events]
+        for digest in again:
+            self._events[digest].due_ns = now_ns + self._interval_ns
+            self._events.move_to_end(digest)
+        return again, expired
+
+    @property
+    def due_ns(self) -> int | None:
+        """When the next one is to be announced again."""
+        return next((event.due_ns for event in self._events.values()), None)
+
+    @property
+    def oldest_ns(self) -> int:
+        """Since when the oldest waits; 0 if none does. Linear in their number."""
+        return min((event.began_ns for event in self._events.values()), default=0)
+
+    def check(self) -> None:
+        """Verify the invariants.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        assert len(self._events) <= self._limit
+        assert self._events.keys() == self._coming.keys()
+        assert all(len(each.stores) < each.needed for each in self._events.values())
+        due = [event.due_ns for event in self._events.values()]
+        assert due == sorted(due)

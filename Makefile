@@ -50,8 +50,9 @@ lock: $(STAMP) ## pin all dependencies with hashes; ARGS=--upgrade takes newer v
 
 clean: ## remove the virtual environment, caches and build products; data stays
 	rm -rf $(VENV) build dist storenode.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -f reconcile/_kernel*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): $(LOCK) pyproject.toml tools/make_venv.sh
+$(STAMP): $(LOCK) pyproject.toml setup.py tools/make_venv.sh $(wildcard reconcile/native/*)
 	@PYTHON='$(PYTHON)' sh tools/make_venv.sh $(VENV) $(LOCK)
 	@touch $@

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from reconcile import kernel
 from reconcile.ids import SyncIds, rows_differ
 
 Ints = NDArray[np.int64]
@@ -37,6 +38,12 @@ def match(local: SyncIds, remote: SyncIds) -> Match:
     count = len(remote)
     if not len(local) or not count:
         return Match(np.zeros(count, np.int64), np.zeros(count, np.bool_))
+    if kernel.compiled is not None:
+        places, found = np.empty(count, np.int64), np.empty(count, np.bool_)
+        kernel.compiled.match(
+            local.timestamps, local.hashes, remote.timestamps, remote.hashes, places, found
+        )
+        return Match(places, found)
     mine: Ints | Words = local.timestamps
     theirs: Ints | Words = remote.timestamps
     if (mine[1:] == mine[:-1]).any() or (theirs[1:] == theirs[:-1]).any():

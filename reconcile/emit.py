@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from message.limits import HASH_BYTES
 from message.varint import varint
+from reconcile import kernel
 from reconcile.bounds import delta, follows, prefix_lengths
 from reconcile.ids import (
     HASH_DTYPE,
@@ -50,14 +51,42 @@ def encode(payload: Payload) -> bytes:
     ranges = payload.ranges
     if not len(ranges):
         return b""
-    head = b"".join(map(varint, (payload.cluster, len(payload.shards), *payload.shards)))
+    head = payload_head(payload.cluster, payload.shards)
     _check_shape(ranges)
+    if kernel.compiled is not None:
+        written = _written(kernel.compiled, head, ranges)
+        if written is not None:
+            return written
     plain = _plain_records(head, ranges) if len(ranges) < _MIN_BULK_PLAIN else None
     if plain is not None:
         return plain
     if len(ranges) + len(ranges.items) < _MIN_BULK:
         return b"".join((head, *_records(ranges)))
     return Layout(ranges).write(head)
+
+
+def payload_head(cluster: int, shards: tuple[int, ...]) -> bytes:
+    """What is in front of the ranges.
+
+    Raises:
+        ValueError: a number is negative.
+    """
+    return b"".join(map(varint, (cluster, len(shards), *shards)))
+
+
+def _written(own: kernel.Kernel, head: bytes, ranges: Ranges) -> bytes | None:
+    """The encoding by compiled code; None if there is none."""
+    return own.encode(
+        head,
+        ranges.upper.timestamps,
+        ranges.upper.hashes,
+        ranges.kinds,
+        np.ascontiguousarray(ranges.fingerprints),
+        ranges.item_counts,
+        ranges.reconciled,
+        ranges.items.timestamps,
+        ranges.items.hashes,
+    )
 
 
 def range_sizes(ranges: Ranges) -> NDArray[np.int64]:

@@ -38,7 +38,7 @@ class SyncIds:
     """Some SyncIDs, or bounds, as columns.
 
     Attributes:
-        timestamps: ``(n,)``, nanoseconds.
+        timestamps: ``(n,)``, nanoseconds, C-contiguous.
         hashes: ``(n, 32)`` bytes, C-contiguous.
     """
 
@@ -51,8 +51,9 @@ class SyncIds:
     def __getitem__(self, selection: Selection) -> "SyncIds":
         """Some of them: a slice (views where the step is 1), an index array or a mask."""
         if isinstance(selection, slice):
-            hashes = np.ascontiguousarray(self.hashes[selection])
-            return SyncIds(self.timestamps[selection], hashes)
+            if selection.step not in {None, 1}:
+                return self[np.arange(len(self))[selection]]
+            return SyncIds(self.timestamps[selection], self.hashes[selection])
         if selection.dtype == np.bool_:
             selection = selection.nonzero()[0]
         hashes = from_opaque(self.opaque.take(selection))

@@ -14,8 +14,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from message.limits import HASH_BYTES
+from reconcile import kernel
 from reconcile.chunk import BYTES_PER_ID, Chunk, Tail, allocated_bytes, chunk_of, inserted
-from reconcile.ids import END, HASH_WORDS, LOWEST, SyncId, SyncIds, rows_differ
+from reconcile.ids import END, HASH_DTYPE, HASH_WORDS, LOWEST, SyncId, SyncIds, rows_differ
 from reconcile.order import ordered
 from reconcile.probe import probed
 from reconcile.rows import Ints, Rows
@@ -84,6 +86,10 @@ class IndexView:
     def split(self, spans: Spans, parts: NDArray[np.int64]) -> Parts:
         """Spans cut into about so many parts of about equal counts."""
         low, high = self._places(spans)
+        if kernel.compiled is not None:
+            found = self._split_between_times(kernel.compiled, spans, low, high, parts)
+            if found is not None:
+                return found
         inner = cuts(self.rows, spans.lower, low, high, parts)
         ends = np.bincount(inner.spans, minlength=len(spans))
         ends += 1
@@ -111,6 +117,31 @@ class IndexView:
             self.rows.fingerprints(part_low, part_high),
         )
 
+    def _split_between_times(
+        self, own: kernel.Kernel, spans: Spans, low: Ints, high: Ints, parts: Ints
+    ) -> Parts | None:
+        """What ``split`` gives, by compiled code; None if a cut would be inside a nanosecond."""
+        offsets = np.zeros(len(spans) + 1, np.int64)
+        np.cumsum(np.maximum(np.minimum(parts, high - low), 1), out=offsets[1:])
+        count = int(offsets[-1])
+        upper = SyncIds(np.empty(count, np.int64), np.empty((count, HASH_BYTES), HASH_DTYPE))
+        counts, prints = np.empty(count, np.int64), np.empty((count, HASH_WORDS), np.uint64)
+        bounds = spans.upper
+        if not own.split(
+            self.rows.handle,
+            low,
+            high,
+            offsets,
+            bounds.timestamps,
+            bounds.hashes,
+            upper.timestamps,
+            upper.hashes,
+            counts,
+            prints,
+        ):
+            return None
+        return Parts(offsets, upper, counts, prints)
+
     def items(self, spans: Spans) -> Items:
         """The IDs in spans."""
         low, high = self._places(spans)
@@ -119,6 +150,10 @@ class IndexView:
         total = int(offsets[-1])
         if not total:
             return Items(offsets, SyncIds.empty())
+        if kernel.compiled is not None:
+            ids = SyncIds(np.empty(total, np.int64), np.empty((total, HASH_BYTES), HASH_DTYPE))
+            kernel.compiled.items(self.rows.handle, low, high, ids.timestamps, ids.hashes)
+            return Items(offsets, ids)
         if total == high[-1] - low[0]:
             return Items(offsets, self.rows.between(int(low[0]), int(high[-1])))
         places = np.arange(total) + np.repeat(low - offsets[:-1], high - low)
@@ -149,6 +184,11 @@ class IndexView:
     def _searched(self, spans: Spans) -> tuple[Ints, Ints]:
         """Where spans begin and end; a bound that two of them share is looked for once."""
         lower, upper = spans.lower, spans.upper
+        if kernel.compiled is not None:
+            low, high = np.empty(len(spans), np.int64), np.empty(len(spans), np.int64)
+            bounds = lower.timestamps, lower.hashes, upper.timestamps, upper.hashes
+            if kernel.compiled.places(self.rows.handle, *bounds, low, high):
+                return low, high
         high = self.rows.ranks(upper)
         begins = np.ones(len(high), np.bool_)
         np.not_equal(lower.timestamps[1:], upper.timestamps[:-1], out=begins[1:])

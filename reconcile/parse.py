@@ -2,9 +2,14 @@
 
 from typing import Final
 
+import numpy as np
+
+from message.limits import HASH_BYTES
+from reconcile import kernel
 from reconcile.bulk import BulkParser
 from reconcile.draft import Draft
 from reconcile.errors import LimitExceeded, MalformedPayload
+from reconcile.ids import HASH_DTYPE, HASH_WORDS, SyncIds
 from reconcile.limits import CodecLimits
 from reconcile.ranges import Ranges
 from reconcile.sequential import SequentialParser
@@ -36,9 +41,29 @@ def parse_ranges(data: bytes, at: int, limits: CodecLimits) -> Ranges:
         MalformedPayload: the bytes are not what the specification says.
         LimitExceeded: there are more ranges or items than allowed.
     """
+    if kernel.compiled is not None:
+        return parse_compiled(kernel.compiled, data, at, limits)
     if len(data) - at < _MIN_BULK_BYTES:
         return parse_singly(data, at, limits)
     return parse_in_bulk(data, at, limits)
+
+
+def parse_compiled(own: kernel.Kernel, data: bytes, at: int, limits: CodecLimits) -> Ranges:
+    """What ``parse_ranges`` gives or raises, by compiled code unless it raises."""
+    found = own.survey(data, at, limits.max_ranges, limits.max_elements)
+    if found is None:
+        return parse_singly(data, at, limits)
+    ranges, fingerprints, sets, items, has_hashes = found
+    times, hashes = np.empty(ranges, np.int64), np.zeros((ranges, HASH_BYTES), HASH_DTYPE)
+    kinds = np.empty(ranges, np.uint8)
+    prints = np.empty((fingerprints, HASH_WORDS), np.uint64)
+    counts, reconciled = np.empty(sets, np.int64), np.empty(sets, np.bool_)
+    item_times, item_hashes = np.empty(items, np.int64), np.empty((items, HASH_BYTES), HASH_DTYPE)
+    sent = hashes if has_hashes else hashes[:0]
+    own.parse(data, at, times, sent, kinds, prints, counts, reconciled, item_times, item_hashes)
+    return Ranges(
+        SyncIds(times, hashes), kinds, prints, counts, reconciled, SyncIds(item_times, item_hashes)
+    )
 
 
 def parse_in_bulk(data: bytes, at: int, limits: CodecLimits) -> Ranges:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from message.limits import HASH_BYTES
+from reconcile import kernel
 from reconcile.chunk import Chunk
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, SyncIds, rows_differ
 from reconcile.rows import Ints, Rows, Words
@@ -38,6 +39,10 @@ def probed(rows: Rows, low: Ints, high: Ints, hashes: Words) -> Probed:
     hit, alone = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
     timestamps = np.zeros(count, np.int64)
     found = np.zeros((count, HASH_BYTES), HASH_DTYPE)
+    if kernel.compiled is not None:
+        wanted = np.ascontiguousarray(hashes)
+        kernel.compiled.probe(rows.handle, low, high, wanted, timestamps, found, hit, alone)
+        return Probed(SyncIds(timestamps, found), hit, alone)
     spans, places = _candidates(rows, low, high, np.ascontiguousarray(hashes[:, 0]))
     if len(spans):
         ids = rows.take(places)

@@ -12,8 +12,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from reconcile import kernel
 from reconcile.chunk import Chunk
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, SyncId, SyncIds, hashes_less
+from reconcile.kernel import RowsHandle
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -25,9 +27,10 @@ class Rows:
     Attributes:
         chunks: where they are.
         starts: the place of each chunk's first ID, and after the last the length of all.
+        handle: the same for compiled code.
     """
 
-    __slots__ = ("_bases", "_last_array", "_lasts", "_start_array", "chunks", "starts")
+    __slots__ = ("_bases", "_last_array", "_lasts", "_start_array", "chunks", "handle", "starts")
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = tuple(chunks)
@@ -37,6 +40,12 @@ class Rows:
         np.cumsum([len(chunk) for chunk in self.chunks], out=self._start_array[1:])
         self.starts: list[int] = self._start_array.tolist()
         self._bases = _bases(self.chunks)
+        self.handle: RowsHandle = (
+            tuple(chunk.timestamps for chunk in self.chunks),
+            tuple(chunk.prefix for chunk in self.chunks),
+            self._start_array,
+            self._bases,
+        )
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -181,6 +190,10 @@ class Rows:
         """
         if not len(low):
             return np.empty((0, HASH_WORDS), np.uint64)
+        if kernel.compiled is not None:
+            prints = np.empty((len(low), HASH_WORDS), np.uint64)
+            kernel.compiled.fingerprints(self.handle, low, high, prints)
+            return prints
         if bool((low[1:] == high[:-1]).all()):
             running = self._prefix(np.concatenate((low[:1], high)))
             return running[1:] ^ running[:-1]

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.answer import FingerprintPieces, SetPieces, assemble, piece_keys
+from reconcile.answer import FingerprintPieces, SetPieces, piece_keys
 from reconcile.capped import bounded_by, capped
-from reconcile.codec import Payload, encode
+from reconcile.compose import compose
 from reconcile.errors import LimitExceeded
 from reconcile.ids import SyncIds, rows_differ, rows_filled
 from reconcile.limits import SessionLimits
@@ -471,18 +471,17 @@ class Turn:
                 )
                 prints = [*(pieces.before(cut) for pieces in prints), again]
                 sets = [pieces.before(cut) for pieces in sets]
-            ranges = assemble(prints, sets)
             room = ROOM_SHARE if count > 1 else 1.0
+            allowed = int(room * limits.max_ranges), limits.max_elements
+            written = compose(self._rules.cluster, self._rules.shards, prints, sets, allowed)
             share = max(
-                len(ranges) / (room * limits.max_ranges),
-                len(ranges.items) / limits.max_elements,
+                written.ranges / (room * limits.max_ranges),
+                written.items / limits.max_elements,
             )
-            payload = b""
-            if share <= 1:
-                payload = encode(Payload(self._rules.cluster, self._rules.shards, ranges))
-                share = len(payload) / (room * limits.max_payload_bytes)
-            if share <= 1:
-                return self._reply(draft, cut, payload, held)
+            if written.payload is not None:
+                share = len(written.payload) / (room * limits.max_payload_bytes)
+                if share <= 1:
+                    return self._reply(draft, cut, written.payload, held)
             if count <= 1:
                 return None
             count = max(1, min(count - 1, int(0.9 * count / share)))

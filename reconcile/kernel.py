@@ -1,0 +1,110 @@
+"""The hot places in compiled code, where it could be built; arrays do the same everywhere.
+
+The source is in `reconcile/native`, built when the project is installed if there is a C compiler.
+What it computes the array code computes too, and the tests hold them against each other. A
+function of it that meets anything unusual (a malformed payload, a bound inside a nanosecond) says
+so and leaves the case to the arrays; so errors have one wording.
+
+Columns are C-contiguous arrays of the dtypes that this package uses. Sizes are checked, values
+never lead outside of a column, and what does not fit raises ``ValueError``.
+"""
+
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    from reconcile import _kernel as _built  # type: ignore[attr-defined]
+except ImportError:
+    _built = None
+
+VERSION: Final = 1
+"""Of the source that this package comes with. A file built from another one is not used."""
+
+Column: TypeAlias = NDArray[Any]
+
+RowsHandle: TypeAlias = tuple[
+    tuple[NDArray[np.int64], ...],
+    tuple[NDArray[np.uint64], ...],
+    NDArray[np.int64],
+    NDArray[np.uint64],
+]
+"""An index: timestamps and running XORs of its chunks, where these start, and their bases."""
+
+
+class Kernel(Protocol):
+    """The compiled functions; `reconcile/native` describes each where it is defined."""
+
+    def survey(
+        self, data: bytes, at: int, max_ranges: int, max_items: int, /
+    ) -> tuple[int, int, int, int, int] | None:
+        """Check a payload; ranges, fingerprints, sets, items, and whether bounds have hashes."""
+        ...
+
+    def parse(self, data: bytes, at: int, /, *columns: Column) -> None:
+        """Fill columns with what is in a payload that was checked."""
+        ...
+
+    def encode(self, head: bytes, /, *columns: Column) -> bytes | None:
+        """Ranges as bytes."""
+        ...
+
+    def compose(
+        self,
+        head: bytes,
+        fingerprints: tuple[tuple[Column, ...], ...],
+        sets: tuple[tuple[object, ...], ...],
+        max_ranges: int,
+        max_items: int,
+        /,
+    ) -> tuple[int, int, bytes] | None:
+        """Pieces of an answer as bytes, with the numbers of ranges and items."""
+        ...
+
+    def places(self, index: RowsHandle, /, *columns: Column) -> bool:
+        """Where spans without hashes begin and end."""
+        ...
+
+    def fingerprints(self, index: RowsHandle, /, *columns: Column) -> None:
+        """Fingerprints of intervals of places."""
+        ...
+
+    def items(self, index: RowsHandle, /, *columns: Column) -> None:
+        """The IDs in intervals of places."""
+        ...
+
+    def split(self, index: RowsHandle, /, *columns: Column) -> bool:
+        """Intervals of places cut at equal counts, between IDs of different times."""
+        ...
+
+    def probe(self, index: RowsHandle, /, *columns: Column) -> None:
+        """Which intervals of places have exactly one ID with a given hash."""
+        ...
+
+    def match(self, /, *columns: Column) -> None:
+        """Where IDs belong among others."""
+        ...
+
+    def differences(self, /, *columns: Column) -> int:
+        """Mark the IDs that one of two sides lacks."""
+        ...
+
+    def describe(self, /, *columns: Column) -> None:
+        """What those IDs are."""
+        ...
+
+    def narrow(self, /, *columns: Column) -> int:
+        """Runs of differences with their bounds."""
+        ...
+
+
+def _usable() -> Kernel | None:
+    if _built is None or getattr(_built, "VERSION", None) != VERSION:
+        return None
+    found: Kernel = _built
+    return found
+
+
+compiled: Kernel | None = _usable()
+"""The kernel; None: arrays do all of it. Whoever sets it to None chooses that."""

@@ -1,0 +1,139 @@
+/* What the parts of the kernel share: columns handed in from Python, and small helpers.
+ *
+ * The kernel does in compiled code what arrays do in `reconcile`, and nothing else: it has no
+ * state, and it reads and writes only columns whose sizes it has checked. A function that meets
+ * anything unusual says so and leaves the case to the arrays, which know all of them.
+ */
+
+#ifndef RECONCILE_KERNEL_H
+#define RECONCILE_KERNEL_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Raised with every change of this directory; `reconcile.kernel` takes no other. */
+#define KERNEL_VERSION 1
+
+#define HASH_BYTES 32
+#define TIME_BYTES 8
+#define MAX_VARINT_BYTES 9
+#define MAX_TIME INT64_MAX
+
+enum kind { SKIP = 0, FINGERPRINT = 1, ITEM_SET = 2 };
+
+/* From about so many bytes on, other threads may run meanwhile. */
+#define LONG_WORK_BYTES 65536
+
+typedef struct {
+    uint64_t words[4];
+} hash_t;
+
+/* ---- columns ---------------------------------------------------------------------------- */
+
+#define MAX_COLUMNS 16
+
+typedef struct {
+    Py_ssize_t row_bytes;
+    bool written;
+} column_kind;
+
+#define READ(bytes) {(bytes), false}
+#define WRITTEN(bytes) {(bytes), true}
+
+/* Arguments that are columns, held until `release`. */
+typedef struct {
+    int count;
+    uint8_t *at[MAX_COLUMNS];
+    Py_ssize_t rows[MAX_COLUMNS];
+    Py_buffer views[MAX_COLUMNS];
+} columns;
+
+/* 0, or -1 with an exception: an argument is no buffer of whole rows, or cannot be written. */
+int hold(columns *held, PyObject *const *arguments, const column_kind *kinds, int count);
+void release(columns *held);
+
+/* -1 with an exception unless `given` is `expected`. */
+int check_arguments(const char *name, Py_ssize_t given, Py_ssize_t expected);
+
+/* -1 with an exception: the columns do not fit each other. */
+int misfit(const char *name);
+
+/* 0, or -1 with an exception: it is no number from 0 to PY_SSIZE_T_MAX. */
+int size_argument(PyObject *argument, Py_ssize_t *value);
+
+/* Columns come from arrays that may begin anywhere: no load or store relies on alignment. */
+static inline int64_t load(const uint8_t *column, Py_ssize_t row)
+{
+    int64_t value;
+    memcpy(&value, column + row * TIME_BYTES, sizeof value);
+    return value;
+}
+
+static inline void store(uint8_t *column, Py_ssize_t row, int64_t value)
+{
+    memcpy(column + row * TIME_BYTES, &value, sizeof value);
+}
+
+static inline hash_t load_hash(const uint8_t *column, Py_ssize_t row)
+{
+    hash_t hash;
+    memcpy(&hash, column + row * HASH_BYTES, sizeof hash);
+    return hash;
+}
+
+static inline void store_hash(uint8_t *column, Py_ssize_t row, hash_t hash)
+{
+    memcpy(column + row * HASH_BYTES, &hash, sizeof hash);
+}
+
+static inline hash_t xored(hash_t left, hash_t right)
+{
+    for (int word = 0; word < 4; word++)
+        left.words[word] ^= right.words[word];
+    return left;
+}
+
+static inline bool same_hash(hash_t left, hash_t right)
+{
+    hash_t apart = xored(left, right);
+    return !(apart.words[0] | apart.words[1] | apart.words[2] | apart.words[3]);
+}
+
+/* Are all of some rows of hashes zero. */
+static inline bool all_zero(const uint8_t *hashes, Py_ssize_t rows)
+{
+    uint64_t any = 0;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        hash_t hash = load_hash(hashes, row);
+        any |= hash.words[0] | hash.words[1] | hash.words[2] | hash.words[3];
+    }
+    return !any;
+}
+
+/* ---- threads ---------------------------------------------------------------------------- */
+
+/* Let other threads run during long work; what it returns goes to `take_back`. */
+static inline PyThreadState *let_go(Py_ssize_t bytes)
+{
+    return bytes >= LONG_WORK_BYTES ? PyEval_SaveThread() : NULL;
+}
+
+static inline void take_back(PyThreadState *state)
+{
+    if (state)
+        PyEval_RestoreThread(state);
+}
+
+/* ---- what Python sees -------------------------------------------------------------------- */
+
+typedef PyObject *function(PyObject *, PyObject *const *, Py_ssize_t);
+
+function kernel_survey, kernel_parse;
+function kernel_encode, kernel_compose;
+function kernel_places, kernel_split, kernel_probe, kernel_fingerprints, kernel_items;
+function kernel_match, kernel_differences, kernel_describe, kernel_narrow;
+
+#endif

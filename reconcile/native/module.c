@@ -1,0 +1,32 @@
+/* What Python sees of the kernel. */
+
+#include "kernel.h"
+
+#define METHOD(name) \
+    {#name, (PyCFunction)(void (*)(void))kernel_##name, METH_FASTCALL, NULL}
+
+static PyMethodDef methods[] = {
+    METHOD(survey), METHOD(parse),  METHOD(encode),      METHOD(compose),  METHOD(places),
+    METHOD(fingerprints), METHOD(items), METHOD(split),  METHOD(probe),    METHOD(match),
+    METHOD(differences), METHOD(describe), METHOD(narrow), {NULL, NULL, 0, NULL},
+};
+
+static int execute(PyObject *module)
+{
+    return PyModule_AddIntConstant(module, "VERSION", KERNEL_VERSION);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_kernel",
+    .m_doc = "The hot places of `reconcile` in compiled code; see `reconcile.kernel`.",
+    .m_methods = methods,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__kernel(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,271 @@
+/* Reading the ranges of a payload (WAKU-SYNC, "Payload encoding").
+ *
+ * A payload is walked twice: first only to check all of it and to count, then to fill columns of
+ * the right length. What is wrong with it is not said here: `reconcile.sequential` reads it again
+ * and knows.
+ */
+
+#include "kernel.h"
+
+typedef struct {
+    Py_ssize_t ranges, fingerprints, sets, items;
+    bool prefixed; /* some bound has a hash */
+} counts_t;
+
+/* Where to write what is read; none of it in the first walk. */
+typedef struct {
+    uint8_t *times, *hashes, *kinds, *fingerprints, *counts, *reconciled, *item_times, *item_hashes;
+} sinks_t;
+
+typedef struct {
+    const uint8_t *at, *end;
+    counts_t most; /* of ranges and items; in the second walk of all */
+    counts_t done;
+    sinks_t to;
+    int64_t time; /* the upper bound of the range before */
+    uint8_t hash[HASH_BYTES];
+} reader_t;
+
+/* A minimal varint of at most 63 bits. */
+static inline bool read_varint(reader_t *from, int64_t *value)
+{
+    const uint8_t *at = from->at;
+    uint64_t sum = 0;
+    for (int shift = 0; shift < 7 * MAX_VARINT_BYTES; shift += 7) {
+        if (at == from->end)
+            return false;
+        uint64_t byte = *at++;
+        sum |= (byte & 0x7F) << shift;
+        if (byte < 0x80) {
+            from->at = at;
+            *value = (int64_t)sum;
+            return byte || !shift;
+        }
+    }
+    return false;
+}
+
+static inline bool add_time(int64_t *time, int64_t difference)
+{
+    if (difference > MAX_TIME - *time)
+        return false;
+    *time += difference;
+    return true;
+}
+
+static inline Py_ssize_t left(const reader_t *from)
+{
+    return from->end - from->at;
+}
+
+/* The prefix of a hash, which must make the bound greater. */
+static bool read_prefix(reader_t *from)
+{
+    uint8_t hash[HASH_BYTES] = {0};
+    if (!left(from))
+        return false;
+    int length = *from->at;
+    if (length < 1 || length > HASH_BYTES || left(from) <= length)
+        return false;
+    memcpy(hash, from->at + 1, (size_t)length);
+    if (memcmp(hash, from->hash, HASH_BYTES) <= 0)
+        return false;
+    memcpy(from->hash, hash, HASH_BYTES);
+    from->at += 1 + length;
+    from->done.prefixed = true;
+    return true;
+}
+
+static inline bool read_bound(reader_t *from)
+{
+    int64_t difference;
+    if (!read_varint(from, &difference))
+        return false;
+    if (!difference)
+        return read_prefix(from);
+    if (from->done.prefixed)
+        memset(from->hash, 0, HASH_BYTES);
+    return add_time(&from->time, difference);
+}
+
+typedef struct {
+    int64_t time;
+    const uint8_t *hash;
+} item_t;
+
+static inline bool item_below(item_t left_item, item_t right_item)
+{
+    if (left_item.time != right_item.time)
+        return left_item.time < right_item.time;
+    return memcmp(left_item.hash, right_item.hash, HASH_BYTES) < 0;
+}
+
+/* So many items, ascending, not below `lower` and below the range's upper bound. */
+static inline bool read_items(reader_t *from, Py_ssize_t count, item_t lower, bool fills)
+{
+    item_t item = {0, NULL};
+    for (Py_ssize_t number = 0; number < count; number++) {
+        item_t before = item;
+        int64_t difference;
+        if (!read_varint(from, &difference) || !add_time(&item.time, difference))
+            return false;
+        if (left(from) < HASH_BYTES)
+            return false;
+        item.hash = from->at;
+        from->at += HASH_BYTES;
+        if (number ? !difference && !item_below(before, item) : item_below(item, lower))
+            return false;
+        if (fills) {
+            store(from->to.item_times, from->done.items + number, item.time);
+            memcpy(from->to.item_hashes + (from->done.items + number) * HASH_BYTES, item.hash,
+                   HASH_BYTES);
+        }
+    }
+    item_t upper = {from->time, from->hash};
+    return !count || item_below(item, upper);
+}
+
+static inline bool read_set(reader_t *from, item_t lower, bool fills)
+{
+    int64_t count;
+    if (!read_varint(from, &count))
+        return false;
+    /* An item has a byte of time at least, and behind the last one is the reconciled byte. */
+    if (count && count >= left(from) / (1 + HASH_BYTES) + (left(from) % (1 + HASH_BYTES) != 0))
+        return false;
+    if (count > from->most.items - from->done.items)
+        return false;
+    if (!read_items(from, (Py_ssize_t)count, lower, fills) || !left(from) || *from->at > 1)
+        return false;
+    if (fills) {
+        if (from->done.sets == from->most.sets)
+            return false;
+        store(from->to.counts, from->done.sets, count);
+        from->to.reconciled[from->done.sets] = *from->at;
+    }
+    from->at++;
+    from->done.items += (Py_ssize_t)count;
+    from->done.sets++;
+    return true;
+}
+
+static inline bool read_fingerprint(reader_t *from, bool fills)
+{
+    if (left(from) < HASH_BYTES)
+        return false;
+    if (fills) {
+        if (from->done.fingerprints == from->most.fingerprints)
+            return false;
+        memcpy(from->to.fingerprints + from->done.fingerprints * HASH_BYTES, from->at, HASH_BYTES);
+    }
+    from->at += HASH_BYTES;
+    from->done.fingerprints++;
+    return true;
+}
+
+static inline bool read_range(reader_t *from, bool fills)
+{
+    uint8_t lower_hash[HASH_BYTES];
+    item_t lower = {from->time, lower_hash};
+    memcpy(lower_hash, from->hash, HASH_BYTES);
+    if (from->done.ranges == from->most.ranges || !read_bound(from) || !left(from))
+        return false;
+    uint8_t kind = *from->at++;
+    if (fills) {
+        store(from->to.times, from->done.ranges, from->time);
+        from->to.kinds[from->done.ranges] = kind;
+        if (from->to.hashes)
+            memcpy(from->to.hashes + from->done.ranges * HASH_BYTES, from->hash, HASH_BYTES);
+    }
+    from->done.ranges++;
+    if (kind == FINGERPRINT)
+        return read_fingerprint(from, fills);
+    if (kind == ITEM_SET)
+        return read_set(from, lower, fills);
+    return kind == SKIP;
+}
+
+static bool count_all(reader_t *from)
+{
+    while (left(from))
+        if (!read_range(from, false))
+            return false;
+    return true;
+}
+
+static bool fill_all(reader_t *from)
+{
+    while (left(from))
+        if (!read_range(from, true))
+            return false;
+    return true;
+}
+
+/* Begin to read at an offset of some bytes; -1 with an exception if there is no such place. */
+static int open_at(reader_t *from, PyObject *data, PyObject *offset)
+{
+    char *bytes;
+    Py_ssize_t size, at;
+    /* Bytes cannot change between the two walks, or while other threads run. */
+    if (PyBytes_AsStringAndSize(data, &bytes, &size) < 0 || size_argument(offset, &at) < 0)
+        return -1;
+    if (at > size)
+        return misfit("parse");
+    memset(from, 0, sizeof *from);
+    from->at = (const uint8_t *)bytes + at;
+    from->end = (const uint8_t *)bytes + size;
+    return 0;
+}
+
+/* survey(data, at, max_ranges, max_items)
+ *   -> (ranges, fingerprints, sets, items, some bound has a hash), or None: it is refused
+ */
+PyObject *kernel_survey(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    reader_t from;
+    if (check_arguments("survey", given, 4) < 0 || open_at(&from, arguments[0], arguments[1]) < 0 ||
+        size_argument(arguments[2], &from.most.ranges) < 0 ||
+        size_argument(arguments[3], &from.most.items) < 0)
+        return NULL;
+    PyThreadState *state = let_go(left(&from));
+    bool sound = count_all(&from);
+    take_back(state);
+    if (!sound)
+        Py_RETURN_NONE;
+    return Py_BuildValue("nnnni", from.done.ranges, from.done.fingerprints, from.done.sets,
+                         from.done.items, (int)from.done.prefixed);
+}
+
+/* parse(data, at, times, hashes, kinds, fingerprints, counts, reconciled, item times, item hashes)
+ *   -> None; fills columns that are as long as `survey` said. Without rows in `hashes` the hashes
+ *   of bounds are not written.
+ */
+PyObject *kernel_parse(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {WRITTEN(8), WRITTEN(32), WRITTEN(1), WRITTEN(32),
+                                        WRITTEN(8), WRITTEN(1),  WRITTEN(8), WRITTEN(32)};
+    reader_t from;
+    columns held;
+    if (check_arguments("parse", given, 10) < 0 || open_at(&from, arguments[0], arguments[1]) < 0)
+        return NULL;
+    if (hold(&held, arguments + 2, kinds, 8) < 0)
+        return NULL;
+    from.most = (counts_t){held.rows[0], held.rows[3], held.rows[4], held.rows[6], false};
+    from.to = (sinks_t){held.at[0], held.rows[1] ? held.at[1] : NULL, held.at[2], held.at[3],
+                        held.at[4], held.at[5],                       held.at[6], held.at[7]};
+    bool fits = held.rows[2] == held.rows[0] && held.rows[5] == held.rows[4] &&
+                held.rows[7] == held.rows[6] && (!held.rows[1] || held.rows[1] == held.rows[0]);
+    if (fits) {
+        PyThreadState *state = let_go(left(&from));
+        fits = fill_all(&from);
+        take_back(state);
+    }
+    release(&held);
+    if (!fits) {
+        misfit("parse");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,211 @@
+/* Reading an index: places, fingerprints, IDs and splits of ranges.
+ *
+ * An index is `reconcile.rows.Rows`: ascending IDs in chunks, each with its timestamps and the
+ * running XOR of its hashes. A place is the number of IDs before something.
+ */
+
+#include "rows.h"
+
+/* ---- opening ----------------------------------------------------------------------------- */
+
+static int open_chunk(chunk_t *chunk, PyObject *times, PyObject *prefix)
+{
+    if (PyObject_GetBuffer(times, &chunk->views[0], PyBUF_SIMPLE) < 0)
+        return -1;
+    if (PyObject_GetBuffer(prefix, &chunk->views[1], PyBUF_SIMPLE) < 0) {
+        PyBuffer_Release(&chunk->views[0]);
+        return -1;
+    }
+    chunk->times = chunk->views[0].buf;
+    chunk->prefix = chunk->views[1].buf;
+    return 0;
+}
+
+static bool chunk_fits(const rows_t *rows, int number)
+{
+    const chunk_t *chunk = &rows->chunks[number];
+    Py_ssize_t count = chunk->views[0].len / TIME_BYTES;
+    return count > 0 && chunk->views[0].len == count * TIME_BYTES &&
+           chunk->views[1].len == (count + 1) * HASH_BYTES &&
+           load(rows->starts, number + 1) - load(rows->starts, number) == count;
+}
+
+static int open_chunks(rows_t *rows, PyObject *times, PyObject *prefixes)
+{
+    Py_ssize_t count = PyTuple_Size(times);
+    rows->chunks = PyMem_Calloc((size_t)count + 1, sizeof *rows->chunks);
+    if (!rows->chunks) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    while (rows->count < count) {
+        PyObject *own[] = {PyTuple_GetItem(times, rows->count),
+                           PyTuple_GetItem(prefixes, rows->count)};
+        if (open_chunk(&rows->chunks[rows->count], own[0], own[1]) < 0)
+            return -1;
+        rows->count++;
+        if (!chunk_fits(rows, (int)rows->count - 1))
+            return misfit("an index");
+    }
+    rows->length = count ? (Py_ssize_t)load(rows->starts, count) : 0;
+    return 0;
+}
+
+/* An index is a tuple: timestamps of the chunks, their running XORs, where they start, bases. */
+int open_rows(rows_t *rows, PyObject *index)
+{
+    static const column_kind kinds[] = {READ(8), READ(32)};
+    PyObject *parts[4];
+    memset(rows, 0, sizeof *rows);
+    if (!PyTuple_Check(index) || PyTuple_Size(index) != 4)
+        return misfit("an index");
+    for (int i = 0; i < 4; i++)
+        parts[i] = PyTuple_GetItem(index, i);
+    if (!PyTuple_Check(parts[0]) || !PyTuple_Check(parts[1]) ||
+        PyTuple_Size(parts[0]) != PyTuple_Size(parts[1]))
+        return misfit("an index");
+    if (hold(&rows->places, parts + 2, kinds, 2) < 0)
+        return -1;
+    rows->starts = rows->places.at[0];
+    rows->bases = rows->places.at[1];
+    Py_ssize_t count = PyTuple_Size(parts[0]);
+    bool fits = rows->places.rows[0] == count + 1 && rows->places.rows[1] == count &&
+                load(rows->starts, 0) == 0;
+    if (fits && open_chunks(rows, parts[0], parts[1]) == 0)
+        return 0;
+    close_rows(rows);
+    return PyErr_Occurred() ? -1 : misfit("an index");
+}
+
+void close_rows(rows_t *rows)
+{
+    while (rows->count) {
+        chunk_t *chunk = &rows->chunks[--rows->count];
+        PyBuffer_Release(&chunk->views[0]);
+        PyBuffer_Release(&chunk->views[1]);
+    }
+    PyMem_Free(rows->chunks);
+    rows->chunks = NULL;
+    release(&rows->places);
+}
+
+/* ---- fingerprints ------------------------------------------------------------------------ */
+
+/* Fingerprints of ascending, disjoint intervals of places; false: they are none. */
+static bool fingerprints(const rows_t *rows, const uint8_t *low, const uint8_t *high,
+                         uint8_t *prints, Py_ssize_t count)
+{
+    Py_ssize_t chunk = 0;
+    int64_t before = 0;
+    if (!rows->count)
+        memset(prints, 0, (size_t)count * HASH_BYTES);
+    for (Py_ssize_t row = 0; row < count; row++) {
+        int64_t from = load(low, row), to = load(high, row);
+        if (from < before || to < from || to > rows->length)
+            return false;
+        before = to;
+        if (!rows->count)
+            continue;
+        hash_t lower = running(rows, &chunk, (Py_ssize_t)from);
+        store_hash(prints, row, xored(lower, running(rows, &chunk, (Py_ssize_t)to)));
+    }
+    return true;
+}
+
+/* fingerprints(index, low, high, fingerprints) -> None; intervals of places ascend. */
+PyObject *kernel_fingerprints(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {READ(8), READ(8), WRITTEN(32)};
+    rows_t rows;
+    columns held;
+    if (check_arguments("fingerprints", given, 4) < 0 || open_rows(&rows, arguments[0]) < 0)
+        return NULL;
+    if (hold(&held, arguments + 1, kinds, 3) < 0) {
+        close_rows(&rows);
+        return NULL;
+    }
+    bool fits = held.rows[0] == held.rows[1] && held.rows[0] == held.rows[2];
+    if (fits) {
+        PyThreadState *state = let_go(held.rows[0] * HASH_BYTES);
+        fits = fingerprints(&rows, held.at[0], held.at[1], held.at[2], held.rows[0]);
+        take_back(state);
+    }
+    release(&held);
+    close_rows(&rows);
+    if (!fits) {
+        misfit("fingerprints");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- IDs --------------------------------------------------------------------------------- */
+
+typedef struct {
+    uint8_t *times, *hashes;
+    Py_ssize_t row, rows;
+} ids_t;
+
+/* IDs between two places of one chunk. */
+static void copy_ids(const chunk_t *chunk, Py_ssize_t from, Py_ssize_t to, ids_t *ids)
+{
+    memcpy(ids->times + ids->row * TIME_BYTES, chunk->times + from * TIME_BYTES,
+           (size_t)(to - from) * TIME_BYTES);
+    hash_t before = load_hash(chunk->prefix, from);
+    for (; from < to; from++) {
+        hash_t after = load_hash(chunk->prefix, from + 1);
+        store_hash(ids->hashes, ids->row++, xored(before, after));
+        before = after;
+    }
+}
+
+static bool copy_all(const rows_t *rows, const columns *held)
+{
+    ids_t ids = {held->at[2], held->at[3], 0, held->rows[2]};
+    Py_ssize_t chunk = 0;
+    for (Py_ssize_t row = 0; row < held->rows[0]; row++) {
+        int64_t from = load(held->at[0], row), to = load(held->at[1], row);
+        if (to > rows->length || to - from > ids.rows - ids.row)
+            return false;
+        while (from < to) {
+            go_on(rows, &chunk, (Py_ssize_t)from);
+            int64_t start = load(rows->starts, chunk), end = load(rows->starts, chunk + 1);
+            int64_t last = to < end ? to : end;
+            if (from < start)
+                return false;
+            copy_ids(&rows->chunks[chunk], (Py_ssize_t)(from - start), (Py_ssize_t)(last - start),
+                     &ids);
+            from = last;
+        }
+    }
+    return ids.row == ids.rows;
+}
+
+/* items(index, low, high, times, hashes) -> None; intervals of places ascend. */
+PyObject *kernel_items(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {READ(8), READ(8), WRITTEN(8), WRITTEN(32)};
+    rows_t rows;
+    columns held;
+    if (check_arguments("items", given, 5) < 0 || open_rows(&rows, arguments[0]) < 0)
+        return NULL;
+    if (hold(&held, arguments + 1, kinds, 4) < 0) {
+        close_rows(&rows);
+        return NULL;
+    }
+    bool fits = held.rows[0] == held.rows[1] && held.rows[2] == held.rows[3];
+    if (fits) {
+        PyThreadState *state = let_go(held.rows[2] * HASH_BYTES);
+        fits = copy_all(&rows, &held);
+        take_back(state);
+    }
+    release(&held);
+    close_rows(&rows);
+    if (!fits) {
+        misfit("items");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}

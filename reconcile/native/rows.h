@@ -1,0 +1,102 @@
+/* The rows of an index, as the kernel sees them. */
+
+#ifndef RECONCILE_ROWS_H
+#define RECONCILE_ROWS_H
+
+#include "kernel.h"
+
+/* Ascending IDs: timestamps, and the running XOR of their hashes in one row more. */
+typedef struct {
+    const uint8_t *times, *prefix;
+    Py_buffer views[2];
+} chunk_t;
+
+typedef struct {
+    chunk_t *chunks;
+    Py_ssize_t count;      /* of chunks */
+    Py_ssize_t length;     /* of all */
+    const uint8_t *starts; /* the place of each chunk's first ID, then the length */
+    const uint8_t *bases;  /* what makes each chunk's running XOR continue the one before it */
+    columns places;
+} rows_t;
+
+int open_rows(rows_t *rows, PyObject *index);
+void close_rows(rows_t *rows);
+
+/* Where to look for ascending times: the last place that was found, and how far on that was. */
+typedef struct {
+    Py_ssize_t chunk, place, step;
+} finger_t;
+
+/* The first place from `low` on, below `high`, whose time is `wanted` or later; else `high`. */
+static inline Py_ssize_t search(const uint8_t *times, Py_ssize_t low, Py_ssize_t high,
+                                int64_t wanted)
+{
+    while (low < high) {
+        Py_ssize_t middle = low + (high - low) / 2;
+        bool before = load(times, middle) < wanted;
+        low = before ? middle + 1 : low;
+        high = before ? high : middle;
+    }
+    return low;
+}
+
+/* The same, beginning with steps as long as the last way was: bounds come evenly spread. */
+static inline Py_ssize_t search_on(const uint8_t *times, Py_ssize_t low, Py_ssize_t count,
+                                   Py_ssize_t step, int64_t wanted)
+{
+    Py_ssize_t first = low;
+    while (step < count - low) {
+        if (load(times, low + step) >= wanted)
+            return search(times, first, low + step, wanted);
+        low += step;
+        first = low + 1;
+        step *= 2;
+    }
+    return search(times, first, count, wanted);
+}
+
+static inline Py_ssize_t size_of(const rows_t *rows, Py_ssize_t chunk)
+{
+    return (Py_ssize_t)(load(rows->starts, chunk + 1) - load(rows->starts, chunk));
+}
+
+/* How many IDs are before a time, which is not before the one that was asked for last. */
+static inline Py_ssize_t rank(const rows_t *rows, finger_t *finger, int64_t wanted)
+{
+    for (; finger->chunk < rows->count; finger->chunk++, finger->place = 0) {
+        const uint8_t *times = rows->chunks[finger->chunk].times;
+        Py_ssize_t count = size_of(rows, finger->chunk);
+        if (load(times, count - 1) < wanted)
+            continue;
+        Py_ssize_t found = search_on(times, finger->place, count, finger->step, wanted);
+        finger->step = 1 + (found - finger->place) / 2;
+        finger->place = found;
+        return (Py_ssize_t)load(rows->starts, finger->chunk) + found;
+    }
+    return rows->length;
+}
+
+/* Go on to the chunk that a place below the length is in, if it is not an earlier one. */
+static inline void go_on(const rows_t *rows, Py_ssize_t *chunk, Py_ssize_t place)
+{
+    while (*chunk + 1 < rows->count && load(rows->starts, *chunk + 1) <= place)
+        ++*chunk;
+}
+
+static inline int64_t time_at(const rows_t *rows, Py_ssize_t chunk, Py_ssize_t place)
+{
+    return load(rows->chunks[chunk].times, place - (Py_ssize_t)load(rows->starts, chunk));
+}
+
+/* The running XOR up to a place, which is in or after the chunk of `*chunk`. */
+static inline hash_t running(const rows_t *rows, Py_ssize_t *chunk, Py_ssize_t place)
+{
+    while (*chunk + 1 < rows->count && load(rows->starts, *chunk + 1) < place)
+        ++*chunk;
+    Py_ssize_t own_place = place - (Py_ssize_t)load(rows->starts, *chunk);
+    hash_t own = load_hash(rows->chunks[*chunk].prefix, own_place);
+    return rows->count > 1 ? xored(own, load_hash(rows->bases, *chunk)) : own;
+}
+
+#endif

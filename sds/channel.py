@@ -68,7 +68,7 @@ from sds.events import (
     Sent,
     Tick,
 )
-from sds.gaps import GAP_GRACE_MS, Gaps
+from sds.gaps import GAP_GRACE_MS, Gaps, comparable
 from sds.history import history_of
 from sds.ids import draw_salt
 from sds.incoming import IncomingBuffer, Waiting
@@ -462,9 +462,10 @@ class MessageChannel:
                 config.resend_possible_ms - config.resend_ms,
             )
         if config.gap_entries and self.gaps.is_time(now_ms):
-            until = min(message.lamport or 0, self.clock.unix_ms(now_ms)) - GAP_GRACE_MS
+            unix_ms = self.clock.unix_ms(now_ms)
+            until = min(message.lamport or 0, unix_ms) - GAP_GRACE_MS
             window = min(config.gap_window, config.filter.capacity // 4)
-            entries = self.log.preceding((max(until, 0), ""), window)
+            entries = comparable(self.log, until, unix_ms, window)
             self.gaps.look(bloom_filter, message.sender_id, entries, now_ms)
 
     def _wait(self, now_ms: int, waiting: Waiting, events: list[Event]) -> None:

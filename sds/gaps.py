@@ -11,14 +11,31 @@ from collections.abc import Iterable
 from typing import Final
 
 from sds.bloom import FilterShape, holds
-from sds.limits import MAX_GAP_IDS
-from sds.pages import LogEntry
+from sds.limits import MAX_CLOCK, MAX_GAP_IDS
+from sds.log import Log
+from sds.pages import Key, LogEntry
 
 GAP_GRACE_MS: Final = 10_000
 """Messages younger than this may still be on their way."""
 
 MAX_TELLINGS: Final = 3
 """How often one message is named before its absence must show again."""
+
+
+_END: Final[Key] = (MAX_CLOCK + 1, "")
+
+
+def comparable(log: Log, before_ms: int, now_ms: int, count: int) -> list[LogEntry]:
+    """The last entries before a time, and those whose clock is ahead of now: at most `count` each.
+
+    How old the latter are cannot be told, and histories do not name them: to wait until they are
+    no longer ahead could take years.
+    """
+    entries = log.preceding((max(before_ms, 0), ""), count)
+    newest = log.preceding(_END, 1)
+    if newest and newest[0].lamport > now_ms:
+        entries += [entry for entry in log.preceding(_END, count) if entry.lamport > now_ms]
+    return entries
 
 
 class Gaps:

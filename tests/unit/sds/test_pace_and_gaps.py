@@ -81,3 +81,13 @@ def test_what_may_be_on_its_way_and_the_senders_own_are_no_gaps() -> None:
     sync = wire("s", bloom_filter=empty, sender="b", content=None, lamport=now + 1)
     take(me, sync, now=now + 1)
     assert list(me.gaps.told) == ["new"]
+
+
+def test_a_gap_shows_although_the_clock_of_its_message_is_ahead() -> None:
+    ahead = LATER + 7_200_000
+    me = channel(gap_entries=4, history_entries=1)
+    take(me, wire("mine", lamport=NOW), wire("ahead", lamport=ahead))
+    sync = wire("sync", seen=["mine"], sender="b", content=None, lamport=LATER)
+    take(me, sync, now=LATER)
+    message = decode_message(payloads(me.send_sync(LATER))[0])
+    assert [entry.message_id for entry in message.history] == ["mine", "ahead"]

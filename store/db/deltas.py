@@ -91,6 +91,20 @@ def unpack(deltas: Iterable[bytes]) -> Buckets:
     return _grouped(records["start_ns"], records["count"], records["xor"])
 
 
+def merged(parts: Iterable[Buckets]) -> Buckets:
+    """The messages of several summaries, no message of which is in two, as one summary."""
+    held = [each for each in parts if len(each)]
+    if not held:
+        return Buckets(
+            np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, HASH_WORDS), np.uint64)
+        )
+    return _grouped(
+        np.concatenate([each.starts for each in held]),
+        np.concatenate([each.counts for each in held]),
+        np.concatenate([each.xors for each in held]),
+    )
+
+
 def _grouped(
     starts: NDArray[np.int64], counts: NDArray[np.int64], xors: NDArray[np.uint64]
 ) -> Buckets:

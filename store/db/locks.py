@@ -23,3 +23,9 @@ MIGRATION: Final = _NAMESPACE | 4
 
 FOLDING: Final = _NAMESPACE | 5
 """Held while buckets are changed."""
+
+ARCHIVING: Final = _NAMESPACE | 6
+"""Held by the session of the one job that archives the database."""
+
+RESTORING: Final = _NAMESPACE | 7
+"""Held by the session of the one job that restores messages into the database."""

@@ -1,0 +1,93 @@
+"""The columns of a message outside of the database, for Arrow, for Spark and for the lake.
+
+``hash`` again as ``h0`` to ``h3`` is what makes fingerprints native. ``tail`` fields that may be
+absent are null. ``lamport`` is an unsigned number of 64 bits in a signed column, as in the
+database. The SDS columns are null for messages that are none of SDS; what they say is the claim of
+whoever published the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+PARENT: Final = pa.struct([("id", pa.string()), ("hint", pa.binary())])
+
+ARROW: Final = pa.schema(
+    [
+        pa.field("day", pa.date32(), nullable=False),
+        pa.field("shard", pa.int32(), nullable=False),
+        pa.field("ts", pa.int64(), nullable=False),
+        pa.field("hash", pa.binary(), nullable=False),
+        pa.field("h0", pa.int64(), nullable=False),
+        pa.field("h1", pa.int64(), nullable=False),
+        pa.field("h2", pa.int64(), nullable=False),
+        pa.field("h3", pa.int64(), nullable=False),
+        pa.field("pubsub_topic", pa.string(), nullable=False),
+        pa.field("content_topic", pa.string(), nullable=False),
+        pa.field("payload", pa.binary(), nullable=False),
+        pa.field("version", pa.int64()),
+        pa.field("meta", pa.binary()),
+        pa.field("rate_limit_proof", pa.binary()),
+        pa.field("ephemeral", pa.bool_()),
+        pa.field("channel", pa.string()),
+        pa.field("message_id", pa.string()),
+        pa.field("sender", pa.string()),
+        pa.field("lamport", pa.int64()),
+        pa.field("parents", pa.list_(PARENT)),
+    ]
+)
+"""``ts`` in nanoseconds since the epoch; ``day`` is its UTC day; ``shard`` see `shard_of`."""
+
+PARTITIONS: Final = ("day", "shard")
+"""Columns that are directories in the lake."""
+
+NAMES: Final = tuple(ARROW.names)
+TAIL_COLUMNS: Final = frozenset({"version", "meta", "rate_limit_proof", "ephemeral"})
+TOPIC_COLUMNS: Final = frozenset({"shard", "pubsub_topic", "content_topic"})
+SDS_COLUMNS: Final = frozenset({"channel", "message_id", "sender", "lamport", "parents"})
+HASH_COLUMNS: Final = frozenset({"hash", "h0", "h1", "h2", "h3"})
+
+_PARENTS: Final = ArrayType(
+    StructType([StructField("id", StringType()), StructField("hint", BinaryType())])
+)
+_SPARK: Final[dict[pa.DataType, DataType]] = {
+    pa.date32(): DateType(),
+    pa.int32(): IntegerType(),
+    pa.int64(): LongType(),
+    pa.binary(): BinaryType(),
+    pa.string(): StringType(),
+    pa.bool_(): BooleanType(),
+    pa.list_(PARENT): _PARENTS,
+}
+
+
+def spark_schema(names: Iterable[str] = NAMES) -> StructType:
+    """The schema of some columns, in the given order.
+
+    Raises:
+        KeyError: there is no column of a name.
+    """
+    fields = [ARROW.field(name) for name in names]
+    return StructType(
+        [StructField(each.name, _SPARK[each.type], nullable=each.nullable) for each in fields]
+    )
+
+
+def file_columns() -> list[str]:
+    """The columns that are in the lake's files."""
+    return [name for name in NAMES if name not in PARTITIONS]

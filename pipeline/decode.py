@@ -1,0 +1,344 @@
+"""Rows of the view `export_messages` as columns, many at a time.
+
+A *tail* is what follows the payload in a stored frame (`message.record`)::
+
+    12 len content topic  [18 version]  50 time  [5A len meta]  [AA 01 len proof]  [F8 01 bool]
+    1A len pubsub topic
+
+All tails of a batch are read at once: a cursor per row moves from field to field. The two topics
+are read once per topic key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from message.limits import HASH_BYTES
+from message.topics import parse_shard
+from pipeline.columns import ARROW, HASH_COLUMNS, PARENT, SDS_COLUMNS, TAIL_COLUMNS, TOPIC_COLUMNS
+from pipeline.errors import PipelineError
+from pipeline.limits import DAY_NS, SHARD_PARTITIONS
+
+Octets = NDArray[np.uint8]
+Places = NDArray[np.int64]
+
+NO_SHARD: Final = -1
+_MORE: Final = 0x80
+_MAX_VARINT_BYTES: Final = 10
+_HASH_WORDS: Final = HASH_BYTES // 8
+
+_CONTENT_TOPIC: Final = (0x12,)
+_VERSION: Final = (0x18,)
+_TIMESTAMP: Final = (0x50,)
+_META: Final = (0x5A,)
+_PROOF: Final = (0xAA, 0x01)
+_EPHEMERAL: Final = (0xF8, 0x01)
+_PUBSUB_TOPIC: Final = (0x1A,)
+
+
+class DamagedRows(Exception):
+    """Some rows are not what a node stores; ``places`` are their places in the batch."""
+
+    def __init__(self, places: Places) -> None:
+        super().__init__(f"{len(places)} damaged rows")
+        self.places = places
+
+
+def shard_of(pubsub_topic: str) -> int:
+    """The number of the directory that a topic's messages are kept in.
+
+    The shard of a topic with static sharding (WAKU2-RELAY-SHARDING), modulo `SHARD_PARTITIONS`;
+    `NO_SHARD` for any other topic.
+    """
+    shard = parse_shard(pubsub_topic)
+    return NO_SHARD if shard is None else shard[1] % SHARD_PARTITIONS
+
+
+def decoded(
+    messages: pa.RecordBatch, sds: pa.Table | None, names: tuple[str, ...]
+) -> pa.RecordBatch:
+    """The wanted columns of a batch of `export_messages`.
+
+    ``messages`` has ``ts`` and what `needed` says; ``sds`` the rows of `export_sds` of these
+    messages, and perhaps of others; needed where SDS columns are wanted.
+
+    Raises:
+        DamagedRows: rows cannot be read.
+    """
+    found: dict[str, pa.Array] = {"ts": messages["ts"]}
+    wanted = set(names)
+    if "day" in wanted:
+        found["day"] = _days(messages["ts"])
+    if wanted & HASH_COLUMNS:
+        found |= _hashes(messages["hash"])
+    if wanted & TOPIC_COLUMNS:
+        found |= _topics(messages["topic"], messages["tail"])
+    if wanted & TAIL_COLUMNS:
+        found |= _Tails.of(messages["tail"]).fields()
+    if "payload" in wanted:
+        found["payload"] = messages["payload"]
+    if wanted & SDS_COLUMNS and sds is not None:
+        found |= _sds(messages["hash"], sds)
+    schema = pa.schema([ARROW.field(name) for name in names])
+    arrays = [found[name].cast(ARROW.field(name).type) for name in names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def needed(names: tuple[str, ...]) -> list[str]:
+    """What must be selected from `export_messages` for some columns."""
+    wanted = set(names)
+    selected = ["ts"]
+    if wanted & (HASH_COLUMNS | SDS_COLUMNS):
+        selected.append("hash")
+    if wanted & TOPIC_COLUMNS:
+        selected.append("uuid_send(topic) as topic")
+    if "payload" in wanted:
+        selected.append("payload")
+    if wanted & (TOPIC_COLUMNS | TAIL_COLUMNS):
+        selected.append("tail")
+    return selected
+
+
+def _days(timestamps: pa.Array) -> pa.Array:
+    days = timestamps.to_numpy(zero_copy_only=False) // DAY_NS
+    return pa.array(days.astype(np.int32)).view(pa.date32())
+
+
+def _hashes(hashes: pa.Array) -> dict[str, pa.Array]:
+    starts, lengths, octets = _layout(hashes)
+    if (lengths != HASH_BYTES).any():
+        raise DamagedRows(np.flatnonzero(lengths != HASH_BYTES))
+    first = int(starts[0]) if len(starts) else 0
+    joined = octets[first : first + HASH_BYTES * len(starts)]
+    words = joined.view("<i8").reshape(-1, _HASH_WORDS)
+    found = {f"h{word}": pa.array(words[:, word]) for word in range(_HASH_WORDS)}
+    return {"hash": hashes, **found}
+
+
+def _topics(keys: pa.Array, tails: pa.Array) -> dict[str, pa.Array]:
+    coded = keys.dictionary_encode()
+    codes = coded.indices.to_numpy(zero_copy_only=False)
+    _, first = np.unique(codes, return_index=True)
+    pairs = [_names(tails[int(place)].as_py(), int(place)) for place in first]
+    pubsub = pa.array([pair[0] for pair in pairs], pa.string())
+    content = pa.array([pair[1] for pair in pairs], pa.string())
+    shards = pa.array([shard_of(pair[0]) for pair in pairs], pa.int32())
+    return {
+        "pubsub_topic": pubsub.take(coded.indices),
+        "content_topic": content.take(coded.indices),
+        "shard": shards.take(coded.indices),
+    }
+
+
+def _names(tail: bytes, place: int) -> tuple[str, str]:
+    try:
+        one = _Tails.of(pa.array([tail], pa.binary()))
+        return one.text(one.pubsub), one.text(one.content)
+    except (DamagedRows, UnicodeDecodeError) as error:
+        raise DamagedRows(np.array([place])) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """Where a field is in each row: start and size of its content; size -1: it is absent."""
+
+    starts: Places
+    sizes: Places
+
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        return self.sizes >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Tails:
+    octets: Octets
+    content: _Field
+    version: _Field
+    meta: _Field
+    proof: _Field
+    ephemeral: _Field
+    pubsub: _Field
+
+    @classmethod
+    def of(cls, tails: pa.Array) -> _Tails:
+        starts, lengths, octets = _layout(tails)
+        walk = _Walk(octets, starts, starts + lengths)
+        content = walk.delimited(_CONTENT_TOPIC)
+        version = walk.varint(_VERSION)
+        walk.varint(_TIMESTAMP)
+        meta = walk.delimited(_META)
+        proof = walk.delimited(_PROOF)
+        ephemeral = walk.varint(_EPHEMERAL)
+        pubsub = walk.delimited(_PUBSUB_TOPIC)
+        walk.finish(content.present & pubsub.present)
+        return cls(octets, content, version, meta, proof, ephemeral, pubsub)
+
+    def fields(self) -> dict[str, pa.Array]:
+        numbers = _numbers(self.octets, self.version)
+        flags = _numbers(self.octets, self.ephemeral)
+        return {
+            "version": pa.array(numbers, pa.int64(), mask=~self.version.present),
+            "meta": _gathered(self.octets, self.meta),
+            "rate_limit_proof": _gathered(self.octets, self.proof),
+            "ephemeral": pa.array(flags != 0, pa.bool_(), mask=~self.ephemeral.present),
+        }
+
+    def text(self, field: _Field) -> str:
+        """The text of a field of the only row."""
+        start, size = int(field.starts[0]), int(field.sizes[0])
+        return self.octets[start : start + size].tobytes().decode()
+
+
+class _Walk:
+    """A cursor per row that moves over the fields of tails, all rows at once."""
+
+    def __init__(self, octets: Octets, starts: Places, ends: Places) -> None:
+        # A cursor that has run out of its row reads zeros, which begin no field.
+        self._octets = np.append(octets, np.zeros(_MAX_VARINT_BYTES + 2, np.uint8))
+        self._at = starts.copy()
+        self._ends = ends
+        self._last = len(octets)
+
+    def delimited(self, tag: tuple[int, ...]) -> _Field:
+        here = self._enter(tag)
+        starts, sizes = np.zeros_like(self._at), np.full_like(self._at, -1)
+        lengths, after = self._varints(self._at[here])
+        starts[here], sizes[here] = after, lengths
+        self._move(here, after + lengths)
+        return _Field(starts, sizes)
+
+    def varint(self, tag: tuple[int, ...]) -> _Field:
+        here = self._enter(tag)
+        starts, sizes = np.zeros_like(self._at), np.full_like(self._at, -1)
+        _, after = self._varints(self._at[here])
+        starts[here], sizes[here] = self._at[here], after - self._at[here]
+        self._move(here, after)
+        return _Field(starts, sizes)
+
+    def finish(self, sound: NDArray[np.bool_]) -> None:
+        """Make sure that every cursor is at the end of its row."""
+        damaged = np.flatnonzero(~sound | (self._at != self._ends))
+        if len(damaged):
+            raise DamagedRows(damaged)
+
+    def _enter(self, tag: tuple[int, ...]) -> Places:
+        """Rows that have a tag at the cursor, which moves behind it."""
+        found = self._at < self._ends
+        for offset, octet in enumerate(tag):
+            found &= self._octets[np.minimum(self._at + offset, self._last)] == octet
+        here = np.flatnonzero(found)
+        self._at[here] += len(tag)
+        return here
+
+    def _move(self, here: Places, places: Places) -> None:
+        # What claims to reach beyond its row is damaged, and must not lead a cursor astray.
+        wrong = (places > self._ends[here]) | (places < self._at[here])
+        if wrong.any():
+            raise DamagedRows(here[wrong])
+        self._at[here] = places
+
+    def _varints(self, places: Places) -> tuple[Places, Places]:
+        """Values, modulo 2^63, and the places behind them."""
+        values, at = np.zeros_like(places), places.copy()
+        open_rows = np.arange(len(places))
+        for group in range(_MAX_VARINT_BYTES):
+            octets = self._octets[np.minimum(at[open_rows], self._last)].astype(np.int64)
+            at[open_rows] += 1
+            if 7 * group < 63:
+                values[open_rows] |= (octets & (_MORE - 1)) << (7 * group)
+            open_rows = open_rows[octets >= _MORE]
+            if not len(open_rows):
+                return values, at
+        at[open_rows] = self._last + 1  # no varint is so long
+        return values, at
+
+
+def _numbers(octets: Octets, field: _Field) -> Places:
+    """The varints of a field, 0 where it is absent."""
+    values = np.zeros(len(field.starts), np.int64)
+    for offset in range(int(field.sizes.max(initial=0))):
+        rows = np.flatnonzero(field.sizes > offset)
+        part = octets[field.starts[rows] + offset].astype(np.int64) & (_MORE - 1)
+        values[rows] |= part << min(7 * offset, 62)
+    return values
+
+
+def _gathered(octets: Octets, field: _Field) -> pa.Array:
+    """The bytes of a field, null where it is absent."""
+    sizes = np.maximum(field.sizes, 0)
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    places = np.arange(offsets[-1]) + np.repeat(field.starts - offsets[:-1], sizes)
+    values = pa.py_buffer(octets[places])
+    valid = pa.array(field.present).buffers()[1]
+    laid_out = pa.py_buffer(offsets.astype(np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(sizes), [valid, laid_out, values])
+
+
+def _layout(values: pa.Array) -> tuple[Places, Places, Octets]:
+    """Starts and sizes of binary values, and the bytes that they are in; none may be null."""
+    if values.null_count:
+        raise DamagedRows(np.flatnonzero(pc.is_null(values).to_numpy(zero_copy_only=False)))
+    _, offsets, data = values.buffers()
+    wide = np.dtype(np.int64 if pa.types.is_large_binary(values.type) else np.int32)
+    size = wide.itemsize
+    laid_out = (
+        np.frombuffer(offsets, wide, len(values) + 1, values.offset * size)
+        if len(values)
+        else np.zeros(1, wide)
+    )
+    places = laid_out.astype(np.int64)
+    octets = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return places[:-1], np.diff(places), octets
+
+
+def _sds(hashes: pa.Array, sds: pa.Table) -> dict[str, pa.Array]:
+    """SDS columns of messages, null for those that have no row."""
+    rows = sds.combine_chunks()
+    places = pc.index_in(hashes, value_set=_whole(rows["hash"]))
+    found = {
+        name: _whole(rows[source]).take(places).cast(ARROW.field(name).type)
+        for name, source in (
+            ("channel", "channel"),
+            ("message_id", "message_id"),
+            ("sender", "sender"),
+            ("lamport", "lamport"),
+        )
+    }
+    return {**found, "parents": _parents(rows).take(places)}
+
+
+def _parents(rows: pa.Table) -> pa.Array:
+    ids, hints = _whole(rows["parent_ids"]), _whole(rows["parent_hints"])
+    fields = [ids.flatten().cast(pa.string()), hints.flatten().cast(pa.binary())]
+    offsets = np.zeros(len(ids) + 1, np.int32)
+    np.cumsum(ids.value_lengths().to_numpy(zero_copy_only=False), out=offsets[1:])
+    pairs = pa.StructArray.from_arrays(fields, fields=list(PARENT))
+    return pa.ListArray.from_arrays(pa.array(offsets), pairs)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    joined = column.combine_chunks()
+    return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)
+
+
+def damaged(error: DamagedRows, timestamps: pa.Array) -> PipelineError:
+    """The sentence for rows that cannot be read."""
+    return PipelineError(
+        "The database holds messages that are not what a node stores, the first with the timestamp"
+        f" {timestamps[int(error.places[0])].as_py()}: `storenode db check` says what is wrong."
+    )
+
+
+def rows_of(batches: Iterator[pa.RecordBatch]) -> pa.Table | None:
+    """The batches as one table; None: there are none."""
+    held = list(batches)
+    return pa.Table.from_batches(held) if held else None

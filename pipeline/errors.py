@@ -1,0 +1,65 @@
+"""What ends a job: one sentence and an exit code."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import psycopg
+
+FAILED: Final = 1
+"""The job failed, or found a fault."""
+
+USAGE: Final = 2
+"""Wrong usage, or a path or file that is not what it should be."""
+
+UNREACHABLE: Final = 3
+"""The database could not be reached."""
+
+_RAISED: Final = re.compile(r"pipeline\.errors\.PipelineError: (?P<code>\d) (?P<sentence>.*)")
+_FILE: Final = re.compile(r"(?:file:/+|[a-z0-9]+://)[^\s'\",;]+\.parquet")
+
+
+class PipelineError(Exception):
+    """Ends a job.
+
+    The text begins with the exit code, so that it survives the way from a worker's traceback.
+    """
+
+    def __init__(self, sentence: str, code: int = FAILED) -> None:
+        super().__init__(f"{code} {sentence}")
+        self.sentence = sentence
+        self.code = code
+
+    def __reduce__(self) -> tuple[type[PipelineError], tuple[str, int]]:
+        """Made anew from its parts when it is sent between processes."""
+        return type(self), (self.sentence, self.code)
+
+
+def of_database(error: psycopg.Error, what: str) -> PipelineError:
+    """The sentence for an error of Postgres; ``what`` names the database's role in the job."""
+    text = (error.diag.message_primary or str(error).strip() or type(error).__name__).splitlines()[
+        0
+    ]
+    if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
+        return PipelineError(
+            f"{what} could not be reached ({text}): check that Postgres runs, and the URL.",
+            UNREACHABLE,
+        )
+    return PipelineError(f"{what} refused ({text}).")
+
+
+def of_spark(error: Exception) -> PipelineError:
+    """The sentence for an error that came through Spark."""
+    text = str(error)
+    raised = _RAISED.search(text)
+    if raised is not None:
+        return PipelineError(raised["sentence"].strip(), int(raised["code"]))
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    file = _FILE.search(text)
+    if file is not None:
+        return PipelineError(
+            f"{file[0]} could not be read as a file of an archive: it is damaged, of another schema"
+            f" or gone ({first.strip()[:200]}).",
+        )
+    return PipelineError(f"Spark gave up: {first.strip()[:500]}")

@@ -1,0 +1,92 @@
+"""The Spark session of a job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from pipeline.errors import of_spark
+from pipeline.java import require_java
+from pipeline.limits import OPEN_FILES
+from pipeline.source import StorenodeSource
+
+LOCAL: Final = "local[*]"
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "spark.sql.session.timeZone": "UTC",
+    # A failed static overwrite leaves an empty table.
+    "spark.sql.sources.partitionOverwriteMode": "dynamic",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.filterPushdown": "true",
+    "spark.sql.maxConcurrentOutputFileWriters": str(OPEN_FILES),
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    "spark.hadoop.parquet.enable.summary-metadata": "false",
+    # What looks like a password or a URL is kept out of plans and logs.
+    "spark.sql.redaction.options.regex": "(?i)url|password",
+    "spark.sql.adaptive.enabled": "true",
+}
+_LOCAL_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+@contextmanager
+def spark_session(
+    master: str | None = None, settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A session with the data source `storenode`, stopped at the end unless it was there before.
+
+    ``master`` None: that of a program which is run by spark-submit, else all cores of this machine.
+    ``settings`` win over those of the pipeline.
+
+    Raises:
+        PipelineError: there is no Java runtime, or Spark does not start.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield prepared(active)
+        return
+    require_java()
+    # Workers must be the interpreter that has the pipeline.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    session = _start(master, settings or {})
+    try:
+        yield prepared(session)
+    finally:
+        session.stop()
+
+
+def prepared(session: SparkSession) -> SparkSession:
+    """Make a session know the data source."""
+    session.dataSource.register(StorenodeSource)
+    return session
+
+
+def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
+    builder = SparkSession.builder.appName("storenode pipeline")
+    submitted = "SPARK_ENV_LOADED" in os.environ and master is None
+    chosen = master or LOCAL
+    given = {**SETTINGS, **(_LOCAL_SETTINGS if chosen.startswith("local") else {}), **settings}
+    if not submitted:
+        builder = builder.master(chosen)
+    for name, value in given.items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:
+        raise of_spark(error) from error
+    session.sparkContext.setLogLevel("ERROR")
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    return session

@@ -1,0 +1,47 @@
+"""How a participant is: a value that an application can show at any time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How far a participant is in step with its channel.
+
+    - ``node``: whose feed is read; None while offline.
+    - ``live``: the feed's backlog, and the scan of what was missed, are through.
+    - ``missing``: causes that are known by name only; ``waiting``: messages that wait for them.
+    - ``lost``: causes that were given up.
+    - ``unpublished``: own messages that no node holds; ``unacknowledged``: by no participant.
+    - ``trouble``: the last failure of a node or of the state, while it lasts.
+    """
+
+    node: str | None = None
+    live: bool = False
+    missing: int = 0
+    waiting: int = 0
+    lost: int = 0
+    unpublished: int = 0
+    unacknowledged: int = 0
+    trouble: str = ""
+
+    @property
+    def synced(self) -> bool:
+        """Everything that the feed's node holds, and all that it depends on, was delivered."""
+        return self.node is not None and self.live and not self.missing and not self.waiting
+
+    def __str__(self) -> str:
+        parts = [self._state()]
+        if self.lost:
+            parts.append(f"{self.lost:,} lost")
+        if self.unpublished:
+            parts.append(f"{self.unpublished:,} not sent")
+        return ", ".join(parts)
+
+    def _state(self) -> str:
+        if self.node is None:
+            return "offline"
+        if self.missing or self.waiting:
+            return f"{max(self.missing, 1):,} missing"
+        return "synced" if self.live else "catching up"

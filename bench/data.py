@@ -48,7 +48,8 @@ def publish_request(batch: list[Row]) -> PublishRequest:
     request = PublishRequest()
     add = request.messages.add
     for row in batch:
-        item = add(pubsub_topic=PUBSUB_TOPIC)
+        item = add()
+        item.pubsub_topic = PUBSUB_TOPIC
         message = item.message
         message.payload = row.payload
         message.content_topic = row.content_topic

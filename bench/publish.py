@@ -7,14 +7,21 @@ hashes that were computed beforehand. Two stricter baselines are printed as well
 blocks that were encoded before the clock starts, and such a COPY into each of the node's own two
 tables of messages (``messages`` with its three indexes, and ``hashes``). The processor time that
 each process has used per message is printed beside them.
+
+All of it is repeated, each time on a new node with an empty database and on new rows; the two sides
+take turns in going first. What is printed is the median of the rounds, and the ratio of each.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
 
 from bench.data import (
     BATCH,
     PAYLOAD_BYTES,
     PUBSUB_TOPIC,
+    STEP_NS,
     Row,
     copy_blocks,
     hashes,
@@ -44,6 +51,8 @@ from store.db.bulk import (
     message_blocks,
 )
 
+ROUNDS = 5
+
 
 def copy_rows(bench: Bench, data: list[Row], digests: list[bytes]) -> None:
     """Send rows one by one; the commit is part of it."""
@@ -53,18 +62,26 @@ def copy_rows(bench: Bench, data: list[Row], digests: list[bytes]) -> None:
             copy.write_row((row.timestamp, digest, PUBSUB_TOPIC, row.content_topic, row.payload))
 
 
-def plain_seconds(bench: Bench, data: list[Row]) -> tuple[float, float]:
-    """COPY into a plain table: row by row, and of prepared blocks."""
+def plain_figures(bench: Bench, data: list[Row]) -> dict[str, float]:
+    """Seconds of COPY into a plain table: row by row, and of prepared blocks."""
     digests = hashes(data)
     blocks = copy_blocks(data, digests)
-    taken = []
-    for work in (
-        lambda: copy_rows(bench, data, digests),
-        lambda: copy_in(bench, COPY_PLAIN, blocks),
-    ):
+    works: dict[str, Callable[[], object]] = {
+        "plain_s": lambda: copy_rows(bench, data, digests),
+        "blocks_s": lambda: copy_in(bench, COPY_PLAIN, blocks),
+    }
+    taken = {}
+    for name, work in works.items():
         make_plain(bench, "ts, hash")
-        taken.append(seconds(work))
-    return taken[0], taken[1]
+        taken[name] = seconds(work)
+    return taken
+
+
+def node_figures(bench: Bench, data: list[Row]) -> dict[str, float]:
+    """Seconds of publishing, and the processor time of each process."""
+    before = used(bench)
+    taken = seconds(lambda: publish(bench, data))
+    return {"node_s": taken, **used(bench).since(before, len(data))}
 
 
 def own_tables_seconds(bench: Bench, data: list[Row]) -> float:
@@ -83,28 +100,40 @@ def own_tables_seconds(bench: Bench, data: list[Row]) -> float:
     )
 
 
-def main() -> None:
-    """Measure, baseline and node in turn, each on fresh rows."""
-    count = options(__doc__ or "").messages
+def one_round(number: int, count: int) -> dict[str, float]:
+    """Everything once, on a new node: seconds, and microseconds of processor time per message."""
+    data = rows(count, seed=2 * number)
+    later = rows(count, seed=2 * number + 1, start_ns=data[-1].timestamp + STEP_NS)
+    sides = [plain_figures, node_figures]
+    figures: dict[str, float] = {}
     with bench_node("--max-clock-drift", "off") as bench:
-        first, second = rows(count, seed=1), rows(count, seed=2)
-        baseline, blocks = plain_seconds(bench, first)
-        before = used(bench)
-        node = seconds(lambda: publish(bench, first))
-        after = used(bench)
-        own = own_tables_seconds(bench, second)
+        for side in sides if number % 2 == 0 else reversed(sides):
+            figures |= side(bench, data)
+        figures["own_s"] = own_tables_seconds(bench, later)
+    return figures
+
+
+def main() -> None:
+    """Measure all rounds and print what they come to."""
+    count = options(__doc__ or "").messages
+    rounds = [one_round(number, count) for number in range(ROUNDS)]
+
+    def middle(name: str, over: str | None = None) -> float:
+        return median(each[name] / (each[over] if over else 1) for each in rounds)
+
     report(
         benchmark="publish",
         messages=count,
         payload_bytes=PAYLOAD_BYTES,
-        node_per_s=count / node,
-        copy_plain_per_s=count / baseline,
-        copy_own_tables_per_s=count / own,
-        copy_plain_blocks_per_s=count / blocks,
-        ratio=baseline / node,
-        ratio_blocks=blocks / node,
-        ratio_own_tables=own / node,
-        **after.since(before, count),
+        node_per_s=count / middle("node_s"),
+        copy_plain_per_s=count / middle("plain_s"),
+        copy_own_tables_per_s=count / middle("own_s"),
+        copy_plain_blocks_per_s=count / middle("blocks_s"),
+        ratio=middle("plain_s", "node_s"),
+        ratios=[round(each["plain_s"] / each["node_s"], 3) for each in rounds],
+        ratio_blocks=middle("blocks_s", "node_s"),
+        ratio_own_tables=middle("own_s", "node_s"),
+        **{name: middle(name) for name in rounds[0] if name.endswith("_cpu_us")},
     )
 
 

@@ -140,7 +140,8 @@ def publish(bench: Bench, data: list[Row]) -> None:
         )
         stored = 0
         for response in call(publish_request(batch) for batch in batches(data)):
-            stored += sum(result.outcome == PublishResult.STORED for result in response.results)
+            outcomes = [result.outcome for result in response.results]
+            stored += outcomes.count(PublishResult.STORED)
     assert stored == len(data), f"{stored} of {len(data)} messages were stored"
 
 

@@ -61,7 +61,7 @@ MAX_CAUSAL_MESSAGES: Final = 100_000
 """``GetCausalHistory``: where a walk starts, what it need not send, what it returns at most."""
 
 MAX_CACHED_TOPICS: Final = 1_024
-"""Topic pairs whose derived values are kept while a batch is admitted."""
+"""Topic pairs whose derived values stay computed, unless one is longer than `MAX_SHAPE_BYTES`."""
 
 MAX_CACHED_LAYOUTS: Final = 8_192
 """Frame layouts (one per combination of sizes) that stay computed."""

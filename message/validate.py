@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from message.limits import (
     MAX_CACHED_TOPICS,
     MAX_MESSAGE_BYTES,
     MAX_META_BYTES,
+    MAX_SHAPE_BYTES,
     MAX_TIMESTAMP_NS,
     MAX_TOPIC_BYTES,
     NS_PER_S,
@@ -159,7 +161,7 @@ _NO_TIME = bytes(TIME_BYTES)
 
 
 class _Topic(NamedTuple):
-    """What follows from a (pubsub, content) pair; derived once per batch."""
+    """What follows from a (pubsub, content) pair."""
 
     problem: Rejection | None
     pubsub: bytes
@@ -169,17 +171,17 @@ class _Topic(NamedTuple):
     names: tuple[str, str]
 
 
-_Recognized = tuple[_Topic, bytes, bytes, int]
-"""A message that need not be decoded: topic, payload, tail, size of the encoded WakuMessage."""
+_Layout = tuple[bytes, bytes]
+"""What stands before and after the hash in a head."""
+
+_Recognized = tuple[_Topic, bytes, bytes, _Layout]
+"""A message that need not be decoded: topic, payload, tail, layout of its head."""
+
+_Shape = tuple[int, int, int, int, _Layout]
+"""Where payload, ``before``, time and ``after`` begin (`message.shapes`), and the layout."""
 
 _NO_TOPIC = _Topic(None, b"", b"", b"", b"", ("", ""))
-_UNRECOGNIZED: _Recognized = (_NO_TOPIC, b"", b"", 0)
-
-
-def _head(digest: bytes, message: _Recognized) -> bytes:
-    topic, payload, _, size = message
-    before_hash, after_hash, _ = frame_layout(len(payload), size, len(topic[4]))
-    return before_hash + digest + after_hash
+_UNRECOGNIZED: _Recognized = (_NO_TOPIC, b"", b"", (b"", b""))
 
 
 class _Door:
@@ -195,7 +197,6 @@ class _Door:
             self._past_ns = now_ns - drift_ns
         self._oldest_ns = max(1, self._horizon_ns, self._past_ns)
         self._newest_ns = min(MAX_TIMESTAMP_NS, now_ns + drift_ns)
-        self._topics: dict[tuple[str, str], _Topic] = {}
         self.result = Admission()
         self._batch = self.result.batch
         self._positions: dict[bytes, int] = {}
@@ -203,7 +204,7 @@ class _Door:
 
     def admit_encoded(self, messages: Sequence[bytes]) -> Admission:
         # The hot path of the node: columns, not messages, and no object for each that is decoded.
-        seen, times = self._recognize(messages)
+        seen, times, topics = self._recognize(messages)
         timestamps, valid = read_times(times)
         usable = valid & (self._oldest_ns <= timestamps) & (timestamps <= self._newest_ns)
         stamps = timestamps.astype(">i8").view("V8").tolist()
@@ -213,43 +214,64 @@ class _Door:
             for (topic, payload, _, _), stamp in zip(seen, stamps, strict=True)
         ]
         if bool(usable.all()) and len(set(digests)) == len(digests):
-            self._keep_all(seen, timestamps.tolist(), digests)
+            self._keep_all(seen, timestamps.tolist(), digests, topics)
             return self.result
         columns = zip(messages, seen, timestamps.tolist(), usable.tolist(), digests, strict=True)
         for index, (message, recognized, timestamp, is_usable, digest) in enumerate(columns):
             if is_usable:
-                topic, payload, tail, _ = recognized
-                self._keep(timestamp, topic, digest, (_head(digest, recognized), payload, tail))
+                topic, payload, tail, (before, after) = recognized
+                self._keep(timestamp, topic, digest, (before + digest + after, payload, tail))
             else:
                 self._judge_encoded(index, message)
         return self.result
 
-    def _recognize(self, messages: Sequence[bytes]) -> tuple[list[_Recognized], list[bytes]]:
-        """What can be read off without decoding, and the times; no time: it cannot."""
+    def _recognize(
+        self, messages: Sequence[bytes]
+    ) -> tuple[list[_Recognized], list[bytes], list[_Topic]]:
+        """What can be read off without decoding, the times (no time: it cannot), and the topics."""
+        shapes: dict[tuple[bytes, int], _Shape | None] = {}
         known: dict[tuple[bytes, bytes], _Topic | None] = {}
-        most = self._policy.max_message_bytes
         seen: list[_Recognized] = []
         times: list[bytes] = []
         for message in messages:
-            lead = read_lead(message[:LEAD_BYTES])
-            if lead is not None:
-                start, before, time, after, size = lead
+            sizes = message[:LEAD_BYTES], len(message)
+            try:
+                shape = shapes[sizes]
+            except KeyError:
+                shape = shapes[sizes] = self._shape_of(*sizes)
+            if shape is not None:
+                start, before, time, after, layout = shape
                 around = message[before:time], message[after:]
                 try:
                     topic = known[around]
                 except KeyError:
                     topic = known[around] = self._topic_of(*around)
-                if topic is not None and size <= most:
+                if topic is not None:
                     tail = message[before:after] + topic[4]
-                    seen.append((topic, message[start:before], tail, size))
+                    seen.append((topic, message[start:before], tail, layout))
                     times.append(message[time:after])
                     continue
             seen.append(_UNRECOGNIZED)
             times.append(_NO_TIME)
-        return seen, times
+        return seen, times, [topic for topic in known.values() if topic is not None]
+
+    def _shape_of(self, lead: bytes, message_bytes: int) -> _Shape | None:
+        found = read_lead(lead)
+        if found is None or found.after > message_bytes:
+            return None
+        start, before, time, after, body_bytes = found
+        if body_bytes > self._policy.max_message_bytes:
+            return None
+        # The field of the pubsub topic is as long there as it is here.
+        layout = frame_layout(before - start, body_bytes, message_bytes - after)
+        return start, before, time, after, layout[:2]
 
     def _keep_all(
-        self, seen: Sequence[_Recognized], timestamps: list[int], digests: list[bytes]
+        self,
+        seen: Sequence[_Recognized],
+        timestamps: list[int],
+        digests: list[bytes],
+        topics: Sequence[_Topic],
     ) -> None:
         """Accept messages of which none is there twice: the whole request."""
         result, batch = self.result, self._batch
@@ -258,16 +280,17 @@ class _Door:
         result.hashes = digests
         batch.timestamps, batch.hashes = timestamps, digests.copy()
         batch.topic_keys = [topic[3] for topic, _, _, _ in seen]
-        batch.heads = list(map(_head, digests, seen))
+        batch.heads = [
+            before + digest + after
+            for digest, (_, _, _, (before, after)) in zip(digests, seen, strict=True)
+        ]
         batch.payloads = [payload for _, payload, _, _ in seen]
         batch.tails = [tail for _, _, tail, _ in seen]
-        batch.topics = {
-            topic.key: topic.names for topic in {id(t): t for t, _, _, _ in seen}.values()
-        }
+        batch.topics = {topic.key: topic.names for topic in topics}
 
     def _topic_of(self, before: bytes, after: bytes) -> _Topic | None:
         names = read_names(before, after)
-        topic = None if names is None else self._topics.get(names) or self._derive(names)
+        topic = None if names is None else self._topic(names)
         return None if topic is None or topic.problem else topic
 
     def _judge_encoded(self, index: int, message: bytes) -> None:
@@ -282,7 +305,7 @@ class _Door:
         item.DiscardUnknownFields()
         message = item.message
         names = (item.pubsub_topic, message.content_topic)
-        topic = self._topics.get(names) or self._derive(names)
+        topic = self._topic(names)
         timestamp, meta = message.timestamp, message.meta
         is_timely = self._oldest_ns <= timestamp <= self._newest_ns
         if topic.problem or not is_timely or len(meta) > self._policy.max_meta_bytes:
@@ -401,50 +424,58 @@ class _Door:
             f"{self._policy.max_message_bytes}",
         )
 
-    def _derive(self, names: tuple[str, str]) -> _Topic:
-        if len(self._topics) >= MAX_CACHED_TOPICS:
-            self._topics.clear()
-        pubsub, content = names[0].encode(), names[1].encode()
-        problem = self._topic_problem("pubsub", pubsub) or self._topic_problem("content", content)
-        topic = _Topic(
-            problem or self._shard_problem(names[0]),
-            pubsub,
-            content,
-            topic_key(pubsub, content),
-            pubsub_suffix(pubsub),
-            names,
-        )
-        self._topics[names] = topic
-        return topic
+    def _topic(self, names: tuple[str, str]) -> _Topic:
+        policy = self._policy
+        small = len(names[0]) + len(names[1]) <= MAX_SHAPE_BYTES
+        derive = _derive_once if small else _derive
+        return derive(names, policy.max_topic_bytes, policy.cluster, policy.shards)
 
-    def _topic_problem(self, kind: str, topic: bytes) -> Rejection | None:
-        limit = self._policy.max_topic_bytes
-        if not topic:
-            return Rejection(
-                Reason.MISSING_TOPIC, f"the {kind} topic is empty: name the one to publish on"
-            )
-        if len(topic) > limit:
-            return Rejection(
-                Reason.TOPIC_TOO_LONG,
-                f"the {kind} topic has {len(topic)} bytes: use at most {limit}",
-            )
-        if b"\0" in topic:
-            return Rejection(
-                Reason.TOPIC_NUL,
-                f"the {kind} topic has a NUL character at byte {topic.index(0)}: leave it out",
-            )
-        return None
 
-    def _shard_problem(self, pubsub_topic: str) -> Rejection | None:
-        cluster, shards = self._policy.cluster, self._policy.shards
-        place = parse_shard(pubsub_topic)
-        if not shards or (place is not None and place[0] == cluster and place[1] in shards):
-            return None
-        given = "names no shard" if place is None else f"is shard {place[1]} of cluster {place[0]}"
+def _derive(
+    names: tuple[str, str], max_bytes: int, cluster: int | None, shards: frozenset[int]
+) -> _Topic:
+    pubsub, content = names[0].encode(), names[1].encode()
+    problem = (
+        _topic_problem("pubsub", pubsub, max_bytes)
+        or _topic_problem("content", content, max_bytes)
+        or _shard_problem(names[0], cluster, shards)
+    )
+    key, suffix = topic_key(pubsub, content), pubsub_suffix(pubsub)
+    return _Topic(problem, pubsub, content, key, suffix, names)
+
+
+_derive_once = lru_cache(maxsize=MAX_CACHED_TOPICS)(_derive)
+
+
+def _topic_problem(kind: str, topic: bytes, max_bytes: int) -> Rejection | None:
+    if not topic:
         return Rejection(
-            Reason.WRONG_SHARD,
-            f"the pubsub topic {given}: this node keeps {_shard_list(shards)} of cluster {cluster}",
+            Reason.MISSING_TOPIC, f"the {kind} topic is empty: name the one to publish on"
         )
+    if len(topic) > max_bytes:
+        return Rejection(
+            Reason.TOPIC_TOO_LONG,
+            f"the {kind} topic has {len(topic)} bytes: use at most {max_bytes}",
+        )
+    if b"\0" in topic:
+        return Rejection(
+            Reason.TOPIC_NUL,
+            f"the {kind} topic has a NUL character at byte {topic.index(0)}: leave it out",
+        )
+    return None
+
+
+def _shard_problem(
+    pubsub_topic: str, cluster: int | None, shards: frozenset[int]
+) -> Rejection | None:
+    place = parse_shard(pubsub_topic)
+    if not shards or (place is not None and place[0] == cluster and place[1] in shards):
+        return None
+    given = "names no shard" if place is None else f"is shard {place[1]} of cluster {place[0]}"
+    return Rejection(
+        Reason.WRONG_SHARD,
+        f"the pubsub topic {given}: this node keeps {_shard_list(shards)} of cluster {cluster}",
+    )
 
 
 def _hash_if_any(item: WakuMessageAndTopic) -> bytes:

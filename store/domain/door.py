@@ -147,10 +147,11 @@ class Door:
         result.verdicts, result.positions = chunk.verdicts, chunk.positions
         result.hashes, result.batch = chunk.hashes, chunk.batch
         result.refusals = {index: Refusal(*why) for index, why in chunk.rejections.items()}
-        self._places = {digest: place for place, digest in enumerate(chunk.batch.hashes)}
 
     def _merge(self, chunk: Admission) -> None:
         result, start = self.published, len(self.published.verdicts)
+        if not self._places:  # the chunk before was adopted
+            self._places = {digest: place for place, digest in enumerate(result.batch.hashes)}
         known = len(self._places)
         self._merge_records(chunk.batch)
         places = [self._places.get(digest, -1) for digest in chunk.batch.hashes]

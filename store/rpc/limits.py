@@ -24,9 +24,10 @@ ADMISSION_CHUNK_BYTES: Final = 384 * 1024
 calls get their turn. By number alone, messages that name hundreds of parents each took a second.
 A request that is one chunk is not copied: a batch of 1,000 small messages should be one."""
 
-STREAM_WINDOW_REQUESTS: Final = 16
+STREAM_WINDOW_REQUESTS: Final = 32
 STREAM_WINDOW_BYTES: Final = 16 * 1024 * 1024
-"""Requests of one ``PublishStream`` that are under way at one time."""
+"""Requests of one ``PublishStream`` that are under way at one time: some are written together, and
+those that follow are judged meanwhile."""
 
 MAX_IN_FLIGHT_PUBLISH_BYTES: Final = 256 * 1024 * 1024
 """Requests of all publishers together that are decoded and not yet answered."""

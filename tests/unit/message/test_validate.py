@@ -1,4 +1,6 @@
+import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -300,6 +302,28 @@ def test_more_topics_than_are_cached_change_nothing() -> None:
     assert admission.verdicts.count(Verdict.ACCEPTED) == count
     assert admission.verdicts.count(Verdict.DUPLICATE) == count
     assert len(admission.batch.topics) == count
+
+
+def test_topics_are_judged_by_the_policy_of_each_call() -> None:
+    message = entry()
+    for _ in range(2):
+        assert accepts(message, CLIENT)
+        short = refusal(message, replace(CLIENT, max_topic_bytes=4))
+        assert short.reason is Reason.TOPIC_TOO_LONG
+        sharded = refusal(message, replace(CLIENT, cluster=77, shards=frozenset({9})))
+        assert sharded.reason is Reason.WRONG_SHARD
+
+
+def test_what_long_topics_take_is_given_back() -> None:
+    size = 100 * 1024
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            judge(entry(content=f"/{number}/" + "x" * size))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 20 * size
 
 
 @given(st.lists(entries, max_size=6).map(lambda some: some + some[:3]))

@@ -9,6 +9,8 @@ Columns are C-contiguous arrays of the dtypes that this package uses. Sizes are 
 never lead outside of a column, and what does not fit raises ``ValueError``.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -107,4 +109,15 @@ def _usable() -> Kernel | None:
 
 
 compiled: Kernel | None = _usable()
-"""The kernel; None: arrays do all of it. Whoever sets it to None chooses that."""
+"""The kernel; None: arrays do all of it."""
+
+
+@contextmanager
+def arrays_only() -> Iterator[None]:
+    """Let arrays do all of it meanwhile: for tests and benchmarks of one thread."""
+    global compiled  # noqa: PLW0603 - which of the two equal ways is taken is no state of a result
+    kept, compiled = compiled, None
+    try:
+        yield
+    finally:
+        compiled = kept

@@ -1,0 +1,360 @@
+"""Compiled code and arrays come to the same, on everything and byte for byte.
+
+Where the kernel could not be built both are the arrays, and hold as well.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from random import Random
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from reconcile import kernel
+from reconcile.answer import FingerprintPieces, SetPieces, piece_keys
+from reconcile.codec import Payload, encode
+from reconcile.compare import match
+from reconcile.compose import compose
+from reconcile.ids import SyncId, SyncIds
+from reconcile.index import Index, IndexView
+from reconcile.limits import CodecLimits, SessionLimits
+from reconcile.narrow import differences, narrow_sets
+from reconcile.parse import parse_ranges
+from reconcile.ranges import Ranges
+from reconcile.view import Answer, Items, Parts, Read, Spans
+from tests.support.naive_view import NaiveView
+from tests.support.reconcile_pair import initiator, join, responder, some_ids, two_sets
+from tests.unit.reconcile.answers import random_read
+from tests.unit.reconcile.naive_codec import encoded_records, leb128, made_up, ranges_of
+from tests.unit.reconcile.test_codec_bulk import begins, mutated, outcome, randoms, styles
+from tests.unit.reconcile.test_deduce import in_spans, many_ids, times
+from tests.unit.reconcile.worlds import WORLDS, random_spans
+
+Result = TypeVar("Result")
+
+SMALL = CodecLimits(max_payload_bytes=9_000, max_ranges=70)
+FEW = settings(max_examples=60, deadline=None)
+
+
+def on_both(work: Callable[[], Result]) -> tuple[Result, Result]:
+    """What compiled code gives, if it is there, and what arrays give."""
+    first = work()
+    with kernel.arrays_only():
+        return first, work()
+
+
+# Parsing
+
+
+def parsed(data: bytes, limits: CodecLimits) -> Ranges | tuple[object, ...]:
+    return outcome(parse_ranges, data, limits)
+
+
+@given(randoms, styles, st.sampled_from([1, 10, 400]), begins, st.integers(0, 4))
+@FEW
+def test_payloads_are_read_alike(
+    random: Random, style: object, count: int, begin: int, changes: int
+) -> None:
+    data = encoded_records(made_up(random, style, count, begin))  # type: ignore[arg-type]
+    data = mutated(random, data, changes)[: random.choice((None, None, random.randrange(900)))]
+    limits = CodecLimits(
+        max_ranges=random.choice((2**20, random.randrange(1, 401))),
+        max_elements=random.choice((2**20, random.randrange(400))),
+    )
+    first, second = on_both(partial(parsed, data, limits))
+    assert first == second
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"", b"\1\2", b"\1\1", b"\0\1\1\2\2"]))
+@FEW
+@example(b"\1\2" + leb128(2**62), b"")
+@example(b"\1\2" + leb128(2**63 - 1) + bytes(40), b"")
+@example(b"\x80" * 8 + b"\1\0", b"\xff" * 8 + b"\x7f\0")
+@example(b"\1", b"\xff" * 8 + b"\x7f\0")
+def test_any_bytes_are_read_alike(data: bytes, head: bytes) -> None:
+    first, second = on_both(partial(parsed, head + data, CodecLimits()))
+    assert first == second
+
+
+# Writing
+
+
+@given(randoms, styles, st.sampled_from([1, 10, 300]), begins)
+@FEW
+def test_payloads_are_written_alike(random: Random, style: object, count: int, begin: int) -> None:
+    payload = Payload(7, (1, 300), ranges_of(made_up(random, style, count, begin)))  # type: ignore[arg-type]
+    first, second = on_both(partial(encode, payload))
+    assert first == second
+
+
+def answer_pieces(
+    rng: random.Random, ids: list[SyncId], spans: Spans
+) -> tuple[list[FingerprintPieces], list[SetPieces]]:
+    """Spans as pieces of several makings: two of fingerprints, two of sets."""
+    every = np.arange(len(spans))
+    kind = np.array([rng.randrange(5) for _ in every], np.int64)
+    prints, sets = [], []
+    for number in range(2):
+        at = every[kind == number]
+        some, words = spans[at], np.frombuffer(rng.randbytes(32 * len(at)), np.uint64)
+        prints.append(
+            FingerprintPieces(piece_keys(at), some.lower, some.upper, words.reshape(-1, 4))
+        )
+    for number in range(2, 5):
+        at = every[kind == number]
+        some = spans[at]
+        held = in_spans(ids, some.pairs())
+        sets.append(
+            SetPieces(
+                piece_keys(at),
+                some.lower,
+                some.upper,
+                np.diff(held.offsets),
+                held.ids,
+                number == 2,
+            )
+        )
+    return prints, sets
+
+
+def whole_times(spans: Spans) -> Spans:
+    """Spans whose bounds have no hashes, those of them that are not empty."""
+    pairs = [((low, bytes(32)), (up, bytes(32))) for (low, _), (up, _) in spans.pairs()]
+    return Spans.of([(lower, upper) for lower, upper in pairs if lower < upper])
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("whole", [True, False])
+def test_answers_are_put_together_alike(world: str, whole: bool) -> None:
+    for seed in range(4):
+        rng = random.Random(seed)
+        ids = sorted(set(WORLDS[world](rng, 300)))
+        spans = random_spans(rng, ids, rng.choice((3, 60, 200)))
+        prints, sets = answer_pieces(rng, ids, whole_times(spans) if whole else spans)
+        if not whole:
+            prints = []  # their bounds are expressible in an answer
+        for allowed in ((10**6, 10**6), (20, 10**6), (10**6, 50)):
+            first, second = on_both(partial(compose, 1, (0,), prints, sets, allowed))
+            assert first == second
+
+
+def test_touching_sets_are_put_together_alike() -> None:
+    rng = random.Random(4)
+    for most in (0, 1, 40, 300, 1000):
+        counts = [rng.randrange(most + 1) for _ in range(60)]
+        ids = [(1000 * n + i, rng.randbytes(32)) for n, c in enumerate(counts) for i in range(c)]
+        edges = [(1000 * n, bytes(32)) for n in range(61)]
+        pairs = [pair for pair in pairwise(edges) if rng.random() < 0.9]
+        prints, sets = answer_pieces(rng, ids, Spans.of(pairs))
+        first, second = on_both(partial(compose, 1, (), prints, sets, (10**6, 10**6)))
+        assert first == second
+
+
+# Comparing
+
+
+@given(many_ids(times), many_ids(times), many_ids(times, 8))
+@FEW
+def test_sets_are_compared_alike(
+    ours: list[SyncId], theirs: list[SyncId], edges: list[SyncId]
+) -> None:
+    bounds = [edge for edge in edges if edge > (0, bytes(32))] + [(2**63 - 1, b"\xff" * 32)]
+    spans = Spans.of(list(zip([(0, bytes(32)), *bounds], bounds, strict=False))[::2])
+    compare_sets(ours, theirs, spans)
+    compare_sets(ours, theirs, whole_times(spans))
+
+
+def compare_sets(ours: list[SyncId], theirs: list[SyncId], spans: Spans) -> None:
+    local, remote = in_spans(ours, spans.pairs()), in_spans(theirs, spans.pairs())
+    matches = on_both(partial(match, local.ids, remote.ids))
+    assert matches[0].places.tolist() == matches[1].places.tolist()
+    assert matches[0].found.tolist() == matches[1].found.tolist()
+    first, second = on_both(partial(differences, local, remote))
+    for name in ("ids", "ours", "sets", "merged", "next_local"):
+        assert np.array_equal(getattr(first, name), getattr(second, name)), name
+    for chosen in (slice(None), first.ours, ~first.ours):
+        chosen_of = first.select(chosen)
+        places = np.arange(len(spans))
+        shown = on_both(partial(narrow_sets, chosen_of, local, spans, places))
+        same_pieces(*shown)
+
+
+def same_pieces(first: SetPieces, second: SetPieces) -> None:
+    for name in ("keys", "lower", "upper", "counts", "items"):
+        assert np.array_equal(getattr(first, name), getattr(second, name)), name
+    assert first.reconciled == second.reconciled
+
+
+# Asking the index
+
+
+def chunked(ids: list[SyncId], chunk: int) -> IndexView:
+    """A view of many chunks, with a tail."""
+    index = Index(min_chunk_ids=chunk)
+    half = len(ids) // 2
+    index.load(SyncIds.of(ids[:half]))
+    for start in range(half, len(ids), 50):
+        index.insert(SyncIds.of(ids[start : start + 50]))
+    return index.view()
+
+
+def same_parts(first: Parts | None, second: Parts | None) -> None:
+    assert first is not None
+    assert second is not None
+    for name in ("offsets", "upper", "counts", "fingerprints"):
+        assert np.array_equal(getattr(first, name), getattr(second, name)), name
+
+
+def same_answers(first: Answer, second: Answer) -> None:
+    assert first.measured is not None
+    assert second.measured is not None
+    assert np.array_equal(first.measured.counts, second.measured.counts)
+    assert np.array_equal(first.measured.fingerprints, second.measured.fingerprints)
+    same_parts(first.parts, second.parts)
+    assert first.items is not None
+    assert second.items is not None
+    assert first.items.offsets.tolist() == second.items.offsets.tolist()
+    assert first.items.ids == second.items.ids
+    assert first.probed is not None
+    assert second.probed is not None
+    hit = first.probed.hit
+    assert hit.tolist() == second.probed.hit.tolist()
+    assert first.probed.found[hit] == second.probed.found[hit]
+    assert first.probed.alone is not None
+    assert second.probed.alone is not None
+    assert first.probed.alone[hit].tolist() == second.probed.alone[hit].tolist()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_an_index_answers_alike(world: str) -> None:
+    for seed in range(4):
+        rng = random.Random(seed)
+        ids = sorted(set(WORLDS[world](rng, rng.choice((0, 1, 40, 400)))))
+        for view in (IndexView.of(SyncIds.of(ids)), chunked(ids, 32)):
+            spans = random_spans(rng, ids, rng.choice((1, 9, 90)))
+            for asked in (spans, whole_times(spans)):
+                read = random_read(rng, NaiveView(ids), asked)
+
+                same_answers(*on_both(partial(answered, view, read)))
+
+
+def answered(view: IndexView, read: Read) -> Answer:
+    """The answer of a view that has not found out anything about the spans yet."""
+    fresh = Read(*(_anew(part) for part in _parts_of(read)))  # type: ignore[arg-type]
+    return view.answer(fresh)
+
+
+def _parts_of(read: Read) -> tuple[object, ...]:
+    return read.measure, read.split, read.items, read.probe
+
+
+def _anew(part: object) -> object:
+    """A question about spans of which a view has not found out anything yet."""
+    if isinstance(part, Spans):
+        return Spans(part.lower, part.upper)
+    assert isinstance(part, tuple)
+    return (_anew(part[0]), part[1])
+
+
+# Whole sessions
+
+
+def session_payloads(
+    ours: list[SyncId], theirs: list[SyncId], limits: SessionLimits
+) -> tuple[list[bytes], list[bytes]]:
+    first = initiator(chunked(sorted(ours), 300), limits=limits)
+    second = responder(IndexView.of(SyncIds.of(theirs)), limits=limits)
+    join(first, second)
+    return first.payloads, second.payloads
+
+
+@pytest.mark.parametrize("moments", [1, 60, 10**6])
+@pytest.mark.parametrize(
+    ("count", "differing", "limits"),
+    [
+        (0, 9, SessionLimits()),
+        (900, 1, SessionLimits()),
+        (3000, 40, SessionLimits()),
+        (3000, 900, SessionLimits()),
+        (600, 200, SessionLimits(payload=SMALL, max_rounds=1000)),
+        (2000, 900, SessionLimits(max_differences=300)),
+        (2000, 900, SessionLimits(payload=CodecLimits(max_elements=60), max_differences=300)),
+    ],
+)
+def test_sessions_are_alike_byte_for_byte(
+    moments: int, count: int, differing: int, limits: SessionLimits
+) -> None:
+    rng = random.Random(f"{moments} {count} {differing}")
+    ids = some_ids(rng, count + differing, moments)
+    ours, theirs = two_sets(
+        rng, ids[differing:], ids[: differing // 3], ids[differing // 3 : differing]
+    )
+    first, second = on_both(partial(session_payloads, ours, theirs, limits))
+    assert first == second
+
+
+# What holds of compiled code alone
+
+
+def compiled_parts() -> list[kernel.Kernel]:
+    """The kernel, if there is one."""
+    return [] if kernel.compiled is None else [kernel.compiled]
+
+
+def test_columns_that_do_not_fit_are_refused() -> None:
+    ids = SyncIds.of([(1, bytes(32)), (2, bytes(32))])
+    handle = IndexView.of(ids).rows.handle
+    one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
+    hashes, far = np.zeros((2, 32), np.uint8), np.array([0, 3])
+    frozen = np.zeros(2, np.int64)
+    frozen.flags.writeable = False
+    for own in compiled_parts():
+        refused: list[Callable[[], object]] = [
+            partial(own.parse, b"\1\0", 0, *[two] * 8),
+            partial(own.parse, b"\1\0", 3, *[one] * 8),
+            partial(own.survey, b"\1\0", 0, -1, 1),
+            partial(own.fingerprints, handle, two, far, hashes),
+            partial(own.fingerprints, handle, far, two, hashes),
+            partial(own.fingerprints, handle, two, one, hashes),
+            partial(own.fingerprints, (handle[0], handle[1], two, handle[3]), two, two, hashes),
+            partial(own.items, handle, two, far, two, hashes),
+            partial(own.items, handle, two, two, two, hashes),
+            partial(own.match, two, hashes, two, hashes, one, two),
+            partial(own.differences, two, hashes, two, hashes, two, two),
+            partial(own.encode, b"", two, hashes, one, hashes, one, one, two, hashes),
+            partial(own.compose, b"", ((one, one),), (), 1, 1),
+        ]
+        for call in refused:
+            with pytest.raises(ValueError, match=r"fit|whole rows|negative"):
+                call()
+        with pytest.raises((ValueError, BufferError), match=r"read-only|not writable|writeable"):
+            own.match(two, hashes, two, hashes, frozen, np.zeros(2, np.bool_))
+
+
+def test_threads_may_read_one_view() -> None:
+    rng = random.Random(9)
+    ids = sorted(some_ids(rng, 20_000, 10**6))
+    view = IndexView.of(SyncIds.of(ids))
+    spans = [Spans.of([(ids[at], ids[at + 999])]) for at in range(0, len(ids) - 999, 999)]
+    read: list[list[Items]] = [[] for _ in range(4)]
+
+    def work(mine: list[Items]) -> None:
+        mine.extend(view.items(Spans(one.lower, one.upper)) for one in spans)
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in read]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for mine in read:
+        assert len(mine) == len(spans)
+        for number, items in enumerate(mine):
+            assert items.ids.pairs() == ids[999 * number : 999 * (number + 1)]

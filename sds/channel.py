@@ -68,7 +68,7 @@ from sds.events import (
     Sent,
     Tick,
 )
-from sds.gaps import GAP_GRACE_MS, Gaps, comparable
+from sds.gaps import GAP_GRACE_MS, Gaps
 from sds.history import history_of
 from sds.ids import draw_salt
 from sds.incoming import IncomingBuffer, Waiting
@@ -465,7 +465,7 @@ class MessageChannel:
             unix_ms = self.clock.unix_ms(now_ms)
             until = min(message.lamport or 0, unix_ms) - GAP_GRACE_MS
             window = min(config.gap_window, config.filter.capacity // 4)
-            entries = comparable(self.log, until, unix_ms, window)
+            entries = self.gaps.entries(self.log, until, unix_ms, window)
             self.gaps.look(bloom_filter, message.sender_id, entries, now_ms)
 
     def _wait(self, now_ms: int, waiting: Waiting, events: list[Event]) -> None:

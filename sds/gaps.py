@@ -12,7 +12,7 @@ from typing import Final
 
 from sds.bloom import FilterShape, holds
 from sds.limits import MAX_CLOCK, MAX_GAP_IDS
-from sds.log import Log
+from sds.log import OPEN_ENTRIES, Log
 from sds.pages import Key, LogEntry
 
 GAP_GRACE_MS: Final = 10_000
@@ -21,37 +21,36 @@ GAP_GRACE_MS: Final = 10_000
 MAX_TELLINGS: Final = 3
 """How often one message is named before its absence must show again."""
 
-
 _END: Final[Key] = (MAX_CLOCK + 1, "")
-
-
-def comparable(log: Log, before_ms: int, now_ms: int, count: int) -> list[LogEntry]:
-    """The last entries before a time, and those whose clock is ahead of now: at most `count` each.
-
-    How old the latter are cannot be told, and histories do not name them: to wait until they are
-    no longer ahead could take years.
-    """
-    entries = log.preceding((max(before_ms, 0), ""), count)
-    newest = log.preceding(_END, 1)
-    if newest and newest[0].lamport > now_ms:
-        entries += [entry for entry in log.preceding(_END, count) if entry.lamport > now_ms]
-    return entries
 
 
 class Gaps:
     """IDs that somebody lacks, and how often each was told."""
 
-    __slots__ = ("every_ms", "looked_ms", "shape", "told")
+    __slots__ = ("_below", "_passed", "every_ms", "looked_ms", "shape", "told")
 
     def __init__(self, shape: FilterShape, every_ms: int) -> None:
         self.shape = shape
         self.every_ms = every_ms
         self.looked_ms: int | None = None
         self.told: dict[str, int] = {}
+        self._below = _END
+        self._passed = 0
 
     def is_time(self, now_ms: int) -> bool:
         """Whether a filter may be looked at again; looking takes a while."""
         return self.looked_ms is None or now_ms - self.looked_ms >= self.every_ms
+
+    def entries(self, log: Log, before_ms: int, now_ms: int, count: int) -> list[LogEntry]:
+        """What to compare with a filter now: at most twice ``count`` entries.
+
+        The last before a time, and some of all that a filter shows, further down with each look.
+        Those whose clock is ahead of now are among them: how old they are cannot be told, and to
+        wait until they are no longer ahead could take years.
+        """
+        further = self._further(log, count)
+        found = log.preceding((max(before_ms, 0), ""), count)
+        return found + [each for each in further if not before_ms <= each.lamport <= now_ms]
 
     def look(
         self, bloom_filter: bytes, sender_id: str, entries: Iterable[LogEntry], now_ms: int
@@ -78,3 +77,20 @@ class Gaps:
             if times < MAX_TELLINGS:
                 self.told[message_id] = times
         return chosen
+
+    def _further(self, log: Log, count: int) -> list[LogEntry]:
+        left = self._reach(log) - self._passed
+        found = log.preceding(self._below, min(count, left)) if left > 0 else []
+        at_end = len(found) < count
+        self._below = _END if at_end else found[0].key
+        self._passed = 0 if at_end else self._passed + len(found)
+        return found
+
+    def _reach(self, log: Log) -> int:
+        """How many entries a filter shows, if its owner has them, and a history can name.
+
+        A filter that may have been rolled over has the newer half of its capacity for certain,
+        in the order of their coming, which is not quite that of the log.
+        """
+        capacity, entries = self.shape.capacity, len(log) + log.pruned
+        return min(OPEN_ENTRIES, entries if entries <= capacity * 3 // 4 else capacity // 4)

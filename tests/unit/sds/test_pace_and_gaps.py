@@ -1,5 +1,8 @@
 """When a participant speaks, and what it says that others miss."""
 
+import pytest
+
+from sds.bloom import FilterShape, filter_of
 from sds.envelope import decode_message
 from sds.events import Acknowledged, PossiblyAcknowledged
 from sds.gaps import GAP_GRACE_MS, MAX_TELLINGS
@@ -91,3 +94,19 @@ def test_a_gap_shows_although_the_clock_of_its_message_is_ahead() -> None:
     take(me, sync, now=LATER)
     message = decode_message(payloads(me.send_sync(LATER))[0])
     assert [entry.message_id for entry in message.history] == ["mine", "ahead"]
+
+
+@pytest.mark.parametrize(("capacity", "is_found"), [(1_000, True), (400, True), (300, False)])
+def test_a_gap_shows_however_many_messages_follow_it_while_filters_cover_it(
+    capacity: int, is_found: bool
+) -> None:
+    shape = FilterShape(capacity, 1e-6)
+    me = channel(gap_entries=4, gap_window=16, gap_every_ms=1, filter=shape)
+    ids = [f"m{number:03}" for number in range(300)]
+    take(me, *[wire(key, lamport=NOW + number) for number, key in enumerate(ids)])
+    seen = filter_of(shape, ids[:77] + ids[78:])
+    for turn in range(25):
+        now = LATER + turn
+        sync = wire(f"s{turn}", bloom_filter=seen, sender="b", content=None, lamport=now)
+        take(me, sync, now=now)
+    assert list(me.gaps.told) == (["m077"] if is_found else [])

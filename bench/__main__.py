@@ -19,6 +19,7 @@ BENCHMARKS = (
     "memory",
     "sync",
     "sds",
+    "catchup",
 )
 
 

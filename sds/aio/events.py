@@ -169,6 +169,11 @@ class Hub:
         self._change = asyncio.Event()
         self.failure: Exception | None = None
 
+    @property
+    def readers(self) -> bool:
+        """Whether anybody reads."""
+        return bool(self._readers)
+
     def reader(self, after_commit: int) -> Events:
         """A new reader of what transactions after one bring."""
         made = Events(self, after_commit)

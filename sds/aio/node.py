@@ -91,6 +91,8 @@ class NodeLink:
         self._channel = channel
         self._metadata = metadata
         self._store: store_pb2_grpc.StoreAsyncStub = store_pb2_grpc.StoreStub(channel)
+        # Encoded once: every message is hashed.
+        self._topics = route.pubsub_topic.encode(), route.content_topic.encode()
         self._filter = store_pb2.ContentFilter(
             pubsub_topic=route.pubsub_topic, content_topics=[route.content_topic]
         )
@@ -242,10 +244,8 @@ class NodeLink:
 
     def _hash(self, message: WakuMessage) -> bytes:
         meta = message.meta if message.HasField("meta") else None
-        route = self._route
-        return message_hash(
-            route.pubsub_topic, message.payload, message.content_topic, meta, message.timestamp
-        )
+        pubsub_topic, content_topic = self._topics
+        return message_hash(pubsub_topic, message.payload, content_topic, meta, message.timestamp)
 
     def _fetched(self, items: Iterable[WakuMessageKeyValue]) -> list[Fetched]:
         route = self._route

@@ -222,7 +222,7 @@ class Participant:
             elif isinstance(thing, Broadcast):
                 if thing.reason is not Reason.EPHEMERAL or self.feed.node is not None:
                     self.publisher.offer_volatile(thing, self._seal(thing.payload))
-            elif not isinstance(thing, Pruned):
+            elif self.hub.readers and not isinstance(thing, Pruned):
                 shown.append(self._shown(thing))
         self.hub.put(commit, shown)
         self.refresh()

@@ -1,0 +1,309 @@
+"""What a participant's state holds is what its core held at the last transaction."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import create_engine, text
+
+from sds.aio.ledger import Ledger
+from sds.aio.revive import filter_length, revive
+from sds.aio.state import Identity, State, StateError, StateTaken, state_url
+from sds.bloom import FilterShape, RollingFilter
+from sds.channel import MessageChannel
+from sds.config import ChannelConfig
+from sds.events import Broadcast, Packet, Reason
+from sds.incoming import Waiting
+from sds.log import OPEN_ENTRIES
+from sds.pages import PAGE_ENTRIES
+
+START_NS = 1_763_625_600_000_000_000
+NS_PER_MS = 1_000_000
+SHAPE = FilterShape(40, 0.01)
+WHO = Identity("room", "alice")
+
+
+def config_of(sender: str, **chosen: Any) -> ChannelConfig:  # noqa: ANN401 - its options
+    usual: dict[str, Any] = {
+        "filter": SHAPE,
+        "lost_after_ms": 20_000,
+        "resend_ms": 2_000,
+        "resend_possible_ms": 4_000,
+        "max_sends": 3,
+    }
+    return ChannelConfig("room", sender, **{**usual, **chosen})
+
+
+def opened(path: Path, **chosen: Any) -> tuple[State, Ledger]:  # noqa: ANN401 - options
+    state = State(state_url(path), WHO)
+    return state, revive(state, config_of("alice", **chosen), START_NS // NS_PER_MS, Random(1))
+
+
+def facets(core: MessageChannel) -> dict[str, object]:
+    """What must outlive the process."""
+    core.check()
+
+    def gone(waiting: Waiting) -> set[str]:
+        return {name for name in waiting.given_up if name not in core.log}
+
+    return {
+        "log": [(each.key, each.sender_id, each.hint) for each in core.log.entries()],
+        "filter": core.filter.encode(),
+        "clock": core.clock.value,
+        "sends": core.sends,
+        "lost": set(core.lost),
+        "outgoing": {
+            key: (each.message, each.due_ms, each.sends, list(each.witnesses), each.error)
+            for key, each in core.outgoing.by_id.items()
+        },
+        "waiting": {
+            each.message.message_id: (each.message, each.hint, set(each.unmet), gone(each))
+            for each in core.incoming.waiting.values()
+            if each.message.content
+        },
+        "wants": set(core.incoming.wants),
+    }
+
+
+class World:
+    """Alice, whose state is saved, and two others who talk over a network that loses."""
+
+    def __init__(self, dice: Random) -> None:
+        self.dice = dice
+        self.now_ns = START_NS
+        self.others = [
+            MessageChannel(config_of(name, repair=None), START_NS // NS_PER_MS, dice)
+            for name in ("bob", "carol")
+        ]
+        self.late: list[Packet] = []
+
+    @property
+    def now_ms(self) -> int:
+        return self.now_ns // NS_PER_MS
+
+    def step(self, ledger: Ledger) -> None:
+        self.now_ns += self.dice.randrange(1, 3_000) * NS_PER_MS
+        self.dice.choice((self.own, self.other, self.other, self.other, self.tick))(ledger)
+
+    def own(self, ledger: Ledger) -> None:
+        sent = ledger.send(
+            self.now_ns, self.dice.randbytes(20), None, bytes, lambda *_: self.dice.randbytes(32)
+        )
+        if self.dice.random() < 0.7:
+            payload = ledger.outbox[sent.number].payload
+            for other in self.others:
+                other.receive(self.now_ms, [Packet(payload, sent.hint)])
+            ledger.published(sent.message_id, sent.hint)
+            ledger.settle(sent.number)
+
+    def other(self, ledger: Ledger) -> None:
+        speaker, listener = self.dice.sample(self.others, 2)
+        (sent,) = (
+            each
+            for each in speaker.send(self.now_ms, self.dice.randbytes(20))
+            if isinstance(each, Broadcast)
+        )
+        packet = Packet(sent.payload, self.dice.randbytes(32))
+        listener.receive(self.now_ms, [packet])
+        if self.dice.random() < 0.4:
+            self.late.append(packet)
+            return
+        given = [packet]
+        if self.late and self.dice.random() < 0.4:
+            given.append(self.late.pop(self.dice.randrange(len(self.late))))
+        ledger.receive(self.now_ms, given)
+
+    def tick(self, ledger: Ledger) -> None:
+        ledger.tick(self.now_ms, self.dice)
+        wanted = [each.message_id for each in ledger.core.missing()]
+        if wanted and self.dice.random() < 0.3:
+            ledger.abandon(self.now_ms, wanted[:1])
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 2**32))
+def test_a_revived_core_is_the_one_of_the_last_transaction(seed: int) -> None:
+    dice = Random(seed)
+    world = World(dice)
+    with TemporaryDirectory() as directory:
+        path = Path(directory, "alice.db")
+        state, ledger = opened(path)
+        for _ in range(dice.randrange(2, 5)):
+            for _ in range(dice.randrange(1, 30)):
+                world.step(ledger)
+                if dice.random() < 0.05 and (batch := ledger.take()):
+                    state.commit(batch)
+            ledger.stand("node", dice.randbytes(8))
+            batch = ledger.take()
+            assert batch is not None
+            state.commit(batch)
+            state.commit(batch)  # as after an answer that was lost
+            saved = facets(ledger.core)
+            cursors, outbox, serial = dict(ledger.cursors), dict(ledger.outbox), ledger.serial
+            world.step(ledger)  # what is not saved is gone
+            state.close()
+
+            state, ledger = opened(path)
+
+            assert facets(ledger.core) == saved
+            assert ledger.cursors == cursors
+            assert dict(ledger.outbox) == outbox
+            assert ledger.serial == serial
+        state.close()
+
+
+@pytest.mark.parametrize("keep", [None, 2_048])
+def test_a_long_log_is_revived_with_its_old_part_on_disk(tmp_path: Path, keep: int | None) -> None:
+    state, ledger = opened(tmp_path / "alice.db", keep_entries=keep)
+    bob = MessageChannel(config_of("bob", max_outgoing=10_000), START_NS // NS_PER_MS, Random(2))
+    count = OPEN_ENTRIES + 5 * PAGE_ENTRIES + 17
+    names = []
+    for number in range(count):
+        sent = bob.send(START_NS // NS_PER_MS + number, b"%d" % number)[0]
+        assert isinstance(sent, Broadcast)
+        names.append(sent.message_id)
+        ledger.receive(START_NS // NS_PER_MS + number, [Packet(sent.payload)])
+    batch = ledger.take()
+    assert batch is not None
+    assert len(batch.log) == count
+    if not state.in_memory:
+        batch.pruned = None
+    state.commit(batch)
+    kept = len(ledger.core.log) if keep is None else keep
+    state.close()
+
+    state, ledger = opened(tmp_path / "alice.db", keep_entries=keep)
+
+    ledger.core.log.check()
+    assert len(ledger.core.log) == kept
+    assert [each.message_id for each in ledger.core.log.entries()] == names[-kept:]
+    assert all(name in ledger.core.log for name in names)
+    assert ledger.core.log.pruned == count - kept
+    state.close()
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 10])
+def test_the_length_of_a_filter_follows_from_the_number_of_insertions(capacity: int) -> None:
+    shape = FilterShape(capacity, 0.1)
+    rolling = RollingFilter(shape)
+    for number in range(5 * capacity + 3):
+        assert filter_length(shape, number) == len(rolling)
+        rolling.add(str(number))
+
+
+def test_what_came_and_went_between_two_transactions_leaves_no_rows(tmp_path: Path) -> None:
+    state, ledger = opened(tmp_path / "alice.db")
+    bob = MessageChannel(config_of("bob"), START_NS // NS_PER_MS, Random(2))
+    first, second = (
+        Packet(sent.payload)
+        for number in range(2)
+        for sent in bob.send(START_NS // NS_PER_MS + number, b"x")
+        if isinstance(sent, Broadcast)
+    )
+    ledger.receive(START_NS // NS_PER_MS, [second])
+    assert ledger.core.incoming.waiting
+    ledger.receive(START_NS // NS_PER_MS, [first])
+    batch = ledger.take()
+    assert batch is not None
+    assert (len(batch.log), batch.rows["waiting"]) == (2, {})
+    assert ledger.take() is None
+    state.close()
+
+
+def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    path = tmp_path / "alice.db"
+    state, ledger = opened(path)
+    ledger.gap(None)
+    batch = ledger.take()
+    assert batch is not None
+    state.commit(batch)
+    script = (
+        "import sys\n"
+        "from sds.aio.state import Identity, State, StateTaken, state_url\n"
+        "try:\n"
+        "    State(state_url(sys.argv[1]), Identity('room', 'alice')).open()\n"
+        "except StateTaken as error:\n"
+        "    print(error)\n"
+    )
+    command = [sys.executable, "-c", script, str(path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "in use by another process: end that one, or give this one a state of its own" in said
+    state.close()
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_whoever_lost_the_state_writes_nothing_more(tmp_path: Path) -> None:
+    """As on a database without a lock that ends with its holder."""
+    path = tmp_path / "alice.db"
+    state, ledger = opened(path)
+    state._drop_connection()
+    other, _ = opened(path)
+    other._drop_connection()
+    ledger.gap(7)
+    batch = ledger.take()
+    assert batch is not None
+    with pytest.raises(StateTaken, match="in use by another process"):
+        state.commit(batch)
+
+
+def test_another_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "alice.db"
+    state, _ = opened(path)
+    state.close()
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        connection.execute(text("update sds_participant set version = 7"))
+    engine.dispose()
+    with pytest.raises(StateError, match="has version 7, and this program reads 1"):
+        opened(path)
+
+
+def test_anothers_state_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "alice.db"
+    state, _ = opened(path)
+    state.close()
+    with pytest.raises(StateError, match="is of channel 'room' and sender 'alice'"):
+        State(state_url(path), Identity("room", "bob")).open()
+
+
+@pytest.mark.parametrize("where", ["sqlite:////no/such/folder/x.db", "nonsense://x", "http://"])
+def test_a_state_that_cannot_be_opened_is_named(where: str) -> None:
+    with pytest.raises(StateError, match="The state"):
+        State(state_url(where), WHO).open()
+
+
+def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "alice.db"
+    path.write_bytes(b"something else entirely" * 400)
+    with pytest.raises(StateError, match="cannot be used"):
+        opened(path)
+
+
+def test_a_password_is_never_shown() -> None:
+    state = State(state_url("postgresql+psycopg://me:secret@127.0.0.1:1/x"), WHO)
+    with pytest.raises(StateError) as caught:
+        state.open()
+    assert "secret" not in str(caught.value)
+
+
+def test_a_resend_is_remembered(tmp_path: Path) -> None:
+    state, ledger = opened(tmp_path / "alice.db")
+    ledger.send(START_NS, b"hello", None, bytes, lambda *_: b"h" * 32)
+    events = ledger.tick(START_NS // NS_PER_MS + 2_000, Random(1))
+    assert [each.reason for each in events if isinstance(each, Broadcast)] == [Reason.RESEND]
+    batch = ledger.take()
+    assert batch is not None
+    state.commit(batch)
+    state.close()
+    state, ledger = opened(tmp_path / "alice.db")
+    (outgoing,) = ledger.core.outgoing.by_id.values()
+    assert outgoing.sends == 2
+    state.close()

@@ -26,16 +26,19 @@ from store.config.units import format_size
 from store.db import migrate
 from store.db.check import CheckReport
 from store.db.check import check as check_database
+from store.db.clocks import database_ns, newest_commit_ns
 from store.db.errors import SchemaError, sentence
 from store.db.pool import complete_url
 from store.db.resummarize import Resummarized, resummarize
 from store.db.retention import Inventory, PruneReport, prune, read_inventory
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import Partition, RetentionPolicy
+from store.domain.retention_clock import Reading, RetentionClock
 from store.embedded.datadir import DataDir
 from store.embedded.errors import EmbeddedPostgresError
 from store.embedded.settings import EmbeddedSettings
 from store.embedded.supervisor import EmbeddedPostgres, running_url
+from store.runtime.limits import MAX_CLOCK_LEAD_NS
 
 _NS_PER_MS: Final = NS_PER_S // 1_000
 _PROGRESS_ROWS: Final = 10_000
@@ -203,13 +206,21 @@ def partitions(target: Target) -> int:
     help="How long a drop may wait for locks, and so hold up others, before it gives up.",
 )
 @option("--dry-run", is_flag=True, help="Only show what would be dropped.")
+@option(
+    "--trust-clock",
+    is_flag=True,
+    help="Go by this machine's clock even where it is ahead of the newest commit, or of the"
+    " database's clock by more than an hour.",
+)
 @on_database
 def prune_command(
     target: Target,
+    *,
     retention: int | None,
     retention_size: int | None,
     retention_lock_timeout: int,
     dry_run: bool,
+    trust_clock: bool,
 ) -> int:
     """Drop partitions of messages that are too old or too much; never the current one.
 
@@ -217,20 +228,40 @@ def prune_command(
     """
     policy = RetentionPolicy(retention, retention_size)
 
-    async def work(connection: psycopg.AsyncConnection[Any]) -> PruneReport:
-        return await prune(
+    async def work(connection: psycopg.AsyncConnection[Any]) -> tuple[Reading, PruneReport]:
+        reading = await _read_clock(connection, trusted=trust_clock)
+        report = await prune(
             connection,
             policy,
-            time.time_ns(),
+            reading.time_ns,
             dry_run=dry_run,
             lock_timeout_ms=max(1, retention_lock_timeout // _NS_PER_MS),
         )
+        return reading, report
 
     with target.url() as url:
         migrate.require_current(url)
-        report = asyncio.run(_with_connection(url, work))
-    target.print(_prune_json(report, dry_run=dry_run), [*_prune_lines(report, dry_run=dry_run)])
+        reading, report = asyncio.run(_with_connection(url, work))
+    target.print(
+        {**_prune_json(report, dry_run=dry_run), "clock_ahead_s": reading.ahead_ns // NS_PER_S},
+        [*_clock_lines(reading), *_prune_lines(report, dry_run=dry_run)],
+    )
     return FAILED if report.problems else OK
+
+
+async def _read_clock(connection: psycopg.AsyncConnection[Any], *, trusted: bool) -> Reading:
+    """The time to drop by: what is dropped does not come back, so a clock is not taken on trust."""
+    clock_ns = time.time_ns()
+    if trusted:
+        return Reading(clock_ns)
+    lead_ns = clock_ns - await database_ns(connection)
+    if lead_ns > MAX_CLOCK_LEAD_NS:
+        raise CliError(
+            FAILED,
+            f"This machine's clock is {lead_ns // NS_PER_S:,} s ahead of the database's: correct"
+            " one of them, or go by this one with --trust-clock.",
+        )
+    return RetentionClock(await newest_commit_ns(connection), 0).read(clock_ns, 0)
 
 
 @db.command("resummarize", cls=LayeredCommand)
@@ -387,6 +418,14 @@ def _prune_json(report: PruneReport, *, dry_run: bool) -> dict[str, object]:
         "horizon_ns": report.horizon_ns,
         "problems": list(report.problems),
     }
+
+
+def _clock_lines(reading: Reading) -> Iterator[str]:
+    if reading.doubted:
+        yield (
+            f"The newest commit is {reading.ahead_ns // NS_PER_S:,} s old, and ages are counted"
+            " from it in case the clock is wrong: if it is right, say --trust-clock."
+        )
 
 
 def _prune_lines(report: PruneReport, *, dry_run: bool) -> Iterator[str]:

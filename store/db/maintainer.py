@@ -19,6 +19,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from message.limits import NS_PER_S
+from store.db.clocks import database_ns, newest_commit_ns
 from store.db.errors import sentence
 from store.db.fold import fold, is_pending
 from store.db.locks import MAINTENANCE
@@ -40,12 +41,6 @@ LONGEST_BACKOFF_S: Final = 30.0
 
 _TRY_LOCK: Final = "select pg_try_advisory_lock(%s)"
 _UNLOCK: Final = "select pg_advisory_unlock(%s)"
-_NEWEST_COMMIT: Final = """
-select (extract(epoch from greatest(created_at, (
-    select committed_at from storenode.commits order by position desc limit 1
-))) * 1000000)::bigint * 1000 from storenode.store
-"""
-_CLOCK: Final = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000"
 
 
 class EventSink(Protocol):
@@ -156,8 +151,8 @@ class Maintainer:
     async def _is_ahead(self, connection: Connection) -> bool:
         if self._max_lead_ns is None:
             return False
-        ((database_ns,),) = await (await connection.execute(_CLOCK)).fetchall()
-        lead_ns = self._now_ns() - database_ns
+        theirs_ns = await database_ns(connection)
+        lead_ns = self._now_ns() - theirs_ns
         if lead_ns <= self._max_lead_ns:
             return False
         self._on_event(
@@ -195,8 +190,7 @@ class Maintainer:
             return clock_ns
         steady_ns = self._steady_ns()
         if self._clock is None:
-            ((witness_ns,),) = await (await connection.execute(_NEWEST_COMMIT)).fetchall()
-            self._clock = RetentionClock(witness_ns, steady_ns)
+            self._clock = RetentionClock(await newest_commit_ns(connection), steady_ns)
         reading = self._clock.read(clock_ns, steady_ns)
         if reading.doubted and not self._doubted:
             self._on_event(

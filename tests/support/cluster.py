@@ -24,6 +24,7 @@ from store.embedded.datadir import DATABASE, DataDir, child_view
 from store.embedded.initdb import make_cluster
 from store.embedded.process import Launch
 from store.embedded.server import Plan, Server, choose_port
+from tests.support import programs
 from tests.support.postgres import ROLE, SUPERUSER
 
 START_TIMEOUT_S: Final = 60.0
@@ -48,7 +49,7 @@ class ClusterServer:
         self.data.path.mkdir()
         # Chosen once: the connection strings of nodes name it before and after a restart.
         self.port = choose_port(None)
-        self._installation = binaries.choose(None)
+        self._installation = programs.chosen()
         self._account = account_for(self.data.cluster)
         self._server: Server | None = None
 

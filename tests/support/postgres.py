@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from tests.support import programs
 
 SUPERUSER: Final = "postgres"
 ROLE: Final = "storenode"
@@ -37,6 +38,10 @@ class PostgresServer:
 
     def start(self) -> None:
         """Make the cluster, open it to tests, and start it."""
+        with programs.in_use():
+            self._start()
+
+    def _start(self) -> None:
         with self._embedded:
             pass
         hba = self.directory / "postgres" / "pg_hba.conf"
@@ -68,14 +73,11 @@ class PostgresServer:
         As a copy of ``template`` when that is another one of its databases.
         """
         name = f"test_{next(self._names)}"
-        statement = sql.SQL(
-            "CREATE DATABASE {} OWNER {} TEMPLATE {} ENCODING {} STRATEGY {}"
-        ).format(
+        statement = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {} ENCODING {}").format(
             sql.Identifier(name),
             sql.Identifier(ROLE),
             sql.Identifier(template),
             sql.Literal(encoding),
-            sql.Literal("wal_log"),
         )
         self._execute(statement)
         return name

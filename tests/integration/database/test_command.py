@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,15 @@ def now_ns(url: str) -> int:
         row = connection.execute("select extract(epoch from now())::bigint").fetchone()
     assert row is not None
     return int(row[0]) * 1_000_000_000
+
+
+def shift_commits(url: str, by_ns: int) -> None:
+    shift = timedelta(microseconds=by_ns // 1_000)
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "update storenode.commits set committed_at = committed_at + %s", (shift,)
+        )
+        connection.execute("update storenode.store set created_at = created_at + %s", (shift,))
 
 
 @pytest.fixture
@@ -157,6 +168,27 @@ def test_prune_shows_first_and_then_does(storenode: Storenode, filled_url: str) 
     listed = storenode("partitions", "--database-url", filled_url).out
     assert not any(name in listed for name in dropped)
     assert storenode("check", "--database-url", filled_url).code == 0
+
+
+def test_prune_goes_by_no_clock_that_nothing_confirms(
+    storenode: Storenode, filled_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = ("--database-url", filled_url, "--retention", "20d")
+    year_ns = 365 * DAY_NS
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns(filled_url) + year_ns)
+    ended = storenode("prune", *target)
+    assert ended.code == 1
+    assert "s ahead of the database's: correct one of them, or go by this one with" in ended.err
+    # A database of the same machine is wrong as well; only its commits show the time.
+    shift_commits(filled_url, -year_ns)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns(filled_url))
+    doubted = storenode("prune", *target, "--json").value
+    assert (doubted["dropped"], doubted["clock_ahead_s"] > 364 * 86_400) == ([], True)
+    people = storenode("prune", *target)
+    assert (people.code, "ages are counted from it" in people.out) == (0, True)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns(filled_url) + year_ns)
+    trusted = storenode("prune", *target, "--trust-clock", "--json").value
+    assert (trusted["dropped"] != [], trusted["clock_ahead_s"]) == (True, 0)
 
 
 def test_prune_without_limits_drops_nothing(storenode: Storenode, filled_url: str) -> None:

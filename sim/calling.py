@@ -57,6 +57,14 @@ class Outcome:
         result = self.account.result
         return 0 if result is None else len(result.to_send) + len(result.to_receive)
 
+    @property
+    def middle_ns(self) -> int:
+        """The median of the timestamps of what was found."""
+        result = self.account.result
+        assert result is not None
+        ids = sorted([*result.to_send.pairs(), *result.to_receive.pairs()])
+        return ids[len(ids) // 2][0]
+
     def __str__(self) -> str:
         result, report = self.account.result, self.account.report
         if result is None:
@@ -188,7 +196,7 @@ class Attempt:
                 raise Closed(Status.FAILED_PRECONDITION, "another node is there now")
             steady_ns = process.clock.steady_ns()
             self._exchange.sessions.transferring(steady_ns, entry, account.session_id)
-            machine = self._exchange.machine(entry)
+            machine = self._exchange.machine(entry, account)
             account.report = machine.report
             account.report = yield from Driver(process, machine, end, calls=True).run()
         finally:

@@ -177,16 +177,18 @@ class Exchange:
         if waited is not None:
             waited[1].cancel()
 
-    def machine(self, entry: Entry) -> Transfer:
+    def machine(self, entry: Entry, account: Account) -> Transfer:
         """The transfer of what a session has found."""
         self._judge_memory(entry.node_id)
+        limits = self.process.scenario.transfer
         machine: Transfer = self.process.cores.transfer(
             entry.session_id,
             entry.to_send,
             entry.to_receive,
             memory=self.memory,
             peer=entry.node_id,
-            limits=self.process.scenario.transfer,
+            limits=limits.with_grace() if entry.own else limits,
+            partial=account.result is not None and account.result.truncated,
         )
         return machine
 

@@ -100,8 +100,11 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
     history = dice.choice((0, 10, 40, 100, 200))
     interval_ns = dice.randint(6, 25) * NS_PER_S
     limits = _session_limits(dice)
-    # Differences that policy refuses come back in every session, and must leave room for others.
-    picky = limits.max_differences >= 1_000 and happens(dice, 0.3)
+    moments = max(1, history // dice.choice((1, 1, 2, 10, 1000)))
+    # Differences that policy refuses come back in every session. What is hidden by them is found in
+    # parts of the window, unless so many are in one moment.
+    room = limits.max_differences >= (20 if moments > history // 3 else 1_000)
+    picky = room and happens(dice, 0.3)
     silence_ns = dice.choice((5, 10, 20)) * NS_PER_S
     return Scenario(
         stores=stores,
@@ -110,7 +113,7 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         partition_ns=dice.choice((2 * NS_PER_S, MINUTE_NS, history_ns // 16)),
         history=history,
         history_ns=history_ns,
-        moments=max(1, history // dice.choice((1, 1, 2, 10, 1000))),
+        moments=moments,
         share=dice.choice((0.5, 0.8, 0.95)),
         clients=dice.randint(1, 3),
         publish_every_ns=dice.choice((1, 2, 5, 20)) * NS_PER_S,

@@ -30,6 +30,7 @@ _CODES = {
     Fault.PROTOCOL: Status.INVALID_ARGUMENT,
     Fault.LIMIT: Status.RESOURCE_EXHAUSTED,
     Fault.SILENCE: Status.DEADLINE_EXCEEDED,
+    Fault.SLOW: Status.DEADLINE_EXCEEDED,
     Fault.LOST: Status.UNAVAILABLE,
 }
 
@@ -97,7 +98,7 @@ class PeerService:
 
     def _reconcile(self, entry: Entry, account: Account, end: End, frame: Frame) -> Steps[None]:
         exchange, process = self._exchange, self._process
-        result = yield from self._answer(account, end, frame)
+        result = account.result = yield from self._answer(account, end, frame)
         if not result.refusal:
             process.judge.found(account.session_id, Role.RESPONDER, result)
             steady_ns = process.clock.steady_ns()
@@ -146,7 +147,7 @@ class PeerService:
             yield from self._guarded(end, self._transfer(entry, account, end))
 
     def _transfer(self, entry: Entry, account: Account, end: End) -> Steps[None]:
-        machine = self._exchange.machine(entry)
+        machine = self._exchange.machine(entry, account)
         account.report = yield from Driver(self._process, machine, end, calls=False).run()
         if account.report.fault in (Fault.PROTOCOL, Fault.LIMIT):
             self._process.judge.accused(self._process.name, account.report.error)

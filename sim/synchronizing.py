@@ -12,7 +12,7 @@ from sim.exchange import Account, Ending, Exchange
 from sim.process import Handler, Process
 from sim.tasks import Promise, Steps, Task
 from sim.timeline import Timer
-from store.domain.ports import PeerAddress
+from store.domain.ports import PeerAddress, Window
 from store.domain.schedule import (
     Asked,
     Begin,
@@ -25,6 +25,7 @@ from store.domain.schedule import (
     Tick,
     WakeAt,
     Withdrawn,
+    halves,
 )
 
 
@@ -126,13 +127,27 @@ class Synchronizer:
         process.node.world.ended(outcome)
         if begin.asked is not None:
             self._answer(begin.asked.number, outcome)
-        failed = outcome.ending in (Ending.FAILED, Ending.REFUSED)
-        self._step(Ended(peer, failed))
+        self._step(_ended(peer, window, outcome))
 
     def _answer(self, number: int, outcome: Outcome) -> None:
         promise = self._asked.pop(number, None)
         if promise is not None:
             promise.keep(outcome)
+
+
+def _ended(peer: PeerAddress, window: Window, outcome: Outcome) -> Ended:
+    """What the schedule is to know of a session."""
+    result, report = outcome.account.result, outcome.account.report
+    truncated = result is not None and result.truncated
+    moved = report.stored_by_peer + report.stored + report.duplicates > 0
+    stuck = truncated and not moved and outcome.ending is Ending.DONE
+    return Ended(
+        peer,
+        failed=outcome.ending in (Ending.FAILED, Ending.REFUSED),
+        aborted=outcome.ending is Ending.ABORTED,
+        left_over=truncated and moved,
+        parts=halves(window, outcome.middle_ns) if stuck else (),
+    )
 
 
 def _refused(reason: str) -> Outcome:

@@ -56,7 +56,7 @@ class Driver:
     def run(self) -> Steps[Report]:
         """To its end, whatever that is: `Report.error` says it."""
         try:
-            self._give(Begin())
+            self._give(Begin(self._process.clock.unix_ns()))
             self._spawn(self._read())
             self._spawn(self._tick())
             report = yield from self._over.wait()
@@ -78,7 +78,7 @@ class Driver:
         if self._over.settled:
             return
         machine = self._machine
-        effects = machine.step(self._process.clock.unix_ns(), given)
+        effects = machine.step(self._process.clock.steady_ns(), given)
         machine.check()
         for effect in effects:
             self._do(effect)

@@ -63,6 +63,7 @@ class NodeConfig:
     sync_range: int | None
     sync_offset: int
     wide_sync_interval: int | None
+    peer_silence: int
     max_confirms: int
     gossip: bool
 

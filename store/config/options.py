@@ -292,6 +292,14 @@ _PEERS: Final[tuple[Decorator, ...]] = (
         help="How often to reconcile the whole history with a peer.",
     ),
     option(
+        "--peer-silence",
+        type=POSITIVE_DURATION,
+        default="60s",
+        show_default=True,
+        section="Peers",
+        help="How long a peer may say nothing in a session; the same on all nodes.",
+    ),
+    option(
         "--max-confirms",
         type=click.IntRange(0),
         metavar="N",

@@ -349,7 +349,8 @@ class SyncOutcome:
     as stored. ``error``: one sentence, empty for DONE and ABORTED. ``differences``:
     ``missing_here`` (IDs that only the peer held) and ``missing_there`` together.
     ``undelivered``: messages that the peer promised and did not deliver, ``unsolicited`` ones
-    that it sent unasked. ``left_over``: a limit was reached, and the next session goes on.
+    that it sent unasked. ``left_over``: a limit was reached, and the next session goes on; then
+    ``middle_ns`` is the median of the timestamps of what was found.
     ``own_count`` and ``peer_count``: IDs over the window, None where unknown.
     """
 
@@ -367,6 +368,7 @@ class SyncOutcome:
     refused_by_policy: int = 0
     undelivered: int = 0
     left_over: bool = False
+    middle_ns: int = 0
     notes: tuple[str, ...] = ()
     ending: SyncEnding = SyncEnding.DONE
     missing_here: int = 0

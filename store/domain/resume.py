@@ -18,6 +18,10 @@ input          in which state          what follows
                                        (then `Proceed`: reconciliation need not wait longer)
 `Tick`         any                     a pause that is over ends with `Fetch`
 =============  ======================  =====================================================
+
+A peer may have been off as well. Where it comes to the end of the gap and has shown nothing of its
+second half, the others are asked for the rest too, each once, until one has some. What they all
+lack, or only others than those asked hold, is left to reconciliation: the wide session finds it.
 """
 
 from __future__ import annotations
@@ -141,6 +145,8 @@ class Progress:
     messages: int
     new: int
     error: str
+    sources: tuple[PeerAddress, ...]
+    """The peers that have brought something."""
 
 
 class Resume:
@@ -150,6 +156,8 @@ class Resume:
         self._config = config
         self._rng = rng
         self._order: list[PeerAddress] = []
+        self._others: list[PeerAddress] | None = None  # still to be asked, after one that was short
+        self._sources: dict[PeerAddress, None] = {}
         self._state = "new"
         self._start_ns = self._end_ns = self._reached_ns = 0
         self._messages = self._new = 0
@@ -171,6 +179,7 @@ class Resume:
             self._messages,
             self._new,
             self._error,
+            tuple(self._sources),
         )
 
     def step(self, now_ns: int, given: Input) -> list[Effect]:
@@ -202,6 +211,8 @@ class Resume:
         assert sorted(map(str, self._order)) in ([], sorted(map(str, self._config.peers)))
         assert self._new <= self._messages
         assert self._proceeded or self._state in ("new", "fetching")
+        assert self._others is None or self._state in ("fetching", "finished")
+        assert bool(self._sources) == bool(self._messages)
 
     def _begin(self, begun: Begun) -> list[Effect]:
         gap_ns = begun.clock_ns - begun.last_online_ns
@@ -218,6 +229,8 @@ class Resume:
         self._cursor = page.cursor
         self._messages += page.messages
         self._new += page.new
+        if page.messages:
+            self._sources[self._order[0]] = None
         self._failed_in_row = self._pauses = 0
         self._error = ""
         if page.timestamp_ns <= self._reached_ns:
@@ -226,13 +239,13 @@ class Resume:
         return [Advance(self._reached_ns)]
 
     def _ended(self, now_ns: int, ended: FetchEnded) -> list[Effect]:
-        if not ended.error:
-            self._error = ""
-            self._reached_ns = self._end_ns
-            return [Advance(self._end_ns), *self._finish()]
-        self._error = ended.error
         if ended.lost_place:
             self._cursor = b""
+        if not ended.error and self._others is None:
+            self._others = list(self._order[1:])
+        if self._others is not None:
+            return self._complete(ended)
+        self._error = ended.error
         self._order.append(self._order.pop(0))
         self._failed_in_row += 1
         if self._failed_in_row % len(self._order):
@@ -242,6 +255,17 @@ class Resume:
         self._state = "pausing"
         self._wake_ns = now_ns + round(pause_ns * self._rng.uniform(0.5, 1.0))
         return [*self._proceed(), WakeAt(self._wake_ns)]
+
+    def _complete(self, ended: FetchEnded) -> list[Effect]:
+        """One peer has come to the end; ask another where that was plainly not all."""
+        short = bool(ended.error) or 2 * self._reached_ns < self._start_ns + self._end_ns
+        if short and self._others:
+            self._order.remove(peer := self._others.pop(0))
+            self._order.insert(0, peer)
+            return self._fetch()
+        self._error = ""
+        self._reached_ns = self._end_ns
+        return [Advance(self._end_ns), *self._finish()]
 
     def _tick(self, now_ns: int) -> list[Effect]:
         if self._state != "pausing":

@@ -25,9 +25,12 @@ Rules (WAKU-SYNC "Sync Interval", "Peer Choice"; the node's contract, "Schedule"
    `LONGEST_BACKOFF_NS`; another takes its turn soon. A session that gave way to another with the
    same peer (ABORTED) counts as done.
 5. A wide session that fails is tried again after `FIRST_WIDE_NS`, then after twice as long each
-   time, up to its interval. One of any kind that left differences over is followed by the next
-   at once.
-6. An interval of 0 switches periodic and wide sessions off. What an operator asks for is done all
+   time, up to its interval; one that gave way after `FIRST_WIDE_NS`, since the other may have been
+   about less. One of any kind that left differences over is followed by the next at once.
+6. Where all differences that a session may report are such as policy keeps (`Ended.parts`), they
+   would fill the next one too, and hide all others. So its window is done again in two parts, with
+   the same peer, and a part that is as full in two parts of its own.
+7. An interval of 0 switches periodic and wide sessions off. What an operator asks for is done all
    the same, and does not wait for a backoff.
 """
 
@@ -35,7 +38,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -45,6 +48,9 @@ from store.domain.ports import PeerAddress, Window
 
 MAX_SESSIONS: Final = 4
 MAX_WAITING: Final = 64
+MAX_PARTS: Final = 64
+"""Parts of windows that wait; they are halved one after the other, so that few of them do."""
+
 FIRST_BACKOFF_NS: Final = 5 * NS_PER_S
 LONGEST_BACKOFF_NS: Final = 300 * NS_PER_S
 RETRY_NS: Final = 2 * NS_PER_S
@@ -111,12 +117,16 @@ class Withdrawn:
 class Ended:
     """A session that was begun has ended.
 
-    ``left_over``: it moved messages, and there are more differences than one session may report.
+    ``aborted``: it gave way to another. ``left_over``: it moved messages, and there are more
+    differences than one session may report. ``parts``: there are, and it moved nothing; its window
+    in two parts (`halves`).
     """
 
     peer: PeerAddress
     failed: bool
+    aborted: bool = False
     left_over: bool = False
+    parts: tuple[Window, ...] = ()
 
 
 Input: TypeAlias = Started | Tick | Asked | Withdrawn | Ended
@@ -124,11 +134,15 @@ Input: TypeAlias = Started | Tick | Asked | Withdrawn | Ended
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Begin a session; ``asked`` is what wanted it, if an operator did."""
+    """Begin a session; ``asked`` is what wanted it, if an operator did.
+
+    ``part``: the window, where it is a part of one.
+    """
 
     peer: PeerAddress
     kind: Kind
     asked: Asked | None = None
+    part: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +172,7 @@ class _Peer:
     address: PeerAddress
     busy: bool = False
     kind: Kind | None = None
+    part: Window | None = None
     failures: int = 0
     rests_until_ns: int = 0
 
@@ -170,6 +185,7 @@ class _Due:
     interval_ns: int
     next_ns: int | None = field(default=None)
     failures: int = 0
+    parts: deque[tuple[PeerAddress, Window]] = field(default_factory=deque)
 
 
 class Schedule:
@@ -194,6 +210,8 @@ class Schedule:
 
     def window(self, clock_ns: int, begin: Begin) -> Window:
         """The time that a session is about which begins when the clock shows ``clock_ns``."""
+        if begin.part is not None:
+            return begin.part
         asked = begin.asked
         end_ns = max(0, clock_ns - self._config.offset_ns)
         start_ns = 0
@@ -239,6 +257,8 @@ class Schedule:
             raise ValueError("more sessions are under way than are allowed")
         if len(self._waiting) > MAX_WAITING:
             raise ValueError("more requests wait than are allowed")
+        if any(len(due.parts) > MAX_PARTS for due in self._due):
+            raise ValueError("more parts of windows wait than are allowed")
 
     def _start(self, now_ns: int) -> None:
         if self._started:
@@ -264,7 +284,10 @@ class Schedule:
         if peer is None or not peer.busy:
             raise ScheduleError(f"no session with {ended.peer} is under way")
         peer.busy = False
-        kind, peer.kind = peer.kind, None
+        kind, part = peer.kind, peer.part
+        peer.kind = peer.part = None
+        if part is not None and (ended.failed or ended.aborted):
+            ended = replace(ended, parts=(part,))
         for due in self._due:
             if due.kind is kind:
                 self._come_round(now_ns, due, ended)
@@ -282,10 +305,15 @@ class Schedule:
 
     def _come_round(self, now_ns: int, due: _Due, ended: Ended) -> None:
         """When is a kind of session due again, after one of it has ended."""
+        due.parts.extendleft((ended.peer, part) for part in reversed(ended.parts))
+        while len(due.parts) > MAX_PARTS:
+            due.parts.pop()
         wait_ns = due.interval_ns
         if ended.failed and due.kind is Kind.WIDE:
             wait_ns = self._jittered(FIRST_WIDE_NS << min(due.failures, 32))
-        elif ended.left_over:
+        elif ended.aborted and due.kind is Kind.WIDE:
+            wait_ns = self._jittered(FIRST_WIDE_NS)
+        elif ended.left_over or (due.parts and not ended.failed):
             wait_ns = RETRY_NS
         due.failures = due.failures + 1 if ended.failed else 0
         if due.next_ns is not None and wait_ns < due.interval_ns:
@@ -317,20 +345,29 @@ class Schedule:
         for due in self._due:
             if due.next_ns is None or due.next_ns > now_ns:
                 continue
-            peer = self._rested(now_ns)
-            if peer is None:
+            ready = self._rested(now_ns)
+            if not ready:
                 continue
-            peer.busy, peer.kind = True, due.kind
+            peer, part = self._next_part(due, ready) or (self._rng.choice(ready), None)
+            peer.busy, peer.kind, peer.part = True, due.kind, part
             due.next_ns = now_ns + self._jittered(due.interval_ns)
-            yield Begin(peer.address, due.kind)
+            yield Begin(peer.address, due.kind, part=part)
 
-    def _rested(self, now_ns: int) -> _Peer | None:
+    @staticmethod
+    def _next_part(due: _Due, ready: list[_Peer]) -> tuple[_Peer, Window] | None:
+        """A part of a window whose peer can be called; it waits no longer."""
+        by_address = {peer.address: peer for peer in ready}
+        for address, part in due.parts:
+            if address in by_address:
+                due.parts.remove((address, part))
+                return by_address[address], part
+        return None
+
+    def _rested(self, now_ns: int) -> list[_Peer]:
         if self.running >= self._config.max_sessions:
-            return None
-        ready = [
-            peer for peer in self._peers.values() if not peer.busy and peer.rests_until_ns <= now_ns
-        ]
-        return self._rng.choice(ready) if ready else None
+            return []
+        peers = self._peers.values()
+        return [peer for peer in peers if not peer.busy and peer.rests_until_ns <= now_ns]
 
     def _next_ns(self, now_ns: int) -> int | None:
         """When something may be due that only time keeps from beginning."""
@@ -344,3 +381,11 @@ class Schedule:
 
     def _jittered(self, duration_ns: int) -> int:
         return round(duration_ns * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
+
+
+def halves(window: Window, middle_ns: int) -> tuple[Window, ...]:
+    """A window in two parts, the second from ``middle_ns`` on; none where one would be empty."""
+    start_ns, end_ns = window.time_start_ns, window.time_end_ns
+    if not start_ns < middle_ns < end_ns:
+        return ()
+    return Window(start_ns, middle_ns), Window(middle_ns, end_ns)

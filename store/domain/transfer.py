@@ -19,9 +19,13 @@ Rules.
 5. At most `TransferLimits.unsent_bytes` are read ahead of the stream, and at most one frame is
    under way to it. While `unstored_bytes` wait for the database, the stream is not read
    (`reading`). Answers wait as places of IDs. So memory does not depend on what the peer does.
-6. It ends when both sides are done and all is answered; when the peer has been silent for a minute
-   while it was its turn; at a fault; or when the stream or the database is lost. What was
-   persisted stays, and the next reconciliation does not find it.
+6. It ends when both sides are done and all is answered; when it takes too long
+   (`store.domain.transfer_patience`); at a fault; or when the stream or the database is lost. What
+   was persisted stays, and the next reconciliation does not find it. A stream that is lost when all
+   is answered was only closed: who has heard everything first need not wait for the other.
+7. Where this side's result is ``partial``, since there are more differences than it may report, the
+   peer may have found others, if its limit is another one. Then messages that are not expected are
+   refused by name, a few at a time, and answers about others passed over, and none is a fault.
 
 A peer is silent until a frame has something in it that counts: an expected message, an answer, or
 the word that it is done.
@@ -40,6 +44,7 @@ An input that is not allowed raises `TransferStateError` and changes nothing.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import Final
 
@@ -64,6 +69,7 @@ from store.domain.transfer_events import (
     Ticked,
 )
 from store.domain.transfer_limits import FRAME_RESERVE_BYTES, MAX_FRAME_BYTES, TransferLimits
+from store.domain.transfer_patience import Moved, Patience
 from store.domain.transfer_receiving import Receiving
 from store.domain.transfer_sending import PeerFault, Sending
 
@@ -72,8 +78,6 @@ DEFAULT_LIMITS: Final = TransferLimits()
 _STORED_BYTES: Final = 2 + HASH_BYTES
 _REFUSED_BYTES: Final = 12 + HASH_BYTES
 """An answer in a frame at most, without the reason."""
-
-_NS_PER_S: Final = 1_000_000_000
 
 
 class TransferStateError(RuntimeError):
@@ -90,7 +94,8 @@ class Transfer:
     """One transfer. Made in about half a second for a million IDs each way.
 
     ``to_send`` are IDs that the peer lacks, ``to_receive`` those that this node lacks; both
-    ascend. ``peer`` names the peer in ``memory``. All times are Unix nanoseconds.
+    ascend. ``peer`` names the peer in ``memory``. ``partial``: see rule 7. The time of the steps is
+    in nanoseconds of a clock that nobody sets.
     """
 
     def __init__(
@@ -102,16 +107,22 @@ class Transfer:
         memory: PolicyMemory,
         peer: str,
         limits: TransferLimits = DEFAULT_LIMITS,
+        partial: bool = False,
     ) -> None:
         self.session_id = session_id
         self.report = Report()
         """What has been done so far; final in `Ended`."""
         self._limits = limits
-        self._sending = Sending(to_send, limits, self.report, memory.book(peer, Side.THEIRS))
-        self._receiving = Receiving(to_receive, limits, self.report, memory.book(peer, Side.OURS))
+        theirs, ours = memory.book(peer, Side.THEIRS), memory.book(peer, Side.OURS)
+        self._sending = Sending(to_send, limits, self.report, theirs)
+        self._receiving = Receiving(to_receive, limits, self.report, ours, partial=partial)
+        self._partial = partial
+        self._patience = Patience(limits)
         self._state = _State.NEW
         self._now_ns = 0
-        self._heard_ns = 0
+        self._clock_ns = 0  # of the Unix epoch, on the clock of the steps
+        self._frame_bytes = 0  # of messages in the frame that is being written
+        self._moved_bytes = 0
         self._named = False  # this side has sent a frame
         self._answered = False  # the peer has
         self._writing = False
@@ -123,16 +134,6 @@ class Transfer:
         """False while the next frame of the peer must be left in the stream."""
         return self._receiving.reading
 
-    @property
-    def acceptable_messages(self) -> int:
-        """A frame with more messages than this ends the transfer: it need not be decoded."""
-        return self._receiving.acceptable
-
-    @property
-    def acceptable_answers(self) -> int:
-        """A frame with more answers than this is a fault of the peer."""
-        return self._sending.unanswered
-
     def step(self, now_ns: int, given: Input) -> list[Effect]:
         """Take one input in.
 
@@ -140,8 +141,7 @@ class Transfer:
             TransferStateError: it is not allowed now.
         """
         self._demand(given)
-        if not self._awaits_peer():
-            self._heard_ns = now_ns
+        self._patience.pass_time(now_ns, waiting=self._awaits_peer())
         self._now_ns = now_ns
         try:
             effects = self._take(given)
@@ -189,9 +189,7 @@ class Transfer:
         effects: list[Effect] = []
         match given:
             case Begin():
-                self._state, self._heard_ns = _State.RUNNING, self._now_ns
-                self._receiving.decline(self._now_ns)
-                self._sending.withhold(self._now_ns)
+                self._begin(given)
             case Received():
                 effects += self._receive(given)
             case Loaded():
@@ -202,27 +200,44 @@ class Transfer:
                 effects += self._receiving.found(given.held)
             case SendReady():
                 self._writing = False
+                self._moved_bytes += self._frame_bytes
             case Ticked():
-                self._listen()
+                self._patience.check_time(self._moved())
+            case Lost() if self._is_complete():
+                return self._end(Fault.NONE, "")
             case Lost():
                 return self._end(Fault.LOST, given.sentence)
         return effects
 
+    def _begin(self, begin: Begin) -> None:
+        self._state = _State.RUNNING
+        self._clock_ns = begin.clock_ns - self._now_ns
+        self._receiving.decline(begin.clock_ns)
+        self._sending.withhold(begin.clock_ns)
+        self._patience.begin(self._now_ns, self._moved())
+
     def _receive(self, frame: Received) -> list[Effect]:
         self._check_session(frame.session_id)
+        if self._partial:
+            stored, refused = self._sending.concerned(frame.stored, frame.refused)
+            frame = replace(frame, stored=stored, refused=refused)
         answers = self._sending.find(frame.stored, frame.refused)
         places = self._receiving.place(frame.published)
         before = self._receiving.news
         reasons = [reason for _, reason in frame.refused]
+        clock_ns = self._clock_ns + self._now_ns
         effects: list[Effect] = []
-        effects += self._sending.answered(self._now_ns, answers, len(frame.stored), reasons)
-        effects += self._receiving.receive(self._now_ns, frame.published, places, frame.size_bytes)
+        effects += self._sending.answered(clock_ns, answers, len(frame.stored), reasons)
+        effects += self._receiving.receive(clock_ns, frame.published, places, frame.size_bytes)
         first_done = frame.done and not self._peer_done
         if first_done:
             self._peer_done = True
             self._receiving.end_of_messages()
-        if len(answers) or first_done or self._receiving.news > before or not self._answered:
-            self._heard_ns = self._now_ns
+        has_news = self._receiving.news > before
+        if has_news:
+            self._moved_bytes += frame.size_bytes
+        if len(answers) or first_done or has_news or not self._answered:
+            self._patience.heard()
         self._answered = True
         return effects
 
@@ -237,14 +252,10 @@ class Transfer:
         own_work = receiving.storing or receiving.finding or self._sending.loading
         return not own_work
 
-    def _listen(self) -> None:
-        silent_ns = self._now_ns - self._heard_ns
-        if silent_ns >= self._limits.silence_ns:
-            raise PeerFault(
-                Fault.SILENCE,
-                f"the peer has said nothing for {silent_ns // _NS_PER_S} s; what was stored stays, "
-                "the next session goes on",
-            )
+    def _moved(self) -> Moved:
+        sending, receiving = self._sending, self._receiving
+        settled = len(sending.ids) - sending.unanswered + len(receiving.ids) - receiving.outstanding
+        return Moved(settled, self._moved_bytes, sending.unanswered + receiving.outstanding)
 
     def _go_on(self) -> list[Effect]:
         effects: list[Effect] = []
@@ -281,6 +292,7 @@ class Transfer:
             return None
         self._done = self._done or done
         session_id = "" if self._named else self.session_id
+        self._frame_bytes = sum(map(len, messages))
         return Frame(session_id, messages, stored, refused, done)
 
     def _end(self, fault: Fault, sentence: str) -> list[Effect]:

@@ -14,7 +14,13 @@ from store.domain.door import Published
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The session begins: the first frame goes out."""
+    """The session begins: the first frame goes out.
+
+    ``clock_ns``: what the clock shows, in Unix nanoseconds. What is remembered of refusals is about
+    that time; all else is about the time of the steps, which is of a clock that nobody sets.
+    """
+
+    clock_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +162,7 @@ class Fault(StrEnum):
     """Why a transfer ended before its end.
 
     PROTOCOL and LIMIT are the peer's doing (`INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED`), SILENCE too
+    (`DEADLINE_EXCEEDED`); SLOW is a limit on time that was passed, whoever took it
     (`DEADLINE_EXCEEDED`); LOST is what the driver has said.
     """
 
@@ -163,6 +170,7 @@ class Fault(StrEnum):
     PROTOCOL = "protocol"
     LIMIT = "limit"
     SILENCE = "silence"
+    SLOW = "slow"
     LOST = "lost"
 
 

@@ -6,7 +6,7 @@ can make grow has its bound here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from message.limits import MAX_BATCH_MESSAGES, MAX_RESPONSE_BYTES, NS_PER_S
@@ -42,6 +42,19 @@ SILENCE_NS: Final = 60 * NS_PER_S
 MAX_REMEMBERED: Final = 65_536
 """Refusals that are remembered, of all peers together."""
 
+PACE_NS: Final = 300 * NS_PER_S
+"""Within so long of waiting for its peer, a transfer moves `PACE_IDS` or `PACE_BYTES`, or ends."""
+
+PACE_IDS: Final = 64
+PACE_BYTES: Final = 256 * 1024
+
+TOTAL_NS: Final = 3_600 * NS_PER_S
+"""A transfer takes no longer than this in all; the next session goes on where it was."""
+
+CALLER_GRACE_NS: Final = 15 * NS_PER_S
+"""Who began a session has this much more patience: the other ends it first, and its status says
+why, while a call that its caller ends only seems to be abandoned."""
+
 REMEMBERED_NS: Final = 24 * 3600 * NS_PER_S
 """A refusal is forgotten after so long: the rules of a node change when its operator wants it."""
 
@@ -54,7 +67,7 @@ class TransferLimits:
     ``frame_answers`` answers. ``unsent_bytes`` are read from the database ahead of the stream, in
     portions of up to ``load_ids``; ``unstored_bytes`` of received frames may wait for the database
     before the stream is left alone. ``find_ids`` are looked up at once. More than
-    ``unsolicited_messages`` end the session.
+    ``unsolicited_messages`` end the session. The others: `store.domain.transfer_patience`.
     """
 
     frame_messages: int = MAX_BATCH_MESSAGES
@@ -66,3 +79,12 @@ class TransferLimits:
     find_ids: int = 4_096
     unsolicited_messages: int = MAX_BATCH_MESSAGES
     silence_ns: int = SILENCE_NS
+    pace_ns: int = PACE_NS
+    pace_ids: int = PACE_IDS
+    pace_bytes: int = PACE_BYTES
+    total_ns: int = TOTAL_NS
+
+    def with_grace(self) -> TransferLimits:
+        """Those of who began the session: see `CALLER_GRACE_NS`."""
+        pace_ns, total_ns = self.pace_ns + CALLER_GRACE_NS, self.total_ns + CALLER_GRACE_NS
+        return replace(self, pace_ns=pace_ns, total_ns=total_ns)

@@ -61,9 +61,17 @@ class Receiving:
     """What is still expected, what waits to be durable, and which answers wait to be sent."""
 
     def __init__(
-        self, ids: SyncIds, limits: TransferLimits, report: Report, refusals: Book
+        self,
+        ids: SyncIds,
+        limits: TransferLimits,
+        report: Report,
+        refusals: Book,
+        *,
+        partial: bool = False,
     ) -> None:
+        """``partial``: the peer may send others too, as many as it likes."""
         self.ids = ids
+        self._partial = partial
         self._refusals = refusals
         self.lookup = IdLookup(ids)
         self._limits = limits
@@ -96,19 +104,14 @@ class Receiving:
 
     @property
     def reading(self) -> bool:
-        """False while too much waits to be durable for another frame to be read."""
-        return self._pending_bytes < self._limits.unstored_bytes
+        """False while too much waits, to be durable or to be answered, for another frame."""
+        crowded = self._partial and self._answers.named >= self._limits.unsolicited_messages
+        return self._pending_bytes < self._limits.unstored_bytes and not crowded
 
     @property
     def news(self) -> int:
         """Grows with every message that came for the first time and was expected."""
         return self._news
-
-    @property
-    def acceptable(self) -> int:
-        """Messages that a frame may hold before the transfer ends with a fault."""
-        tolerated = self._limits.unsolicited_messages - self._strays
-        return 0 if self._peer_is_done else len(self.ids) + tolerated
 
     @property
     def _strays(self) -> int:
@@ -127,7 +130,7 @@ class Receiving:
         assert all((self._states[places] == _PENDING).all() for places in pending)
         assert sum(map(len, pending)) == np.count_nonzero(self._states == _PENDING)
         assert self._open == np.count_nonzero(self._states <= _PENDING)
-        assert self._strays <= self._limits.unsolicited_messages
+        assert self._partial or self._strays <= self._limits.unsolicited_messages
         assert len(self._answers) <= len(self.ids) + self._strays
         assert self._finding is None or 0 < len(self._finding) <= self._limits.find_ids
 
@@ -159,7 +162,7 @@ class Receiving:
         places[self._misdated(published, places)] = -1
         places[[not digest for digest in published.hashes]] = -1
         strays = len(places) - int(self._fresh(places).sum())
-        if self._strays + strays > self._limits.unsolicited_messages:
+        if self._strays + strays > self._limits.unsolicited_messages and not self._partial:
             raise PeerFault(
                 Fault.LIMIT,
                 f"limit of {self._limits.unsolicited_messages:,} messages that nobody asked for is "

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import compress
 from typing import Final
 
 import numpy as np
@@ -183,6 +184,18 @@ class Sending:
         self._report.sent += len(messages)
         return messages
 
+    def concerned(
+        self, stored: Sequence[bytes], refused: Sequence[tuple[bytes, str]]
+    ) -> tuple[list[bytes], list[tuple[bytes, str]]]:
+        """The answers that are about IDs to send; others are about what only the peer has found.
+
+        Raises:
+            PeerFault: an answer is about nothing.
+        """
+        known = (self.lookup.find(_answered_hashes(stored, refused)) >= 0).tolist()
+        ours, theirs = known[: len(stored)], known[len(stored) :]
+        return list(compress(stored, ours)), list(compress(refused, theirs))
+
     def find(
         self, stored: Sequence[bytes], refused: Sequence[tuple[bytes, str]]
     ) -> NDArray[np.int64]:
@@ -193,10 +206,7 @@ class Sending:
         """
         if len(stored) + len(refused) > self._unanswered:
             raise PeerFault(Fault.PROTOCOL, "the peer answers more IDs than are open")
-        try:
-            hashes = hash_column([*stored, *(digest for digest, _ in refused)])
-        except ValueError as error:
-            raise PeerFault(Fault.PROTOCOL, f"in an answer, {error}") from None
+        hashes = _answered_hashes(stored, refused)
         places = self.lookup.find(hashes)
         if (places < 0).any():
             digest = hashes[int(np.argmax(places < 0))].tobytes().hex()
@@ -258,6 +268,15 @@ class Sending:
                 self._next += int(np.argmax(waiting))
                 return
             self._next += len(waiting)
+
+
+def _answered_hashes(
+    stored: Sequence[bytes], refused: Sequence[tuple[bytes, str]]
+) -> NDArray[np.uint8]:
+    try:
+        return hash_column([*stored, *(digest for digest, _ in refused)])
+    except ValueError as error:
+        raise PeerFault(Fault.PROTOCOL, f"in an answer, {error}") from None
 
 
 def shorten(reason: str) -> str:

@@ -72,7 +72,8 @@ class Caller:
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
     ) -> AsyncGenerator[tuple[list[bytes], bytes], None]:
         """What a peer holds of a time range (see `store.domain.ports.PeerCaller`)."""
-        return scan(self._dialer, peer, start_ns, end_ns, cursor)
+        silence_s = self._exchange.work.silence_s
+        return scan(self._dialer, peer, start_ns, end_ns, cursor, silence_s=silence_s)
 
     def connected(self, peer: PeerAddress) -> bool:
         """True while there is a connection to the peer."""
@@ -135,7 +136,7 @@ class _Attempt:
             result, session_id = await self._exchange_frames(call)
             # The view is given back by now: the peer may take its time to end the call.
             if result.rounds:
-                await end_of_frames(call)
+                await end_of_frames(call, self._work.silence_s)
         self._account.result = result
         if result.refusal:
             sentence = f"the peer at {self._peer} will not reconcile: {result.refusal}"
@@ -175,6 +176,8 @@ class _Attempt:
                 observer=work.observer,
                 now_ns=work.monotonic_ns,
                 responder=False,
+                silence_s=work.silence_s,
+                turn=self._exchange.turn,
             )
             return await reconciling.run(Begin()), reconciling.session_id
 
@@ -187,7 +190,7 @@ class _Attempt:
                 )
             now_ns = self._work.monotonic_ns()
             self._exchange.sessions.transferring(now_ns, session, session_id)
-            machine = await self._exchange.machine(session)
+            machine = await self._exchange.machine(session, self._account)
             self._account.report = machine.report
             self._account.report = await transfer(machine, call, self._work.transfer)
 

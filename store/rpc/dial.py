@@ -138,7 +138,7 @@ class PeerCall:
         """Say that no frame of this side comes any more; the callee then ends the call."""
         try:
             await self._call.done_writing()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
             await self._demand_ok()
         return True
 

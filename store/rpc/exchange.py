@@ -8,8 +8,8 @@ frees what a session holds however it ends. Between its two calls a session of a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from store.domain.transfer import DEFAULT_LIMITS, Transfer
 from store.domain.transfer_events import Report
 from store.domain.transfer_limits import TransferLimits
 from store.rpc.context import NodeIdentity
-from store.rpc.limits import MAX_HORIZON_STEP_NS, MIN_KEPT_STEPS, PEER_SILENCE_S, THREADED_ROWS
+from store.rpc.limits import LARGE_PAYLOAD_BYTES, MAX_HORIZON_STEP_NS, MIN_KEPT_STEPS, THREADED_ROWS
 from store.rpc.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
 from store.rpc.transferring import TransferWork
 
@@ -44,7 +44,8 @@ class GaveWay(Exception):
 class ExchangeWork:
     """What sessions work on.
 
-    ``monotonic_ns``: a clock that never goes back. ``cluster`` and ``shards`` must be the peer's.
+    ``cluster`` and ``shards`` must be the peer's. The silence of ``transfer_limits`` holds for
+    every frame of a session.
     """
 
     identity: NodeIdentity
@@ -52,7 +53,6 @@ class ExchangeWork:
     shards: tuple[int, ...]
     reconcilable: Reconcilable
     transfer: TransferWork
-    monotonic_ns: Callable[[], int]
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     transfer_limits: TransferLimits = DEFAULT_LIMITS
 
@@ -62,6 +62,15 @@ class ExchangeWork:
         if refused_below_ns is None:
             return view.horizon
         return max(view.horizon, (common_horizon(now_ns, refused_below_ns), LOWEST[1]))
+
+    @property
+    def silence_s(self) -> float:
+        """A peer that neither sends nor takes a frame for so many seconds has left the session."""
+        return self.transfer_limits.silence_ns / NS_PER_S
+
+    def monotonic_ns(self) -> int:
+        """The time of a clock that never goes back."""
+        return self.transfer.monotonic_ns()
 
     @property
     def observer(self) -> SyncObserver:
@@ -123,8 +132,12 @@ class Exchange:
 
     def __init__(self, work: ExchangeWork) -> None:
         self.work = work
-        self.sessions = Sessions(work.identity.node_id, work.identity.store_id)
+        silence_ns = work.transfer_limits.silence_ns
+        self.sessions = Sessions(
+            work.identity.node_id, work.identity.store_id, silence_ns=silence_ns
+        )
         self.memory = PolicyMemory()
+        self._large_turn = asyncio.Semaphore()
         self._tasks: dict[Session, asyncio.Task[Any]] = {}
         self._gave_way: set[Session] = set()
         self._waiting: dict[Session, tuple[Account, asyncio.TimerHandle]] = {}
@@ -133,6 +146,15 @@ class Exchange:
         """Forget the sessions that wait; those under way end with their tasks."""
         for session in list(self._waiting):
             self._forget(session, "this node is shutting down")
+
+    @asynccontextmanager
+    async def turn(self, payload_bytes: int) -> AsyncIterator[None]:
+        """Around the work on a payload, up to its answer: of the large ones, one at a time."""
+        if payload_bytes < LARGE_PAYLOAD_BYTES:
+            yield
+            return
+        async with self._large_turn:
+            yield
 
     @contextmanager
     def driving(self, session: Session) -> Iterator[None]:
@@ -170,7 +192,7 @@ class Exchange:
     def keep(self, session: Session, account: Account) -> None:
         """Let a session wait for its transfer, and for no longer than that may take to begin."""
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(PEER_SILENCE_S, self._expire, session)
+        timer = loop.call_later(self.work.silence_s, self._expire, session)
         self._waiting[session] = account, timer
 
     def claim(self, node_id: str, session_id: str) -> tuple[Session, Account] | Refusal:
@@ -187,8 +209,11 @@ class Exchange:
         self.work.observer.session_ended(account.role, account.node_id, account.store_id, outcome)
         return outcome
 
-    async def machine(self, session: Session) -> Transfer:
+    async def machine(self, session: Session, account: Account) -> Transfer:
         """The transfer of what a session has found."""
+        limits, result = self.work.transfer_limits, account.result
+        if session.own:
+            limits = limits.with_grace()
 
         def make() -> Transfer:
             return Transfer(
@@ -197,7 +222,8 @@ class Exchange:
                 session.to_receive,
                 memory=self.memory,
                 peer=session.node_id,
-                limits=self.work.transfer_limits,
+                limits=limits,
+                partial=result is not None and result.truncated,
             )
 
         if len(session.to_send) + len(session.to_receive) > THREADED_ROWS:
@@ -205,7 +231,7 @@ class Exchange:
         return make()
 
     def _expire(self, session: Session) -> None:
-        self._forget(session, f"the peer did not transfer within {PEER_SILENCE_S:.0f} s")
+        self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")
 
     def _forget(self, session: Session, sentence: str) -> None:
         waited = self._waiting.pop(session, None)

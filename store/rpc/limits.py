@@ -67,17 +67,25 @@ PEER_KEEPALIVE_MS: Final = 60_000
 PEER_KEEPALIVE_TIMEOUT_MS: Final = 20_000
 """A peer that is called and does not answer pings for this long is gone."""
 
-PEER_SILENCE_S: Final = 60.0
-"""A peer that neither sends nor takes a frame for so long has left the session."""
+PEER_CLOSING_S: Final = 10.0
+"""From the last word of a transfer to the end of its call, which nothing depends on."""
 
 MAX_OPENING_CALLS: Final = 8
 """Calls of peers whose first frame, of up to `MAX_PEER_FRAME_BYTES`, is read at the same time."""
+
+FIRST_FRAME_S: Final = 20.0
+"""From a call of a peer to its first frame, for which others may have to wait: shorter than any
+silence, and long enough to open a view."""
 
 MAX_OPENING_CALLS_OF_PEER: Final = 2
 """Those of one peer among them; more are refused."""
 
 MAX_RECONCILE_S: Final = 600.0
 """One ``Reconcile``, however many frames it takes."""
+
+LARGE_PAYLOAD_BYTES: Final = 512 * 1024
+"""Two bytes of a payload may become a range of 150: larger ones are worked on one at a time, of all
+sessions together."""
 
 THREADED_PAYLOAD_BYTES: Final = 64 * 1024
 """The step of a session on a larger payload runs beside the event loop."""
@@ -91,6 +99,12 @@ has less than 20 MiB of objects. An honest one of 1 MiB seems to have 30,000."""
 
 MAX_PIECE_ANSWERS: Final = 8_192
 """Answers in a piece of a larger frame."""
+
+BUSY_PATIENCE_S: Final = 30.0
+"""How long a transfer waits for a store that is busy; its peer takes that for silence."""
+
+FIRST_BUSY_PAUSE_S: Final = 0.05
+LONGEST_BUSY_PAUSE_S: Final = 2.0
 
 TRANSFER_TICK_S: Final = 5.0
 """How often a transfer looks whether its peer is silent."""

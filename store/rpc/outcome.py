@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final
 
+import numpy as np
+
 from message.limits import NS_PER_S
 from reconcile.ids import SyncId
 from reconcile.session import Result
@@ -69,6 +71,7 @@ def outcome_of(
         refused_by_policy=report.refused_by_policy,
         undelivered=report.undelivered,
         left_over=result.truncated,
+        middle_ns=_middle_ns(result) if result.truncated else 0,
         notes=tuple(_notes(result, report, asked_from, horizon)),
         ending=SyncEnding.FAILED if error else SyncEnding.DONE,
         missing_here=len(result.to_receive),
@@ -77,6 +80,12 @@ def outcome_of(
         own_count=result.own_count,
         peer_count=result.peer_count,
     )
+
+
+def _middle_ns(result: Result) -> int:
+    timestamps = np.concatenate((result.to_send.timestamps, result.to_receive.timestamps))
+    middle = len(timestamps) // 2
+    return int(np.partition(timestamps, middle)[middle]) if len(timestamps) else 0
 
 
 def _notes(result: Result, report: Report, asked_from: SyncId, horizon: SyncId) -> list[str]:

@@ -28,7 +28,7 @@ from store.rpc.exchange import Account, Exchange, GaveWay
 from store.rpc.failure import RpcFailure, translate
 from store.rpc.frames import Reconcile, pieces
 from store.rpc.identity import NODE_ID, STORE_ID, read_metadata
-from store.rpc.limits import MAX_OPENING_CALLS, MAX_OPENING_CALLS_OF_PEER
+from store.rpc.limits import FIRST_FRAME_S, MAX_OPENING_CALLS, MAX_OPENING_CALLS_OF_PEER
 from store.rpc.peer_errors import ProtocolBroken
 from store.rpc.reconciling import (
     Reconciling,
@@ -79,7 +79,7 @@ class PeerService:
         stream = CallerStream(context)
         node_id = self._account(context).node_id
         async with self._place(node_id):
-            frame = await in_time(stream.read())
+            frame = await in_time(stream.read(), FIRST_FRAME_S)
             if frame is None:
                 raise ProtocolBroken(
                     "a transfer begins with a frame that names its session: send it"
@@ -119,7 +119,8 @@ class PeerService:
             self._end(account, ending=SyncEnding.ABORTED)
             raise _aborted(refusal.sentence)
         self._end(account, refusal.sentence, SyncEnding.REFUSED)
-        await in_time(stream.write(Reconcile(b"", refusal=refusal.sentence).encode()))
+        refused = Reconcile(b"", refusal=refusal.sentence).encode()
+        await in_time(stream.write(refused), self._exchange.work.silence_s)
 
     async def _reconcile(
         self, session: Session, account: Account, stream: CallerStream, frame: Reconcile
@@ -144,7 +145,8 @@ class PeerService:
     ) -> Result:
         """Answer frames until one side is done."""
         work = self._exchange.work
-        asked = await asked_range(frame.payload, work.limits.payload)
+        async with self._exchange.turn(len(frame.payload)):
+            asked = await asked_range(frame.payload, work.limits.payload)
         async with AsyncExitStack() as stack:
             view, horizon = None, LOWEST
             if asked is not None:
@@ -164,6 +166,8 @@ class PeerService:
                 observer=work.observer,
                 now_ns=work.monotonic_ns,
                 responder=True,
+                silence_s=work.silence_s,
+                turn=self._exchange.turn,
                 session_id=session.session_id,
             )
             first = Received(frame.payload, frame.count, shown(frame.refusal))
@@ -175,7 +179,7 @@ class PeerService:
     ) -> RpcFailure | None:
         exchange = self._exchange
         with exchange.driving(session):
-            machine = await exchange.machine(session)
+            machine = await exchange.machine(session, account)
             account.report = machine.report
             report = await transfer(machine, stream, exchange.work.transfer)
             self._end(account)

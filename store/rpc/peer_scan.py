@@ -30,7 +30,13 @@ _MESSAGES: Final = store_pb2.ScanPage.DESCRIPTOR.fields_by_name["messages"].numb
 
 
 async def scan(
-    dialer: PeerDialer, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
+    dialer: PeerDialer,
+    peer: PeerAddress,
+    start_ns: int,
+    end_ns: int,
+    cursor: bytes,
+    *,
+    silence_s: float,
 ) -> AsyncGenerator[tuple[list[bytes], bytes], None]:
     """Pages of encoded ``WakuMessageAndTopic``, each with the cursor that goes on after it.
 
@@ -48,7 +54,7 @@ async def scan(
     last: SyncId = (start_ns, b"")
     try:
         async with dialer.ask(peer, SCAN, request) as call:
-            while (data := await in_time(call.read())) is not None:
+            while (data := await in_time(call.read(), silence_s)) is not None:
                 page = _decoded(data)
                 last = _last_of(page, last, end_ns)
                 _check_cursor(page.cursor, last)

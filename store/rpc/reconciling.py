@@ -1,7 +1,7 @@
 """Drives a `reconcile.session.Session`: between a stream of frames and a view of what is held.
 
 The sides alternate, one frame each; nothing is read ahead of the own answer. A peer that neither
-sends nor takes a frame for `PEER_SILENCE_S` has left, and a reconciliation ends after
+sends nor takes a frame for a minute (`silence_s`) has left, and a reconciliation ends after
 `MAX_RECONCILE_S` in any case. Large payloads are worked on beside the event loop.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -33,8 +33,8 @@ from store.domain.ports import OpenView, SyncObserver
 from store.rpc.dial import shown
 from store.rpc.frames import Reconcile, is_session_id
 from store.rpc.limits import (
+    FIRST_FRAME_S,
     MAX_RECONCILE_S,
-    PEER_SILENCE_S,
     THREADED_PAYLOAD_BYTES,
     THREADED_ROWS,
 )
@@ -50,6 +50,7 @@ class Reconciling:
 
     ``view`` may be None where nothing is asked. ``session_id``: what this responder tells the
     initiator; of an initiator, what it was told. ``now_ns``: a clock that never goes back.
+    ``turn``: around the work on a payload of so many bytes.
     """
 
     session: Session
@@ -58,6 +59,8 @@ class Reconciling:
     observer: SyncObserver
     now_ns: Callable[[], int]
     responder: bool
+    silence_s: float
+    turn: Callable[[int], AbstractAsyncContextManager[None]]
     session_id: str = ""
     _named: bool = field(default=False, init=False)
 
@@ -71,17 +74,27 @@ class Reconciling:
         """
         given = first
         while True:
-            answer: Answered | None = None
-            for effect in await self._step(given):
+            size_bytes = len(given.payload) if isinstance(given, Received) else 0
+            async with self.turn(size_bytes):
+                effects = await self._work(given)
+            for effect in effects:
                 match effect:
-                    case ReadEffect():
-                        assert self.view is not None, "a question about nothing"
-                        answer = Answered(await self.view.answer(effect.read))
                     case Send():
                         await self._send(effect)
                     case Ended():
                         return effect.result
-            given = await self._receive() if answer is None else answer
+            given = await self._receive()
+
+    async def _work(self, given: Input) -> list[Effect]:
+        """Take an input in, and answer what the session asks, until it has something to say."""
+        while True:
+            effects = await self._step(given)
+            reads = [effect.read for effect in effects if isinstance(effect, ReadEffect)]
+            if not reads:
+                return effects
+            assert self.view is not None, "a question about nothing"
+            (read,) = reads
+            given = Answered(await self.view.answer(read))
 
     async def _step(self, given: Input) -> list[Effect]:
         if _is_large(given):
@@ -92,11 +105,11 @@ class Reconciling:
         session_id = "" if self._named or not self.responder or effect.refusal else self.session_id
         self._named = True
         frame = Reconcile(effect.payload, session_id, effect.refusal, effect.count)
-        await in_time(self.stream.write(frame.encode()))
+        await in_time(self.stream.write(frame.encode()), self.silence_s)
         self.observer.sync_bytes("sent", len(effect.payload))
 
     async def _receive(self) -> Received:
-        data = await in_time(self.stream.read())
+        data = await in_time(self.stream.read(), self.silence_s)
         if data is None:
             raise ProtocolBroken("the peer left when it was its turn to answer")
         frame = Reconcile.parse(data)
@@ -120,7 +133,7 @@ async def first_frame(stream: FrameStream, observer: SyncObserver) -> Reconcile 
     Raises:
         PeerFailed: it leaves instead.
     """
-    data = await in_time(stream.read())
+    data = await in_time(stream.read(), FIRST_FRAME_S)
     if data is None:
         return None
     frame = Reconcile.parse(data)
@@ -128,14 +141,14 @@ async def first_frame(stream: FrameStream, observer: SyncObserver) -> Reconcile 
     return frame
 
 
-async def end_of_frames(stream: FrameStream) -> None:
+async def end_of_frames(stream: FrameStream, silence_s: float) -> None:
     """An initiator that is done says so, and waits until the responder has ended the call.
 
     Raises:
         PeerFailed: it fails, or goes on.
     """
     await stream.half_close()
-    if await in_time(stream.read()) is not None:
+    if await in_time(stream.read(), silence_s) is not None:
         raise ProtocolBroken("the peer goes on after the end of the reconciliation")
 
 
@@ -172,17 +185,20 @@ async def time_limit() -> AsyncIterator[None]:
         ) from None
 
 
-async def in_time(work: Awaitable[_T]) -> _T:
-    """Wait for a frame to come, or to be taken.
+async def in_time(work: Awaitable[_T], silence_s: float) -> _T:
+    """Wait for a frame to come, or to be taken, for so many seconds.
 
     Raises:
         PeerSilent: neither happens.
     """
     try:
-        async with asyncio.timeout(PEER_SILENCE_S):
+        async with asyncio.timeout(silence_s):
             return await work
     except TimeoutError:
-        raise PeerSilent(f"the peer has said nothing for {PEER_SILENCE_S:.0f} s") from None
+        raise PeerSilent(
+            f"the peer has said nothing for {silence_s:.0f} s: see what keeps it, or give "
+            "--peer-silence on both nodes if it needs longer for an answer"
+        ) from None
 
 
 def _is_large(given: Input) -> bool:

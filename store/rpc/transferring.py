@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
 
@@ -54,7 +55,13 @@ from store.domain.transfer_events import (
 from store.observe.metrics import Metrics
 from store.rpc.failure import RpcFailure
 from store.rpc.frames import Piece, encode_transfer, no_frame, pieces
-from store.rpc.limits import PEER_SILENCE_S, TRANSFER_TICK_S
+from store.rpc.limits import (
+    BUSY_PATIENCE_S,
+    FIRST_BUSY_PAUSE_S,
+    LONGEST_BUSY_PAUSE_S,
+    PEER_CLOSING_S,
+    TRANSFER_TICK_S,
+)
 from store.rpc.streams import FrameStream
 
 _SOURCE: Final = Source.TRANSFER.value
@@ -63,6 +70,7 @@ _CODES: Final = {
     Fault.PROTOCOL: grpc.StatusCode.INVALID_ARGUMENT,
     Fault.LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Fault.SILENCE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Fault.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
     Fault.LOST: grpc.StatusCode.UNAVAILABLE,
 }
 _FAULTS: Final = {
@@ -70,13 +78,15 @@ _FAULTS: Final = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Fault.LIMIT,
 }
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
 class TransferWork:
     """What a transfer works on.
 
     ``policy``: the node's rules as they stand for clients, horizon included. ``now_ns``: Unix
-    nanoseconds.
+    nanoseconds. ``monotonic_ns``: a clock that nobody sets.
     """
 
     reads: TransferReads
@@ -85,6 +95,7 @@ class TransferWork:
     now_ns: Callable[[], int]
     metrics: Metrics
     observer: SyncObserver
+    monotonic_ns: Callable[[], int]
 
 
 async def transfer(machine: Transfer, stream: FrameStream, work: TransferWork) -> Report:
@@ -108,6 +119,24 @@ def failure_of(report: Report) -> RpcFailure | None:
     return None if code is None else RpcFailure(code, report.error)
 
 
+async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:
+    """Do something that a busy store refuses, as soon as it takes it: others fill it for moments.
+
+    Raises:
+        StoreBusy: it was busy for `BUSY_PATIENCE_S`.
+    """
+    waited_s, pause_s = 0.0, FIRST_BUSY_PAUSE_S
+    while True:
+        try:
+            return await work()
+        except StoreBusy:
+            if waited_s >= BUSY_PATIENCE_S:
+                raise
+        await asyncio.sleep(pause_s)
+        waited_s += pause_s
+        pause_s = min(2 * pause_s, LONGEST_BUSY_PAUSE_S)
+
+
 class _Driver:
     def __init__(self, machine: Transfer, stream: FrameStream, work: TransferWork) -> None:
         self._machine = machine
@@ -121,7 +150,7 @@ class _Driver:
         self._reader: asyncio.Task[None] | None = None
 
     async def run(self) -> Report:
-        report = self._take(Begin())
+        report = self._take(Begin(self._work.now_ns()))
         self._reader = self._spawn(self._read)
         self._spawn(self._tick)
         while report is None:
@@ -139,8 +168,9 @@ class _Driver:
 
     async def close(self) -> None:
         """Say that all is said, and let the other side do the same; nothing depends on it."""
-        if await self._stream.half_close() and self._reader is not None:
-            await asyncio.wait({self._reader}, timeout=PEER_SILENCE_S)
+        with suppress(PeerFailed):
+            if await self._stream.half_close() and self._reader is not None:
+                await asyncio.wait({self._reader}, timeout=PEER_CLOSING_S)
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -152,7 +182,7 @@ class _Driver:
 
     def _take(self, given: Input) -> Report | None:
         """Hand an input to the machine and do what it says; the report when it has ended."""
-        for effect in self._machine.step(self._work.now_ns(), given):
+        for effect in self._machine.step(self._work.monotonic_ns(), given):
             if isinstance(effect, Ended):
                 return effect.report
             self._do(effect)
@@ -243,6 +273,9 @@ class _Driver:
         try:
             await self._stream.write(encode_transfer(frame))
         except PeerFailed as error:
+            # What the peer has said before it left is heard first; the reader also knows why.
+            assert self._reader is not None
+            await asyncio.wait({self._reader}, timeout=PEER_CLOSING_S)
             await self._give(Lost(str(error)))
         else:
             await self._give(SendReady())
@@ -257,14 +290,15 @@ class _Driver:
         await self._give(given)
 
     async def _persist(self, effect: Persist) -> Input:
-        new = await self._work.writer.store(effect.batch, Source.TRANSFER)
-        return Persisted(effect.token, new)
+        store = partial(self._work.writer.store, effect.batch, Source.TRANSFER)
+        return Persisted(effect.token, await patiently(store))
 
     async def _load(self, effect: Load) -> Input:
-        return Loaded(await self._work.reads.load(effect.ids, effect.max_bytes))
+        load = partial(self._work.reads.load, effect.ids, effect.max_bytes)
+        return Loaded(await patiently(load))
 
     async def _find(self, effect: Find) -> Input:
-        return Found(await self._work.reads.held(effect.ids))
+        return Found(await patiently(partial(self._work.reads.held, effect.ids)))
 
     # The metrics
 

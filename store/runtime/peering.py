@@ -15,6 +15,7 @@ from store.db.transfer_reads import TransferReader
 from store.domain.ports import PeerAddress
 from store.domain.resume import SHORTEST_GAP_NS, ResumeConfig
 from store.domain.schedule import ScheduleConfig
+from store.domain.transfer_limits import TransferLimits
 from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
 from store.rpc.context import NodeIdentity
@@ -36,6 +37,8 @@ class Peering:
     sessions: Exchange
     synchronizer: Synchronizer
     resumer: Resumer
+    dialer: PeerDialer
+    peers: tuple[PeerAddress, ...]
 
 
 def open_peering(
@@ -62,8 +65,9 @@ def open_peering(
             now_ns=time.time_ns,
             metrics=metrics,
             observer=book,
+            monotonic_ns=time.monotonic_ns,
         ),
-        monotonic_ns=time.monotonic_ns,
+        transfer_limits=TransferLimits(silence_ns=config.peer_silence),
     )
     dialer = PeerDialer(identity, _tls(config), insecure="peer" in config.insecure)
     caller = Caller(dialer, exchange := Exchange(work))
@@ -83,7 +87,7 @@ def open_peering(
     )
     stack.push_async_callback(resumer.stop)
     synchronizer.show_resume(resumer.state)
-    return Peering(exchange, synchronizer, resumer)
+    return Peering(exchange, synchronizer, resumer, dialer, peers)
 
 
 def _schedule(config: NodeConfig, peers: tuple[PeerAddress, ...]) -> ScheduleConfig:

@@ -206,4 +206,7 @@ class Resumer:
     def _tell(self) -> None:
         state = self.state()
         if state is not None:
-            _LOG.info("resume_finished", messages=state.messages, stored=state.stored)
+            sources = [str(peer) for peer in self._machine.progress.sources]
+            _LOG.info(
+                "resume_finished", messages=state.messages, stored=state.stored, peers=sources
+            )

@@ -24,6 +24,7 @@ from store.domain.ports import (
     SyncOutcome,
     SyncRequest,
     UnknownPeer,
+    Window,
 )
 from store.domain.schedule import (
     Asked,
@@ -38,6 +39,7 @@ from store.domain.schedule import (
     Tick,
     WakeAt,
     Withdrawn,
+    halves,
 )
 from store.observe.logging import get_logger
 from store.runtime.peer_book import PeerBook
@@ -182,14 +184,25 @@ class Synchronizer:
             if begin.asked is not None:
                 self._answer(begin.asked.number, done)
             if not self._stopped:
-                failed = outcome.ending in (SyncEnding.FAILED, SyncEnding.REFUSED)
-                moved = outcome.messages_sent + outcome.messages_received > 0
-                self._step(Ended(begin.peer, failed, outcome.left_over and moved))
+                self._step(_ended(begin, window, outcome))
 
     def _answer(self, number: int, done: SyncDone) -> None:
         future = self._waiting.get(number)
         if future is not None and not future.done():
             future.set_result(done)
+
+
+def _ended(begin: Begin, window: Window, outcome: SyncOutcome) -> Ended:
+    """What the schedule is to know of a session."""
+    moved = outcome.messages_sent + outcome.messages_received > 0
+    stuck = outcome.left_over and not moved and outcome.ending is SyncEnding.DONE
+    return Ended(
+        begin.peer,
+        failed=outcome.ending in (SyncEnding.FAILED, SyncEnding.REFUSED),
+        aborted=outcome.ending is SyncEnding.ABORTED,
+        left_over=outcome.left_over and moved,
+        parts=halves(window, outcome.middle_ns) if stuck else (),
+    )
 
 
 def _failed(sentence: str) -> SyncOutcome:

@@ -166,7 +166,13 @@ async def peer_node(
         rules, observer, metrics = Rules(), Observer(), Metrics("1.0")
         naive = NaiveReconcilable(database_url)
         work = TransferWork(
-            reads, services.writer, lambda: rules.policy, time.time_ns, metrics, observer
+            reads,
+            services.writer,
+            lambda: rules.policy,
+            time.time_ns,
+            metrics,
+            observer,
+            time.monotonic_ns,
         )
         exchange = Exchange(
             ExchangeWork(
@@ -175,7 +181,6 @@ async def peer_node(
                 shards=shards,
                 reconcilable=naive,
                 transfer=work,
-                monotonic_ns=time.monotonic_ns,
                 limits=limits,
                 transfer_limits=transfer_limits,
             )

@@ -139,11 +139,15 @@ async def test_a_refusal_is_shown_in_one_line(node: PeerNode) -> None:
     assert len(outcome.error) < 1_000
 
 
-async def test_a_peer_that_says_nothing(node: PeerNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconciling, "PEER_SILENCE_S", 0.2)
-    outcome = await called(node, Scripts(reconcile=silent))
-    assert "said nothing" in outcome.error
-    monkeypatch.setattr(reconciling, "PEER_SILENCE_S", 60.0)
+async def test_a_peer_that_says_nothing(
+    node: PeerNode, new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = TransferLimits(silence_ns=200_000_000)
+    async with peer_node("c.example", new_database(), transfer_limits=limits) as impatient:
+        await impatient.hold(items(range(50)))
+        outcome = await called(impatient, Scripts(reconcile=silent))
+        assert "said nothing" in outcome.error
+        assert "--peer-silence" in outcome.error
     monkeypatch.setattr(reconciling, "MAX_RECONCILE_S", 0.2)
     outcome = await called(node, Scripts(reconcile=silent))
     assert "not done within" in outcome.error

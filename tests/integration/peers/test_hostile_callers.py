@@ -13,7 +13,7 @@ from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.session import Role
 from store.domain.ports import SyncEnding, SyncOutcome
 from store.domain.transfer_limits import TransferLimits
-from store.rpc import exchange, reconciling, transferring
+from store.rpc import reconciling, transferring
 from store.rpc.caller import RECONCILE, TRANSFER
 from tests.integration.peers.harness import PeerNode, hash_of, item, items, peer_node
 from tests.integration.peers.hostile import METADATA, Honest, RawPeer, raw_peer
@@ -40,6 +40,15 @@ async def node(new_database: Callable[[], str]) -> AsyncIterator[PeerNode]:
 async def peer(node: PeerNode) -> AsyncIterator[RawPeer]:
     """A caller with a free hand."""
     async with raw_peer(node) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def impatient(new_database: Callable[[], str]) -> AsyncIterator[PeerNode]:
+    """The same with little patience."""
+    limits = TransferLimits(silence_ns=200_000_000)
+    async with peer_node("a.example", new_database(), transfer_limits=limits) as opened:
+        await opened.hold(items(range(50)))
         yield opened
 
 
@@ -133,19 +142,24 @@ async def test_callers_that_leave_are_forgotten_at_once(node: PeerNode, peer: Ra
 
 
 async def test_callers_that_say_nothing_hold_no_session(
-    node: PeerNode, peer: RawPeer, monkeypatch: pytest.MonkeyPatch
+    impatient: PeerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = peer.begin(RECONCILE)
-    await silent.call.initial_metadata()
-    assert not len(node.exchange.sessions)
-    monkeypatch.setattr(reconciling, "PEER_SILENCE_S", 0.2)
-    call = peer.begin(RECONCILE)
-    await call.write(Honest(Role.INITIATOR, items(range(60))).first())
-    code, sentence = await call.status()
-    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert "nothing" in sentence
-    await failed(node)
-    silent.call.cancel()
+    async with raw_peer(impatient) as peer:
+        silent = peer.begin(RECONCILE)
+        await silent.call.initial_metadata()
+        assert not len(impatient.exchange.sessions)
+        call = peer.begin(RECONCILE)
+        await call.write(Honest(Role.INITIATOR, items(range(60))).first())
+        code, sentence = await call.status()
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "said nothing" in sentence
+        assert "--peer-silence" in sentence
+        await failed(impatient)
+        silent.call.cancel()
+        monkeypatch.setattr(reconciling, "FIRST_FRAME_S", 0.1)
+        code, sentence = await peer.begin(RECONCILE).status()
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED, "others wait for its place"
+        assert "said nothing" in sentence
 
 
 async def test_a_caller_that_asks_nothing(node: PeerNode, peer: RawPeer) -> None:
@@ -203,12 +217,10 @@ async def test_a_session_is_bound_to_its_peer(node: PeerNode, peer: RawPeer) -> 
     assert len(node.exchange.sessions) == 1, "it still waits for its own peer"
 
 
-async def test_a_session_whose_transfer_does_not_come_ends(
-    node: PeerNode, peer: RawPeer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "PEER_SILENCE_S", 0.1)
-    await peer.reconcile(items(range(10, 60)))
-    outcome = await failed(node)
+async def test_a_session_whose_transfer_does_not_come_ends(impatient: PeerNode) -> None:
+    async with raw_peer(impatient) as peer:
+        await peer.reconcile(items(range(10, 60)))
+    outcome = await failed(impatient)
     assert "did not transfer" in outcome.error
     assert (outcome.missing_here, outcome.missing_there) == (10, 10)
 

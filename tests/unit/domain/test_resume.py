@@ -144,3 +144,36 @@ def test_inputs_out_of_place_are_refused() -> None:
     with pytest.raises(ResumeError):
         each.step(NOW, Begun(NOW, NOW - GAP))
     assert each.step(NOW, Tick()) == []
+
+
+def test_a_peer_that_was_off_itself_is_not_the_last_that_is_asked() -> None:
+    each = machine()
+    (first,) = each.step(NOW, Begun(NOW, NOW - GAP))
+    assert isinstance(first, Fetch)
+    early = NOW - GAP + NS_PER_S
+    each.step(NOW, PageStored(b"early", early, 5, 5))
+    (second,) = each.step(NOW, FetchEnded())
+    assert isinstance(second, Fetch)
+    assert (second.cursor, second.peer != first.peer) == (b"early", True)
+    assert each.progress.running, "the gap is not taken for filled yet"
+    each.step(NOW, PageStored(b"late", NOW - NS_PER_S, 7, 7))
+    assert each.step(NOW, FetchEnded()) == [Advance(NOW), Proceed(), Finished()]
+    assert each.progress.sources == (first.peer, second.peer)
+    each.check()
+
+
+@pytest.mark.parametrize("error", ["", "down"])
+def test_each_other_peer_is_asked_once_where_one_has_come_to_the_end(error: str) -> None:
+    each = machine()
+    (fetch,) = each.step(NOW, Begun(NOW, NOW - GAP))
+    asked = []
+    ended = FetchEnded()
+    for _ in PEERS:
+        assert isinstance(fetch, Fetch)
+        asked.append(fetch.peer)
+        each.check()
+        fetch, *rest = each.step(NOW, ended)
+        ended = FetchEnded(error)
+    assert sorted(asked, key=str) == sorted(PEERS, key=str)
+    assert [fetch, *rest] == [Advance(NOW), Proceed(), Finished()], "the rest is for the wide sync"
+    assert (each.progress.sources, each.progress.error) == ((), "")

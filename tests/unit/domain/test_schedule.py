@@ -10,6 +10,8 @@ from message.limits import NS_PER_S
 from store.domain import schedule
 from store.domain.ports import PeerAddress, Window
 from store.domain.schedule import (
+    FIRST_WIDE_NS,
+    MAX_PARTS,
     Asked,
     Begin,
     Effect,
@@ -23,6 +25,7 @@ from store.domain.schedule import (
     Tick,
     WakeAt,
     Withdrawn,
+    halves,
 )
 
 MINUTE = 60 * NS_PER_S
@@ -159,6 +162,62 @@ def test_what_a_session_left_over_is_fetched_at_once(kind: Kind) -> None:
 
     found = run(machine(peers=PEERS[:1], wide_interval_ns=HOUR), NOW + 4 * MINUTE, end)
     assert len([begin for _, begin in found if begin.kind is kind]) == 3
+
+
+def test_a_wide_session_that_gave_way_is_tried_again_soon() -> None:
+    def end(begin: Begin) -> Ended:
+        return Ended(begin.peer, failed=False, aborted=begin.kind is Kind.WIDE)
+
+    found = run(machine(peers=PEERS[:1], wide_interval_ns=HOUR), NOW + 4 * MINUTE, end)
+    times = [now_ns for now_ns, begin in found if begin.kind is Kind.WIDE]
+    assert len(times) >= 4
+    pauses = {later - sooner for sooner, later in pairwise(times)}
+    assert len(pauses) > 1, "two nodes that began together do not do so again and again"
+    assert all(0.9 * FIRST_WIDE_NS <= pause <= 1.1 * FIRST_WIDE_NS for pause in pauses)
+
+
+def test_halves_of_a_window() -> None:
+    assert halves(Window(10, 20), 13) == (Window(10, 13), Window(13, 20))
+    assert halves(Window(10, 20), 10) == halves(Window(10, 20), 20) == ()
+
+
+@pytest.mark.parametrize("kind", [Kind.PERIODIC, Kind.WIDE])
+@pytest.mark.parametrize("refused", [10, 95, 300])
+def test_what_policy_refuses_hides_nothing_for_ever(kind: Kind, refused: int) -> None:
+    """A session reports 10 differences, the oldest first; all but the newest stay for ever."""
+    each = machine(peers=PEERS[:2], range_ns=2**62, offset_ns=0, wide_interval_ns=HOUR)
+    reached = []
+
+    def end(begin: Begin) -> Ended:
+        if begin.kind is not kind:
+            return Ended(begin.peer, failed=False)
+        window = each.window(NOW, begin)
+        times = range(window.time_start_ns, window.time_end_ns)
+        found = [moment for moment in range(1_000, 1_000 + refused) if moment in times][:10]
+        if len(found) < 10:
+            reached.append(window.time_end_ns > 1_000 + refused)
+            return Ended(begin.peer, failed=False)
+        return Ended(begin.peer, failed=False, parts=halves(window, found[5]))
+
+    begun_at = [now_ns for now_ns, begin in run(each, NOW + 20 * MINUTE, end)]
+    assert any(reached), "the newest was in a window that was not full"
+    assert len(begun_at) < 2_000
+
+
+def test_parts_of_a_window_are_few_and_wait_for_their_own_peer() -> None:
+    each = machine(peers=PEERS[:2])
+    (first,) = begun(each.step(NOW, Started()))
+    parts = tuple(Window(number, number + 1) for number in range(MAX_PARTS + 9))
+    due = wake(each.step(NOW, Ended(first.peer, failed=False, parts=parts)))
+    each.check()
+    assert due is not None
+    (second,) = begun(each.step(due, Tick()))
+    assert (second.peer, second.part) == (first.peer, parts[0])
+    assert each.window(NOW, second) == parts[0]
+    due = wake(each.step(due, Ended(second.peer, failed=True)))
+    assert due is not None
+    (third,) = begun(each.step(due, Tick()))
+    assert (third.peer != first.peer, third.part) == (True, None), "it does not wait for one"
 
 
 def test_a_range_of_everything_needs_no_wide_sessions() -> None:

@@ -158,7 +158,7 @@ def test_an_answer_that_comes_first_saves_the_message(seed: int, count: int) -> 
     node = Node(store, ids, SyncIds.empty())
     known = [digest for _, digest in ids.pairs()]
     early = dice.sample(known, dice.randrange(count + 1))
-    node.give(Begin())
+    node.give(Begin(NOW_NS))
     node.receive(raw(stored=early))
     run(dice, node)
     sent = sum(len(frame.messages) for frame in node.sent)
@@ -172,7 +172,7 @@ def test_an_answer_that_comes_first_saves_the_message(seed: int, count: int) -> 
 def test_a_message_that_is_answered_while_it_waits_is_not_sent() -> None:
     store = store_of(messages(3))
     node = Node(store, ids_of(store, store.held), SyncIds.empty())
-    node.give(Begin())
+    node.give(Begin(NOW_NS))
     while len(node.work) > 1:
         node.work.remove(load := next(work for work in node.work if work is not SendReady))
         node.give(load())
@@ -187,7 +187,7 @@ def test_a_large_message_does_not_share_a_frame_with_many_answers() -> None:
     rules = replace(POLICY, max_message_bytes=4 * 1024 * 1024)
     large = store_of(admit([entry(bytes(4_100_000))], NOW_NS, rules).batch)
     node = Node(large, ids_of(large, large.held), SyncIds.empty(), limits=TransferLimits())
-    node.give(Begin())
+    node.give(Begin(NOW_NS))
     strangers = store_of(messages(3_000))
     node.receive(raw(items=sent_form(strangers, strangers.held), done=True))
     node.give(node.work.pop(node.work.index(SendReady) - 1)())
@@ -224,7 +224,7 @@ def test_what_was_refused_before_is_passed_over_when_it_comes_again() -> None:
     hashes, items = list(peer.held), sent_form(peer, peer.held)
     for round_ in range(2):
         node = Node(Store(), SyncIds.empty(), ids_of(peer, hashes), memory=memory, policy=STRICT)
-        node.give(Begin())
+        node.give(Begin(NOW_NS))
         node.receive(raw(items=items))
         node.receive(raw(items=items[:round_], done=True))
         run(random.Random(0), node)
@@ -293,7 +293,7 @@ def test_an_input_that_is_not_allowed_changes_nothing() -> None:
     fresh = Transfer(SESSION, ids, ids, memory=PolicyMemory(), peer="b")
     frame = Received("", Published(), 0)
     refuses(fresh, "has not begun", frame, SendReady(), Ticked(), Loaded([None]))
-    wrong = Begin(), Persisted(1, [True]), Found([True]), Loaded([]), Loaded([b"x"] * 2)
+    wrong = Begin(NOW_NS), Persisted(1, [True]), Found([True]), Loaded([]), Loaded([b"x"] * 2)
     refuses(one.machine, "runs", *wrong)
     one.give(Loaded([b"x"]))
     for _ in range(2):
@@ -303,7 +303,7 @@ def test_an_input_that_is_not_allowed_changes_nothing() -> None:
     one.give(Lost("the node stops"))
     assert ended(one).error == "the node stops"
     assert (ended(one).unanswered, ended(one).sent, ended(one).equal) == (4, 1, False)
-    refuses(one.machine, "has ended", Ticked(), Lost("again"), Begin(), frame)
+    refuses(one.machine, "has ended", Ticked(), Lost("again"), Begin(NOW_NS), frame)
 
 
 def test_a_transfer_can_be_lost_before_it_begins() -> None:

@@ -118,12 +118,19 @@ class Node:
         limits: TransferLimits = SMALL,
         policy: Policy = POLICY,
         memory: PolicyMemory | None = None,
+        partial: bool = False,
     ) -> None:
         self.store = store
         self.policy = policy
         self.memory = PolicyMemory() if memory is None else memory
         self.machine = Transfer(
-            SESSION, to_send, to_receive, memory=self.memory, peer=peer, limits=limits
+            SESSION,
+            to_send,
+            to_receive,
+            memory=self.memory,
+            peer=peer,
+            limits=limits,
+            partial=partial,
         )
         self.inbox: deque[bytes] = deque()
         self.sent: list[Frame] = []
@@ -260,8 +267,8 @@ def sent_form(store: Store, hashes: Iterable[bytes]) -> list[bytes]:
 def join(left: Node, right: Node) -> None:
     """Connect two sides and begin."""
     left.deliver, right.deliver = right.inbox.append, left.inbox.append
-    left.give(Begin())
-    right.give(Begin())
+    left.give(Begin(left.now_ns))
+    right.give(Begin(right.now_ns))
 
 
 def pair(

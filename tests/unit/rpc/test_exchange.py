@@ -21,8 +21,8 @@ from store.domain.ports import (
     Writer,
 )
 from store.domain.sessions import Accepted, Refusal, Session
+from store.domain.transfer_limits import SILENCE_NS, TransferLimits
 from store.observe.metrics import Metrics
-from store.rpc import exchange as module
 from store.rpc.context import NodeIdentity
 from store.rpc.exchange import Account, Exchange, ExchangeWork, GaveWay, common_horizon
 from store.rpc.limits import MAX_HORIZON_STEP_NS
@@ -56,7 +56,7 @@ class Observer:
 class World:
     """An exchange that no call of a database can reach."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_ns: int = SILENCE_NS) -> None:
         self.observer = Observer()
         transfer = TransferWork(
             cast("TransferReads", None),
@@ -65,6 +65,7 @@ class World:
             time.time_ns,
             Metrics("1"),
             self.observer,
+            time.monotonic_ns,
         )
         work = ExchangeWork(
             identity=NodeIdentity("m", "sm", "1"),
@@ -72,7 +73,7 @@ class World:
             shards=(),
             reconcilable=cast("Reconcilable", None),
             transfer=transfer,
-            monotonic_ns=time.monotonic_ns,
+            transfer_limits=TransferLimits(silence_ns=silence_ns),
         )
         self.exchange = Exchange(work)
         self.sessions = self.exchange.sessions
@@ -161,12 +162,10 @@ async def test_a_session_waits_for_its_own_peer_and_once(world: World) -> None:
     assert world.observer.outcomes == [], "it was claimed"
 
 
-async def test_a_session_that_waits_in_vain_is_reported(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PEER_SILENCE_S", 0.01)
+async def test_a_session_that_waits_in_vain_is_reported() -> None:
+    world = World(silence_ns=10_000_000)
     world.waiting()
-    await asyncio.wait_for(world.observer.told.wait(), 10)
+    await asyncio.wait_for(world.observer.told.wait(), 60)
     [outcome] = world.observer.outcomes
     assert outcome.ending is SyncEnding.FAILED
     assert "did not transfer" in outcome.error

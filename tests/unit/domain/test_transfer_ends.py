@@ -1,0 +1,239 @@
+"""How a transfer ends that takes long, whose stream closes early, or whose result was cut."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from message.validate import Reason
+from reconcile.ids import SyncIds
+from store.domain.policy_memory import PolicyMemory, Side
+from store.domain.transfer_events import Begin, Fault, Lost, Report, SendReady, Ticked
+from store.domain.transfer_limits import (
+    CALLER_GRACE_NS,
+    PACE_IDS,
+    PACE_NS,
+    SILENCE_NS,
+    TOTAL_NS,
+    TransferLimits,
+)
+from tests.unit.domain.transfer_world import (
+    SMALL,
+    Node,
+    Store,
+    ids_of,
+    messages,
+    pair,
+    raw,
+    run,
+    sent_form,
+    store_of,
+)
+from tests.unit.message.builders import NOW_NS
+
+NS_PER_S = 10**9
+PEER = store_of(messages(2_000))
+HASHES = sorted(PEER.held, key=lambda digest: (PEER.held[digest][0], digest))
+STEP_NS = SILENCE_NS - 1
+
+seeds = st.integers(0, 2**32)
+
+
+def ended(node: Node) -> Report:
+    """The report of a side that has ended."""
+    assert node.report is not None
+    return node.report
+
+
+def receiver(limits: TransferLimits = SMALL) -> Node:
+    """A node that expects all that the peer has."""
+    node = Node(Store(), SyncIds.empty(), ids_of(PEER, HASHES), limits=limits)
+    node.give(Begin(NOW_NS))
+    return node
+
+
+def trickle(node: Node, each_ns: int, count: int = 1, most: int = 2_000) -> int:
+    """Send so many messages every so often until the node ends it; how many nanoseconds it took."""
+    sent, began_ns = 0, node.now_ns
+    while node.report is None and sent < most:
+        node.now_ns += each_ns
+        node.receive(raw(items=sent_form(PEER, HASHES[sent : sent + count])))
+        run(random.Random(sent), node)
+        node.give(Ticked())
+        sent += count
+    return node.now_ns - began_ns
+
+
+def test_a_peer_that_lets_messages_trickle_is_given_up() -> None:
+    node = receiver()
+    assert PACE_NS <= trickle(node, STEP_NS) < PACE_NS + 2 * SILENCE_NS
+    assert ended(node).fault is Fault.SLOW
+    assert "in 300 s, and 64 or 262,144 are due" in ended(node).error
+    assert ended(node).stored > 0, "what came stays"
+
+
+def test_small_messages_at_a_fair_pace_and_few_large_ones_are_not_too_slow() -> None:
+    node = receiver(replace(SMALL, pace_bytes=2**40))
+    trickle(node, PACE_NS // PACE_IDS, most=3 * PACE_IDS)
+    assert node.report is None
+    slow = replace(SMALL, pace_bytes=100)
+    node = receiver(slow)
+    trickle(node, STEP_NS, most=30)
+    assert node.report is None
+
+
+def test_what_is_left_at_the_end_may_be_less_than_the_pace() -> None:
+    node = Node(Store(), SyncIds.empty(), ids_of(PEER, HASHES[:3]))
+    node.give(Begin(NOW_NS))
+    for number in range(3):
+        assert node.report is None
+        node.now_ns += STEP_NS
+        node.receive(raw(items=sent_form(PEER, HASHES[number : number + 1])))
+        run(random.Random(number), node)
+        node.give(Ticked())
+    for _ in range(2 * PACE_NS // STEP_NS):
+        node.now_ns += STEP_NS
+        if node.report is None:
+            node.give(Ticked())
+    assert ended(node).fault is Fault.SILENCE
+
+
+def test_a_transfer_ends_after_its_time_however_well_it_goes() -> None:
+    node = receiver(replace(SMALL, pace_ids=1))
+    assert TOTAL_NS <= trickle(node, STEP_NS) <= TOTAL_NS + SILENCE_NS
+    assert ended(node).fault is Fault.SLOW
+    assert "not done within 3600 s" in ended(node).error
+
+
+def test_a_slow_database_of_the_own_does_not_count_against_the_pace() -> None:
+    node = receiver()
+    node.receive(raw(items=sent_form(PEER, HASHES[:1])))
+    while SendReady in node.work:
+        node.work.remove(SendReady)
+        node.give(SendReady())
+    for _ in range(3):
+        node.now_ns += PACE_NS
+        node.give(Ticked())
+    assert node.report is None
+
+
+def test_who_began_is_the_more_patient_one() -> None:
+    limits = TransferLimits()
+    grace = limits.with_grace()
+    assert grace.total_ns - limits.total_ns == grace.pace_ns - limits.pace_ns == CALLER_GRACE_NS
+    assert grace.silence_ns == limits.silence_ns
+
+
+def test_a_clock_that_is_set_neither_kills_nor_prolongs_a_transfer() -> None:
+    """Of the clock only what is remembered depends, and that from the beginning on."""
+    for clock_ns in (0, NOW_NS, 2 * NOW_NS):
+        memory = PolicyMemory()
+        store = store_of(messages(1, 3_000))
+        node = Node(store, ids_of(store, store.held), SyncIds.empty(), memory=memory)
+        node.now_ns = 5 * NS_PER_S
+        node.give(Begin(clock_ns))
+        (digest,) = store.held
+        node.now_ns += NS_PER_S
+        node.receive(raw(refused=[(digest, f"{Reason.TOO_LARGE}: no")]))
+        ((until_ns, label),) = memory.entries("peer", Side.THEIRS).values()
+        assert label == Reason.TOO_LARGE
+        assert until_ns == memory.until_ns(clock_ns + NS_PER_S, 0, label)
+        run(random.Random(0), node)
+        node.now_ns += SILENCE_NS - 1
+        node.give(Ticked())
+        assert node.report is None
+        node.now_ns += 1
+        node.give(Ticked())
+        assert ended(node).fault is Fault.SILENCE
+
+
+@given(seeds, st.booleans())
+def test_a_stream_that_closes_when_all_is_answered_was_only_closed(seed: int, sends: bool) -> None:
+    """The other side has everything, and goes, before this one has been told of its last write."""
+    batch = messages(5)
+    left, right = (store_of(batch), Store()) if sends else (Store(), store_of(batch))
+    one, other = pair(left, right)
+    dice = random.Random(seed)
+    while other.report is None:
+        dice.choice(one.events() + other.events())()
+    while one.inbox and one.report is None:
+        one.receive(one.inbox.popleft())
+    if one.report is None:
+        assert one.work == [SendReady]
+        one.give(Lost("the peer ended the transfer"))
+    assert (ended(one).fault, ended(one).error, ended(one).equal) == (Fault.NONE, "", True)
+    assert ended(other).equal
+
+
+def test_a_stream_that_is_lost_before_is_lost() -> None:
+    node = receiver()
+    node.receive(raw(items=sent_form(PEER, HASHES[:1])))
+    node.give(Lost("the network is gone"))
+    assert (ended(node).fault, ended(node).error) == (Fault.LOST, "the network is gone")
+
+
+def cut(store: Store, missing: SyncIds, limit: int, *, partial: bool) -> Node:
+    """A side whose session reports only the first ``limit`` differences."""
+    lacking = SyncIds.of(missing.pairs()[:limit])
+    return Node(store, SyncIds.empty(), lacking, peer="a", partial=partial)
+
+
+@given(seeds, st.integers(0, 20))
+def test_nobody_is_accused_whose_limit_of_differences_is_larger(seed: int, limit: int) -> None:
+    left, right = store_of(messages(40)), Store()
+    missing = right.lacks(left)
+    sender = Node(left, missing, SyncIds.empty(), peer="b")
+    receiver = cut(right, missing, limit, partial=True)
+    sender.deliver, receiver.deliver = receiver.inbox.append, sender.inbox.append
+    sender.give(Begin(NOW_NS))
+    receiver.give(Begin(NOW_NS))
+    run(random.Random(seed), sender, receiver)
+    for node in (sender, receiver):
+        assert ended(node).fault is Fault.NONE, ended(node).error
+    assert len(right.held) == limit
+    assert ended(sender).stored_by_peer == limit
+    assert ended(sender).missed_by_peer == 40 - limit
+    assert not ended(sender).equal
+    assert len(receiver.machine._receiving._answers) == 0
+
+
+@given(seeds, st.integers(0, 20))
+def test_answers_about_what_only_the_peer_has_found_are_passed_over(seed: int, limit: int) -> None:
+    left, right = store_of(messages(40)), Store()
+    missing = right.lacks(left)
+    sender = Node(left, SyncIds.of(missing.pairs()[:limit]), SyncIds.empty(), partial=True)
+    receiver = Node(right, SyncIds.empty(), missing, peer="a")
+    sender.deliver, receiver.deliver = receiver.inbox.append, sender.inbox.append
+    sender.give(Begin(NOW_NS))
+    receiver.give(Begin(NOW_NS))
+    run(random.Random(seed), sender, receiver)
+    assert ended(sender).fault is Fault.NONE, ended(sender).error
+    assert ended(sender).stored_by_peer == limit
+    assert len(right.held) == limit
+
+
+def test_a_flood_after_a_cut_is_read_no_faster_than_it_is_answered() -> None:
+    lacking = ids_of(PEER, HASHES[:1])
+    node = Node(Store(), SyncIds.empty(), lacking, partial=True)
+    node.give(Begin(NOW_NS))
+    sent = 0
+    while node.machine.reading:
+        assert sent < 100, "it reads on, however much waits"
+        node.receive(raw(items=sent_form(PEER, HASHES[10 + sent : 15 + sent])))
+        sent += 5
+    assert node.report is None
+    run(random.Random(0), node)
+    assert node.machine.reading
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_an_answer_that_comes_twice_is_a_fault_of_whoever_gives_it(partial: bool) -> None:
+    store = store_of(messages(2, 3_000))
+    ids = ids_of(store, store.held)
+    node = Node(store, ids, SyncIds.empty(), partial=partial)
+    node.give(Begin(NOW_NS))
+    node.receive(raw(stored=[ids.at(0)[1]]))
+    node.receive(raw(stored=[ids.at(0)[1]]))
+    assert ended(node).fault is Fault.PROTOCOL

@@ -178,10 +178,10 @@ class Holds:
 
 @dataclass(frozen=True, slots=True)
 class UnreadEvent:
-    """An unread event as the database has it.
+    """An unread event as the database has it, or one that waits for parents.
 
-    ``needed`` confirmations, of which those of ``stores`` have come; unread for ``age_ns``.
-    ``missing``: parents that it waits for.
+    ``needed`` confirmations, of which those of ``stores`` have come; unread for ``age_ns``. With
+    ``needed`` 0 it is not unread. ``missing``: parents that it waits for.
     """
 
     id: bytes
@@ -329,7 +329,11 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """These have as many confirmations as they need: they are unread no longer."""
+    """These have as many confirmations as they need, as far as this node knows.
+
+    They are unread no longer, unless the database says that they need more: another node on it may
+    have a publisher who wants that.
+    """
 
     ids: Sequence[bytes]
 

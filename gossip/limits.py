@@ -58,7 +58,7 @@ MAX_ROUNDS: Final = 16
 """Rounds of one peer that are under way."""
 
 SLOWED_ROUND_IDS: Final = 64
-"""IDs that a slowed peer is asked for in all."""
+"""IDs that a slowed peer is asked for at once."""
 
 MAX_HOLDERS: Final = 8
 """Peers that are remembered to have announced one message that has not come."""

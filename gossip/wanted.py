@@ -163,7 +163,7 @@ class Wanted:
             del self._wants[digest]
 
     def resolve(self, digest: bytes) -> tuple[str, ...]:
-        """A message has come, or is held; the peers that may have delivered it."""
+        """A message has come, or is held; the peers that have announced it."""
         want = self._wants.pop(digest, None)
         if want is None:
             return ()
@@ -175,7 +175,7 @@ class Wanted:
         for peer in dict.fromkeys((*want.peers, want.asked)):
             if peer:
                 self._close(self.sources[peer], digest)
-        return tuple(want.peers)
+        return tuple(peer for peer, guess in want.peers.items() if not guess)
 
     def refuse(self, digest: bytes, peer: str) -> None:
         """What a peer may deliver, or has delivered, is refused: it comes from others, or not."""
@@ -197,8 +197,8 @@ class Wanted:
         source = self.sources[peer]
         if not source.open or len(source.rounds) >= MAX_ROUNDS:
             return []
-        room = SLOWED_ROUND_IDS if slowed else _FULL_ROUNDS * self._round_ids
-        most = min(room - source.asked, self._round_ids)
+        room = _FULL_ROUNDS * self._round_ids - source.asked
+        most = min(room, self._round_ids, SLOWED_ROUND_IDS if slowed else room)
         ids = dict.fromkeys(islice(source.open, max(0, most)))
         for digest in ids:
             want = self._wants[digest]
@@ -211,7 +211,7 @@ class Wanted:
         return list(ids)
 
     def is_asked(self, digest: bytes, peer: str) -> bool:
-        """Is a body that a peer sends one that it was asked for, in any of its rounds?"""
+        """Is a message in any round of a peer?"""
         return any(digest in round_.ids for round_ in self.sources[peer].rounds)
 
     def heard(self, now_ns: int, peer: str) -> None:
@@ -294,7 +294,7 @@ class Wanted:
                 continue
             want.asked, want.state = "", State.OPEN
             for other in want.peers:
-                if other != peer:
+                if other != peer and not self.is_asked(digest, other):
                     self.sources[other].open[digest] = None
 
     def _forget(self, digest: bytes, peer: str) -> None:

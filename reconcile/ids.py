@@ -54,10 +54,9 @@ class SyncIds:
             if selection.step not in {None, 1}:
                 return self[np.arange(len(self))[selection]]
             return SyncIds(self.timestamps[selection], self.hashes[selection])
-        if selection.dtype == np.bool_:
+        if selection.dtype.kind == "b":
             selection = selection.nonzero()[0]
-        hashes = from_opaque(self.opaque.take(selection))
-        return SyncIds(self.timestamps.take(selection), hashes)
+        return SyncIds(self.timestamps.take(selection), self.hashes.take(selection, 0))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SyncIds):
@@ -149,6 +148,11 @@ def rows_differ(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[
 def rows_filled(words: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """``(n,)``: is anything in rows of ``(n, 4)`` words not zero."""
     return np.asarray((words != 0).view(np.uint32).reshape(-1) != 0)
+
+
+def total(numbers: NDArray[np.int64]) -> int:
+    """The sum of numbers; quicker than their method where they are few."""
+    return int(np.add.reduce(numbers))
 
 
 def less(left: SyncIds, right: SyncIds) -> NDArray[np.bool_]:

@@ -25,6 +25,9 @@ Words = NDArray[np.uint64]
 Territory = tuple[SyncId, SyncId]
 
 
+_NOWHERE = np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Questions:
     """q ranges to answer, of which s are item sets and the others fingerprints.
@@ -36,6 +39,7 @@ class Questions:
         known: (q - s,) whether the fingerprint is of just this range.
         sets: the items of the sets.
         reconciled: (s,).
+        count: q.
         prints_at: (q - s,) which questions are fingerprints.
         sets_at: (s,) which questions are item sets.
     """
@@ -47,15 +51,20 @@ class Questions:
     sets: Items
     reconciled: Bools
 
+    count: int = field(init=False)
     prints_at: Ints = field(init=False)
     sets_at: Ints = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prints_at", (~self.is_set).nonzero()[0])
-        object.__setattr__(self, "sets_at", self.is_set.nonzero()[0])
+        count = len(self.is_set)
+        is_plain = not len(self.reconciled)
+        object.__setattr__(self, "count", count)
+        prints_at = np.arange(count) if is_plain else (~self.is_set).nonzero()[0]
+        object.__setattr__(self, "prints_at", prints_at)
+        object.__setattr__(self, "sets_at", _NOWHERE if is_plain else self.is_set.nonzero()[0])
 
     def __len__(self) -> int:
-        return len(self.is_set)
+        return self.count
 
     def rows_of(self, at: Ints) -> Ints:
         """Which rows of the fingerprints belong to some questions that are fingerprints."""

@@ -26,7 +26,7 @@ from reconcile.answer import FingerprintPieces, SetPieces, piece_keys
 from reconcile.capped import bounded_by, capped
 from reconcile.compose import compose
 from reconcile.errors import LimitExceeded
-from reconcile.ids import SyncIds, rows_differ, rows_filled
+from reconcile.ids import SyncIds, rows_differ, rows_filled, total
 from reconcile.limits import SessionLimits
 from reconcile.narrow import Differences, around, differences, narrow_sets
 from reconcile.pieces import (
@@ -110,6 +110,8 @@ class _Named:
 
 
 _NO_INTS = np.empty(0, np.int64)
+_NO_BOOLS = np.empty(0, np.bool_)
+_NOTHING_MEASURED = Measured(_NO_INTS, no_fingerprints(0))
 _NO_ANSWER = Answer()
 _NOTHING_NAMED = _Named(_NO_INTS, SyncIds.empty(), None)
 _NOTHING_FOUND = Differences(SyncIds.empty(), np.empty(0, np.bool_), _NO_INTS, _NO_INTS, _NO_INTS)
@@ -152,12 +154,10 @@ class Turn:
     def __init__(self, asked: Questions, rules: Rules) -> None:
         self._asked = asked
         self._rules = rules
-        self._measured = Measured(_NO_INTS, no_fingerprints(0))
-        self._known = np.empty(0, np.bool_)
-        self._differs = np.empty(0, np.bool_)
-        self._differing = np.empty(0, np.int64)
-        self._probed = np.empty(0, np.bool_)
-        self._open = np.empty(0, np.int64)
+        self._measured = _NOTHING_MEASURED
+        self._known: Bools | None = None  # None: all of it
+        self._differs = self._filled = self._probed = _NO_BOOLS
+        self._differing = self._open = _NO_INTS
         self._plan = Plan(rules.tuning, rules.ordinal, False, None)
 
     def run(self) -> Generator[Read, Answer, Reply]:
@@ -167,14 +167,14 @@ class Turn:
             LimitExceeded: not even the first question can be answered within the limits.
         """
         asked = self._asked
-        if not len(asked):
+        if not asked.count:
             return Reply(b"", [], [], False, 0)
         yield from self._measure()
-        held = int(self._measured.counts.sum())
+        held = total(self._measured.counts)
         forced = 0
         for _ in range(MAX_TRIES):
             reply = None
-            if not self._too_large(self._open[:1]).any():
+            if not self._is_too_large():
                 draft = yield from self._draft(forced)
                 reply = yield from self._fitting(draft, held)
             if reply is not None:
@@ -192,26 +192,28 @@ class Turn:
         Sets are only measured if more might be held in their ranges than can be read.
         """
         asked, held = self._asked, self._rules.held
-        all_readable = held is not None and held <= self._readable
-        counts = np.zeros(len(asked), np.int64)
-        self._measured = Measured(counts, no_fingerprints(len(asked)))
-        self._known = np.zeros(len(asked), np.bool_)
-        wanted = asked.prints_at if all_readable else np.arange(len(asked))
-        yield from self._learn(wanted)
+        if len(asked.sets_at) and held is not None and held <= self._readable:
+            counts = np.zeros(asked.count, np.int64)
+            self._measured = Measured(counts, no_fingerprints(asked.count))
+            self._known = np.zeros(asked.count, np.bool_)
+            yield from self._learn(asked.prints_at)
+        else:
+            answer = yield Read(measure=asked.spans)
+            assert answer.measured is not None
+            self._measured, self._known = answer.measured, None
         self._compare()
-        self._differing = self._asked.prints_at.take(self._differs.nonzero()[0])
-        is_open = self._asked.is_set.copy()
-        is_open[self._differing] = True
-        self._open = is_open.nonzero()[0]
+        self._differing = self._open = asked.prints_at.take(self._differs.nonzero()[0])
+        if len(asked.sets_at):
+            is_open = asked.is_set.copy()
+            is_open[self._differing] = True
+            self._open = is_open.nonzero()[0]
 
     def _learn(self, at: Ints) -> Generator[Read, Answer, None]:
         """Count and fingerprint some questions, unless that is done."""
+        if self._known is None:
+            return
         at = at.compress(~self._known.take(at))
-        if len(at) == len(self._asked):
-            answer = yield Read(measure=self._asked.spans)
-            assert answer.measured is not None
-            self._measured = answer.measured
-        elif len(at):
+        if len(at):
             answer = yield Read(measure=self._asked.spans[at])
             assert answer.measured is not None
             self._measured.counts[at] = answer.measured.counts
@@ -240,20 +242,27 @@ class Turn:
         # A range that was cut counts as equal too when the peer's fingerprint of all of it is ours
         # of what is left: then the peer has nothing in the rest. So two nodes whose horizons differ
         # by moments, and that hold nothing there, need no second look.
-        ours = measured.fingerprints if len(at) == len(asked) else measured.fingerprints[at]
-        self._differs = rows_differ(ours, asked.fingerprints)
+        counts, ours = measured.counts, measured.fingerprints
+        if len(asked.sets_at):
+            counts, ours = counts.take(at), ours.take(at, 0)
+        self._differs = differs = rows_differ(ours, asked.fingerprints)
+        self._filled = rows_filled(asked.fingerprints)
         known = None
-        if rules.ordinal > 2 and asked.known.any():
+        if rules.ordinal > 2:
             whole = asked.known.nonzero()[0]
-            known = estimate(measured.counts.take(at.take(whole)), self._differs.take(whole))
+            if 0 < len(whole) < len(at):
+                counts, differs = counts.take(whole), differs.take(whole)
+            known = estimate(counts, differs) if len(whole) else None
         large = rules.large
         if large is None:
-            large = int(measured.counts.sum()) >= rules.tuning.large_count
+            large = total(measured.counts) >= rules.tuning.large_count
         self._plan = Plan(rules.tuning, rules.ordinal, large, known)
 
-    def _too_large(self, at: Ints) -> Bools:
-        """Which questions are sets over ranges of which we hold more than can be read at a time."""
-        return self._asked.is_set[at] & (self._measured.counts[at] > self._readable)
+    def _is_too_large(self) -> bool:
+        """Is the first question a set over a range of which we hold more than can be read."""
+        if not len(self._open) or not self._asked.is_set[self._open[0]]:
+            return False
+        return bool(self._measured.counts[self._open[0]] > self._readable)
 
     @property
     def _readable(self) -> int:
@@ -263,17 +272,18 @@ class Turn:
         """An answer to everything, whether or not it fits."""
         asked = self._asked
         compared = self._comparable()
-        sources = asked.sets_at[compared]
+        sources = asked.sets_at if compared is None else asked.sets_at[compared]
         set_spans = asked.spans[sources] if len(sources) else None
         probed = self._worth_probing(forced)
-        self._probed = np.zeros(len(asked), np.bool_)
+        self._probed = np.zeros(asked.count, np.bool_)
         self._probed[probed] = True
-        answer = yield from _read(items=set_spans, probe=self._probes(probed))
+        read = Read(items=set_spans, probe=self._probes(probed))
+        answer = (yield read) if read.asks else _NO_ANSWER
         found, named = _NOTHING_FOUND, _NOTHING_NAMED
-        if set_spans is not None and answer.items is not None:
-            remote = asked.sets if compared.all() else _chosen_sets(asked.sets, compared)
+        if answer.items is not None:
+            remote = asked.sets if compared is None else _chosen_sets(asked.sets, compared)
             found = differences(answer.items, remote)
-        if answer.probed is not None and answer.probed.hit.any():
+        if answer.probed is not None and np.count_nonzero(answer.probed.hit):
             hits = answer.probed.hit.nonzero()[0]
             alone = answer.probed.alone
             named = _Named(
@@ -281,7 +291,9 @@ class Turn:
                 answer.probed.found[hits],
                 None if alone is None else alone.take(hits),
             )
-        reconciled, local = asked.reconciled[compared], answer.items
+        reconciled, local = asked.reconciled, answer.items
+        if compared is not None:
+            reconciled = reconciled[compared]
         decided, left = ~reconciled.take(found.sets), self._rules.differences_left
         deferred = _NO_INTS
         if len(found) + len(named.ids) >= left:
@@ -301,14 +313,15 @@ class Turn:
         told = sources[reconciled]
         return _Draft(prints, sets, found, sources.take(found.sets), decided, named, told)
 
-    def _comparable(self) -> Bools:
+    def _comparable(self) -> Bools | None:
         """Which sets can be compared in this turn: the first, as far as they can be read.
 
-        What the peer has compared goes first: it counts those differences already.
+        None: all of them. What the peer has compared goes first: it counts those differences
+        already.
         """
         counts = self._measured.counts.take(self._asked.sets_at)
-        if int(counts.sum()) <= self._readable:
-            return np.ones(len(counts), np.bool_)
+        if total(counts) <= self._readable:
+            return None
         order = np.argsort(~self._asked.reconciled, kind="stable")
         comparable = np.empty(len(counts), np.bool_)
         comparable[order] = np.cumsum(counts[order]) <= self._readable
@@ -316,8 +329,7 @@ class Turn:
 
     def _worth_probing(self, forced: int) -> Ints:
         asked = self._asked
-        remote = asked.fingerprints
-        candidates = self._differs & asked.known & rows_filled(remote)
+        candidates = self._differs & asked.known & self._filled
         at = asked.prints_at.take(candidates.nonzero()[0])
         if forced:
             at = at[at != self._open[0]]
@@ -329,17 +341,18 @@ class Turn:
         """What to look for where."""
         if not len(at):
             return None
-        theirs = self._asked.fingerprints[self._asked.rows_of(at)]
-        return self._asked.spans[at], self._measured.fingerprints[at] ^ theirs
+        theirs = self._asked.fingerprints.take(self._asked.rows_of(at), 0)
+        return self._asked.spans[at], self._measured.fingerprints.take(at, 0) ^ theirs
 
-    def _unsettled(self, named: Ints, compared: Bools) -> Ints:
+    def _unsettled(self, named: Ints, compared: Bools | None) -> Ints:
         """Questions that need fingerprints or an unreconciled set for an answer."""
-        if not len(named) and compared.all():
+        if not len(named) and compared is None:
             return self._differing
-        unsettled = np.zeros(len(self._asked), np.bool_)
+        unsettled = np.zeros(self._asked.count, np.bool_)
         unsettled[self._differing] = True
         unsettled[named] = False
-        unsettled[self._asked.sets_at[~compared]] = True
+        if compared is not None:
+            unsettled[self._asked.sets_at[~compared]] = True
         return unsettled.nonzero()[0]
 
     def _choice(self, unsettled: Ints, forced: int) -> _Choice:
@@ -351,14 +364,15 @@ class Turn:
         parts = self._plan.parts(sizes, self._probed.take(unsettled))
         parts[sizes <= 1] = 0
         self._spare_empty(parts, unsettled)
-        if int(sizes.max()) > limits.max_elements:
+        items = total(sizes)
+        if items > limits.max_elements:
             parts[(parts == 0) & (sizes > limits.max_elements)] = FORCED_PARTS
         if len(asked.sets_at):
             parts[asked.is_set.take(unsettled)] = 1
         if forced and unsettled[0] == self._open[0]:
             parts[0] = forced
         parts = np.minimum(parts, max(2, limits.max_ranges // 4))
-        if int(sizes.sum()) > limits.max_elements or int(parts.sum()) > limits.max_ranges // 2:
+        if items > limits.max_elements or total(parts) > limits.max_ranges // 2:
             over = np.cumsum(np.where(parts == 0, sizes, 0)) > limits.max_elements
             over |= np.cumsum(parts) > limits.max_ranges // 2
             over[0] = False
@@ -374,8 +388,8 @@ class Turn:
     def _spare_empty(self, parts: Ints, at: Ints) -> None:
         """Split nothing where the fingerprint says that the peer holds nothing."""
         asked = self._asked
-        hollow = asked.known & ~rows_filled(asked.fingerprints)
-        if hollow.any():
+        if np.count_nonzero(self._filled) < len(self._filled):
+            hollow = asked.known & ~self._filled
             nothing = np.zeros(len(asked), np.bool_)
             nothing[asked.prints_at[hollow]] = True
             parts[nothing.take(at)] = 0
@@ -396,11 +410,12 @@ class Turn:
             homes = spans[named.sources]
             moments = around(named.ids, np.ones(len(named.ids), np.int64), homes)
         all_alone = named.alone is not None and bool(named.alone.all())
-        answer = yield from _read(
+        read = Read(
             split=None if split is None else (split, choice.parts),
             items=as_set,
             measure=None if all_alone else moments,
         )
+        answer = (yield read) if read.asks else _NO_ANSWER
         if as_set is not None and answer.items is not None:
             sets.append(whole_sets(choice.as_set, as_set, answer.items))
         if moments is not None:
@@ -504,24 +519,6 @@ class Turn:
             to_send.append(found.ids[found.ours])
             to_receive.append(found.ids[~found.ours])
         return Reply(payload, to_send, to_receive, truncated, held)
-
-
-def _read(
-    measure: Spans | None = None,
-    split: tuple[Spans, Ints] | None = None,
-    items: Spans | None = None,
-    probe: tuple[Spans, NDArray[np.uint64]] | None = None,
-) -> Generator[Read, Answer, Answer]:
-    """Ask for what is not empty, if anything is."""
-    read = Read(
-        measure=measure if measure is not None and len(measure) else None,
-        split=split if split is not None and len(split[0]) else None,
-        items=items if items is not None and len(items) else None,
-        probe=probe if probe is not None and len(probe[0]) else None,
-    )
-    if read.measure or read.split or read.items or read.probe:
-        return (yield read)
-    return _NO_ANSWER
 
 
 def _chosen_sets(sets: Items, chosen: Bools) -> Items:

@@ -8,7 +8,7 @@ range).
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +44,7 @@ class Spans:
         """Some of them: a slice, an ascending index array or a mask."""
         if isinstance(selection, slice):
             return Spans(self.lower[selection], self.upper[selection])
-        at: NDArray[np.int64] = (
-            selection.nonzero()[0] if selection.dtype == np.bool_ else selection.astype(np.int64)
-        )
+        at: NDArray[Any] = selection.nonzero()[0] if selection.dtype.kind == "b" else selection
         lower, upper = self.lower[at], self.upper[at]
         if self.origin is None or self.chosen is None:
             return Spans(lower, upper, self, at)
@@ -102,6 +100,12 @@ class Read:
     split: tuple[Spans, NDArray[np.int64]] | None = None
     items: Spans | None = None
     probe: tuple[Spans, NDArray[np.uint64]] | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Is there any question in it."""
+        questions = self.measure, self.split, self.items, self.probe
+        return any(question is not None for question in questions)
 
 
 @dataclass(frozen=True, slots=True)

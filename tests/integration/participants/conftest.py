@@ -1,0 +1,26 @@
+"""One node that the tests of this folder share; each test has a channel of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.node import NodeProcess, running_node
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """A node with a Postgres of its own, for clocks of any kind."""
+    directory = tmp_path_factory.mktemp("participants")
+    with running_node(directory / "node", "--max-clock-drift", "off") as process:
+        yield process
+
+
+@pytest.fixture
+def room() -> str:
+    """A channel that no other test uses."""
+    return f"room-{next(_numbers)}"

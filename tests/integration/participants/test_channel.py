@@ -1,0 +1,283 @@
+"""Participants of one channel through a real node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sds.aio.channel import Channel
+from sds.aio.events import Message
+from sds.aio.node import StoreNode
+from sds.aio.state import StateTaken
+from sds.config import ChannelConfig
+from sds.events import Acknowledged, EphemeralReceived
+from store.client.messages import new_message
+from store.client.node import connect
+from tests.support.conversation import Said, conversation
+from tests.support.lossy import Lossy
+from tests.support.node import NodeProcess
+from tests.support.participant import SHAPE, config_of, launch, launched, until
+
+PATIENCE_S = 90.0
+PUBSUB = "/waku/2/rs/1/0"
+
+
+def topic(room: str) -> str:
+    return f"/sds/1/{room}/proto"
+
+
+async def contents(channel: Channel) -> list[bytes]:
+    return [message.content for message in await channel.log(1_000)]
+
+
+async def synced(channel: Channel) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await channel.wait_for(lambda status: status.synced)
+
+
+async def past(node: NodeProcess, room: str, count: int, *, hints: bool = True) -> list[Said]:
+    """Publish what a channel has said, about now."""
+    said = list(
+        conversation(
+            room,
+            count,
+            pubsub_topic=PUBSUB,
+            content_topic=topic(room),
+            newest_ns=time.time_ns(),
+            shape=SHAPE,
+            hints=hints,
+        )
+    )
+    await publish(node, room, said)
+    return said
+
+
+async def publish(node: NodeProcess, room: str, said: Sequence[Said]) -> None:
+    async with connect(node.listen) as client:
+        messages = [new_message(m.payload, topic(room), PUBSUB, m.timestamp_ns) for m in said]
+        async for _ in client.publish_all(messages):
+            pass
+
+
+async def test_two_participants_have_one_log_and_acknowledge_each_other(
+    node: NodeProcess, room: str
+) -> None:
+    async with (
+        Channel.join(node.listen, room, "alice") as alice,
+        Channel.join(node.listen, room, "bob") as bob,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        await synced(bob)
+        events = alice.events()
+        first = await alice.send(b"who is there?")
+        async for heard in bob.messages():
+            assert (heard.message_id, heard.content) == (first, b"who is there?")
+            assert (heard.sender_id, heard.own, heard.entries_after) == ("alice", False, 0)
+            break
+        await bob.send(b"it is me")
+        async for event in events:
+            if isinstance(event, Acknowledged):
+                assert event == Acknowledged(first)
+                break
+        await alice.wait_for(lambda status: status.synced)
+        assert await contents(alice) == await contents(bob) == [b"who is there?", b"it is me"]
+        assert alice.status.unpublished == alice.status.unacknowledged == 0
+        assert str(alice.status) == "synced"
+
+
+async def test_ephemeral_content_reaches_whoever_listens_and_stays_nowhere(
+    node: NodeProcess, room: str
+) -> None:
+    async with (
+        Channel.join(node.listen, room, "alice") as alice,
+        Channel.join(node.listen, room, "bob") as bob,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        await synced(alice)
+        await synced(bob)
+        events = bob.events()
+        await alice.send_ephemeral(b"typing")
+        async for event in events:
+            if isinstance(event, EphemeralReceived):
+                assert (event.sender_id, event.content) == ("alice", b"typing")
+                break
+        assert await contents(bob) == []
+
+
+async def test_a_participant_goes_on_from_its_state_without_gap_or_duplicate(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    state = tmp_path / "alice.db"
+    async with Channel.join(node.listen, room, "alice", state=state) as alice:
+        await alice.send(b"before")
+        await synced(alice)
+    async with Channel.join(node.listen, room, "bob") as bob:
+        for number in range(30):
+            await bob.send(b"meanwhile %d" % number)
+    async with Channel.join(node.listen, room, "alice", state=state) as alice:
+        await synced(alice)
+        assert await contents(alice) == [
+            b"before",
+            *(b"meanwhile %d" % number for number in range(30)),
+        ]
+        assert alice.calls == {"follow": 1}, "the cursor was enough"
+        assert alice.counts.duplicates == 0
+        shown: list[Message] = []
+        async for message in alice.messages():
+            shown.append(message)
+            if len(shown) == 31:
+                break
+        assert [message.content for message in shown] == await contents(alice)
+
+
+async def test_what_is_sent_offline_is_published_after_a_restart(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    state = tmp_path / "alice.db"
+    process = launch(["127.0.0.1:1"], room, "alice", "--say", "3", "--until", "3", state=state)
+    with launched([process]):
+        assert process.stdout is not None
+        said = [json.loads(process.stdout.readline()) for _ in range(4)][1:]
+        process.kill()
+    async with (
+        Channel.join(
+            node.listen, room, "alice", state=state, config=config_of(room, "alice")
+        ) as alice,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        await alice.wait_for(lambda status: status.synced and not status.unpublished)
+        assert [m.message_id for m in await alice.log()] == [each["said"] for each in said]
+    async with Channel.join(node.listen, room, "bob") as bob:
+        await synced(bob)
+        assert [m.message_id for m in await bob.log()] == [each["said"] for each in said]
+
+
+async def test_killed_at_any_moment_nothing_said_is_lost_and_no_clock_is_used_twice(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    state, said = tmp_path / "alice.db", []
+    for run in range(3):
+        process = launch([node.listen], room, "alice", "--say", "100000", state=state)
+        with launched([process]):
+            assert process.stdout is not None
+            for _ in range(15 + 10 * run):
+                line = json.loads(process.stdout.readline())
+                said += [line["said"]] if "said" in line else []
+            process.kill()
+            rest = process.stdout.read().splitlines()
+            said += [json.loads(line)["said"] for line in rest if line.endswith("}")]
+    async with Channel.join(
+        node.listen, room, "alice", state=state, config=config_of(room, "alice")
+    ) as alice:
+        async with asyncio.timeout(PATIENCE_S):
+            await alice.wait_for(lambda status: status.synced and not status.unpublished)
+        own = {message.message_id for message in await alice.log(1_000)}
+        assert set(said) <= own
+    async with Channel.join(node.listen, room, "bob", config=config_of(room, "bob")) as bob:
+        await synced(bob)
+        log = await bob.log(1_000)
+        assert {message.message_id for message in log} == own
+        assert len({message.lamport for message in log}) == len(log)
+
+
+async def test_a_state_in_use_is_refused(node: NodeProcess, room: str, tmp_path: Path) -> None:
+    state = tmp_path / "alice.db"
+    async with Channel.join(node.listen, room, "alice", state=state):
+        with pytest.raises(StateTaken, match="in use by another process"):
+            async with Channel.join(node.listen, room, "alice", state=state):
+                pass
+
+
+async def test_a_state_in_postgres_works_and_is_locked(
+    node: NodeProcess, room: str, empty_database_url: str
+) -> None:
+    url = empty_database_url.replace("postgresql://", "postgresql+psycopg://")
+    async with Channel.join(node.listen, room, "alice", state=url) as alice:
+        await alice.send(b"kept in Postgres")
+        with pytest.raises(StateTaken, match="in use by another process"):
+            async with Channel.join(node.listen, room, "alice", state=url):
+                pass
+    async with Channel.join(node.listen, room, "alice", state=url) as alice:
+        assert await contents(alice) == [b"kept in Postgres"]
+        await synced(alice)
+
+
+@pytest.mark.parametrize(("hints", "calls"), [(True, {"by_hint": 1}), (False, {"by_id": 1})])
+async def test_every_second_message_of_2000_is_repaired_in_one_call(
+    node: NodeProcess, room: str, *, hints: bool, calls: dict[str, int]
+) -> None:
+    said = await past(node, room, 2_001, hints=hints)
+    lost = {each.hint for each in said[0:-1:2]}
+    lossy = Lossy(StoreNode(node.listen), lambda each: each.hint in lost)
+    async with Channel.join(lossy, room, "late", config=config_of(room, "late")) as late:
+        await synced(late)
+        assert [m.message_id for m in await late.log(1_000)] == [
+            each.message_id for each in said[-1_000:]
+        ]
+        assert late.counts.received == len(said)
+        assert late.calls == {"follow": 1, "scan": 1, **calls}
+        assert late.status.lost == 0
+
+
+@pytest.mark.parametrize("depth", [50, 1_500])
+async def test_the_calls_for_a_run_of_lost_messages_do_not_grow_with_its_length(
+    node: NodeProcess, room: str, depth: int
+) -> None:
+    said = await past(node, room, 2_000)
+    lost = {each.hint for each in said[-depth - 1 : -1]}
+    lossy = Lossy(StoreNode(node.listen), lambda each: each.hint in lost)
+    async with Channel.join(lossy, room, "late", config=config_of(room, "late")) as late:
+        await synced(late)
+        assert late.counts.received - late.counts.duplicates == len(said)
+        assert late.calls == {"follow": 1, "scan": 1, "by_hint": 1, "closure": 1}
+
+
+async def test_what_was_pruned_before_anybody_could_see_it_holds_nobody_up(
+    node: NodeProcess, room: str
+) -> None:
+    """A new participant of an old channel: its beginning is not held any longer."""
+    said = list(
+        conversation(
+            room,
+            50,
+            pubsub_topic=PUBSUB,
+            content_topic=topic(room),
+            newest_ns=time.time_ns() - 3_600 * 10**9,
+            shape=SHAPE,
+        )
+    )
+    await publish(node, room, said[2:])
+    async with Channel.join(node.listen, room, "late", config=config_of(room, "late")) as late:
+        await synced(late)
+        log = await late.log()
+        assert [m.message_id for m in log] == [each.message_id for each in said[2:]]
+        assert log[0].unmet == tuple(each.message_id for each in said[:2])
+        assert str(late.status) == "synced, 2 lost"
+
+
+async def test_a_history_that_does_not_fit_the_buffer_is_taken_in_parts(
+    node: NodeProcess, room: str
+) -> None:
+    """Whatever it depends on is not there, so that all of it would wait."""
+    said = list(
+        conversation(
+            room,
+            3_000,
+            pubsub_topic=PUBSUB,
+            content_topic=topic(room),
+            newest_ns=time.time_ns() - 3_600 * 10**9,
+            shape=SHAPE,
+        )
+    )
+    await publish(node, room, said[2:])
+    config = ChannelConfig(room, "late", filter=SHAPE, max_waiting=500, repair=None)
+    async with Channel.join(node.listen, room, "late", config=config) as late:
+        await synced(late)
+        async with asyncio.timeout(PATIENCE_S):
+            await until(late, len(said) - 2)
+        assert late.status.lost == 2

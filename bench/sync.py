@@ -116,7 +116,7 @@ def pair(messages: Messages, count: int) -> Iterator[Pair]:
     """Two nodes that hold the same messages: one is filled, and the other is a copy of it."""
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory:
         first, second = Path(directory, "first"), Path(directory, "second")
-        free = ("--max-clock-drift", "off")
+        free = ("--max-clock-drift", "off", "--gossip", "off")
         with bench_node_on(first, *free) as bench:
             for portion in messages.in_order(count):
                 publish(bench, portion)

@@ -56,8 +56,28 @@ def _table(answer: NodeStatus) -> Iterator[str]:
         yield f"{label:<{_LABEL_CHARS}}{value}"
     if answer.HasField("resume"):
         yield f"{'resume':<{_LABEL_CHARS}}{_resume(answer.resume)}"
+    yield from _gossip(answer)
     for peer in answer.peers:
         yield f"{'peer':<{_LABEL_CHARS}}{_peer(peer)}"
+
+
+def _gossip(answer: NodeStatus) -> Iterator[str]:
+    if not answer.HasField("gossip"):
+        yield f"{'gossip':<{_LABEL_CHARS}}off"
+        return
+    gossip = answer.gossip
+    connected = sum(peer.connected for peer in gossip.peers)
+    parts = [f"{connected:,} connected", f"{gossip.unread:,} unread"]
+    if gossip.unread:
+        parts[-1] += f", the oldest for {gossip.oldest_unread / NS_PER_S:,.1f} s"
+    if gossip.waiting:
+        parts.append(f"{gossip.waiting:,} waiting for parents")
+    yield f"{'gossip':<{_LABEL_CHARS}}{', '.join(parts)}"
+    for peer in gossip.peers:
+        if peer.slowed or peer.cut_off_until:
+            state = f"cut off until {_time(peer.cut_off_until)}" if peer.cut_off_until else "slowed"
+            reason = f": {safe(peer.reason)}" if peer.reason else ""
+            yield f"{'':<{_LABEL_CHARS}}{safe(peer.node_id)} {state}{reason}"
 
 
 def _resume(resume: ResumeStatus) -> str:

@@ -22,6 +22,9 @@ MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
 """Messages that are kept until their commit is seen; the oldest batches make room, and are read
 from the database."""
 
+MAX_NEEDED: Final = 64
+"""Stores that an unread event waits for at most; a node has no more peers."""
+
 Share = tuple[RecordBatch, int]
 """What one caller wants stored, and how many stores must confirm it."""
 
@@ -74,6 +77,7 @@ class Tracking:
         self._max_confirms = max_confirms
         self._kept: OrderedDict[int, Kept] = OrderedDict()
         self._kept_bytes = 0
+        self._untracked: OrderedDict[bytes, None] = OrderedDict()
 
     async def write(
         self, connection: Connection, shares: Sequence[Share], written: Written
@@ -84,9 +88,14 @@ class Tracking:
             await track(connection, wanted)
             self._unread.count += len(wanted)
         else:
+            self._note_untracked(wanted)
             wanted = []
         if written.added.count:
             self._keep(written, {digest: needed for digest, _, needed in wanted})
+
+    def is_tracked(self, digest: bytes) -> bool:
+        """False for a message that should have become unread, and did not since too many are."""
+        return digest not in self._untracked
 
     def take(self, batch_id: int) -> Kept | None:
         """A batch whose commit has come; None: it is not here."""
@@ -103,11 +112,17 @@ class Tracking:
         needed: dict[bytes, tuple[int, int]] = {}
         for batch, asked in shares:
             for ts, digest in zip(batch.timestamps, batch.hashes, strict=True):
-                most = max(asked, usual) if written.is_new(digest) else asked
+                most = min(max(asked, usual if written.is_new(digest) else 0), MAX_NEEDED)
                 if most > needed.get(digest, (0, 0))[1]:
                     needed[digest] = ts, most
         for digest, (ts, most) in needed.items():
             yield digest, ts, most
+
+    def _note_untracked(self, wanted: Sequence[Wanted]) -> None:
+        for digest, _, _ in wanted:
+            self._untracked[digest] = None
+        while len(self._untracked) > MAX_UNREAD_EVENTS:
+            self._untracked.popitem(last=False)
 
     def _keep(self, written: Written, needed: Mapping[bytes, int]) -> None:
         batch = written.batch

@@ -86,7 +86,7 @@ with held as materialized (
 update storenode.unread u set missing = '{}' from held
 where u.hash = held.hash and cardinality(held.stores) < held.needed
 """
-_COLUMNS: Final = f"u.hash, u.needed, u.stores, u.missing, {_AGE}"
+_COLUMNS: Final = f"u.hash, u.needed, u.stores, u.missing, {_AGE}, u.expired_at is not null"
 _OF: Final = f"""
 select {_COLUMNS} from {_GIVEN} as given(hash)
 cross join lateral (select n.* from storenode.unread n where n.hash = given.hash offset 0) u
@@ -211,8 +211,15 @@ async def _events(
 ) -> list[UnreadEvent]:
     cursor = await connection.execute(statement, parameters, binary=True)
     return [
-        UnreadEvent(bytes(digest), needed, tuple(stores), tuple(map(bytes, missing)), age_ns)  # type: ignore[arg-type,call-overload]
-        for digest, needed, stores, missing, age_ns in await cursor.fetchall()
+        UnreadEvent(
+            bytes(digest),  # type: ignore[call-overload]
+            needed,  # type: ignore[arg-type]
+            tuple(stores),  # type: ignore[arg-type]
+            tuple(map(bytes, missing)),  # type: ignore[call-overload]
+            age_ns,  # type: ignore[arg-type]
+            expired,  # type: ignore[arg-type]
+        )
+        for digest, needed, stores, missing, age_ns, expired in await cursor.fetchall()
     ]
 
 

@@ -12,7 +12,8 @@ class UnreadEvent:
     """A message that too few other stores have confirmed, or of which parents are ``missing``.
 
     ``stores`` are the IDs of those that have confirmed it; ``needed`` is how many must.
-    ``age_ns``: for how long it has waited, by the clock of the database.
+    ``age_ns``: for how long it has waited, by the clock of the database. ``expired``: for too long,
+    and so it is unread no more.
     """
 
     message_hash: bytes
@@ -20,6 +21,7 @@ class UnreadEvent:
     stores: tuple[str, ...]
     missing: tuple[bytes, ...]
     age_ns: int
+    expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,29 @@ class UnreadSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class GossipPeerState:
+    """A node with which messages are exchanged live, or which is turned away until then.
+
+    ``cut_off_until_ns``: Unix nanoseconds, 0 when it is not.
+    """
+
+    node_id: str
+    store_id: str
+    connected: bool = False
+    slowed: bool = False
+    cut_off_until_ns: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GossipState:
+    """The live exchange, as operators see it."""
+
+    unread: UnreadSummary
+    peers: Sequence[GossipPeerState]
+
+
+@dataclass(frozen=True, slots=True)
 class Confirmation:
     """What became of the wait for confirmations of one message.
 
@@ -54,12 +79,16 @@ class Confirmations(Protocol):
     """Whoever waits until other stores hold what this node has stored."""
 
     async def confirmed(
-        self, hashes: Sequence[bytes], min_confirms: int, timeout_s: float | None
+        self,
+        hashes: Sequence[bytes],
+        stored: Sequence[bool],
+        min_confirms: int,
+        timeout_s: float | None,
     ) -> list[Confirmation]:
         """Wait until so many other stores have each of these messages, or the time is up.
 
-        The messages are committed here. Never raises for what a peer does; None: the node's time.
-        Cancelling it costs nothing.
+        The messages are committed here; ``stored`` are those that were new. A time of None is the
+        node's. Never raises for what a peer does; cancelling it costs nothing.
         """
         ...
 
@@ -70,8 +99,9 @@ class NoConfirmations:
     async def confirmed(
         self,
         hashes: Sequence[bytes],
+        stored: Sequence[bool],  # noqa: ARG002 - nothing is waited for
         min_confirms: int,
-        timeout_s: float | None,  # noqa: ARG002 - nothing is waited for
+        timeout_s: float | None,  # noqa: ARG002
     ) -> list[Confirmation]:
         """Say so at once."""
         reason = (

@@ -152,9 +152,40 @@ class Metrics:
             ["peer"],
             registry=registry,
         )
+        self._make_gossip(registry)
+
+    def _make_gossip(self, registry: CollectorRegistry) -> None:
         self.unread_events = Gauge(
             "storenode_unread_events",
             "Messages held that too few other stores have confirmed.",
+            registry=registry,
+        )
+        self.unread_oldest_seconds = Gauge(
+            "storenode_unread_oldest_seconds",
+            "For how long the oldest unread event has waited; 0: there is none.",
+            registry=registry,
+        )
+        self.waiting_events = Gauge(
+            "storenode_waiting_events",
+            "Messages held that name a parent which is not.",
+            registry=registry,
+        )
+        self.gossip_peers = Gauge(
+            "storenode_gossip_peers",
+            "Nodes with which messages are exchanged live, by state (connected, slowed, cut_off).",
+            ["state"],
+            registry=registry,
+        )
+        self.gossip_events = Counter(
+            "storenode_gossip_events_total",
+            "What gossip did: bodies and IDs sent and received, confirmations, peers cut off.",
+            ["what"],
+            registry=registry,
+        )
+        self.gossip_bytes = Counter(
+            "storenode_gossip_body_bytes_total",
+            "Bytes of messages that gossip sent and received.",
+            ["direction"],
             registry=registry,
         )
 

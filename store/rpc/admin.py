@@ -16,6 +16,7 @@ from store.domain.ports import (
     SyncRequest,
     UnknownPeer,
 )
+from store.domain.unread import GossipState
 from store.rpc.call import Call
 from store.rpc.decode import decode
 from store.rpc.failure import RpcFailure, malformed
@@ -43,6 +44,7 @@ async def get_status(call: Call, request: bytes) -> bytes:
         peers=[_peer(peer) for peer in peers],
         store_id=identity.store_id,
         resume=None if resume is None else _resume(resume),
+        gossip=None if state.gossip is None else _gossip(state.gossip),
     ).SerializeToString()
 
 
@@ -115,6 +117,25 @@ def _peer(peer: PeerState) -> admin_pb2.PeerStatus:
         in_session=peer.in_session,
         lacks=peer.lacks,
         has=peer.has,
+    )
+
+
+def _gossip(gossip: GossipState) -> admin_pb2.GossipStatus:
+    return admin_pb2.GossipStatus(
+        unread=gossip.unread.count,
+        oldest_unread=gossip.unread.oldest_ns,
+        waiting=gossip.unread.waiting,
+        peers=[
+            admin_pb2.GossipPeer(
+                node_id=peer.node_id,
+                store_id=peer.store_id,
+                connected=peer.connected,
+                slowed=peer.slowed,
+                cut_off_until=peer.cut_off_until_ns,
+                reason=peer.reason,
+            )
+            for peer in gossip.peers
+        ],
     )
 
 

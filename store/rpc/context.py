@@ -11,7 +11,7 @@ from store.domain.access import Access
 from store.domain.limits import RequestLimits
 from store.domain.ports import Synchronization
 from store.domain.quota import ClientLimits, Quota
-from store.domain.unread import Confirmations, NoConfirmations
+from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.observe.metrics import Metrics
 from store.rpc.drain import Drain
 from store.rpc.health import Health
@@ -20,6 +20,7 @@ from store.rpc.window import Budget
 
 if TYPE_CHECKING:
     from store.rpc.exchange import Exchange
+    from store.rpc.gossiping import Links
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class NodeState:
     """What ``Admin.GetStatus`` answers, besides the node's identity.
 
     Timestamps in Unix nanoseconds, 0 when nothing is held. ``index_entries``: SyncIDs in memory,
-    which begin at ``index_start_ns``.
+    which begin at ``index_start_ns``. ``gossip``: None where it is switched off.
     """
 
     ready: bool
@@ -48,6 +49,7 @@ class NodeState:
     newest_timestamp_ns: int
     index_entries: int
     index_start_ns: int = 0
+    gossip: GossipState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class RpcContext:
     ``exchange``: the exchange with peers; None while the node starts.
     ``sessions``: what sessions that peers begin work on; None serves none.
     ``peers``: None when no peer may call on these listeners.
+    ``gossip``: the streams of live exchange; None while it is switched off.
     ``confirmations``: who waits for other stores to confirm what a publisher wants confirmed.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     """
@@ -93,6 +96,7 @@ class RpcContext:
     quota: Quota = field(default_factory=Quota)
     exchange: Synchronization | None = None
     sessions: Exchange | None = None
+    gossip: Links | None = None
     confirmations: Confirmations = field(default_factory=NoConfirmations)
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)

@@ -131,7 +131,7 @@ class Publisher:
         hashes = published.batch.hashes
         # Nobody needs the bytes any more, and the wait may be long.
         published.batch = RecordBatch(hashes=hashes)
-        found = await call.node.confirmations.confirmed(hashes, wanted, batch.timeout_s)
+        found = await call.node.confirmations.confirmed(hashes, stored, wanted, batch.timeout_s)
         return publish_response(published, stored, found)
 
 

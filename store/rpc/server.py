@@ -20,6 +20,7 @@ from store.rpc import health, reflection
 from store.rpc.admin import get_status, synchronize
 from store.rpc.call import ListenerKind, Method, Wrapper
 from store.rpc.context import RpcContext
+from store.rpc.gossiping import GossipService
 from store.rpc.limits import MAX_LONG_READ_REQUEST_BYTES
 from store.rpc.peer import PeerService
 from store.rpc.publish import Publisher
@@ -49,6 +50,7 @@ def build_handlers(
         served[STORE] = _reads(wrapper, Reads(services))
         if context.sessions is not None and context.peers is not None:
             served[PEER] = _peer(wrapper, PeerService(context.sessions))
+            served[PEER] |= _gossip(wrapper, GossipService(context.gossip))
     if listener == "client":
         served[STORE] |= _publishing(wrapper, Publisher(services))
     names = frozenset(served)
@@ -106,6 +108,13 @@ def _peer(wrapper: Wrapper, service: PeerService) -> _Handlers:
         reconcile.name: wrapper.bidi(reconcile, service.reconcile),
         transfer.name: wrapper.bidi(transfer, service.transfer),
     }
+
+
+def _gossip(wrapper: Wrapper, service: GossipService) -> _Handlers:
+    gossip = Method(
+        "Gossip", Right.READ, CallKind.STREAM, peers=True, peers_only=True, endless=True
+    )
+    return {gossip.name: wrapper.bidi(gossip, service.gossip)}
 
 
 def _admin(wrapper: Wrapper) -> _Handlers:

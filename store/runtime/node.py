@@ -32,6 +32,7 @@ from store.rpc.listeners import BindError, bind_error, stop_all
 from store.rpc.tls import TlsError
 from store.runtime.database import database_host
 from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
+from store.runtime.gossiping import Gossiping, open_gossip
 from store.runtime.identity import kept_node_id
 from store.runtime.limits import (
     DRAIN_NOTICE_S,
@@ -73,6 +74,7 @@ class Node:
         self._host = database_host(config, self._host_event)
         self._wiring: Wiring | None = None
         self._monitor: DatabaseMonitor | None = None
+        self._gossiping: Gossiping | None = None
         self._ending = asyncio.Event()
 
     async def run(self) -> None:
@@ -134,7 +136,18 @@ class Node:
         peering = open_peering(
             stack, config, wiring, identity, policy=self._policy, metrics=self._metrics
         )
-        context = self._rpc_context(identity, wiring, peering)
+        gossiping = await open_gossip(
+            stack,
+            config,
+            wiring,
+            identity,
+            dialer=peering.dialer,
+            peers=peering.peers,
+            policy=self._policy,
+            metrics=self._metrics,
+        )
+        self._gossiping = gossiping
+        context = self._rpc_context(identity, wiring, peering, gossiping)
         listeners = bind_listeners(config, wiring.services, context)
         stack.push_async_callback(stop_all, listeners.all, 0)
         for listener in listeners.all:
@@ -169,7 +182,9 @@ class Node:
         tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.reload_if_changed)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
 
-    def _rpc_context(self, identity: NodeIdentity, wiring: Wiring, peering: Peering) -> RpcContext:
+    def _rpc_context(
+        self, identity: NodeIdentity, wiring: Wiring, peering: Peering, gossiping: Gossiping
+    ) -> RpcContext:
         async def state() -> NodeState:
             summary = await wiring.services.reader.summary()
             return NodeState(
@@ -179,6 +194,7 @@ class Node:
                 newest_timestamp_ns=summary.newest_timestamp_ns,
                 index_entries=wiring.reconcilable.index_entries,
                 index_start_ns=wiring.reconcilable.index_start_ns,
+                gossip=await gossiping.state(),
             )
 
         return RpcContext(
@@ -195,6 +211,8 @@ class Node:
             drain=self._drain,
             exchange=peering.synchronizer,
             sessions=peering.sessions,
+            gossip=gossiping.links,
+            confirmations=gossiping.confirmations,
         )
 
     def _tell_ready(self, listeners: Listeners, metrics_address: str, node_id: str) -> None:
@@ -218,6 +236,8 @@ class Node:
         self._readiness.set(Obstacle.DRAINING, present=True)
         await asyncio.sleep(DRAIN_NOTICE_S)
         self._drain.begin()
+        if self._gossiping is not None:
+            self._gossiping.drain()
         await stop_all(listeners.all, self._config.drain_timeout / NS_PER_S)
 
     # What happens meanwhile
@@ -225,6 +245,8 @@ class Node:
     async def _render_metrics(self) -> bytes:
         if self._telemetry is None:
             return self._metrics.render()
+        if self._gossiping is not None:
+            self._gossiping.measure(self._metrics)
         return await self._telemetry.render()
 
     def _ready_changed(self, ready: bool) -> None:

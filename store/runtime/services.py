@@ -7,11 +7,14 @@ opened on, in the reverse order.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 from message.limits import NS_PER_S
 from store.config.node import NodeConfig
+from store.db.backlog import CommitRow
 from store.db.feed import DatabaseFeed
 from store.db.handover import Handover
 from store.db.hot_index import HotIndex, index_window_ns
@@ -20,6 +23,8 @@ from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings, complete_url
 from store.db.reader import DatabaseReader
 from store.db.sds import DatabaseSdsReader
+from store.db.tracking import Tracking
+from store.db.unread import UnreadEvents
 from store.db.views import DatabaseReconcilable
 from store.db.writer import DatabaseWriter
 from store.domain.hub import Place
@@ -37,6 +42,39 @@ _ROUTINE_EVENTS = frozenset(
 )
 
 
+class CommitListener(Protocol):
+    """Whoever follows what is committed."""
+
+    def commits(self, commits: Sequence[CommitRow]) -> None:
+        """Hear of commits, in their order; of some again."""
+        ...
+
+    def lost(self) -> None:
+        """Commits were lost."""
+        ...
+
+
+class CommitListeners:
+    """Passes on what the feed tells; listeners may be added while it does."""
+
+    def __init__(self, listeners: Sequence[CommitListener]) -> None:
+        self._listeners = list(listeners)
+
+    def add(self, listener: CommitListener) -> None:
+        """Tell another one too, from now on."""
+        self._listeners.append(listener)
+
+    def commits(self, commits: Sequence[CommitRow]) -> None:
+        """Tell all of commits."""
+        for listener in self._listeners:
+            listener.commits(commits)
+
+    def lost(self) -> None:
+        """Tell all that commits were lost."""
+        for listener in self._listeners:
+            listener.lost()
+
+
 @dataclass(frozen=True, slots=True)
 class Wiring:
     """The parts that work on the database, running."""
@@ -46,6 +84,9 @@ class Wiring:
     maintainer: Maintainer
     feed: DatabaseFeed
     reconcilable: DatabaseReconcilable
+    unread: UnreadEvents
+    tracking: Tracking | None
+    commits: CommitListeners
 
     def move(self, url: str) -> None:
         """Go on at another address of the same database: new connections are made there."""
@@ -64,23 +105,26 @@ async def open_wiring(
     """
     database = await Database.open(url, _pool_settings(config))
     stack.push_async_callback(database.close)
-    handover = Handover()
+    handover, unread = Handover(), UnreadEvents(database)
+    tracking = Tracking(unread, config.max_confirms) if config.gossip else None
     partitions = PartitionMap(time.time_ns, config.retention)
-    writer = DatabaseWriter(database, partitions, handover=handover)
+    writer = DatabaseWriter(database, partitions, handover=handover, tracking=tracking)
     await writer.start()
     stack.push_async_callback(writer.stop)
     hot = _hot_index(config, database, handover)
     page_bytes = request_limits(config).page_bytes
 
+    commits = CommitListeners([hot])
+
     def lost(reached: Place, left: Place) -> None:
         _LOG.error("commits_lost", reached=reached[0], newest=left[0])
-        hot.lost()
+        commits.lost()
 
     feed = DatabaseFeed(
         database,
         on_lost=lost,
         on_failed=_feed_failed,
-        on_commits=hot.commits,
+        on_commits=commits.commits,
         page_bytes=page_bytes,
     )
     await feed.start()
@@ -90,7 +134,16 @@ async def open_wiring(
     reader = DatabaseReader(database, lambda: feed.messages_ever, page_bytes)
     services = Services(writer, reader, feed, DatabaseSdsReader(database, page_bytes))
     maintainer = _maintainer(config, database, metrics)
-    return Wiring(database, services, maintainer, feed, DatabaseReconcilable(database, hot))
+    return Wiring(
+        database,
+        services,
+        maintainer,
+        feed,
+        DatabaseReconcilable(database, hot),
+        unread,
+        tracking,
+        commits,
+    )
 
 
 def _pool_settings(config: NodeConfig) -> PoolSettings:

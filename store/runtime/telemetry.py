@@ -52,12 +52,16 @@ class Telemetry:
         self._summarised_s = self._clock()
         try:
             summary = await self._wiring.services.reader.summary()
+            unread = await self._wiring.unread.summary()
         except (StoreUnavailable, StoreBusy):
             return
         self._policy.raise_horizon(summary.horizon_ns)
         self._metrics.messages.set(summary.messages)
         self._metrics.oldest_timestamp_seconds.set(summary.oldest_timestamp_ns / NS_PER_S)
         self._metrics.newest_timestamp_seconds.set(summary.newest_timestamp_ns / NS_PER_S)
+        self._metrics.unread_events.set(unread.count)
+        self._metrics.unread_oldest_seconds.set(unread.oldest_ns / NS_PER_S)
+        self._metrics.waiting_events.set(unread.waiting)
 
     def _read_pools(self) -> None:
         connections = self._metrics.pool_connections

@@ -4,7 +4,12 @@ from google.protobuf.descriptor import Descriptor
 
 from tests.layering.sources import ROOT
 from wire.sds.v1 import message_pb2 as sds_pb2
-from wire.storenode.internal.v1 import publish_raw_pb2, sds_raw_pb2, transfer_raw_pb2
+from wire.storenode.internal.v1 import (
+    gossip_raw_pb2,
+    publish_raw_pb2,
+    sds_raw_pb2,
+    transfer_raw_pb2,
+)
 from wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
 from wire.waku.message.v1 import message_pb2 as waku_pb2
 from wire.waku.store.v3 import store_pb2 as query_pb2
@@ -12,6 +17,7 @@ from wire.waku.sync.transfer.v1 import transfer_pb2
 
 MODULES = [
     admin_pb2,
+    gossip_raw_pb2,
     peer_pb2,
     publish_raw_pb2,
     query_pb2,
@@ -75,3 +81,15 @@ def test_the_raw_transfer_frame_differs_in_one_field_only() -> None:
     assert shape(raw, TRANSFERRED_MESSAGES) == shape(public, TRANSFERRED_MESSAGES)
     field = raw.fields_by_number[TRANSFERRED_MESSAGES]
     assert (field.name, field.type, field.is_repeated) == ("messages", field.TYPE_BYTES, True)
+
+
+def test_the_raw_gossip_frame_differs_in_its_messages_only() -> None:
+    raw = gossip_raw_pb2.RawGossipFrame.DESCRIPTOR
+    public = peer_pb2.GossipFrame.DESCRIPTOR
+    assert shape(raw, 0) == shape(public, 0)
+    kinds = [field.message_type.full_name for field in public.fields]
+    assert [field.message_type.full_name for field in raw.fields][1:] == kinds[1:]
+    (messages,) = gossip_raw_pb2.RawEvents.DESCRIPTOR.fields
+    (published,) = peer_pb2.Events.DESCRIPTOR.fields
+    assert (messages.number, messages.name) == (published.number, published.name)
+    assert (messages.type, messages.is_repeated) == (messages.TYPE_BYTES, published.is_repeated)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ from tests.support.node import NodeProcess
 PUBSUB = "/waku/2/rs/1/0"
 CONTENT = "/fleet/1/chat/proto"
 NS_PER_S = 1_000_000_000
-OWN_SCHEDULE = ("--sync-interval", "0")
+PATIENCE_S = 60.0
+OWN_SCHEDULE = ("--sync-interval", "0", "--gossip", "off")
 """Nothing but what a test asks for."""
 
 
@@ -87,6 +89,16 @@ def status(node: NodeProcess) -> dict[str, Any]:
     """``storenode status --json``."""
     (found,) = Command.of(node).ok("status", "--json").objects
     return dict(found)
+
+
+def exchanging(node: NodeProcess, peers: int) -> dict[str, Any]:
+    """Wait until a node has streams of gossip with so many others; what it says of gossip then."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        gossip: dict[str, Any] = status(node)["gossip"]
+        if sum(peer["connected"] for peer in gossip["peers"]) == peers:
+            return gossip
+        assert time.monotonic() < deadline, gossip
 
 
 @dataclass

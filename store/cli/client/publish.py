@@ -123,7 +123,7 @@ class _Input:
     default=0,
     show_default=True,
     section=_CONFIRMATION,
-    help="Other nodes that must confirm each message.",
+    help="Other stores that must have each message before the answer.",
 )
 @option(
     "--confirm-timeout",
@@ -238,4 +238,7 @@ def _print(out: Output, message: WakuMessageAndTopic, result: PublishResult, *, 
         parts.append(safe(view.message_id))
     if result.reason:
         parts.append(safe(result.reason))
+    elif result.confirms:
+        stores = "store" if result.confirms == 1 else "stores"
+        parts.append(f"confirmed by {result.confirms:,} other {stores}")
     out.line("  ".join(parts))

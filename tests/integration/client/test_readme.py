@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import Command
+from tests.support.fleet import exchanging
 from tests.support.node import COMMAND, clean_environment, running_node
 
 ROOT = Path(__file__).parents[3]
@@ -128,6 +129,8 @@ def test_two_stores_are_peers_as_the_readme_tells_it(tmp_path: Path, path: str) 
         running_node(tmp_path / "b", *own_schedule, "--peer", a.peer) as b,
     ):
         env = {"PATH": path, "A": a.listen, "B": b.listen, "ADMIN_B": b.admin}
+        for node in (a, b):
+            exchanging(node, 1)
         run_in_one_shell(steps(section(FIRST_PEER)), env)
 
 

@@ -48,6 +48,7 @@ class NodeStatus(_message.Message):
     STORE_ID_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     INDEX_START_FIELD_NUMBER: _builtins.int
+    GOSSIP_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     node_id: _builtins.str
     ready: _builtins.bool
@@ -68,6 +69,10 @@ class NodeStatus(_message.Message):
     def resume(self) -> Global___ResumeStatus:
         """unset: there was no gap at the start"""
 
+    @_builtins.property
+    def gossip(self) -> Global___GossipStatus:
+        """unset: switched off"""
+
     def __init__(
         self,
         *,
@@ -82,14 +87,88 @@ class NodeStatus(_message.Message):
         store_id: _builtins.str = ...,
         resume: Global___ResumeStatus | None = ...,
         index_start: _builtins.int = ...,
+        gossip: Global___GossipStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gossip", b"gossip", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "ready", b"ready", "resume", b"resume", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gossip", b"gossip", "index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "ready", b"ready", "resume", b"resume", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
+
+@_typing.final
+class GossipStatus(_message.Message):
+    """The live exchange with other stores."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNREAD_FIELD_NUMBER: _builtins.int
+    OLDEST_UNREAD_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    unread: _builtins.int
+    """messages that too few other stores have confirmed"""
+    oldest_unread: _builtins.int
+    """nanoseconds for which the oldest of them has waited"""
+    waiting: _builtins.int
+    """messages whose parents are missing"""
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___GossipPeer]:
+        """those that are connected, and those that are turned away"""
+
+    def __init__(
+        self,
+        *,
+        unread: _builtins.int = ...,
+        oldest_unread: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        peers: _abc.Iterable[Global___GossipPeer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["oldest_unread", b"oldest_unread", "peers", b"peers", "unread", b"unread", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GossipStatus: _TypeAlias = GossipStatus  # noqa: Y015
+
+@_typing.final
+class GossipPeer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    CONNECTED_FIELD_NUMBER: _builtins.int
+    SLOWED_FIELD_NUMBER: _builtins.int
+    CUT_OFF_UNTIL_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    store_id: _builtins.str
+    connected: _builtins.bool
+    slowed: _builtins.bool
+    """for its faults"""
+    cut_off_until: _builtins.int
+    """Unix nanoseconds; 0: it is not"""
+    reason: _builtins.str
+    """why it is turned away"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        store_id: _builtins.str = ...,
+        connected: _builtins.bool = ...,
+        slowed: _builtins.bool = ...,
+        cut_off_until: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connected", b"connected", "cut_off_until", b"cut_off_until", "node_id", b"node_id", "reason", b"reason", "slowed", b"slowed", "store_id", b"store_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GossipPeer: _TypeAlias = GossipPeer  # noqa: Y015
 
 @_typing.final
 class ResumeStatus(_message.Message):

@@ -1,0 +1,132 @@
+"""Frames of gossip: bytes of a stream into what the machine takes, and back.
+
+Source: the schema of ``GossipFrame``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from gossip.events import (
+    Bodies,
+    Events,
+    FrameIn,
+    FrameOut,
+    GetEvents,
+    Inventory,
+    SyncLeaves,
+)
+from message.limits import HASH_BYTES
+from message.validate import MalformedMessage
+from message.varint import delimited, varint
+from store.domain.door import Door, Published
+from store.rpc.failure import malformed, over_limit
+from store.rpc.gossip_limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
+from store.rpc.publish import chunk_messages
+from wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
+from wire.storenode.v1 import peer_pb2
+
+_EVENTS: Final = b"\x0a"
+_INV: Final = b"\x12"
+_GET_EVENTS: Final = b"\x1a"
+_SYNC_LEAVES: Final = b"\x22"
+_MESSAGE: Final = b"\x0a"
+_ID: Final = b"\x0a" + varint(HASH_BYTES)
+_REST_XOR: Final = b"\x12" + varint(HASH_BYTES)
+_REST_COUNT: Final = b"\x18"
+_NO_REST: Final = bytes(HASH_BYTES)
+_NO_FRAME: Final = "the frame is no GossipFrame: encode it as the schema says"
+
+
+def encode_gossip(frame: FrameOut) -> bytes:
+    """The bytes of a frame to send."""
+    match frame:
+        case Events():
+            body = b"".join([delimited(_MESSAGE, message) for message in frame.messages])
+            return delimited(_EVENTS, body)
+        case Inventory():
+            return delimited(_INV, _ids(frame.ids))
+        case GetEvents():
+            return delimited(_GET_EVENTS, _ids(frame.ids))
+        case SyncLeaves():
+            rest = b""
+            if frame.rest_count:
+                rest = _REST_XOR + frame.rest_xor + _REST_COUNT + varint(frame.rest_count)
+            return delimited(_SYNC_LEAVES, _ids(frame.ids) + rest)
+
+
+async def decode_gossip(frame: bytes, door: Door) -> FrameIn:
+    """Read a frame; messages are judged by the door, which lets others have a turn now and then.
+
+    Raises:
+        RpcFailure: INVALID_ARGUMENT, it is none; RESOURCE_EXHAUSTED, it passes a limit.
+    """
+    if len(frame) > MAX_GOSSIP_FRAME_BYTES:
+        raise over_limit(
+            f"the frame has {len(frame):,} bytes: send {MAX_GOSSIP_FRAME_BYTES:,} at most"
+        )
+    try:
+        raw = RawGossipFrame.FromString(frame)
+    except DecodeError:
+        raise malformed(_NO_FRAME) from None
+    match raw.WhichOneof("kind"):
+        case "events":
+            return await _bodies(raw.events.messages, len(frame), door)
+        case "inv":
+            return Inventory(_checked(raw.inv))
+        case "get_events":
+            return GetEvents(_checked(raw.get_events))
+        case "sync_leaves":
+            return _leaves(raw.sync_leaves)
+        case _:
+            raise malformed("the frame holds nothing that this version knows: send one of its kind")
+
+
+def _ids(ids: Sequence[bytes]) -> bytes:
+    return _ID + _ID.join(ids) if ids else b""
+
+
+def _checked(inventory: peer_pb2.Inventory) -> list[bytes]:
+    _check_count(len(inventory.ids))
+    ids = list(inventory.ids)
+    if set(map(len, ids)) - {HASH_BYTES}:
+        raise malformed(f"an ID of the frame has not {HASH_BYTES} bytes: send message hashes")
+    return ids
+
+
+def _leaves(inventory: peer_pb2.Inventory) -> SyncLeaves:
+    ids = _checked(inventory)
+    rest = inventory.rest_xor if inventory.HasField("rest_xor") else _NO_REST
+    if len(rest) != HASH_BYTES:
+        raise malformed(f"rest_xor has {len(rest)} bytes: send {HASH_BYTES}")
+    return SyncLeaves(ids, rest, inventory.rest_count)
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_GOSSIP_ENTRIES:
+        raise over_limit(f"the frame has {count:,} entries: send {MAX_GOSSIP_ENTRIES:,} at most")
+
+
+async def _bodies(messages: Sequence[bytes], size_bytes: int, door: Door) -> Bodies:
+    count = len(messages)
+    _check_count(count)
+    step = chunk_messages(count, size_bytes)
+    for start in range(0, count, step):
+        if start:
+            await asyncio.sleep(0)
+        try:
+            door.admit_encoded(messages[start : start + step])
+        except MalformedMessage:
+            raise malformed(_NO_FRAME) from None
+    published = door.published
+    return Bodies(published.batch, _refused(published), size_bytes)
+
+
+def _refused(published: Published) -> list[tuple[bytes, str]]:
+    return [
+        (published.hashes[index], refusal.label) for index, refusal in published.refusals.items()
+    ]

@@ -1,0 +1,12 @@
+"""Bounds of the streams of gossip; those of what is in them are in ``gossip.limits``."""
+
+from typing import Final
+
+MAX_GOSSIP_FRAME_BYTES: Final = 4 * 1024 * 1024
+"""A ``GossipFrame``; a larger one ends the stream."""
+
+MAX_GOSSIP_ENTRIES: Final = 8_192
+"""Messages or IDs in a ``GossipFrame``."""
+
+GOSSIP_WRITE_TIMEOUT_S: Final = 60.0
+"""A peer that takes no frame of gossip for so long hangs."""

@@ -1,0 +1,215 @@
+"""Who waits until other stores have confirmed what this node has stored.
+
+A wait ends when each of its messages has enough confirmations, when its time is up, or at once
+where so many cannot come. Confirmations reach this node as gossip; nodes on the same database write
+theirs into its table of unread events, which is looked at while somebody waits for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.unread import Confirmation, UnreadEvent
+
+DEFAULT_TIMEOUT_S: Final = 5.0
+MAX_TIMEOUT_S: Final = 300.0
+"""How long a publisher waits that says nothing, and the longest that it may wait."""
+
+MAX_WAITS: Final = 4_096
+MAX_AWAITED: Final = 262_144
+"""Requests that wait, and messages that they wait for; what comes beyond is answered at once."""
+
+MAX_REMEMBERED: Final = 65_536
+"""Confirmed messages of which is remembered how many stores have confirmed them."""
+
+POLL_S: Final = 0.25
+"""How often the database is asked, from so long after the beginning of a wait on."""
+
+_STOPPING: Final = "the node is stopping"
+
+
+class UnreadTable(Protocol):
+    """The unread events that nodes on one database share."""
+
+    async def of(self, hashes: Sequence[bytes]) -> list[UnreadEvent]:
+        """Those of some messages that are unread, or were given up."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """A request; ``lacking``: messages that have too few confirmations as yet."""
+
+    min_confirms: int
+    lacking: set[bytes]
+    began_s: float
+    ended: asyncio.Future[str]
+
+
+class Confirming:
+    """Implements `store.domain.unread.Confirmations`; all on the event loop's thread.
+
+    ``reach``: how many other stores may confirm at present. ``is_tracked``: False for messages
+    that are in no table. ``want``: asks for confirmations of what was held before, by so many
+    stores.
+    """
+
+    def __init__(
+        self,
+        table: UnreadTable,
+        *,
+        reach: Callable[[], int],
+        is_tracked: Callable[[bytes], bool],
+        want: Callable[[Sequence[bytes], int], None],
+        most_tracked: int,
+    ) -> None:
+        self._table = table
+        self._reach = reach
+        self._is_tracked = is_tracked
+        self._want = want
+        self._most_tracked = most_tracked
+        self._loop = asyncio.get_running_loop()
+        self._counts: OrderedDict[bytes, int] = OrderedDict()
+        self._waits: dict[bytes, list[_Wait]] = {}
+        self._open: set[_Wait] = set()
+        self._poll: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    def __len__(self) -> int:
+        """Count the requests that wait."""
+        return len(self._open)
+
+    def stop(self) -> None:
+        """Answer all who wait."""
+        self._stopped = True
+        for wait in list(self._open):
+            self._end(wait, _STOPPING)
+        if self._poll is not None:
+            self._poll.cancel()
+
+    def confirm(self, hashes: Sequence[bytes], counts: Sequence[int]) -> None:
+        """So many stores have confirmed each of these now."""
+        for digest, count in zip(hashes, counts, strict=True):
+            self._count(digest, count)
+        while len(self._counts) > MAX_REMEMBERED:
+            self._counts.popitem(last=False)
+
+    async def confirmed(
+        self,
+        hashes: Sequence[bytes],
+        stored: Sequence[bool],
+        min_confirms: int,
+        timeout_s: float | None,
+    ) -> list[Confirmation]:
+        """Wait for confirmations (see `store.domain.unread.Confirmations`)."""
+        given_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+        limit_s = min(max(given_s, 0.0), MAX_TIMEOUT_S)
+        counts = self._counts
+        held = [digest for digest, new in zip(hashes, stored, strict=True) if not new]
+        if held:
+            self._want(held, min_confirms)
+        lacking = {digest for digest in hashes if counts.get(digest, 0) < min_confirms}
+        reason = ""
+        if lacking:
+            reason = self._hopeless(lacking, min_confirms) or await self._wait(
+                lacking, min_confirms, limit_s
+            )
+        return [self._confirmation(digest, min_confirms, reason) for digest in hashes]
+
+    def _hopeless(self, lacking: set[bytes], min_confirms: int) -> str:
+        """Why not to wait; empty: wait."""
+        if self._stopped:
+            return _STOPPING
+        reach = self._reach()
+        if reach < min_confirms and all(
+            self._counts.get(digest, 0) + reach < min_confirms for digest in lacking
+        ):
+            stores = "1 other store" if reach == 1 else f"{reach} other stores"
+            return f"this node exchanges messages with {stores} at present"
+        awaited = sum(len(wait.lacking) for wait in self._open)
+        if len(self._open) >= MAX_WAITS or awaited + len(lacking) > MAX_AWAITED:
+            return "too many publishers wait for confirmations already"
+        return ""
+
+    async def _wait(self, lacking: set[bytes], min_confirms: int, limit_s: float) -> str:
+        """Why the wait has ended; empty: all have been confirmed."""
+        wait = _Wait(min_confirms, set(lacking), self._loop.time(), self._loop.create_future())
+        self._open.add(wait)
+        for digest in lacking:
+            self._waits.setdefault(digest, []).append(wait)
+        if self._poll is None or self._poll.done():
+            self._poll = asyncio.create_task(self._keep_polling(), name="confirmations")
+        try:
+            async with asyncio.timeout(limit_s):
+                return await wait.ended
+        except TimeoutError:
+            return f"no more have within {limit_s:g} s"
+        finally:
+            self._forget(wait, lacking)
+
+    def _confirmation(self, digest: bytes, min_confirms: int, reason: str) -> Confirmation:
+        count = self._counts.get(digest, 0)
+        if count >= min_confirms:
+            return Confirmation(count)
+        return Confirmation(
+            count,
+            f"{count} of {min_confirms} stores confirmed: {reason}; the message is stored here",
+        )
+
+    def _count(self, digest: bytes, count: int) -> None:
+        known = self._counts.get(digest, 0)
+        if count <= known:
+            return
+        self._counts[digest] = count
+        self._counts.move_to_end(digest)
+        for wait in self._waits.get(digest, ()):
+            if count >= wait.min_confirms:
+                wait.lacking.discard(digest)
+                if not wait.lacking:
+                    self._end(wait, "")
+
+    @staticmethod
+    def _end(wait: _Wait, reason: str) -> None:
+        if not wait.ended.done():
+            wait.ended.set_result(reason)
+
+    def _forget(self, wait: _Wait, awaited: set[bytes]) -> None:
+        self._open.discard(wait)
+        for digest in awaited:
+            waits = self._waits[digest]
+            waits.remove(wait)
+            if not waits:
+                del self._waits[digest]
+
+    async def _keep_polling(self) -> None:
+        """Look whether another node on the database was told, until nobody waits."""
+        while self._open:
+            await asyncio.sleep(POLL_S)
+            oldest_s = self._loop.time() - POLL_S
+            lacking = {
+                digest for wait in self._open if wait.began_s <= oldest_s for digest in wait.lacking
+            }
+            if lacking:
+                with contextlib.suppress(StoreUnavailable, StoreBusy):
+                    await self._ask(list(lacking))
+
+    async def _ask(self, hashes: Sequence[bytes]) -> None:
+        found = {event.message_hash: event for event in await self._table.of(hashes)}
+        counts = []
+        for digest in hashes:
+            event = found.get(digest)
+            counts.append(self._count_of_gone(digest) if event is None else len(event.stores))
+        self.confirm(hashes, counts)
+
+    def _count_of_gone(self, digest: bytes) -> int:
+        """What is tracked goes from the table when as many have confirmed it as anybody wants."""
+        if not self._is_tracked(digest):
+            return 0
+        wanted = [wait.min_confirms for wait in self._waits.get(digest, ())]
+        return min(max(wanted, default=0), self._most_tracked)

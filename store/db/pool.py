@@ -57,7 +57,11 @@ _EXHAUSTED: Final = (pg.DiskFull, pg.OutOfMemory, pg.InsufficientResources)
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """Sizes of the pools (connections) and how long a caller waits for the database (seconds)."""
+    """Sizes of the pools (connections) and how long a caller waits for the database (seconds).
+
+    ``write_patience_s`` is for a database that is away; ``commit_patience_s`` also for one that
+    takes a batch and does not commit it, as when its synchronous standby is away.
+    """
 
     write_connections: int = 4
     read_connections: int = 6
@@ -65,6 +69,7 @@ class PoolSettings:
     connect_timeout_s: int = 5
     read_patience_s: float = 5.0
     write_patience_s: float = 30.0
+    commit_patience_s: float = 60.0
 
 
 def is_transient(error: BaseException) -> bool:

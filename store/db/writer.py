@@ -39,7 +39,7 @@ from store.db.pool import (
 from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.topics import KnownTopics
 from store.db.tracking import Tracking, Written
-from store.domain.ports import Source, StoreBusy
+from store.domain.ports import Source, StoreBusy, StoreUnavailable
 
 MAX_GROUP_MESSAGES: Final = 10_000
 """A group takes about 60 ms. To begin its COPYs costs 2 ms, shared by so many messages."""
@@ -213,7 +213,20 @@ class DatabaseWriter:
         self._queue.append(_Waiting(batch, source, size, min_confirms, answer))
         self._queued_bytes += size
         self._arrived.set()
-        return await answer
+        return await self._in_time(answer)
+
+    async def _in_time(self, answer: asyncio.Future[list[bool]]) -> list[bool]:
+        # What is being written goes on: to cut a commit short that waits for the standby would
+        # show messages that may yet be lost.
+        patience_s = self._database.settings.commit_patience_s
+        try:
+            async with asyncio.timeout(patience_s):
+                return await answer
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"the database has not committed within {patience_s:g} s, as when its synchronous"
+                " standby is away: the messages may be stored or not; publish them again"
+            ) from None
 
     async def _work(self) -> None:
         while True:

@@ -1,0 +1,83 @@
+"""Publishing while the synchronous standby is away: an answer in bounded time, and never a yes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from itertools import count
+
+import pytest
+
+from message.record import RecordBatch
+from message.validate import Policy
+from store.client.messages import new_message
+from store.db.partitions import PartitionMap
+from store.db.pool import Database, PoolSettings
+from store.db.writer import DatabaseWriter
+from store.domain.door import Door
+from store.domain.ports import Source, StoreUnavailable
+from tests.faults.processes import until
+from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS
+from tests.support.cluster import ClusterServer
+
+COMMIT_PATIENCE_S = 2.0
+WAITING = "select pid from pg_stat_activity where wait_event = 'SyncRep' and query = 'COMMIT'"
+STORED = "select count(*) from storenode.messages where hash = %s"
+
+
+def judged(number: int) -> RecordBatch:
+    """One message that may be stored."""
+    door = Door(Policy(max_drift_ns=None), time.time_ns(), Source.CLIENT)
+    door.admit([new_message(b"%d" % number, TOPICS[0], PUBSUB, time.time_ns())])
+    return door.published.batch
+
+
+def wait_for(server: ClusterServer, standby: str) -> None:
+    """Make commits wait for a standby; none when its name is empty."""
+    server.set(synchronous_standby_names=standby)
+    server.ask("select pg_reload_conf()")
+
+
+async def stuck(
+    writer: DatabaseWriter, server: ClusterServer
+) -> tuple[RecordBatch, asyncio.Task[object]]:
+    """Store messages until the commit of one waits for the standby; that one."""
+    for number in count():
+        batch = judged(number)
+        storing = asyncio.create_task(writer.store(batch, Source.CLIENT))
+        await until(lambda: bool(server.ask(WAITING)) or storing.done())  # noqa: B023 - awaited here
+        if not storing.done():
+            return batch, storing
+        with contextlib.suppress(StoreUnavailable):
+            await storing
+    raise AssertionError
+
+
+async def test_an_answer_comes_in_time_and_nothing_is_cut_short(server: ClusterServer) -> None:
+    database = await Database.open(server.url, PoolSettings(commit_patience_s=COMMIT_PATIENCE_S))
+    writer = DatabaseWriter(database, PartitionMap(time.time_ns))
+    await writer.start()
+    try:
+        await writer.store(judged(-1), Source.CLIENT)
+        wait_for(server, "nobody")
+        batch, storing = await stuck(writer, server)
+        with pytest.raises(StoreUnavailable, match="has not committed within 2 s"):
+            await storing
+        with pytest.raises(StoreUnavailable):
+            await writer.store(batch, Source.CLIENT)
+        # A wait that was cut short would show a message that the standby lacks.
+        assert server.ask(STORED, batch.hashes[0]) == [(0,)]
+        wait_for(server, "")
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    assert await writer.store(batch, Source.CLIENT) == [False]
+                    break
+                except StoreUnavailable:
+                    continue
+        assert server.ask(STORED, batch.hashes[0]) == [(1,)]
+    finally:
+        wait_for(server, "")
+        await writer.stop()
+        await database.close()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 
 import pytest
 
 from store.client.errors import NodeError
 from store.client.messages import new_message
-from store.client.node import connect, content_filter
+from store.client.node import NodeClient, connect, content_filter
 from store.client.types import PublishResult, WakuMessageAndTopic
 from tests.faults.processes import until
 from tests.support.acknowledged import (
@@ -104,7 +104,18 @@ async def test_a_commit_that_did_not_wait_for_the_standby_is_not_acknowledged(
     assert ledger.outcomes[PublishResult.STORED] == len(ledger.sent), "they were lost, and stored"
     for node in nodes:
         async with connect(node.listen) as client:
-            assert await found_by_hash(client, ledger.sent) == ledger.sent
+            assert await found_when_ready(client, ledger.sent) == ledger.sent
+
+
+async def found_when_ready(client: NodeClient, wanted: Iterable[bytes]) -> set[bytes]:
+    """Which of some messages a node finds, once it is connected to the server that there is now."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await found_by_hash(client, wanted)
+            except NodeError as error:
+                if not error.unreachable:
+                    raise
 
 
 async def test_what_a_lagging_standby_lost_is_not_passed_over_in_silence(

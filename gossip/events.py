@@ -7,7 +7,9 @@ bytes. All times are nanoseconds of a clock that never jumps; ages are differenc
 How a driver goes about it:
 
 1. At the start, before the first `PeerJoined`: `Committed` with the newest messages that are held
-   (a few thousand, oldest first, ``fresh`` False), then `Restored` with the unread events.
+   (a few thousand, oldest first, ``fresh`` False), then `Restored` with the unread events; and
+   `Restored` again every now and then, since another node on this database, or a transaction that
+   has outlived its node, may have added to them.
 2. From then on, from the commit feed: `Committed` with what is new in the database, whoever stored
    it: a client, a transfer, gossip, a restore, another node on the same database. A batch may be
    told again, and may overtake `Persisted`.
@@ -193,10 +195,7 @@ class UnreadEvent:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Unread events from the database: at the start, or because another node added to them.
-
-    Confirmations are merged with those that are known.
-    """
+    """Unread events from the database, at the start and later; merged with what is known."""
 
     unread: Sequence[UnreadEvent]
 

@@ -13,6 +13,7 @@ from gossip.events import (
     Holds,
     Publishing,
     Restored,
+    UnreadEvent,
     Waiting,
     Wanted,
     What,
@@ -69,7 +70,7 @@ class Holding:
             for voice in event.stores:
                 core.restore_confirm(event.id, voice)
             if event.missing:
-                self._doubt(event.id, event.missing, 1)
+                self._restore_waiting(event)
 
     def holds(self, given: Holds) -> None:
         """A store holds something, as is known by another way."""
@@ -93,6 +94,7 @@ class Holding:
         if place >= 0:
             if fresh and seen.quiet[place]:
                 self._begin(digest, place)
+            core.note_waiting(core.waiting.find(digest))
             return 0
         depth, holders = self._origin(digest)
         place = seen.add(digest, quiet=not fresh)
@@ -172,6 +174,17 @@ class Holding:
     def _tell(self, peer: Peer, digest: bytes) -> None:
         if not peer.tell(digest, self._core.config.queued_ids):
             self._core.count(What.IDS_UNANNOUNCED, 1)
+
+    def _restore_waiting(self, event: UnreadEvent) -> None:
+        """The database has an event waiting for parents; some may have come since."""
+        core = self._core
+        missing = [parent for parent in event.missing if parent not in core.seen]
+        if missing:
+            self._doubt(event.id, missing, 1)
+            for parent in missing:
+                core.waiting.lack(parent)
+        if len(missing) < len(event.missing):
+            core.note_waiting([event.id])
 
     def _doubt(self, event: bytes, parents: Sequence[bytes], depth: int) -> None:
         """Some parents of an event may be missing: look, and ask those who have the event."""

@@ -120,7 +120,8 @@ class Wanted:
         """A peer may deliver a message that is not known to be held; False: it has too many."""
         source = self.sources[peer]
         if digest in source.announced:
-            self._wants[digest].peers[peer] &= guess
+            if not guess:
+                self._have_announced(digest, peer)
             return True
         if len(source.announced) >= self._announced_ids:
             return False
@@ -272,6 +273,18 @@ class Wanted:
         assert source.asked <= _FULL_ROUNDS * self._round_ids
         assert len(source.rounds) <= MAX_ROUNDS
         assert all(round_.ids for round_ in source.rounds)
+
+    def _have_announced(self, digest: bytes, peer: str) -> None:
+        """What was a guess is announced now; if it was asked for, that was too early."""
+        want = self._wants[digest]
+        guess, want.peers[peer] = want.peers[peer], False
+        source = self.sources[peer]
+        if guess and self.is_asked(digest, peer):
+            self._close(source, digest)
+            if want.asked == peer:
+                self._reopen([digest], peer)
+            if want.state is State.OPEN:
+                source.open[digest] = None
 
     def _want(self, digest: bytes, depth: int) -> _Want:
         want = self._wants.get(digest)

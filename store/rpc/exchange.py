@@ -8,7 +8,7 @@ frees what a session holds however it ends. Between its two calls a session of a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,9 +31,16 @@ from store.domain.transfer import DEFAULT_LIMITS, Transfer
 from store.domain.transfer_events import Report
 from store.domain.transfer_limits import TransferLimits
 from store.rpc.context import NodeIdentity
+from store.rpc.gossip_limits import MAX_TOLD_IDS
 from store.rpc.limits import LARGE_PAYLOAD_BYTES, MAX_HORIZON_STEP_NS, MIN_KEPT_STEPS, THREADED_ROWS
 from store.rpc.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
 from store.rpc.transferring import TransferWork
+
+FoundListener = Callable[[str, str, Sequence[bytes]], None]
+
+
+def _pass_over(node_id: str, store_id: str, hashes: Sequence[bytes]) -> None:
+    """Nobody wants to know what a peer holds."""
 
 
 class GaveWay(Exception):
@@ -137,6 +144,8 @@ class Exchange:
             work.identity.node_id, work.identity.store_id, silence_ns=silence_ns
         )
         self.memory = PolicyMemory()
+        self.on_found: FoundListener = _pass_over
+        """Told of the node and the store of a peer that was found to hold what this store lacks."""
         self._large_turn = asyncio.Semaphore()
         self._tasks: dict[Session, asyncio.Task[Any]] = {}
         self._gave_way: set[Session] = set()
@@ -212,6 +221,7 @@ class Exchange:
     async def machine(self, session: Session, account: Account) -> Transfer:
         """The transfer of what a session has found."""
         limits, result = self.work.transfer_limits, account.result
+        self._tell_found(session)
         if session.own:
             limits = limits.with_grace()
 
@@ -229,6 +239,11 @@ class Exchange:
         if len(session.to_send) + len(session.to_receive) > THREADED_ROWS:
             return await asyncio.to_thread(make)
         return make()
+
+    def _tell_found(self, session: Session) -> None:
+        newest = session.to_receive[-MAX_TOLD_IDS:].pairs()
+        if newest:
+            self.on_found(session.node_id, session.store_id, [digest for _, digest in newest])
 
     def _expire(self, session: Session) -> None:
         self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")

@@ -181,10 +181,9 @@ class GossipNode:
         """A publisher wants confirmations of what was held before it came."""
         self._take(Wanted(hashes, min_confirms))
 
-    def holds(self, peer: str, store_id: str, hashes: Sequence[bytes]) -> None:
-        """A peer was found to hold these, by reconciliation."""
-        if self._machine is not None:
-            self._take(Holds(store_id, hashes, peer))
+    def found(self, peer: str, store_id: str, hashes: Sequence[bytes]) -> None:
+        """Reconciliation has found that a peer holds these, and this store does not."""
+        self._take(Holds(store_id, hashes, peer))
 
     def reach(self) -> int:
         """How many other stores may confirm: those that are joined, were lately, or may be soon."""

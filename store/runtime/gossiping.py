@@ -11,17 +11,16 @@ from gossip.config import GossipConfig
 from store.config.node import NodeConfig
 from store.db.gossip_reads import GossipReads
 from store.db.tracking import MAX_NEEDED
-from store.domain.ports import PeerAddress
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.observe.metrics import Metrics
 from store.rpc.context import NodeIdentity
-from store.rpc.dial import PeerDialer
 from store.rpc.failure import RpcFailure
 from store.rpc.gossiping import Links
 from store.runtime.confirming import Confirming
 from store.runtime.gossip import GossipNode
 from store.runtime.gossip_dialling import Dialling
 from store.runtime.gossip_work import GossipWork
+from store.runtime.peering import Peering
 from store.runtime.policy import PolicySource
 from store.runtime.services import Wiring
 from store.runtime.tasks import BackgroundTasks
@@ -70,8 +69,7 @@ async def open_gossip(
     wiring: Wiring,
     identity: NodeIdentity,
     *,
-    dialer: PeerDialer,
-    peers: tuple[PeerAddress, ...],
+    peering: Peering,
     policy: PolicySource,
     metrics: Metrics,
 ) -> Gossiping:
@@ -83,7 +81,7 @@ async def open_gossip(
         GossipReads(wiring.database), tracking, wiring.unread, wiring.services.writer, metrics
     )
     machine = GossipConfig(store_id=identity.store_id, max_confirms=config.max_confirms)
-    node = GossipNode(machine, work, policy.current, len(peers))
+    node = GossipNode(machine, work, policy.current, len(peering.peers))
     waiting = Confirming(
         wiring.unread,
         reach=node.reach,
@@ -92,7 +90,8 @@ async def open_gossip(
         most_tracked=MAX_NEEDED,
     )
     node.on_confirmed = waiting.confirm
-    links = Links(identity.node_id, node, dialer)
+    peering.sessions.on_found = node.found
+    links = Links(identity.node_id, node, peering.dialer)
     tasks = BackgroundTasks()
     stack.callback(node.stop)
     stack.push_async_callback(tasks.stop)
@@ -100,6 +99,6 @@ async def open_gossip(
     stack.callback(links.close, RpcFailure(grpc.StatusCode.UNAVAILABLE, "the node is stopping"))
     wiring.commits.add(node)
     tasks.start("gossip", node.run)
-    for peer in peers:
+    for peer in peering.peers:
         tasks.start(f"gossip with {peer}", Dialling(peer, links, node.ready).run)
     return Gossiping(wiring, links, node, waiting)

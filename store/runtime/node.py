@@ -141,8 +141,7 @@ class Node:
             config,
             wiring,
             identity,
-            dialer=peering.dialer,
-            peers=peering.peers,
+            peering=peering,
             policy=self._policy,
             metrics=self._metrics,
         )

@@ -87,8 +87,8 @@ def test_the_raw_gossip_frame_differs_in_its_messages_only() -> None:
     raw = gossip_raw_pb2.RawGossipFrame.DESCRIPTOR
     public = peer_pb2.GossipFrame.DESCRIPTOR
     assert shape(raw, 0) == shape(public, 0)
-    kinds = [field.message_type.full_name for field in public.fields]
-    assert [field.message_type.full_name for field in raw.fields][1:] == kinds[1:]
+    kinds = [[field.message_type for field in kind.fields] for kind in (raw, public)]
+    assert kinds[0][1:] == kinds[1][1:]
     (messages,) = gossip_raw_pb2.RawEvents.DESCRIPTOR.fields
     (published,) = peer_pb2.Events.DESCRIPTOR.fields
     assert (messages.number, messages.name) == (published.number, published.name)

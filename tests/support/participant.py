@@ -19,14 +19,14 @@ from random import Random
 
 from sds.aio.channel import Channel
 from sds.bloom import FilterShape
-from sds.config import ChannelConfig
+from sds.config import ChannelConfig, RepairConfig
 
 ROOT = Path(__file__).parents[2]
 SHAPE = FilterShape(500, 0.01)
 
 
 def config_of(channel_id: str, sender_id: str) -> ChannelConfig:
-    """Small filters, and resends before a test has lost its patience."""
+    """Small filters, and resends and repair among participants before patience is lost."""
     return ChannelConfig(
         channel_id,
         sender_id,
@@ -36,7 +36,7 @@ def config_of(channel_id: str, sender_id: str) -> ChannelConfig:
         max_sends=100,
         sync_min_ms=1_000,
         sync_max_ms=2_000,
-        repair=None,
+        repair=RepairConfig(500, 2_000),
     )
 
 

@@ -1,0 +1,190 @@
+"""Participants of two stores that reconcile with each other, and one of which dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import pytest
+
+from sds.aio.channel import Channel
+from sds.aio.events import Connected, Disconnected
+from sds.aio.transport import DEFAULT_PUBSUB_TOPIC
+from store.client.messages import new_message
+from store.client.types import WakuMessageAndTopic
+from tests.support.conversation import Said, conversation
+from tests.support.fleet import Fleet, publish
+from tests.support.node import NodeProcess
+from tests.support.participant import SHAPE, config_of, launch, launched, until
+
+Pair = tuple[NodeProcess, NodeProcess]
+
+PATIENCE_S = 100.0
+CONTENT = "/sds/1/part/proto"
+PARTICIPANTS = 10
+SAY = 20
+QUICK_SYNC = ("--sync-interval", "1s", "--sync-offset", "0s")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two stores that never reconcile."""
+    nodes = Fleet(tmp_path_factory.mktemp("pair"))
+    try:
+        yield nodes.start(), nodes.start()
+    finally:
+        nodes.close()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    nodes = Fleet(tmp_path)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+
+
+def line(process: Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    found = process.stdout.readline()
+    assert found, "the participant ended"
+    return dict(json.loads(found))
+
+
+@pytest.mark.timeout(240)
+def test_ten_processes_have_one_log_although_a_node_is_killed_half_way(fleet: Fleet) -> None:
+    first = fleet.start(*QUICK_SYNC)
+    second = fleet.start(*QUICK_SYNC, peers=[first])
+    nodes = [first.listen, second.listen]
+    total = PARTICIPANTS * SAY
+    processes = [
+        launch(
+            nodes if number % 2 else nodes[::-1],
+            "ten",
+            f"participant-{number}",
+            *("--say", str(SAY), "--pace", "0.3", "--until", str(total)),
+        )
+        for number in range(PARTICIPANTS)
+    ]
+    with launched(processes):
+        for process in processes:
+            assert "joined" in line(process)
+            for _ in range(SAY // 2):
+                assert "said" in line(process)
+        first.kill()
+        ends = []
+        for process in processes:
+            while "digest" not in (said := line(process)):
+                assert "said" in said
+            ends.append(said)
+
+    assert [end["length"] for end in ends] == [total] * PARTICIPANTS
+    assert len({end["digest"] for end in ends}) == 1
+
+
+async def test_another_store_goes_on_where_the_first_stopped(pair: Pair) -> None:
+    """Neither has seen the other's cursors, and there is nobody else who could repair."""
+    first, second = pair
+    both = [first.listen, second.listen]
+    async with (
+        Channel.join(both, "two", "alice", config=config_of("two", "alice")) as alice,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        events = alice.events()
+        await alice.wait_for(lambda status: status.synced)
+        async with Channel.join(second.listen, "two", "bob", config=config_of("two", "bob")) as bob:
+            for number in range(20):
+                await bob.send(b"only at the second node %d" % number)
+        assert alice.status.node == first.listen
+        first.kill()
+        await until(alice, 20)
+        assert alice.status.node == second.listen
+        await alice.send(b"to the second node")
+        await alice.wait_for(lambda status: status.synced and not status.unpublished)
+        alice_log = await alice.log()
+        seen = []
+        async for event in events:
+            if isinstance(event, Connected | Disconnected):
+                seen.append((type(event), event.node))
+                if len(seen) == 3:
+                    break
+        assert seen == [
+            (Connected, first.listen),
+            (Disconnected, first.listen),
+            (Connected, second.listen),
+        ]
+    async with (
+        Channel.join(second.listen, "two", "carol", config=config_of("two", "carol")) as carol,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        await until(carol, 21)
+        assert [m.message_id for m in await carol.log()] == [m.message_id for m in alice_log]
+    first.start()
+
+
+async def test_a_cursor_of_a_store_that_was_made_anew_falls_back_to_a_scan(
+    pair: Pair, tmp_path: Path
+) -> None:
+    old, new = pair
+    state = tmp_path / "alice.db"
+    async with Channel.join(
+        old.listen, "anew", "alice", state=state, config=config_of("anew", "alice")
+    ) as alice:
+        await alice.send(b"at the old store")
+        async with asyncio.timeout(PATIENCE_S):
+            await alice.wait_for(lambda status: status.synced and not status.unpublished)
+    async with Channel.join(new.listen, "anew", "bob", config=config_of("anew", "bob")) as bob:
+        await bob.send(b"at the new store")
+    places = [new.listen]
+    async with (
+        Channel.join(
+            places, "anew", "alice", state=state, config=config_of("anew", "alice")
+        ) as alice,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        await until(alice, 2)
+        # The old store's cursor is tried, in case both are one database, and refused.
+        assert alice.calls["follow"] == 2
+        assert alice.calls["scan"] == 1
+
+
+async def test_what_a_node_lacks_is_fetched_from_the_next(pair: Pair) -> None:
+    first, second = pair
+    said = list(
+        conversation(
+            "part",
+            30,
+            pubsub_topic=DEFAULT_PUBSUB_TOPIC,
+            content_topic=CONTENT,
+            newest_ns=time.time_ns(),
+            shape=SHAPE,
+        )
+    )
+    await publish(second, [as_published(each) for each in said[:-1]])
+    await publish(first, [as_published(said[-1])])
+    async with (
+        Channel.join(
+            [first.listen, second.listen],
+            "part",
+            "alice",
+            content_topic=CONTENT,
+            config=config_of("part", "alice"),
+        ) as alice,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        await until(alice, 30)
+        assert [m.message_id for m in await alice.log()] == [each.message_id for each in said]
+        assert alice.status.node == first.listen
+        # The first node has nothing by hint, and nothing by ID; the second has both causes by
+        # hint, and all that they depend on in one closure.
+        assert alice.calls == {"follow": 1, "scan": 1, "by_hint": 2, "by_id": 1, "closure": 1}
+
+
+def as_published(said: Said) -> WakuMessageAndTopic:
+    return new_message(said.payload, CONTENT, DEFAULT_PUBSUB_TOPIC, said.timestamp_ns)

@@ -19,7 +19,7 @@ from pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_bucke
 from pipeline.limits import HOUR_NS
 from store.db.deltas import Buckets, merged, unpack
 from store.db.errors import SchemaError
-from store.db.locks import ARCHIVING
+from store.db.locks import ARCHIVING, RESTORING
 from store.db.migrate import require_current
 from store.domain.partitioning import Bounds, parse_bounds
 
@@ -55,6 +55,10 @@ on conflict (start_ns) do update set
     count = excluded.count, x0 = excluded.x0, x1 = excluded.x1, x2 = excluded.x2,
     x3 = excluded.x3, position = excluded.position, archive = excluded.archive,
     archived_at = excluded.archived_at
+"""
+_RESTORED: Final[LiteralString] = """
+select coalesce(sum(messages), 0)::bigint from storenode.export_commits
+where position > %s and source = 'restore'
 """
 _TRY_LOCK: Final[LiteralString] = "select pg_try_advisory_lock(%s)"
 
@@ -163,3 +167,21 @@ def lock_archiving(connection: Connection) -> None:
         raise PipelineError(
             "Another job is archiving this database: wait until it has ended, or end it."
         )
+
+
+def lock_restoring(connection: Connection) -> None:
+    """Be the only job that restores messages into this database, as `lock_archiving`.
+
+    Raises:
+        PipelineError: another job does.
+    """
+    if connection.execute(_TRY_LOCK, (RESTORING,)).fetchone() != (True,):
+        raise PipelineError(
+            "Another job is restoring into this database: wait until it has ended, or end it."
+        )
+
+
+def restored_since(connection: Connection, position: int) -> int:
+    """Messages that restores have added behind a commit position."""
+    ((messages,),) = connection.execute(_RESTORED, (position,)).fetchall()
+    return int(messages)

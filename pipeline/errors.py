@@ -55,11 +55,14 @@ def of_spark(error: Exception) -> PipelineError:
     raised = _RAISED.search(text)
     if raised is not None:
         return PipelineError(raised["sentence"].strip(), int(raised["code"]))
-    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    said, _, _ = text.partition("JVM stacktrace:")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    # A worker's traceback says last what was wrong, anything else says so first.
+    first = lines[-1 if "Traceback" in text else 0] if lines else type(error).__name__
     file = _FILE.search(text)
     if file is not None:
         return PipelineError(
             f"{file[0]} could not be read as a file of an archive: it is damaged, of another schema"
-            f" or gone ({first.strip()[:200]}).",
+            f" or gone ({first[:200]}).",
         )
-    return PipelineError(f"Spark gave up: {first.strip()[:500]}")
+    return PipelineError(f"Spark gave up: {first[:500]}")

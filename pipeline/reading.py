@@ -62,6 +62,8 @@ def read_slices(
     Raises:
         PipelineError: the database cannot be reached, refuses, or holds what cannot be read.
     """
+    if not slices:
+        return
     with _connection(url) as connection:
         if set(names) & SDS_COLUMNS:
             with _connection(url) as second:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -32,6 +33,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.redaction.options.regex": "(?i)url|password",
     "spark.sql.adaptive.enabled": "true",
 }
+LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
@@ -81,12 +84,13 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     given = {**SETTINGS, **(_LOCAL_SETTINGS if chosen.startswith("local") else {}), **settings}
     if not submitted:
         builder = builder.master(chosen)
-    for name, value in given.items():
+    options = f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {given.get(_JAVA_OPTIONS, '')}"
+    for name, value in {**given, _JAVA_OPTIONS: options.strip()}.items():
         builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
     except Exception as error:
         raise of_spark(error) from error
-    session.sparkContext.setLogLevel("ERROR")
+    session.sparkContext.setLogLevel("OFF")
     logging.getLogger("py4j").setLevel(logging.ERROR)
     return session

@@ -24,18 +24,23 @@ class Slice(NamedTuple):
 
 
 def plan_slices(
-    hours: Fingerprints, partitions: Iterable[Bounds], low_ns: int, high_ns: int, slice_rows: int
+    held: Fingerprints,
+    partitions: Iterable[Bounds],
+    within: Bounds,
+    slice_rows: int,
+    length_ns: int = HOUR_NS,
 ) -> list[Slice]:
-    """Slices, ascending, that together hold the messages of some hours, as far as in a range.
+    """Slices, ascending, that together hold the messages of some hours ``within`` a range.
 
-    None reaches over the bounds of a partition or a gap between the hours. One that has much more
-    than ``slice_rows`` messages is an hour, cut by time.
+    ``held`` may be about minutes as well, which ``length_ns`` says. No slice reaches over the
+    bounds of a partition, or over a gap in what is held. An hour that has much more than
+    ``slice_rows`` messages is cut by time.
     """
     cuts = sorted({edge for each in partitions for edge in (each.low, each.high)})
     pieces: list[Slice] = []
-    for start in sorted(hours):
-        for piece in _cut(start, hours[start].messages, cuts, slice_rows):
-            low, high = max(piece.low_ns, low_ns), min(piece.high_ns, high_ns)
+    for start in sorted(held):
+        for piece in _cut(start, length_ns, held[start].messages, cuts, slice_rows):
+            low, high = max(piece.low_ns, within.low), min(piece.high_ns, within.high)
             if low < high:
                 pieces.append(Slice(low, high, piece.rows))
     return _joined(pieces, set(cuts), slice_rows)
@@ -74,10 +79,12 @@ def from_text(text: str) -> list[Slice]:
         raise ValueError("the slices are no list of three numbers each") from error
 
 
-def _cut(start: int, count: int, cuts: Sequence[int], slice_rows: int) -> list[Slice]:
+def _cut(
+    start: int, length_ns: int, count: int, cuts: Sequence[int], slice_rows: int
+) -> list[Slice]:
     parts = max(1, count // slice_rows)
-    edges = {start + HOUR_NS * part // parts for part in range(parts + 1)}
-    edges |= {edge for edge in cuts if start < edge < start + HOUR_NS}
+    edges = {start + length_ns * part // parts for part in range(parts + 1)}
+    edges |= {edge for edge in cuts if start < edge < start + length_ns}
     ordered = sorted(edges)
     rows = count // (len(ordered) - 1)
     return [Slice(low, high, rows) for low, high in pairwise(ordered)]

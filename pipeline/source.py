@@ -35,6 +35,7 @@ from pipeline.reading import Cut, read_slices
 from pipeline.slices import Slice, from_text, good_slice_rows, grouped, plan_slices
 from pipeline.storing import StoringWriter
 from pipeline.stream import Spans, end_of_batch, spans_between
+from store.domain.partitioning import Bounds
 
 FORMAT: Final = "storenode"
 _OPTIONS: Final = frozenset(
@@ -173,12 +174,13 @@ class StorenodeReader(DataSourceReader):
                 slices = plan_slices(
                     state.fingerprints,
                     state.partitions,
-                    options.low_ns,
-                    options.high_ns,
+                    Bounds(options.low_ns, options.high_ns),
                     good_slice_rows(state.messages, options.tasks),
                 )
         cut = Cut(position)
-        return [SlicesPartition(group, cut) for group in grouped(slices, options.connections)]
+        groups = grouped(slices, options.connections)
+        # Without any partition Spark has one of its own read.
+        return [SlicesPartition(group, cut) for group in groups or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""

@@ -205,6 +205,11 @@ def partitions(target: Target) -> int:
     show_default=True,
     help="How long a drop may wait for locks, and so hold up others, before it gives up.",
 )
+@option(
+    "--retention-requires-archive",
+    is_flag=True,
+    help="Drop only partitions all hours of which `storenode pipeline archive` has noted.",
+)
 @option("--dry-run", is_flag=True, help="Only show what would be dropped.")
 @option(
     "--trust-clock",
@@ -219,6 +224,7 @@ def prune_command(
     retention: int | None,
     retention_size: int | None,
     retention_lock_timeout: int,
+    retention_requires_archive: bool,
     dry_run: bool,
     trust_clock: bool,
 ) -> int:
@@ -226,7 +232,7 @@ def prune_command(
 
     Nodes do so by themselves. The exit code is 1 if something that should go could not.
     """
-    policy = RetentionPolicy(retention, retention_size)
+    policy = RetentionPolicy(retention, retention_size, retention_requires_archive)
 
     async def work(connection: psycopg.AsyncConnection[Any]) -> tuple[Reading, PruneReport]:
         reading = await _read_clock(connection, trusted=trust_clock)

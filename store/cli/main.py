@@ -30,6 +30,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "status": ("store.cli.status:status", "Show what a node holds and whether it serves."),
     "sync": ("store.cli.sync:sync", "Reconcile a node with a peer, now."),
+    "pipeline": (
+        "store.cli.pipeline:pipeline",
+        "Archive, verify, compare and restore, on Spark.",
+    ),
     "db": ("store.cli.db:db", "Upgrade, check and prune the database."),
 }
 """Where each command is, and its line in the list of commands: modules are imported when used,

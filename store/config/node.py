@@ -57,6 +57,7 @@ class NodeConfig:
     retention_size: int | None
     retention_interval: int
     retention_lock_timeout: int
+    retention_requires_archive: bool
 
     peer: tuple[Peer, ...]
     sync_interval: int

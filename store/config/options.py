@@ -255,6 +255,12 @@ _MESSAGES: Final[tuple[Decorator, ...]] = (
         section="Messages",
         help="How long a drop may wait for locks, and so hold up others, before it gives up.",
     ),
+    option(
+        "--retention-requires-archive",
+        is_flag=True,
+        section="Messages",
+        help="Drop only partitions all hours of which `storenode pipeline archive` has noted.",
+    ),
 )
 
 _PEERS: Final[tuple[Decorator, ...]] = (

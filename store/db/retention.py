@@ -6,19 +6,21 @@ raises the horizon and adds to the totals of what was dropped. It waits for lock
 limit, since every query waits behind it meanwhile; what it does not get is left to a later round.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
 from psycopg import AsyncConnection, sql
 from psycopg import errors as pg
 
+from store.db.archived import NotArchived, require_archived
 from store.db.exclusive import lock_exclusively, set_lock_timeout
 from store.db.fold import delete_buckets, fold_rest, fold_until, lock_folding
 from store.db.partitions import begin, read_catalog
 from store.db.schema import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, PARTITIONED_TABLES, SCHEMA
 from store.db.tally import Tally, added_since, count
 from store.db.unread import drop_unread
-from store.domain.partitioning import parse_bounds
+from store.domain.partitioning import Bounds, parse_bounds
 from store.domain.retention import Drop, Partition, Reason, RetentionPolicy, Step, plan_prune
 
 Connection = AsyncConnection[Any]
@@ -117,7 +119,13 @@ async def prune(
         other_bytes=inventory.summaries_bytes
         + sum(each.size_bytes for each in inventory.of(COMMITS_TABLE)),
     )
-    work = _Prune(connection, inventory, dry_run=dry_run, lock_timeout_ms=lock_timeout_ms)
+    work = _Prune(
+        connection,
+        inventory,
+        dry_run=dry_run,
+        lock_timeout_ms=lock_timeout_ms,
+        requires_archive=policy.requires_archive,
+    )
     await work.run(plan.steps)
     if plan.left_over_bytes > 0 and policy.size_bytes is not None:
         work.problems.append(
@@ -132,7 +140,13 @@ async def prune(
 
 class _Prune:
     def __init__(
-        self, connection: Connection, inventory: Inventory, *, dry_run: bool, lock_timeout_ms: int
+        self,
+        connection: Connection,
+        inventory: Inventory,
+        *,
+        dry_run: bool,
+        lock_timeout_ms: int,
+        requires_archive: bool,
     ) -> None:
         self.dropped: list[Drop] = []
         self.problems: list[str] = []
@@ -140,6 +154,7 @@ class _Prune:
         self._connection = connection
         self._dry_run = dry_run
         self._lock_timeout_ms = lock_timeout_ms
+        self._requires_archive = requires_archive
         self._commits = inventory.of(COMMITS_TABLE)
 
     async def run(self, steps: tuple[Step, ...]) -> None:
@@ -150,7 +165,14 @@ class _Prune:
             if not drops:
                 continue
             try:
-                self.dropped += drops if self._dry_run else await self._drop(drops, step.horizon_ns)
+                if self._dry_run:
+                    await self._require_archived(drops)
+                    self.dropped += drops
+                else:
+                    self.dropped += await self._drop(drops, step.horizon_ns)
+            except NotArchived as error:
+                self.problems.append(str(error))
+                return
             except pg.LockNotAvailable:
                 names = ", ".join(each.partition.name for each in drops)
                 self.problems.append(
@@ -187,9 +209,13 @@ class _Prune:
         Summaries go in the same transaction, and all that is committed is folded in it, so that no
         delta is left that is about what goes, or lies in a partition of commits that goes. The
         greater part of that is done while nobody waits.
+
+        Raises:
+            NotArchived: what goes is not archived, or something came late just now.
         """
         tallies = await count(self._connection, [each.partition for each in drops])
         await fold_until(self._connection)
+        await self._require_archived(drops)
         async with self._connection.transaction():
             await set_lock_timeout(self._connection, self._lock_timeout_ms)
             await lock_folding(self._connection)
@@ -202,14 +228,19 @@ class _Prune:
                 and (each.partition.name in tallies or each.partition.table in COARSE_TABLES)
             ]
             gone = [each.partition.bounds for each in left if each.partition.table == FINE_TABLE]
-            for bounds in gone:
-                await delete_buckets(self._connection, bounds)
+            if not self._requires_archive:
+                await self._delete_buckets(gone)
             involved = {each.partition.table for each in left}
             tables = [table for table in PARTITIONED_TABLES if table in involved]
             names = [each.partition.name for each in left]
             await lock_exclusively(self._connection, [*tables, *names], self._lock_timeout_ms)
             # Whoever has written to what goes has committed now, and nobody can write to it.
-            await fold_rest(self._connection, without=gone)
+            if self._requires_archive:
+                await fold_rest(self._connection)
+                await self._require_archived(left)
+                await self._delete_buckets(gone)
+            else:
+                await fold_rest(self._connection, without=gone)
             pruned, folded = await self._totals(left, tallies)
             for name in names:
                 statement = sql.SQL("DROP TABLE {}").format(sql.Identifier(SCHEMA, name))
@@ -218,6 +249,16 @@ class _Prune:
                 await drop_unread(self._connection, bounds)
             await self._connection.execute(_NOTE, (horizon_ns, pruned, folded))
         return left
+
+    async def _require_archived(self, drops: Iterable[Drop]) -> None:
+        if self._requires_archive:
+            for each in drops:
+                if each.partition.table == FINE_TABLE:
+                    await require_archived(self._connection, each.partition)
+
+    async def _delete_buckets(self, gone: Iterable[Bounds]) -> None:
+        for bounds in gone:
+            await delete_buckets(self._connection, bounds)
 
     async def _totals(self, drops: list[Drop], tallies: dict[str, Tally]) -> tuple[int, int]:
         """Messages that go, and messages that rows of commits which go have counted."""

@@ -42,10 +42,14 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """How long and how much is kept; None: without limit."""
+    """How long and how much is kept; None: without limit.
+
+    ``requires_archive``: what is not archived in full stays, whatever the limits say.
+    """
 
     age_ns: int | None = None
     size_bytes: int | None = None
+    requires_archive: bool = False
 
     def __post_init__(self) -> None:
         if self.age_ns is not None and self.age_ns <= 0:

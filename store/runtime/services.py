@@ -180,7 +180,7 @@ def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Mai
 
     return Maintainer(
         database.connect,
-        RetentionPolicy(config.retention, config.retention_size),
+        RetentionPolicy(config.retention, config.retention_size, config.retention_requires_archive),
         now_ns=time.time_ns,
         on_event=note,
         interval_s=config.retention_interval / NS_PER_S,

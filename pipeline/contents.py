@@ -1,0 +1,70 @@
+"""What the files of an archive hold, as Spark reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+
+from pipeline.columns import spark_schema
+from pipeline.errors import of_spark
+from pipeline.fingerprints import HASH_WORDS, Fingerprints, by_slice, collected
+from pipeline.lake import Lake
+from pipeline.limits import DAY_NS, HOUR_NS
+from pipeline.progress import Say, shown, silent
+
+KEY: Final = ("ts", *HASH_WORDS)
+"""The columns that tell messages apart: a timestamp, and a hash as words."""
+
+
+def known_hours(
+    session: SparkSession, lake: Lake, *, keep: bool, say: Say = silent
+) -> Fingerprints:
+    """What a lake holds by hour; days for which that is not known are read.
+
+    ``keep`` notes what was found in the lake.
+    """
+    unknown = lake.unknown_days()
+    hours = lake.hours()
+    if unknown:
+        files = lake.files(unknown)
+        with shown(session, say, "read back", sum(each.rows for each in files)):
+            found = fingerprints_of(session, [each.path for each in files], HOUR_NS)
+        hours |= found
+        if keep:
+            lake.note_hours(unknown, found)
+    return hours
+
+
+def fingerprints_of(session: SparkSession, paths: list[str], length_ns: int) -> Fingerprints:
+    """The fingerprints of the messages in some files.
+
+    Raises:
+        PipelineError: one cannot be read.
+    """
+    try:
+        rows = read_files(session, paths, KEY)
+        return collected(by_slice(rows, length_ns).toLocalIterator())
+    except PySparkException as error:
+        raise of_spark(error) from error
+
+
+def read_files(session: SparkSession, paths: list[str], names: Iterable[str]) -> DataFrame:
+    """Some columns of some files of a lake."""
+    return session.read.schema(spark_schema(names)).parquet(*paths)
+
+
+def without_known(
+    session: SparkSession, lake: Lake, found: DataFrame, hours: list[int]
+) -> DataFrame:
+    """Leave out what the lake has of some hours already."""
+    files = [each.path for each in lake.files({hour // DAY_NS for hour in hours})]
+    if not files:
+        return found
+    known = read_files(session, files, KEY).where(
+        (F.col("ts") - F.col("ts") % F.lit(HOUR_NS)).isin(hours)
+    )
+    return found.join(known, list(KEY), "left_anti")

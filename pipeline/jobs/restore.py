@@ -1,0 +1,140 @@
+"""`restore`: messages of an archive back into a store node's database.
+
+Everything that is to come back is verified before the first message is stored; then it goes through
+the node's own door and writer (`pipeline.storing`). What the database has is left alone, so a
+restore that was killed is run again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+
+from pipeline.columns import file_columns
+from pipeline.contents import KEY, read_files
+from pipeline.database import FOREVER, connected, lock_restoring, read_state, restored_since
+from pipeline.encode import COLUMNS
+from pipeline.errors import USAGE, PipelineError, of_spark
+from pipeline.jobs.verify import row_faults
+from pipeline.lake import Lake
+from pipeline.limits import DAY_NS, MAX_CONNECTIONS
+from pipeline.progress import Say, shown, silent
+from pipeline.source import FORMAT
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a run did: messages that it took from the archive, and those that were not there."""
+
+    given: int
+    new: int
+    dry_run: bool = False
+
+    @property
+    def sound(self) -> bool:
+        """Always: what goes wrong is an error."""
+        return True
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        return {"messages": self.given, "new": self.new, "dry_run": self.dry_run}
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        if self.dry_run:
+            return [f"Would restore {self.given:,} messages that the database may have or not."]
+        return [f"Restored {self.new:,} messages; {self.given - self.new:,} were there."]
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """What to restore and where to: times in nanoseconds, the end exclusive.
+
+    ``diff`` is the output of a diff: only messages that it names are restored.
+    """
+
+    lake: Lake
+    url: str
+    low_ns: int = 0
+    high_ns: int = FOREVER
+    diff: str | None = None
+    connections: int = MAX_CONNECTIONS
+    dry_run: bool = False
+    say: Say = silent
+
+
+def restore(session: SparkSession, job: Restoring) -> Restored:
+    """Store what an archive holds of a range, or of a diff.
+
+    Raises:
+        PipelineError: there is no archive, something in it is damaged (nothing was stored then),
+            or the database does not serve (whole transactions are stored then).
+    """
+    try:
+        rows = _wanted(session, job)
+        if rows is None:
+            return Restored(0, 0, job.dry_run)
+        with shown(session, job.say, "check"):
+            given = _checked(rows)
+        if job.dry_run or not given:
+            return Restored(given, 0, job.dry_run)
+        with connected(job.url) as connection:
+            lock_restoring(connection)
+            before = read_state(connection, FOREVER).position
+            with shown(session, job.say, "restore", given):
+                _store(rows, job)
+            return Restored(given, restored_since(connection, before))
+    except PySparkException as error:
+        raise of_spark(error) from error
+
+
+def _wanted(session: SparkSession, job: Restoring) -> DataFrame | None:
+    low, high = job.low_ns // DAY_NS, -(-job.high_ns // DAY_NS)
+    files = [each.path for each in job.lake.open().files() if low <= each.day < high]
+    if not files:
+        return None
+    rows = read_files(session, files, file_columns())
+    rows = rows.withColumn("path", F.col("_metadata.file_path"))
+    rows = rows.where((F.col("ts") >= job.low_ns) & (F.col("ts") < job.high_ns))
+    if job.diff is None:
+        return rows
+    return rows.join(_ids(session, job.diff), list(KEY), "left_semi")
+
+
+def _ids(session: SparkSession, path: str) -> DataFrame:
+    try:
+        found = session.read.parquet(path)
+    except PySparkException as error:
+        raise PipelineError(
+            f"{path} cannot be read as the output of a diff: name a directory that"
+            " `storenode pipeline diff --output` has written.",
+            USAGE,
+        ) from error
+    if not set(KEY) <= set(found.columns):
+        raise PipelineError(f"{path} is not the output of a diff.", USAGE)
+    return found.select(*KEY)
+
+
+def _checked(rows: DataFrame) -> int:
+    """Number of rows, all of which are the messages that they say."""
+    faults = row_faults()
+    counts = [
+        F.count_if(condition).alias(str(number)) for number, condition in enumerate(faults.values())
+    ]
+    found = rows.agg(F.count(F.lit(1)).alias("rows"), *counts).collect()[0]
+    for number, kind in enumerate(faults):
+        if found[str(number)]:
+            raise PipelineError(
+                f"Nothing was restored, since {found[str(number)]:,} messages of the archive are"
+                f" damaged ({kind}): `storenode pipeline verify` lists them."
+            )
+    return int(found["rows"])
+
+
+def _store(rows: DataFrame, job: Restoring) -> None:
+    parts = rows.select(*COLUMNS).coalesce(job.connections)
+    parts.write.format(FORMAT).mode("append").options(url=job.url).save()

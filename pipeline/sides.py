@@ -1,0 +1,123 @@
+"""The two kinds of places that hold messages, seen alike: an archive, and a live database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+
+from pipeline.columns import spark_schema
+from pipeline.contents import KEY, fingerprints_of, known_hours, read_files
+from pipeline.database import FOREVER, State, connected, read_state
+from pipeline.fingerprints import LEVELS_NS, Fingerprints, coarser, start_of
+from pipeline.lake import Lake
+from pipeline.limits import DAY_NS, MAX_CONNECTIONS, MINUTE_NS
+from pipeline.slices import good_slice_rows, plan_slices, to_text
+from pipeline.source import FORMAT, read_options
+from store.domain.partitioning import Bounds
+
+ID_COLUMNS = (*KEY, "hash")
+"""What an ID is made of: the timestamp, and the hash as words and as bytes."""
+
+
+class Side(Protocol):
+    """Something that holds messages; its answers are about one moment."""
+
+    name: str
+
+    def fingerprints(self, level: str, within: Iterable[int] | None) -> Fingerprints:
+        """By slice of a level of `LEVELS_NS`, of those that begin in ``within``, which are starts
+        of the next coarser level; None: of all.
+        """
+
+    def ids(self, starts: list[int], level: str) -> DataFrame:
+        """`ID_COLUMNS` of the messages in some slices."""
+
+
+class LakeSide:
+    """An archive as it was when this was made; read-only."""
+
+    def __init__(self, session: SparkSession, lake: Lake) -> None:
+        self.name = lake.path
+        self._session = session
+        self._lake = lake.open()
+        self._hours = known_hours(session, lake, keep=False)
+
+    def fingerprints(self, level: str, within: Iterable[int] | None) -> Fingerprints:
+        """See `Side`."""
+        if level == "day":
+            found = coarser(self._hours, DAY_NS)
+        elif level == "hour":
+            found = self._hours
+        else:
+            hours = sorted(self._hours) if within is None else sorted(within)
+            found = fingerprints_of(self._session, self._paths(hours), LEVELS_NS[level])
+        return _within(found, within, level)
+
+    def ids(self, starts: list[int], level: str) -> DataFrame:
+        """See `Side`."""
+        paths = self._paths(starts)
+        if not paths:
+            return self._session.createDataFrame([], spark_schema(ID_COLUMNS))
+        length_ns = LEVELS_NS[level]
+        wanted = self._session.createDataFrame(pa.table({"start_ns": pa.array(starts, pa.int64())}))
+        rows = read_files(self._session, paths, ID_COLUMNS)
+        rows = rows.where(F.col("ts").between(starts[0], starts[-1] + length_ns - 1))
+        rows = rows.withColumn("start_ns", start_of(length_ns))
+        return rows.join(F.broadcast(wanted), "start_ns", "left_semi").select(*ID_COLUMNS)
+
+    def _paths(self, starts: Iterable[int]) -> list[str]:
+        return [each.path for each in self._lake.files({start // DAY_NS for start in starts})]
+
+
+class DatabaseSide:
+    """A database as it was when this was made, but for what retention drops meanwhile."""
+
+    def __init__(
+        self, session: SparkSession, url: str, name: str, connections: int = MAX_CONNECTIONS
+    ) -> None:
+        self.name = name
+        self._session = session
+        self._url = url
+        self._connections = connections
+        with connected(url, name) as connection:
+            self._state: State = read_state(connection, level="minute")
+
+    def fingerprints(self, level: str, within: Iterable[int] | None) -> Fingerprints:
+        """See `Side`."""
+        return _within(coarser(self._state.fingerprints, LEVELS_NS[level]), within, level)
+
+    def ids(self, starts: list[int], level: str) -> DataFrame:
+        """See `Side`."""
+        length_ns, state = LEVELS_NS[level], self._state
+        wanted = set(starts)
+        minutes = {
+            start: each
+            for start, each in state.fingerprints.items()
+            if start // length_ns * length_ns in wanted
+        }
+        rows = sum(each.messages for each in minutes.values())
+        size = good_slice_rows(rows, self._connections)
+        slices = plan_slices(minutes, state.partitions, Bounds(0, FOREVER), size, MINUTE_NS)
+        options = read_options(
+            self._url,
+            columns=",".join(ID_COLUMNS),
+            slices=to_text(slices),
+            position=state.position,
+            connections=self._connections,
+        )
+        return self._session.read.format(FORMAT).options(**options).load()
+
+
+def _within(found: Fingerprints, within: Iterable[int] | None, level: str) -> Fingerprints:
+    if within is None:
+        return found
+    lengths = list(LEVELS_NS.values())
+    coarser_ns = lengths[max(0, lengths.index(LEVELS_NS[level]) - 1)]
+    wanted = set(within)
+    return {
+        start: each for start, each in found.items() if start // coarser_ns * coarser_ns in wanted
+    }

@@ -1,0 +1,301 @@
+"""`storenode pipeline`: archive, verify, compare and restore the history, on Spark.
+
+What needs the libraries of the extra `pipeline` is imported when a job runs, after it was made sure
+that they are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import update_wrapper
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from store.cli.client.text import parse_time_ns
+from store.cli.db import Target, on_database
+from store.cli.errors import FAILED, OK, USAGE, CliError
+from store.config.layers import LayeredCommand, option
+from store.config.types import Parsed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pipeline.reports import Report
+    from pipeline.sides import Side
+
+TIME: Final = Parsed("time", "TIME", parse_time_ns)
+MOST_CONNECTIONS: Final = 64
+_FOREVER: Final = 2**63 - 1
+_LIBRARIES: Final = ("adbc_driver_postgresql", "deltalake", "pandas", "pyarrow", "pyspark")
+
+
+class Runner:
+    """How a command runs its job: on which Spark, on which database, and what it shows."""
+
+    def __init__(
+        self,
+        target: Target,
+        master: str | None,
+        connections: int,
+        settings: dict[str, str],
+        *,
+        quiet: bool,
+    ) -> None:
+        self.target = target
+        self.connections = connections
+        self._master = master
+        self._settings = settings
+        self._quiet = quiet
+
+    @contextmanager
+    def session(self) -> Iterator[SparkSession]:
+        """A Spark session for the length of a block."""
+        from pipeline.session import spark_session  # noqa: PLC0415
+
+        with spark_session(self._master, self._settings) as session:
+            yield session
+
+    def say(self, line: str) -> None:
+        """Show a line about the progress."""
+        if not self._quiet:
+            click.echo(line, err=True)
+
+    @contextmanager
+    def side(self, session: SparkSession, archive: str | None) -> Iterator[Side]:
+        """An archive; None: the database."""
+        from pipeline.lake import Lake  # noqa: PLC0415
+        from pipeline.sides import DatabaseSide, LakeSide  # noqa: PLC0415
+
+        if archive is not None:
+            yield LakeSide(session, Lake(archive))
+            return
+        with self.target.url() as url:
+            yield DatabaseSide(session, url, "the database", self.connections)
+
+    def finish(self, report: Report) -> int:
+        """Print a report; the exit code that it stands for."""
+        self.target.print(report.as_json(), report.lines())
+        return OK if report.sound else FAILED
+
+
+def job(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command a `Runner`, and turn errors of jobs into exit codes."""
+
+    @on_database
+    @option(
+        "--master",
+        metavar="URL",
+        help="Spark master, such as spark://HOST:7077; without it all cores of this machine.",
+    )
+    @option(
+        "--connections",
+        type=click.IntRange(1, MOST_CONNECTIONS),
+        default=8,
+        show_default=True,
+        help="Tasks that may use the database at a time.",
+    )
+    @option(
+        "--spark-conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark, repeatable."
+    )
+    @option("--quiet", is_flag=True, help="Show no progress on standard error.")
+    def run(
+        target: Target,
+        master: str | None,
+        connections: int,
+        spark_conf: tuple[str, ...],
+        quiet: bool,
+        **options: Any,  # noqa: ANN401
+    ) -> int:
+        _require_libraries()
+        from pipeline.errors import PipelineError  # noqa: PLC0415
+        from pipeline.java import require_java  # noqa: PLC0415
+
+        settings = dict(_setting(each) for each in spark_conf)
+        try:
+            require_java()
+            runner = Runner(target, master, connections, settings, quiet=quiet)
+            return command(runner, **options)
+        except PipelineError as error:
+            raise CliError(error.code, error.sentence) from error
+
+    return update_wrapper(run, command)
+
+
+def between(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command a range of time."""
+
+    @option("--from", "first", type=TIME, help="From this time on: RFC 3339, or nanoseconds.")
+    @option("--to", "end", type=TIME, help="Before this time.")
+    def run(*args: Any, first: int | None, end: int | None, **options: Any) -> int:  # noqa: ANN401
+        low, high = 0 if first is None else first, _FOREVER if end is None else end
+        if not 0 <= low < high:
+            raise CliError(USAGE, "--from must be before --to, and neither before 1970.")
+        return command(*args, low_ns=low, high_ns=high, **options)
+
+    return update_wrapper(run, command)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def pipeline() -> None:
+    """Archive, verify, compare and restore a history of any size, on Spark.
+
+    An ARCHIVE is a directory on any file system that Spark knows: Parquet files that are a Delta
+    table. Exit codes: 0 success, 1 failed or something was found, 2 wrong usage, 3 the database
+    could not be reached.
+    """
+
+
+@pipeline.command(cls=LayeredCommand)
+@click.argument("archive")
+@option("--follow", is_flag=True, help="Go on archiving what is published, until interrupted.")
+@option("--dry-run", is_flag=True, help="Only say how many messages would be archived.")
+@job
+@between
+def archive(
+    runner: Runner, *, archive: str, follow: bool, dry_run: bool, low_ns: int, high_ns: int
+) -> int:
+    """Bring ARCHIVE up to what the database holds.
+
+    May be killed and run again at any time. Hours that the archive then holds in full are noted in
+    the database, for --retention-requires-archive.
+    """
+    from pipeline.jobs.archive import Archiving  # noqa: PLC0415
+    from pipeline.jobs.archive import archive as archive_job  # noqa: PLC0415
+    from pipeline.lake import Lake  # noqa: PLC0415
+
+    if follow and (dry_run or low_ns or high_ns != _FOREVER):
+        raise CliError(
+            USAGE, "--follow takes all that comes: leave --dry-run, --from and --to out."
+        )
+    with runner.target.url() as url, runner.session() as session:
+        work = Archiving(
+            url, Lake(archive), low_ns, high_ns, runner.connections, dry_run, runner.say
+        )
+        if follow:
+            from pipeline.jobs.follow import follow as follow_job  # noqa: PLC0415
+
+            return runner.finish(follow_job(session, work))
+        return runner.finish(archive_job(session, work))
+
+
+@pipeline.command(cls=LayeredCommand)
+@click.argument("archive")
+@option("--with-database", is_flag=True, help="Also compare with the database, hour by hour.")
+@job
+@between
+def verify(runner: Runner, *, archive: str, with_database: bool, low_ns: int, high_ns: int) -> int:
+    """Check that ARCHIVE is sound: every hash, every hour, every row.
+
+    Changes nothing. The exit code is 1 if anything was found.
+    """
+    from pipeline.jobs.verify import Verifying  # noqa: PLC0415
+    from pipeline.jobs.verify import verify as verify_job  # noqa: PLC0415
+    from pipeline.lake import Lake  # noqa: PLC0415
+
+    with runner.session() as session:
+        if not with_database:
+            work = Verifying(Lake(archive), None, low_ns, high_ns, runner.say)
+            return runner.finish(verify_job(session, work))
+        with runner.target.url() as url:
+            work = Verifying(Lake(archive), url, low_ns, high_ns, runner.say)
+            return runner.finish(verify_job(session, work))
+
+
+@pipeline.command(cls=LayeredCommand)
+@click.argument("archive", required=False)
+@option(
+    "--level",
+    type=click.Choice(["day", "hour", "minute"]),
+    default="hour",
+    show_default=True,
+    help="Length of the slices.",
+)
+@job
+@between
+def fingerprint(
+    runner: Runner, *, archive: str | None, level: str, low_ns: int, high_ns: int
+) -> int:
+    """Print how many messages ARCHIVE holds, and the XOR of their hashes, slice by slice.
+
+    Without ARCHIVE it is the database that is asked.
+    """
+    from pipeline.jobs.fingerprint import fingerprint as fingerprint_job  # noqa: PLC0415
+
+    with runner.session() as session, runner.side(session, archive) as side:
+        return runner.finish(fingerprint_job(side, level, low_ns, high_ns))
+
+
+@pipeline.command(cls=LayeredCommand)
+@click.argument("first")
+@click.argument("second", required=False)
+@option("--output", metavar="DIR", help="Write the IDs that either side lacks there, as Parquet.")
+@job
+@between
+def diff(
+    runner: Runner,
+    *,
+    first: str,
+    second: str | None,
+    output: str | None,
+    low_ns: int,
+    high_ns: int,
+) -> int:
+    """Compare the archive FIRST with the archive SECOND, or with the database.
+
+    The exit code is 1 if they differ.
+    """
+    from pipeline.jobs.diff import diff as diff_job  # noqa: PLC0415
+
+    with (
+        runner.session() as session,
+        runner.side(session, first) as one,
+        runner.side(session, second) as other,
+    ):
+        bounds = (low_ns, None if high_ns == _FOREVER else high_ns)
+        return runner.finish(
+            diff_job(session, one, other, output=output, bounds=bounds, say=runner.say)
+        )
+
+
+@pipeline.command(cls=LayeredCommand)
+@click.argument("archive")
+@option("--diff", metavar="DIR", help="Only messages that a diff has named, from its --output.")
+@option("--dry-run", is_flag=True, help="Only check, and say how many messages it would be.")
+@job
+@between
+def restore(
+    runner: Runner, *, archive: str, diff: str | None, dry_run: bool, low_ns: int, high_ns: int
+) -> int:
+    """Store what ARCHIVE holds in the database, at any age; what is there already is left alone.
+
+    Nodes that serve see it at once. Give retention more time before, or it is dropped again.
+    """
+    from pipeline.jobs.restore import Restoring  # noqa: PLC0415
+    from pipeline.jobs.restore import restore as restore_job  # noqa: PLC0415
+    from pipeline.lake import Lake  # noqa: PLC0415
+
+    with runner.target.url() as url, runner.session() as session:
+        work = Restoring(
+            Lake(archive), url, low_ns, high_ns, diff, runner.connections, dry_run, runner.say
+        )
+        return runner.finish(restore_job(session, work))
+
+
+def _require_libraries() -> None:
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise CliError(
+            USAGE,
+            f"The pipeline needs {missing[0]}, which is not installed: install storenode with the"
+            " extra `pipeline`, as with `pip install 'storenode[pipeline]'`.",
+        )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise CliError(USAGE, "--spark-conf must be NAME=VALUE, such as spark.driver.memory=4g.")
+    return name.strip(), value.strip()

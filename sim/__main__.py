@@ -6,6 +6,9 @@ import argparse
 import random
 import sys
 
+from sim.gossiping.run import simulate_gossip
+from sim.groups.limits import MAX_GROUP
+from sim.groups.run import simulate_group
 from sim.run import SimulationFailure, simulate
 from sim.scenario import MAX_NODES, MIN_NODES
 
@@ -18,23 +21,40 @@ def main() -> int:
     parser.add_argument(
         "--nodes", type=int, choices=range(MIN_NODES, MAX_NODES + 1), help="how many nodes"
     )
+    parser.add_argument(
+        "--gossip",
+        choices=("alone", "beside"),
+        help="runs of gossip, alone or beside reconciliation",
+    )
+    parser.add_argument(
+        "--groups", type=int, metavar="SIZE", help="runs of SDS groups of so many participants"
+    )
+    parser.add_argument("--with-store", action="store_true", help="groups have store nodes")
     parser.add_argument("--trace", action="store_true", help="print what happens")
     given = parser.parse_args()
+    if given.groups is not None and not 2 <= given.groups <= MAX_GROUP:
+        parser.error(f"a group has 2 to {MAX_GROUP} participants")
     failed = 0
     for seed in range(given.seed, given.seed + given.count):
         try:
-            summary = simulate(
-                seed,
-                random.Random(seed),
-                nodes=given.nodes,
-                sink=print if given.trace else None,
-            )
+            summary = _run(given, seed)
         except SimulationFailure as failure:
             print(failure)
             failed += 1
         else:
             print(f"seed {seed}: {summary}")
     return 1 if failed else 0
+
+
+def _run(given: argparse.Namespace, seed: int) -> object:
+    sink = print if given.trace else None
+    dice = random.Random(seed)
+    if given.groups is not None:
+        return simulate_group(seed, dice, given.groups, with_store=given.with_store, sink=sink)
+    if given.gossip is None:
+        return simulate(seed, dice, nodes=given.nodes, sink=sink)
+    beside = given.gossip == "beside"
+    return simulate_gossip(seed, dice, beside=beside, nodes=given.nodes, sink=sink)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+from message.record import RecordBatch
 from message.transfer import parse
 from message.validate import Verdict
 from sim.calls import End, Identity
@@ -64,6 +65,15 @@ class Intake:
     def check(self) -> None:
         """Nothing is kept."""
 
+    def store(self, batch: RecordBatch) -> Steps[None]:
+        """Make what was accepted durable.
+
+        Raises:
+            Unavailable: nobody knows whether it is.
+        """
+        if len(batch):
+            yield from self._process.database.write(self._process, batch).wait()
+
     def _take(self, sender: str, letter: Publish) -> None:
         self._process.spawn("publish", self._publish(sender, letter))
 
@@ -73,8 +83,7 @@ class Intake:
         door.admit(parse(letter.messages))
         published = door.published
         try:
-            if len(published.batch):
-                yield from process.database.write(process, published.batch).wait()
+            yield from self.store(published.batch)
         except Unavailable:
             return
         verdicts = tuple(published.verdicts)

@@ -13,7 +13,7 @@ from sim.exchange import Exchange
 from sim.hot import HotIndex
 from sim.intake import Intake
 from sim.keeping import Keeper
-from sim.process import Handler, Process
+from sim.process import Handler, Process, Service
 from sim.resuming import Resumer, Scans
 from sim.serving import PeerService
 from sim.synchronizing import Synchronizer
@@ -77,19 +77,7 @@ class Node:
         """Begin a life."""
         assert self.process is None
         process = self.process = Process(self)
-        index = self.index = HotIndex(process)
-        exchange = self.exchange = Exchange(process, Views(process, index))
-        schedule = self.schedule = Synchronizer(process, exchange, self.peers)
-        process.services = [
-            index,
-            PeerService(exchange),
-            Scans(process, exchange),
-            Intake(process),
-            Keeper(process, self.retention_ns),
-            schedule,
-            Resumer(process, exchange, self.peers, schedule.proceed),
-            *(make(process) for make in process.cores.services),
-        ]
+        process.services = self.make_services(process)
         self._methods = {
             method: handler
             for service in process.services
@@ -98,6 +86,26 @@ class Node:
         process.note("starts")
         for service in process.services:
             service.start()
+
+    def make_services(self, process: Process) -> list[Service]:
+        """The parts of a life."""
+        index = self.index = HotIndex(process)
+        exchange = self.exchange = Exchange(process, Views(process, index))
+        schedule = self.schedule = Synchronizer(process, exchange, self.peers)
+        return [
+            index,
+            PeerService(exchange),
+            Scans(process, exchange),
+            self.make_intake(process),
+            Keeper(process, self.retention_ns),
+            schedule,
+            Resumer(process, exchange, self.peers, schedule.proceed),
+            *(make(process) for make in process.cores.services),
+        ]
+
+    def make_intake(self, process: Process) -> Service:
+        """What takes messages from clients."""
+        return Intake(process)
 
     def crash(self, why: str) -> None:
         """End a life: what is in memory is gone."""

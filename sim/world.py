@@ -85,7 +85,7 @@ class World:
         self.endings = dict.fromkeys(map(str, Ending), 0)
         self.databases = [self._database(number) for number in range(max(scenario.stores) + 1)]
         self.nodes = [
-            Node(self, number, self.databases[store])
+            self.make_node(number, self.databases[store])
             for number, store in enumerate(scenario.stores)
         ]
         self.clients = [Client(self, f"c{number}") for number in range(scenario.clients)]
@@ -115,6 +115,10 @@ class World:
         return self._summary(settled_ns - calm_ns)
 
     # For those who act in it
+
+    def make_node(self, number: int, database: Database) -> Node:
+        """One of the nodes."""
+        return Node(self, number, database)
 
     def sleep(self, delay_ns: int) -> Steps[None]:
         """Let time pass."""

@@ -1,0 +1,41 @@
+"""One run of gossip from its seed, and what to do when it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gossip.machine import Gossip
+from sim.dice import Dice
+from sim.gossiping.scenario import drawn_gossip
+from sim.gossiping.world import GossipSummary, GossipWorld, MakeMachine
+from sim.run import REAL, SimulationFailure
+
+
+def simulate_gossip(
+    seed: int,
+    dice: Dice,
+    *,
+    beside: bool = False,
+    nodes: int | None = None,
+    make: MakeMachine = Gossip,
+    sink: Callable[[str], None] | None = None,
+) -> GossipSummary:
+    """Run once. ``dice`` is a generator seeded with ``seed``; ``sink`` takes the trace.
+
+    ``beside``: reconciliation runs as well.
+
+    Raises:
+        SimulationFailure: something that must hold does not.
+    """
+    scenario = drawn_gossip(dice, beside=beside, nodes=nodes)
+    world = GossipWorld(scenario, dice, REAL, make, sink)
+    try:
+        return world.run_gossip()
+    except Exception as error:
+        again = f"python -m sim --gossip {'beside' if beside else 'alone'} --seed {seed}"
+        again += f" --nodes {nodes}" if nodes else ""
+        tail = "\n".join(world.trace.tail)
+        raise SimulationFailure(
+            f"seed {seed}: {type(error).__name__}: {error}\n{tail}\n{scenario}\n"
+            f"repeat it with: {again} --trace"
+        ) from error

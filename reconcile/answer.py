@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile.codec import RangeKind, Ranges, expressible
 from reconcile.ids import (
     HASH_DTYPE,
@@ -187,14 +186,14 @@ class _Bounds:
     def ids(self) -> SyncIds:
         """As everybody else has them."""
         if self.hashes is None:
-            return SyncIds(self.timestamps, np.zeros((len(self), HASH_BYTES), HASH_DTYPE))
+            return SyncIds.at_times(self.timestamps)
         return SyncIds(self.timestamps, from_opaque(self.hashes))
 
 
 def _bounds(groups: list[FingerprintPieces | SetPieces]) -> tuple[_Bounds, _Bounds]:
     """Lower and upper bounds of all pieces, one group after the other."""
     every = [[group.lower for group in groups], [group.upper for group in groups]]
-    filled = any(ids.words.any() for side in every for ids in side)
+    filled = any(ids.has_hashes() for side in every for ids in side)
     lower, upper = (
         _Bounds(
             np.concatenate([ids.timestamps for ids in side]),

@@ -15,9 +15,8 @@ from reconcile.ids import SyncId, SyncIds, from_opaque, rows_filled
 def expressible(previous: SyncIds, bounds: SyncIds) -> NDArray[np.bool_]:
     """``(n,)``: can ``bounds[i]`` be encoded directly after ``previous[i]``."""
     result = bounds.timestamps > previous.timestamps
-    words = bounds.words
-    if words.any():
-        result &= ~rows_filled(words)
+    if bounds.has_hashes():
+        result &= ~rows_filled(bounds.words)
     ties = np.flatnonzero(bounds.timestamps == previous.timestamps)
     if len(ties):
         before, after = from_opaque(previous.opaque[ties]), from_opaque(bounds.opaque[ties])

@@ -69,8 +69,10 @@ class Draft:
         """The ranges, with the hashes gathered from the payload that was read."""
         fingerprints = _gather(data, np.frombuffer(self.fingerprints_at, np.int64))
         items = _gather(data, np.frombuffer(self.hashes_at, np.int64))
+        bounds = np.frombuffer(self.bounds, np.int64)
+        has_hashes = len(self.prefix_rows) > 0
         return Ranges(
-            SyncIds(np.frombuffer(self.bounds, np.int64), self._bound_hashes(data)),
+            SyncIds(bounds, self._bound_hashes(data)) if has_hashes else SyncIds.at_times(bounds),
             np.frombuffer(self.kinds, np.uint8),
             fingerprints.view(np.uint64).reshape(-1, HASH_WORDS),
             np.frombuffer(self.item_counts, np.int64),
@@ -80,11 +82,10 @@ class Draft:
 
     def _bound_hashes(self, data: bytes) -> NDArray[np.uint8]:
         hashes = np.zeros((len(self.kinds), HASH_BYTES), HASH_DTYPE)
-        if self.prefix_rows:
-            places = np.frombuffer(self.prefixes_at, np.int64)
-            sent = _gather(data, places)
-            sent &= _PREFIX_MASKS[np.frombuffer(self.prefix_lengths, np.uint8)]
-            hashes[np.frombuffer(self.prefix_rows, np.int64)] = sent
+        places = np.frombuffer(self.prefixes_at, np.int64)
+        sent = _gather(data, places)
+        sent &= _PREFIX_MASKS[np.frombuffer(self.prefix_lengths, np.uint8)]
+        hashes[np.frombuffer(self.prefix_rows, np.int64)] = sent
         return hashes
 
 

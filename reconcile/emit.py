@@ -113,7 +113,7 @@ def _check_shape(ranges: Ranges) -> None:
 
 def _plain_records(head: bytes, ranges: Ranges) -> bytes | None:
     """The encoding, if there are no sets and all bounds differ in time."""
-    if len(ranges.item_counts) or ranges.upper.words.any():
+    if len(ranges.item_counts) or ranges.upper.has_hashes():
         return None
     times = ranges.upper.timestamps.tolist()
     hashes = ranges.fingerprints.tobytes()

@@ -4,7 +4,9 @@ A SyncID is a timestamp in nanoseconds and a message hash, ordered by timestamp,
 (WAKU-SYNC, "SyncID"). A bound of a range is a SyncID too: inclusive below, exclusive above.
 
 Hashes travel as bytes, ``(n, 32)``, and as XOR operands, ``(n, 4)`` native 64-bit words; one is
-a view of the other's memory. As opaque 32-byte elements, ``(n,)``, they are moved fastest.
+a view of the other's memory. As opaque 32-byte elements, ``(n,)``, they are moved fastest. Most
+bounds are at the beginning of a nanosecond: their hashes are all zero, and share one memory that
+is never written, so that they need not be moved at all.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +31,10 @@ LOWEST: Final[SyncId] = (0, bytes(HASH_BYTES))
 
 END: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * HASH_BYTES)
 """The greatest bound that can be sent."""
+
+_MAX_SHARED: Final = 1 << 20
+_ZEROS: Final = np.zeros((_MAX_SHARED, HASH_BYTES), HASH_DTYPE)  # the system lends it one zero page
+_ZEROS.flags.writeable = False
 
 Selection: TypeAlias = slice | NDArray[np.integer[Any]] | NDArray[np.bool_]
 
@@ -56,6 +62,8 @@ class SyncIds:
             return SyncIds(self.timestamps[selection], self.hashes[selection])
         if selection.dtype.kind == "b":
             selection = selection.nonzero()[0]
+        if self.plain:
+            return SyncIds.at_times(self.timestamps.take(selection))
         return SyncIds(self.timestamps.take(selection), self.hashes.take(selection, 0))
 
     def __eq__(self, other: object) -> bool:
@@ -69,6 +77,15 @@ class SyncIds:
 
     def __iter__(self) -> Iterator[SyncId]:
         return iter(self.pairs())
+
+    @property
+    def plain(self) -> bool:
+        """Are all hashes known to be zero, without looking."""
+        return self.hashes.base is _ZEROS
+
+    def has_hashes(self) -> bool:
+        """Is any hash not zero."""
+        return not self.plain and bool(self.words.any())
 
     @property
     def words(self) -> NDArray[np.uint64]:
@@ -96,6 +113,14 @@ class SyncIds:
         return cls(np.empty(0, np.int64), np.empty((0, HASH_BYTES), HASH_DTYPE))
 
     @classmethod
+    def at_times(cls, timestamps: NDArray[np.int64]) -> "SyncIds":
+        """Bounds at the beginnings of nanoseconds; their hashes cannot be written."""
+        count = len(timestamps)
+        if count > _MAX_SHARED:
+            return cls(timestamps, np.zeros((count, HASH_BYTES), HASH_DTYPE))
+        return cls(timestamps, _ZEROS[:count])
+
+    @classmethod
     def of(cls, pairs: Iterable[SyncId]) -> "SyncIds":
         """These, in this order.
 
@@ -116,10 +141,10 @@ class SyncIds:
             return parts[0]
         if not parts:
             return cls.empty()
-        return cls(
-            np.concatenate([part.timestamps for part in parts]),
-            np.concatenate([part.hashes for part in parts]),
-        )
+        timestamps = np.concatenate([part.timestamps for part in parts])
+        if all(part.plain for part in parts):
+            return cls.at_times(timestamps)
+        return cls(timestamps, np.concatenate([part.hashes for part in parts]))
 
     def check(self) -> None:
         """Verify types, shapes and that the IDs ascend strictly.

@@ -36,6 +36,9 @@ _SLACK_SHARE: Final = 16
 _MIN_SLACK_IDS: Final = 64
 
 
+_NO_HASHES: Final = np.empty((0, HASH_BYTES), HASH_DTYPE)
+
+
 class IndexView:
     """What an index had when the view was opened; never changes.
 
@@ -124,7 +127,9 @@ class IndexView:
         offsets = np.zeros(len(spans) + 1, np.int64)
         np.cumsum(np.maximum(np.minimum(parts, high - low), 1), out=offsets[1:])
         count = int(offsets[-1])
-        upper = SyncIds(np.empty(count, np.int64), np.empty((count, HASH_BYTES), HASH_DTYPE))
+        upper = SyncIds.at_times(np.empty(count, np.int64))
+        if not spans.upper.plain:
+            upper = SyncIds(upper.timestamps, np.empty((count, HASH_BYTES), HASH_DTYPE))
         counts, prints = np.empty(count, np.int64), np.empty((count, HASH_WORDS), np.uint64)
         bounds = spans.upper
         if not own.split(
@@ -135,7 +140,7 @@ class IndexView:
             bounds.timestamps,
             bounds.hashes,
             upper.timestamps,
-            upper.hashes,
+            _NO_HASHES if upper.plain else upper.hashes,
             counts,
             prints,
         ):
@@ -192,7 +197,7 @@ class IndexView:
         high = self.rows.ranks(upper)
         begins = np.ones(len(high), np.bool_)
         np.not_equal(lower.timestamps[1:], upper.timestamps[:-1], out=begins[1:])
-        if lower.words.any() or upper.words.any():
+        if lower.has_hashes() or upper.has_hashes():
             begins[1:] |= rows_differ(lower.words[1:], upper.words[:-1])
         first = begins.nonzero()[0]
         if len(first) == len(high):

@@ -152,7 +152,7 @@ def _narrow_between_times(
     own: kernel.Kernel, found: Differences, local: Items, spans: Spans, sources: Ints
 ) -> SetPieces | None:
     """What ``narrow_sets`` gives, by compiled code; None if a bound has, or needs, a hash."""
-    if spans.lower.words.any() or spans.upper.words.any():
+    if spans.lower.has_hashes() or spans.upper.has_hashes():
         return None
     starts, lower, upper, counts = np.empty((4, len(found)), np.int64)
     runs = own.narrow(
@@ -173,11 +173,10 @@ def _narrow_between_times(
     if runs < 0:
         return None
     starts = starts[:runs]
-    hashes = np.zeros((runs, HASH_BYTES), HASH_DTYPE)
     return SetPieces(
         piece_keys(sources.take(found.sets.take(starts)), starts),
-        SyncIds(lower[:runs], hashes),
-        SyncIds(upper[:runs], hashes),
+        SyncIds.at_times(lower[:runs]),
+        SyncIds.at_times(upper[:runs]),
         counts[:runs],
         found.ids[found.ours],
         True,

@@ -34,6 +34,9 @@ _MAX_BLOCK_BYTES: Final = 4 * 1024 * 1024
 """Of a payload at a time: bounds the arrays that are needed meanwhile."""
 
 
+_NO_HASHES: Final = np.empty((0, HASH_BYTES), HASH_DTYPE)
+
+
 def parse_ranges(data: bytes, at: int, limits: CodecLimits) -> Ranges:
     """The ranges of a payload from offset ``at`` to its end.
 
@@ -54,16 +57,26 @@ def parse_compiled(own: kernel.Kernel, data: bytes, at: int, limits: CodecLimits
     if found is None:
         return parse_singly(data, at, limits)
     ranges, fingerprints, sets, items, has_hashes = found
-    times, hashes = np.empty(ranges, np.int64), np.zeros((ranges, HASH_BYTES), HASH_DTYPE)
+    upper = SyncIds.at_times(np.empty(ranges, np.int64))
+    if has_hashes:
+        upper = SyncIds(upper.timestamps, np.empty((ranges, HASH_BYTES), HASH_DTYPE))
     kinds = np.empty(ranges, np.uint8)
     prints = np.empty((fingerprints, HASH_WORDS), np.uint64)
     counts, reconciled = np.empty(sets, np.int64), np.empty(sets, np.bool_)
     item_times, item_hashes = np.empty(items, np.int64), np.empty((items, HASH_BYTES), HASH_DTYPE)
-    sent = hashes if has_hashes else hashes[:0]
-    own.parse(data, at, times, sent, kinds, prints, counts, reconciled, item_times, item_hashes)
-    return Ranges(
-        SyncIds(times, hashes), kinds, prints, counts, reconciled, SyncIds(item_times, item_hashes)
+    own.parse(
+        data,
+        at,
+        upper.timestamps,
+        upper.hashes if has_hashes else _NO_HASHES,
+        kinds,
+        prints,
+        counts,
+        reconciled,
+        item_times,
+        item_hashes,
     )
+    return Ranges(upper, kinds, prints, counts, reconciled, SyncIds(item_times, item_hashes))
 
 
 def parse_in_bulk(data: bytes, at: int, limits: CodecLimits) -> Ranges:

@@ -36,12 +36,16 @@ def shown_sets(sources: Ints, spans: Spans, items: Items) -> SetPieces:
 
 def part_spans(lower: SyncIds, parts: Parts) -> Spans:
     """The span of every part; `lower` are the lower bounds of the spans that were cut."""
-    starts = parts.offsets[:-1]
-    timestamps = np.empty_like(parts.upper.timestamps)
+    starts, upper = parts.offsets[:-1], parts.upper
+    timestamps = np.empty_like(upper.timestamps)
+    timestamps[1:] = upper.timestamps[:-1]
+    timestamps[starts] = lower.timestamps
+    if lower.plain and upper.plain:
+        return Spans(SyncIds.at_times(timestamps), upper)
     hashes = np.empty((len(timestamps), HASH_BYTES), HASH_DTYPE)
-    timestamps[1:], hashes[1:] = parts.upper.timestamps[:-1], parts.upper.hashes[:-1]
-    timestamps[starts], hashes[starts] = lower.timestamps, lower.hashes
-    return Spans(SyncIds(timestamps, hashes), parts.upper)
+    hashes[1:] = upper.hashes[:-1]
+    hashes[starts] = lower.hashes
+    return Spans(SyncIds(timestamps, hashes), upper)
 
 
 def gauged(parts: Parts, gauges: int) -> Ints:

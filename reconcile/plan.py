@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,18 +181,26 @@ def worth_probing(sizes: Ints, density: float, depth: int) -> NDArray[np.bool_]:
     return _by_size(sizes, lambda some: table.probe[_place(some, density)])
 
 
-def _place(sizes: Ints, density: float) -> tuple[Ints, Ints]:
+# Half-way, in steps, between the sizes and between the rates of the tables.
+_SIZE_EDGES = 2.0 ** ((np.arange(_SIZE_STEPS - 1) + 0.5) / _STEPS_PER_DOUBLING)
+_RATE_EDGES = 2.0 ** ((np.arange(_RATE_STEPS - 1) + _LOWEST_RATE_STEP + 0.5) / _STEPS_PER_DOUBLING)
+
+
+def _place(sizes: Ints, density: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Where in the tables sizes are."""
-    size = np.log2(np.maximum(sizes, 1))
-    row = np.rint(size * _STEPS_PER_DOUBLING).astype(np.int64)
-    rate = (size + np.log2(max(density, 1e-12))) * _STEPS_PER_DOUBLING - _LOWEST_RATE_STEP
-    column = np.rint(rate).astype(np.int64)
-    return np.minimum(row, _SIZE_STEPS - 1), np.clip(column, 0, _RATE_STEPS - 1)
+    size = np.maximum(sizes, 1.0)
+    return _SIZE_EDGES.searchsorted(size), _RATE_EDGES.searchsorted(size * density)
+
+
+_MANY_SIZES = 1_024
+"""Below, sizes are not worth a look at which of them there are."""
 
 
 def _by_size(sizes: Ints, compute: Callable[[Ints], NDArray[_Value]]) -> NDArray[_Value]:
     """A function of sizes, worked out once for each size where they are small and many."""
-    largest = int(sizes.max(initial=0))
+    if len(sizes) < _MANY_SIZES:
+        return compute(sizes)
+    largest = int(sizes.max())
     if largest >= len(sizes):
         return compute(sizes)
     return compute(np.arange(largest + 1)).take(sizes)
@@ -211,7 +219,9 @@ class Estimate:
     saturated: bool
 
 
-_LOG_DENSITIES = np.linspace(np.log(1e-9), np.log(4.0), 221)
+_DENSITIES = np.geomspace(1e-9, 4.0, 221)
+_COARSE = 10
+"""Densities that are looked at first: one in so many."""
 
 
 def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate:
@@ -234,10 +244,19 @@ def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate:
     if not equal.any():
         smallest = int(np.argmin(mean_size))
         return Estimate(float(np.log(total[smallest] + 1.0) / mean_size[smallest]), True)
-    rates = mean_size[:, None] * np.exp(_LOG_DENSITIES)[None, :]
-    likelihood = different @ np.log(-np.expm1(-rates) + 1e-300) - equal @ rates
-    density = float(np.exp(_LOG_DENSITIES[int(np.argmax(likelihood))]))
+    # The likelihood has one peak.
+    near = _COARSE * _likeliest(_DENSITIES[::_COARSE], mean_size, different, equal)
+    densities = _DENSITIES[max(0, near - _COARSE) : near + _COARSE + 1]
+    density = float(densities[_likeliest(densities, mean_size, different, equal)])
     return Estimate(density, hit > SATURATED * len(sizes) and len(total) <= 2)
+
+
+def _likeliest(
+    densities: Floats, sizes: Floats, different: NDArray[Any], equal: NDArray[Any]
+) -> int:
+    """The place of the density for which so many ranges of some sizes differ and do not."""
+    rates = sizes[:, None] * densities[None, :]
+    return int((different @ np.log(-np.expm1(-rates) + 1e-300) - equal @ rates).argmax())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from reconcile.codec import RangeKind, Ranges, expressible, reach
 from reconcile.errors import LimitExceeded
-from reconcile.ids import SyncId, SyncIds, less
+from reconcile.ids import LOWEST, SyncId, SyncIds, less
 from reconcile.view import Items, Spans
 
 Bools = NDArray[np.bool_]
@@ -78,7 +78,9 @@ def asked_about(ranges: Ranges) -> Territory | None:
     places = np.flatnonzero(ranges.kinds != RangeKind.SKIP)
     if not len(places):
         return None
-    return ranges.lower.at(int(places[0])), ranges.upper.at(int(places[-1]))
+    first = int(places[0])
+    lower = ranges.upper.at(first - 1) if first else LOWEST
+    return lower, ranges.upper.at(int(places[-1]))
 
 
 def questions(ranges: Ranges, territory: Territory, max_cut_ranges: int) -> Questions:
@@ -96,7 +98,7 @@ def questions(ranges: Ranges, territory: Territory, max_cut_ranges: int) -> Ques
     places = (ranges.kinds != RangeKind.SKIP).nonzero()[0]
     asked = Questions(
         Spans(_lower(ranges.upper, places), ranges.upper[places]),
-        ranges.kinds[places] == RangeKind.ITEM_SET,
+        ranges.kinds.take(places) == RangeKind.ITEM_SET,
         ranges.fingerprints,
         np.ones(len(ranges.fingerprints), np.bool_),
         Items(ranges.item_offsets, ranges.items),
@@ -106,7 +108,7 @@ def questions(ranges: Ranges, territory: Territory, max_cut_ranges: int) -> Ques
         return asked
     if asked.spans.lower.at(0) < territory[0] or territory[1] < asked.spans.upper.at(-1):
         asked = _inside(asked, territory)
-    if not asked.spans.upper.words.any():
+    if not asked.spans.upper.has_hashes():
         return asked
     awkward = ~expressible(asked.spans.lower, asked.spans.upper)
     return _straightened(asked, awkward, max_cut_ranges) if awkward.any() else asked
@@ -115,9 +117,10 @@ def questions(ranges: Ranges, territory: Territory, max_cut_ranges: int) -> Ques
 def _lower(upper: SyncIds, places: Ints) -> SyncIds:
     """The lower bounds of some ranges, given all upper ones."""
     lower = upper[places - 1]
-    if len(places) and places[0] == 0:
+    if len(places) and not places[0]:
         lower.timestamps[0] = 0
-        lower.hashes[0] = 0
+        if not lower.plain:
+            lower.hashes[0] = 0
     return lower
 
 
@@ -182,7 +185,8 @@ def cut_questions(asked: Questions, chains: dict[int, SyncIds]) -> Questions:
         bounds += [asked.spans.upper[done:row], chain]
         done = row + 1
     upper = SyncIds.join([*bounds, asked.spans.upper[done:]])
-    lower = upper[np.arange(len(upper)) - 1]
+    before = upper[np.arange(len(upper)) - 1]
+    lower = SyncIds(before.timestamps, before.hashes.copy())
     starts = np.cumsum(pieces) - pieces
     lower.timestamps[starts] = asked.spans.lower.timestamps
     lower.hashes[starts] = asked.spans.lower.hashes

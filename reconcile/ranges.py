@@ -71,7 +71,8 @@ class Ranges:
     def item_offsets(self) -> NDArray[np.int64]:
         """``(s + 1,)``: the items of set i are ``items[offsets[i]:offsets[i + 1]]``."""
         offsets = np.zeros(len(self.item_counts) + 1, np.int64)
-        np.cumsum(self.item_counts, out=offsets[1:])
+        if len(self.item_counts):
+            np.cumsum(self.item_counts, out=offsets[1:])
         return offsets
 
     @classmethod

@@ -92,9 +92,9 @@ class Rows:
     def ranks(self, bounds: SyncIds) -> Ints:
         """``(n,)``: how many IDs are before each bound."""
         places = self.time_ranks(bounds.timestamps, "left")
-        words = bounds.words
-        if not words.any():
+        if not bounds.has_hashes():
             return places
+        words = bounds.words
         inside = np.flatnonzero((words[:, 0] | words[:, 1] | words[:, 2] | words[:, 3]) != 0)
         ends = self.time_ranks(bounds.timestamps[inside], "right")
         searched = np.flatnonzero(places[inside] < ends)

@@ -10,6 +10,8 @@ static inline int compare(const uint8_t *times, const uint8_t *hashes, Py_ssize_
     int64_t time = load(times, row), other_time = load(other_times, other);
     if (time != other_time)
         return time < other_time ? -1 : 1;
+    if (same_hash(load_hash(hashes, row), load_hash(other_hashes, other)))
+        return 0;
     int order = memcmp(hashes + row * HASH_BYTES, other_hashes + other * HASH_BYTES, HASH_BYTES);
     return (order > 0) - (order < 0);
 }

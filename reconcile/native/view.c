@@ -101,14 +101,16 @@ static outcome_t split_span(splitter_t *splitter, Py_ssize_t span)
             return TIED;
         hash_t after = running(rows, &splitter->running_chunk, place);
         store(held->at[S_TIMES], part, time);
-        store_hash(held->at[S_HASHES], part, none);
+        if (held->rows[S_HASHES])
+            store_hash(held->at[S_HASHES], part, none);
         put_part(splitter, part, place - done, xored(before, after));
         done = place;
         before = after;
     }
     hash_t after = rows->count ? running(rows, &splitter->running_chunk, low + count) : none;
     store(held->at[S_TIMES], part, load(held->at[S_UPPER], span));
-    store_hash(held->at[S_HASHES], part, load_hash(held->at[S_UPPER_HASHES], span));
+    if (held->rows[S_HASHES])
+        store_hash(held->at[S_HASHES], part, load_hash(held->at[S_UPPER_HASHES], span));
     put_part(splitter, part, low + count - done, xored(before, after));
     return DONE;
 }
@@ -119,8 +121,8 @@ static bool can_split(const rows_t *rows, const columns *held)
     Py_ssize_t spans = held->rows[S_LOW], parts = held->rows[S_TIMES];
     if (held->rows[S_HIGH] != spans || held->rows[S_UPPER] != spans ||
         held->rows[S_UPPER_HASHES] != spans || held->rows[S_OFFSETS] != spans + 1 ||
-        held->rows[S_HASHES] != parts || held->rows[S_COUNTS] != parts ||
-        held->rows[S_PRINTS] != parts)
+        (held->rows[S_HASHES] && held->rows[S_HASHES] != parts) ||
+        held->rows[S_COUNTS] != parts || held->rows[S_PRINTS] != parts)
         return false;
     int64_t place = 0, part = 0;
     if (load(held->at[S_OFFSETS], 0) != 0)
@@ -138,7 +140,8 @@ static bool can_split(const rows_t *rows, const columns *held)
 
 /* split(index, low, high, offsets, upper times, upper hashes, times, hashes, counts, fingerprints)
  *   -> whether that is all: False if IDs of one time would be cut apart, which arrays do better.
- *   Span i becomes the parts from offsets[i] on, not more than it has IDs.
+ *   Span i becomes the parts from offsets[i] on, not more than it has IDs. Without rows in
+ *   `hashes` the hashes of bounds are not written.
  */
 PyObject *kernel_split(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {

@@ -18,6 +18,7 @@ BENCHMARKS = (
     "reconcile",
     "memory",
     "sync",
+    "gossip",
     "sds",
     "catchup",
 )

@@ -1,0 +1,325 @@
+"""Participants on a bus in memory: the same client, without a node."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from sds.aio.bus import Bus, BusTransport
+from sds.aio.channel import Channel
+from sds.aio.cipher import CipherError
+from sds.aio.events import Events, Hub, Message, Repaired
+from sds.aio.limits import MAX_QUEUED_EVENTS
+from sds.aio.repair import Book
+from sds.aio.rotation import Rotation
+from sds.aio.transport import Fetched, Route
+from sds.bloom import FilterShape
+from sds.channel import ChannelFullError
+from sds.config import ChannelConfig, RepairConfig
+from sds.events import Acknowledged, Missing, MissingMessage, Sent
+
+PATIENCE_S = 60.0
+SHAPE = FilterShape(200, 0.01)
+
+
+def config_of(sender: str, **chosen: Any) -> ChannelConfig:  # noqa: ANN401 - its options
+    usual: dict[str, Any] = {
+        "filter": SHAPE,
+        "resend_ms": 200,
+        "resend_possible_ms": 400,
+        "sync_min_ms": 100,
+        "sync_max_ms": 200,
+        "max_sends": 1_000,
+    }
+    return ChannelConfig("room", sender, **{**usual, **chosen})
+
+
+def joined(transport: BusTransport, sender: str, **more: Any) -> Any:  # noqa: ANN401
+    config = more.pop("config", None) or config_of(sender)
+    return Channel.join(transport, "room", sender, config=config, **more)
+
+
+async def ids(channel: Channel) -> list[str]:
+    return [message.message_id for message in await channel.log(1_000)]
+
+
+async def logs_are_equal(*channels: Channel, length: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        for channel in channels:
+            events = channel.events()
+            while len(await channel.log(1_000)) < length:
+                await anext(events)
+            events.close()
+            await channel.wait_for(lambda status: status.synced)
+    found = [await ids(channel) for channel in channels]
+    assert all(each == found[0] for each in found)
+    assert len(found[0]) == length
+
+
+async def test_what_a_feed_loses_is_repaired_from_the_bus() -> None:
+    dice = Random(1)
+    bus = Bus(drops=lambda _name, _message: dice.random() < 0.4)
+    async with (
+        joined(bus.transport("a"), "alice") as alice,
+        joined(bus.transport("b"), "bob") as bob,
+        joined(bus.transport("c"), "carol") as carol,
+    ):
+        for number in range(20):
+            for channel in (alice, bob, carol):
+                await channel.send(b"%d" % number)
+        await logs_are_equal(alice, bob, carol, length=60)
+
+
+async def test_without_any_memory_participants_repair_each_other() -> None:
+    dice = Random(2)
+    bus = Bus(remembers=False, drops=lambda _name, _message: dice.random() < 0.3)
+    repair = RepairConfig(50, 200)
+    async with (
+        joined(bus.transport("a"), "alice", config=config_of("alice", repair=repair)) as alice,
+        joined(bus.transport("b"), "bob", config=config_of("bob", repair=repair)) as bob,
+    ):
+        for number in range(15):
+            await alice.send(b"a%d" % number)
+            await bob.send(b"b%d" % number)
+        await logs_are_equal(alice, bob, length=30)
+
+
+async def test_a_participant_that_is_away_sends_when_it_is_back() -> None:
+    bus = Bus()
+    far = bus.transport("far")
+    async with joined(bus.transport("a"), "alice") as alice, joined(far, "bob") as bob:
+        await bob.wait_for(lambda status: status.synced)
+        far.away = True
+        await bob.wait_for(lambda status: status.node is None)
+        assert str(bob.status) == "offline"
+        assert bob.status.trouble == "far is away."
+        await alice.send(b"while bob was away")
+        await bob.send(b"from afar")
+        assert str(bob.status) == "offline, 1 not sent"
+        far.away = False
+        await logs_are_equal(alice, bob, length=2)
+        await bob.wait_for(lambda status: not status.unpublished and not status.trouble)
+        assert bus.held(Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto"))
+
+
+class Reversing:
+    """No protection at all, but nobody reads it by chance."""
+
+    def __init__(self, *, whole: bool, mark: bytes = b"sealed:") -> None:
+        self.whole = whole
+        self._mark = mark
+
+    def seal(self, clear: bytes) -> bytes:
+        return self._mark + clear[::-1]
+
+    def open(self, sealed: bytes) -> bytes:
+        if not sealed.startswith(self._mark):
+            raise CipherError("another key")
+        return sealed.removeprefix(self._mark)[::-1]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_encrypted_participants_understand_each_other(*, whole: bool) -> None:
+    bus, dice = Bus(), Random(3)
+    bus.drops = lambda name, _message: name == "b" and dice.random() < 0.5
+    cipher = Reversing(whole=whole)
+    async with (
+        joined(bus.transport("a"), "alice", cipher=cipher) as alice,
+        joined(bus.transport("b"), "bob", cipher=cipher) as bob,
+    ):
+        for number in range(10):
+            await alice.send(b"secret %d" % number)
+        await logs_are_equal(alice, bob, length=10)
+        assert [m.content for m in await bob.log()] == [b"secret %d" % n for n in range(10)]
+        if whole:
+            assert not bob.calls.keys() & {"by_id", "closure"}
+    route = Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto")
+    assert not any(b"secret" in each.payload for each in bus.held(route))
+
+
+async def test_with_another_key_messages_are_there_and_cannot_be_read() -> None:
+    bus = Bus()
+    async with (
+        joined(bus.transport("a"), "alice", cipher=Reversing(whole=False)) as alice,
+        joined(bus.transport("b"), "bob", cipher=Reversing(whole=False, mark=b"other:")) as bob,
+    ):
+        await alice.send(b"secret")
+        await logs_are_equal(alice, bob, length=1)
+        (message,) = await bob.log()
+        assert (message.readable, message.content) == (False, b"sealed:terces")
+    async with (
+        joined(bus.transport("a"), "alice", cipher=Reversing(whole=False)) as alice,
+        joined(bus.transport("b"), "bob", cipher=Reversing(whole=True, mark=b"other:")) as bob,
+    ):
+        await bob.wait_for(lambda status: status.synced)
+        assert await bob.log() == []
+        assert bob.counts.malformed >= 1
+
+
+async def test_events_tell_what_happens_in_order() -> None:
+    bus = Bus()
+    async with (
+        joined(bus.transport("a"), "alice") as alice,
+        joined(bus.transport("b"), "bob") as bob,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        events = alice.events()
+        sent = await alice.send(b"hello")
+        seen: list[object] = []
+        async for event in events:
+            if isinstance(event, Message | Sent | Acknowledged):
+                seen.append(event)
+                if isinstance(event, Acknowledged):
+                    break
+        # It may be sent more than once before it is acknowledged.
+        kinds = dict.fromkeys(type(event) for event in seen)
+        assert list(kinds) == [Message, Sent, Acknowledged]
+        assert isinstance(seen[0], Message)
+        assert (seen[0].message_id, seen[0].own, seen[0].content) == (sent, True, b"hello")
+        await bob.wait_for(lambda status: status.synced)
+
+
+async def test_missing_messages_are_told_and_their_repair_is() -> None:
+    bus = Bus()
+    lost: list[Fetched] = []
+
+    def drops(name: str, message: Fetched) -> bool:
+        if name == "b" and not lost:
+            lost.append(message)
+        return name == "b" and message in lost
+
+    async with (
+        joined(bus.transport("a"), "alice") as alice,
+        joined(bus.transport("b"), "bob") as bob,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        await bob.wait_for(lambda status: status.synced)
+        events = bob.events()
+        bus.drops = drops
+        first = await alice.send(b"lost on its way")
+        second = await alice.send(b"names it")
+        seen = []
+        async for event in events:
+            if isinstance(event, Missing):
+                seen.append([each.message_id for each in event.messages])
+            if isinstance(event, Repaired):
+                assert (event.asked, event.found) == (1, 1)
+            if isinstance(event, Message):
+                seen.append([event.message_id])
+                if event.message_id == second:
+                    break
+        assert seen[0] == [first]
+        assert seen[-2:] == [[first], [second]]
+
+
+async def test_messages_begin_with_what_the_state_has(tmp_path: Path) -> None:
+    bus = Bus()
+    async with joined(bus.transport("a"), "alice", state=tmp_path / "a.db") as alice:
+        for number in range(5):
+            await alice.send(b"%d" % number)
+    async with joined(bus.transport("a"), "alice", state=tmp_path / "a.db") as alice:
+        seen = []
+        async for message in alice.messages(backlog=2):
+            seen.append(message.content)
+            if len(seen) == 2:
+                await alice.send(b"5")
+            if len(seen) == 3:
+                break
+        assert seen == [b"3", b"4", b"5"]
+        page = await alice.log(2)
+        assert [m.content for m in await alice.log(2, before=page[0].key)] == [b"2", b"3"]
+
+
+async def test_what_cannot_be_sent_is_refused_at_once() -> None:
+    bus = Bus()
+    config = config_of("alice", max_outgoing=1)
+    async with joined(bus.transport("a"), "alice", config=config) as alice:
+        with pytest.raises(ValueError, match="a message needs content"):
+            await alice.send(b"")
+        with pytest.raises(ValueError, match="fit"):
+            await alice.send(bytes(200_000))
+        await alice.send(b"one", "id-1")
+        with pytest.raises(ChannelFullError, match="unacknowledged"):
+            await alice.send(b"two")
+        await alice.wait_for(lambda status: not status.unpublished)
+
+
+async def test_who_joins_as_somebody_else_is_told() -> None:
+    transport = Bus().transport()
+    with pytest.raises(ValueError, match="config is of another channel or sender"):
+        async with Channel.join(transport, "room", "bob", config=config_of("alice")):
+            pass
+    with pytest.raises(ValueError, match="name 1 to 64 nodes"):
+        async with Channel.join([], "room", "bob"):
+            pass
+    with pytest.raises(ValueError, match="is not the address of a node"):
+        async with Channel.join("nowhere", "room", "bob"):
+            pass
+
+
+async def test_a_reader_that_does_not_read_holds_up_until_it_is_closed() -> None:
+    hub = Hub()
+    slow, quick = hub.reader(0), hub.reader(0)
+    hub.put(1, [Sent("x", None)] * MAX_QUEUED_EVENTS)
+    waiting = asyncio.create_task(hub.room())
+    for _ in range(MAX_QUEUED_EVENTS):
+        await anext(quick)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await anext(slow)
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+    hub.put(2, [Sent("y", None)] * 5)
+    waiting = asyncio.create_task(hub.room())
+    slow.close()
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+
+
+async def test_a_reader_gets_what_came_after_its_making_and_ends_with_the_hub() -> None:
+    hub = Hub()
+    reader: Events = hub.reader(3)
+    hub.put(3, [Sent("before", None)])
+    hub.put(4, [Sent("after", None)])
+    hub.end()
+    assert [event async for event in reader] == [Sent("after", None)]
+
+
+def test_missing_messages_are_asked_for_less_and_less() -> None:
+    book = Book()
+    wanted = [MissingMessage("a"), MissingMessage("b")]
+    now_ms, gaps = 0, []
+    assert book.due(wanted, now_ms) == wanted
+    for _ in range(9):
+        book.failed(["a"], now_ms)
+        due_ms = book.next_due_ms()
+        assert due_ms is not None
+        assert book.due(wanted, due_ms - 1) == wanted[1:]
+        gaps.append(due_ms - now_ms)
+        now_ms = due_ms
+    assert gaps == [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
+    assert book.due([], now_ms) == []
+    assert book.next_due_ms() is None
+
+
+def test_when_all_have_failed_it_is_time_to_rest() -> None:
+    bus = Bus()
+    route = Route("room", "/p", "/c")
+    rotation = Rotation([bus.transport(name).open(route) for name in "abc"])
+    delays = [(rotation.link.name, rotation.failed()) for _ in range(7)]
+    assert delays == [
+        ("a", 0.0),
+        ("b", 0.0),
+        ("c", 0.1),
+        ("a", 0.0),
+        ("b", 0.0),
+        ("c", 0.2),
+        ("a", 0.0),
+    ]
+    rotation.worked()
+    assert [link.name for link in rotation.in_turn()] == ["b", "c", "a"]
+    assert rotation.failed() == 0.0

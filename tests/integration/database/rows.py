@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +20,11 @@ NOW = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()) * 1_000_000_000
 TODAY = NOW // DAY_NS * DAY_NS
 MONTH_NS = 30 * DAY_NS
 Connection = AsyncConnection[Any]
+
+_STATISTICS_IN_MEMORY = 150_000
+"""Release since which statistics can be had at once; before, a process collects them."""
+
+_PATIENCE_S = 60.0
 
 _MESSAGE = """
 insert into storenode.messages
@@ -77,3 +83,22 @@ async def horizon(connection: Connection) -> int:
 async def opened(url: str) -> Connection:
     """A connection in autocommit mode."""
     return await psycopg.AsyncConnection.connect(url, autocommit=True)
+
+
+async def tally(connection: Connection, counter: str, table: str) -> int:
+    """A counter of the statistics, over a table or all that begin with its name."""
+    statement = (
+        f"select coalesce(sum({counter}), 0)::bigint from pg_stat_user_tables"
+        f" where schemaname = 'storenode' and relname like '{table}%'"
+    )
+    (total,) = await values(connection, statement)
+    return int(total)
+
+
+async def tallied(connection: Connection, counter: str, table: str, least: int) -> None:
+    """Wait until what this connection did has reached a counter, and so all others as well."""
+    if connection.info.server_version >= _STATISTICS_IN_MEMORY:
+        await connection.execute("select pg_stat_force_next_flush()")
+    async with asyncio.timeout(_PATIENCE_S):
+        while await tally(connection, counter, table) < least:
+            pass

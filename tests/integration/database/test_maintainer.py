@@ -16,7 +16,16 @@ from store.db.partitions import Catalog, read_catalog
 from store.db.stats import analyze_stale
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy
-from tests.integration.database.rows import NOW, Connection, insert, names, opened, values
+from tests.integration.database.rows import (
+    NOW,
+    Connection,
+    insert,
+    names,
+    opened,
+    tallied,
+    tally,
+    values,
+)
 
 NEVER_S = 3_600.0
 
@@ -248,14 +257,16 @@ async def prepared(connection: Connection) -> Catalog:
         # Autovacuum would be a second one who analyzes.
         await connection.execute(f"alter table storenode.{name} set (autovacuum_enabled = off)")
     await insert(connection, [NOW])
+    await tallied(connection, "n_tup_ins", "messages_", 1)
     return await read_catalog(connection)
 
 
 async def fill(connection: Connection, first: int, end: int) -> None:
-    await connection.execute(
+    before = await tally(connection, "n_tup_ins", "messages_")
+    cursor = await connection.execute(
         "insert into storenode.messages select %s::bigint + n, sha256(n::text::bytea),"
         " gen_random_uuid(), 1, '', sha256(n::text::bytea), sha256(n::text::bytea)"
         " from generate_series(%s::int + 1, %s::int - 1) n",
         (NOW, first, end),
     )
-    await connection.execute("select pg_stat_force_next_flush()")
+    await tallied(connection, "n_tup_ins", "messages_", before + cursor.rowcount)

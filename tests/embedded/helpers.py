@@ -18,7 +18,7 @@ import psutil
 import psycopg
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 AS_ROOT = os.geteuid() == 0
 
 

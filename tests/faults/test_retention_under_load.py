@@ -27,8 +27,8 @@ from tests.support.cluster import ClusterServer
 from tests.support.command import Command
 from tests.support.node import NodeProcess
 
-DAYS = 25
-PER_DAY = 400
+DAYS = 18
+PER_DAY = 200
 DAY_NS = 86_400 * 10**9
 KEPT_DAYS = 5
 STEP_DAYS = 3

@@ -1,4 +1,4 @@
-"""A follower and scans that do not read while a hundred thousand messages pass."""
+"""A follower and scans that do not read while tens of thousands of messages pass."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.support.acknowledged import (
 )
 from tests.support.node import NodeProcess
 
-MESSAGES = 100_000
+MESSAGES = 60_000
 PAYLOAD_BYTES = 1_024
 SLOW = 2
 """Followers, and scans as many."""
 
 MAX_GROWTH_BYTES = 128 * 1024 * 1024
-"""Of the node's memory, while 100 MiB wait for each of the slow readers."""
+"""Of the node's memory, while 60 MiB wait for each of the slow readers."""
 
 OPEN = """
 select pid, state, query, now() - xact_start from pg_stat_activity

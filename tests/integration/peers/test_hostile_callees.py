@@ -43,7 +43,7 @@ async def called(node: PeerNode, scripts: Scripts) -> SyncOutcome:
     async with hostile_server(scripts) as peer:
         outcome = await within(node.caller.synchronize(peer, Window()))
         assert node.idle()
-        await asyncio.wait_for(scripts.ended.wait(), 10)
+        await asyncio.wait_for(scripts.ended.wait(), 60)
         return outcome
 
 

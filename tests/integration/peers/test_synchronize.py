@@ -299,5 +299,5 @@ async def test_a_node_that_drains_lets_a_transfer_end(
     outcome = await first.synchronize(second)
     assert outcome.in_sync, outcome
     assert len(await first.hashes()) == 600
-    await asyncio.wait_for(stopping[0], 10)
+    await asyncio.wait_for(stopping[0], 60)
     assert (await first.synchronize(second)).ending is SyncEnding.FAILED

@@ -35,7 +35,7 @@ STORE = "/storenode.v1.Store/"
 ADMIN = "/storenode.v1.Admin/"
 PUBSUB = "/waku/2/rs/1/4"
 CONTENT = "/app/1/chat/proto"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 IDENTITY = NodeIdentity("node-a", "store-a", "1.2.3")
 
 _T = TypeVar("_T")

@@ -136,7 +136,7 @@ async def test_the_first_dns_name_of_a_certificate_is_the_node_id(database_url: 
 
         async def query(channel: Any, node_id: str) -> None:  # noqa: ANN401 - grpc.aio's
             metadata = (("storenode-node-id", node_id), *PEER[1:])
-            await channel.unary_unary(STORE + "Query")(b"", metadata=metadata, timeout=10)
+            await channel.unary_unary(STORE + "Query")(b"", metadata=metadata, timeout=60)
 
         async with certificates.caller(node.address, "node-b", "node-c") as channel:
             await query(channel, "node-b")

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 
 from tests.support.node import NodeProcess
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def scan_code(channel: grpc.Channel, node_id: str) -> grpc.StatusCode:
         ("storenode-store-id", "00000000-0000-0000-0000-000000000001"),
         ("storenode-version", "1"),
     )
-    call = scan(ScanRequest(), metadata=metadata, timeout=30)
+    call = scan(ScanRequest(), metadata=metadata, timeout=60)
     try:
         for _page in call:
             continue

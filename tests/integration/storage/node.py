@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from store.domain.ports import Source
 from tests.integration.storage.world import DAY, NOW
 
 RETENTION = 30 * DAY
+_IN_TRANSACTION = """
+select count(*) from pg_stat_activity
+where datname = current_database() and state like 'idle in transaction%%'
+"""
 WORKERS = 2
 """Transactions that a node's writer has under way at most."""
 
@@ -44,6 +49,12 @@ class Node:
         async with connection:
             cursor = await connection.execute(statement.encode(), values, binary=True)
             return await cursor.fetchall() if cursor.description else []
+
+    async def no_transaction(self) -> None:
+        """Wait until no connection stands in a transaction: a closed one goes by and by."""
+        async with asyncio.timeout(90):
+            while await self.value(_IN_TRANSACTION):
+                pass
 
     async def value(self, statement: str, *values: object) -> object:
         """The one value of a statement."""

@@ -32,7 +32,7 @@ MOMENTS = [
     *(NOW // DAY * DAY + step for step in (-1, 0, MINUTE - 1, MINUTE)),
     NOW - 800 * DAY,
 ]
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 KILL = "select pg_terminate_backend(%s)"
 
 

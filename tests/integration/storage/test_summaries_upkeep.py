@@ -42,7 +42,7 @@ from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_b
 SEED = 20261120
 TODAY = NOW // DAY * DAY
 NEVER_S = 3_600.0
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 TWO_DAYS = RetentionPolicy(age_ns=2 * DAY)
 SPREAD = [NOW - number * DAY // 7 for number in range(60)]
 

@@ -59,7 +59,7 @@ async def occupy_workers(
     """Store one batch after the other, each by another worker, which all then wait."""
     tasks = []
     connection = await node.database.connect()
-    async with connection, asyncio.timeout(30):
+    async with connection, asyncio.timeout(90):
         for number, plug in enumerate(plugs, start=1):
             tasks.append(asyncio.create_task(node.store(plug)))
             waiting = 0
@@ -270,7 +270,7 @@ async def until_somebody_waits(node: Node, mode: str) -> None:
         " and relation = 'storenode.messages'::regclass"
     )
     connection = await node.database.connect()
-    async with connection, asyncio.timeout(30):
+    async with connection, asyncio.timeout(90):
         waiting: tuple[object, ...] | None = (0,)
         while waiting == (0,):
             waiting = await (await connection.execute(statement.encode(), (mode,))).fetchone()
@@ -298,7 +298,7 @@ async def test_a_writer_that_stops_while_it_tries_batches_one_by_one_answers_eve
         await asyncio.gather(locking, *plugged)
         await until_somebody_waits(node, "RowExclusiveLock")
         await node.writer.stop()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             errors = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(error) for error in errors] == [StoreBusy] * 3
 
@@ -311,7 +311,7 @@ async def test_who_falls_silent_before_its_commit_does_not_hold_up_the_others(
     silent = await node.database.connect()
     await silent.execute("begin")
     await insert_module.take_place(silent, [], Source.RESTORE)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         assert all(await node.store(batch))
     with pytest.raises(Error, match="idle-in-transaction"):
         await silent.execute("commit")

@@ -29,7 +29,7 @@ from tests.unit.reconcile.answers import check_answer, random_read
 from tests.unit.reconcile.worlds import random_spans
 
 WINDOW = 3600 * NS_PER_S
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 @dataclass

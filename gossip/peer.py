@@ -118,7 +118,7 @@ class Peer:
     def gather(self, most: int) -> list[bytes]:
         """What is to be read from the database for it, if nothing is."""
         batch = self.batch
-        if batch.token or batch.ready:
+        if batch.token or batch.ready or not (batch.ids or self.asked or self.pushes):
             return []
         wanted = most - len(batch.ids)
         asked = _take(self.asked, wanted)

@@ -70,10 +70,11 @@ class Sending:
 
     def _frame(self, peer: Peer) -> FrameOut | None:
         core = self._core
-        ask = core.wanted.ask(core.now_ns, peer.key, slowed=core.slowed(peer.key))
-        if ask:
+        if core.wanted.sources[peer.key].open:
+            ask = core.wanted.ask(core.now_ns, peer.key, slowed=core.slowed(peer.key))
             core.count(What.IDS_ASKED, len(ask))
-            return GetEvents(ask)
+            if ask:
+                return GetEvents(ask)
         if peer.announces and not (peer.announced_last and peer.batch.ready):
             return self._inventory(peer)
         if peer.batch.ready:

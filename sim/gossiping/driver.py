@@ -33,7 +33,7 @@ GOSSIP: Final = "Gossip"
 _REDIAL_NS: Final = NS_PER_S
 _RETRY_NS: Final = NS_PER_S
 _REFRESH_NS: Final = 30 * NS_PER_S
-_CHECK_EVERY_STEPS: Final = 7
+_CHECK_EVERY_STEPS: Final = 17
 
 Durable = ge.Confirm | ge.Read | ge.Expire | ge.Waiting
 

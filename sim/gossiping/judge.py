@@ -76,7 +76,11 @@ class GossipJudge:
             return
         if store_id == process.database.store_id:
             raise Violation(f"{store_id} confirms its own message")
-        database = next(each for each in self._world.databases if each.store_id == store_id)
+        database = self._world.store(store_id)
+        if database is None:
+            raise Violation(
+                f"{process.name} counts a confirmation of {store_id}, which is no store"
+            )
         process.judge.acknowledge(database, [digest])
 
     def _count_liars(self, process: Process, store_id: str, digest: bytes) -> None:

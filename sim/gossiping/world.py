@@ -142,6 +142,10 @@ class GossipWorld(World):
         door.admit(parse(messages))
         return [digest for digest in door.published.hashes if digest]
 
+    def store(self, store_id: str) -> Database | None:
+        """The store of honest nodes with this ID."""
+        return next((each for each in self.databases if each.store_id == store_id), None)
+
     def neighbours(self, database: Database) -> list[Database]:
         """The other stores that have a node with which a node of this one talks."""
         stores = {

@@ -20,7 +20,7 @@ run: $(STAMP) ## run a node with its own Postgres; ARGS are options of `storenod
 test: $(STAMP) ## run the tests; ARGS are arguments of pytest
 	@exec $(BIN)/python -m pytest $(ARGS)
 
-sim: $(STAMP) ## simulate nodes under faults; ARGS are --seed N, --count N, --nodes N, --trace
+sim: $(STAMP) ## simulate nodes, or SDS groups, under faults; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m sim $(ARGS)
 
 bench: $(STAMP) ## run the benchmarks; ARGS are names of some and --messages N

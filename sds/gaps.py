@@ -50,7 +50,8 @@ class Gaps:
         """
         further = self._further(log, count)
         found = log.preceding((max(before_ms, 0), ""), count)
-        return found + [each for each in further if not before_ms <= each.lamport <= now_ms]
+        first = found[0].key if found else (before_ms, "")
+        return found + [each for each in further if each.key < first or each.lamport > now_ms]
 
     def look(
         self, bloom_filter: bytes, sender_id: str, entries: Iterable[LogEntry], now_ms: int

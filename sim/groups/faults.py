@@ -1,0 +1,100 @@
+"""What goes wrong in a group, and when: tasks that break things, and put them right in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from sim.dice import happens
+from sim.groups.member import Member
+from sim.limits import NS_PER_S
+from sim.tasks import Steps, Task, pause
+
+if TYPE_CHECKING:
+    from sim.groups.world import GroupWorld
+
+_Fault: TypeAlias = Callable[[], Steps[None]]
+
+_MOST_CUT_OFF: Final = 20
+"""Participants of a large group that a partition cuts off."""
+
+
+class GroupFaultInjector:
+    """Breaks things until `stop`."""
+
+    def __init__(self, world: GroupWorld) -> None:
+        self._world = world
+        self._dice = world.dice
+        self._tasks: list[Task] = []
+
+    def start(self) -> None:
+        """Begin with all the kinds that the scenario has."""
+        faults, weather = self._world.scenario.faults, self._world.network.weather
+        weather.lost, weather.twice, weather.breaks = faults.lost, faults.twice, faults.breaks
+        for every_ns, what in (
+            (faults.crash_every_ns, self._crash),
+            (faults.outage_every_ns if self._world.stores else 0, self._outage),
+            (faults.partition_every_ns, self._partition),
+            (faults.jump_every_ns if faults.skew_ns else 0, self._jump),
+        ):
+            if every_ns:
+                self._begin(what.__name__, self._again(every_ns, what))
+        if faults.skew_ns:
+            for member in self._world.members:
+                self._skew(member)
+
+    def stop(self) -> None:
+        """Let everything go right from now on."""
+        world = self._world
+        for task in self._tasks:
+            task.cancel()
+        weather = world.network.weather
+        weather.lost = weather.twice = weather.breaks = 0.0
+        world.network.heal()
+        for member in world.members:
+            if member.clock.offset_ns:
+                member.jump(0)
+
+    def _begin(self, name: str, steps: Steps[None]) -> None:
+        self._tasks.append(Task(self._world.timeline, name, lambda _: steps, lambda _: None))
+
+    def _again(self, every_ns: int, what: _Fault) -> Steps[None]:
+        while True:
+            yield from pause(self._world.timeline, int(self._dice.uniform(0, 2) * every_ns))
+            yield from what()
+
+    def _crash(self) -> Steps[None]:
+        up = [member for member in self._world.members if member.channel is not None]
+        if up:
+            self._dice.choice(up).crash("by force")
+        yield from ()
+
+    def _outage(self) -> Steps[None]:
+        store = self._dice.choice(self._world.stores)
+        if store.up:
+            store.crash()
+        yield from pause(self._world.timeline, int(self._dice.uniform(0.1, 5) * NS_PER_S))
+        store.restart()
+
+    def _partition(self) -> Steps[None]:
+        world = self._world
+        names = [member.name for member in world.members] + [each.name for each in world.stores]
+        most = min(len(names) - 1, _MOST_CUT_OFF)
+        here = set(self._dice.sample(names, self._dice.randint(1, most)))
+        pairs = [
+            (one, other) for one in names for other in names if one in here and other not in here
+        ]
+        world.trace.note("net", f"cuts off {sorted(here)}")
+        world.network.cut(pairs)
+        yield from pause(world.timeline, int(self._dice.uniform(0, 1) * 10 * NS_PER_S))
+        world.trace.note("net", "is whole again")
+        world.network.heal()
+
+    def _jump(self) -> Steps[None]:
+        self._skew(self._dice.choice(self._world.members))
+        yield from ()
+
+    def _skew(self, member: Member) -> None:
+        most_ns = self._world.scenario.faults.skew_ns
+        right = happens(self._dice, 0.5)
+        member.jump(0 if right else int(self._dice.uniform(-most_ns, most_ns)))

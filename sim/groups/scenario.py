@@ -1,0 +1,195 @@
+"""What a run of a group is made of, drawn from its seed.
+
+Small groups have few kinds of fault each, and much of those; large ones have the share of lost
+messages that people ask about, a partition, late joiners and restarts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sds.bloom import FilterShape
+from sds.config import ChannelConfig, RepairConfig
+from sim.dice import Dice, happens
+from sim.limits import NS_PER_MS, NS_PER_S
+from store.domain.limits import RequestLimits
+
+SMALL_GROUP: Final = 10
+LARGE_GROUP: Final = 200
+
+_CHANNEL: Final = "room"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFaults:
+    """What goes wrong. Shares are of all cases; ``..._every_ns`` is a mean distance, 0: never.
+
+    ``lost`` and ``twice``: of what one participant broadcasts to another. ``breaks``: of frames
+    of calls. ``send_crashes``: of messages, after which their sender is gone before they leave.
+    ``commit_crashes``: of batches, after which a store is gone before it says that it has them.
+    ``skew_ns``: how far a clock may be off.
+    """
+
+    lost: float = 0.0
+    twice: float = 0.0
+    breaks: float = 0.0
+    send_crashes: float = 0.0
+    commit_crashes: float = 0.0
+    crash_every_ns: int = 0
+    outage_every_ns: int = 0
+    partition_every_ns: int = 0
+    jump_every_ns: int = 0
+    skew_ns: int = 0
+
+
+NO_FAULTS: Final = GroupFaults()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupScenario:
+    """One run; durations in nanoseconds.
+
+    ``relay``: participants hear each other's broadcasts. ``stores``: how many store nodes there
+    are; ``follow``: participants follow one. ``joins_ns[i]``: when participant i joins first.
+    ``messages`` are said over ``talk_ns``, in bursts of up to ``burst``; ``persist_ns``: how often
+    a participant writes down what it has received. ``config`` is of all participants, but for
+    their names.
+    """
+
+    relay: bool
+    stores: int
+    follow: bool
+    joins_ns: tuple[int, ...]
+    messages: int
+    burst: int
+    talk_ns: int
+    faults_ns: int
+    persist_ns: int
+    network_delay_ns: int
+    disk_delay_ns: int
+    config: ChannelConfig
+    limits: RequestLimits
+    faults: GroupFaults
+
+    @property
+    def size(self) -> int:
+        """How many participants there are."""
+        return len(self.joins_ns)
+
+
+def drawn_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
+    """A scenario for so many participants, with store nodes or without."""
+    small = size <= SMALL_GROUP
+    stores = dice.choice((1, 1, 2)) if with_store else 0
+    # With a store node, hearing each other and following it are two ways; one may be closed.
+    relay, follow = dice.choice(((True, False), (True, True), (False, True)))
+    if not stores or not small:
+        relay, follow = True, False
+    talk_ns = (20 if small else 30 if size <= LARGE_GROUP else 60) * NS_PER_S
+    most = 60 if small else 24 if size <= LARGE_GROUP else 8
+    messages = dice.randint(10, most) if small else most
+    return GroupScenario(
+        relay=relay,
+        stores=stores,
+        follow=follow,
+        joins_ns=_joins(dice, size, talk_ns),
+        messages=messages,
+        burst=dice.choice((1, 1, 3, 8)),
+        talk_ns=talk_ns,
+        faults_ns=talk_ns * 3 // 2,
+        persist_ns=dice.choice((1, 5)) * (1 if small else 10) * NS_PER_S,
+        network_delay_ns=dice.choice((10, 50, 300) if small else (50,)) * NS_PER_MS,
+        disk_delay_ns=dice.choice((1, 20)) * NS_PER_MS,
+        config=_config(
+            dice, size, messages, follow=follow, repair=not stores or happens(dice, 0.3)
+        ),
+        limits=_limits(dice),
+        faults=_small_faults(dice) if small else _large_faults(size),
+    )
+
+
+def _joins(dice: Dice, size: int, talk_ns: int) -> tuple[int, ...]:
+    late = dice.choice((0.0, 0.1, 0.4))
+    return tuple(
+        int(dice.uniform(0, talk_ns)) if number and happens(dice, late) else 0
+        for number in range(size)
+    )
+
+
+def _config(dice: Dice, size: int, messages: int, *, follow: bool, repair: bool) -> ChannelConfig:
+    """Times grow with the group, so that it does not talk about itself all the time."""
+    unit = 1 if size <= SMALL_GROUP else 4 if size <= LARGE_GROUP else 16
+    quiet = 1 if size <= LARGE_GROUP else 5
+    groups = 1 if size <= SMALL_GROUP else size // 20
+    # A message that no history names shows in filters only: without a feed they must cover all,
+    # and one that is wrong about it hides it for good.
+    capacity = max(4, int(messages * dice.choice((0.5, 1.5, 4) if follow else (1.5, 4))))
+    error_rate = dice.choice((0.05, 0.001)) if follow else 1e-6
+    lost_after_ms = dice.choice((None, None, 3_000)) if size <= SMALL_GROUP else None
+    return ChannelConfig(
+        _CHANNEL,
+        "anybody",
+        filter=FilterShape(capacity, error_rate),
+        history_entries=dice.choice((1, 2, 2, 4)),
+        filter_every=dice.choice((1, 1, 3)),
+        gap_window=dice.choice((8, 128)),
+        resend_ms=3_000 * unit,
+        resend_possible_ms=9_000 * unit,
+        sync_min_ms=1_000 * unit * quiet,
+        sync_max_ms=3_000 * unit * quiet,
+        sync_owed_ms=4_000 * unit * quiet,
+        sync_at_least_ms=10_000 * unit * quiet,
+        missing_every_ms=1_000 * unit,
+        lost_after_ms=lost_after_ms,
+        max_waiting=dice.choice((10_000, 6)) if lost_after_ms else 10_000,
+        release_at_sweep=happens(dice, 0.2),
+        repair=RepairConfig(500 * unit, 2_000 * unit, groups=groups) if repair else None,
+    )
+
+
+def _limits(dice: Dice) -> RequestLimits:
+    """Small ones, so that small groups come by them."""
+    few = dice.choice((2, 5))
+    return RequestLimits(
+        page_messages=3,
+        query_hashes=few,
+        sds_entries=few,
+        sds_claimants=dice.choice((1, 4)),
+        causal_heads=few,
+        causal_known_ids=20,
+        causal_messages=dice.choice((4, 20)),
+    )
+
+
+def _small_faults(dice: Dice) -> GroupFaults:
+    def share(*some: float) -> float:
+        return dice.choice((0.0, *some))
+
+    def every(*seconds: int) -> int:
+        return dice.choice((0, *seconds)) * NS_PER_S
+
+    return GroupFaults(
+        lost=share(0.2, 0.2, 0.5),
+        twice=share(0.1, 0.5),
+        breaks=share(0.02, 0.1),
+        send_crashes=share(0.0, 0.1, 0.3),
+        commit_crashes=share(0.0, 0.1),
+        crash_every_ns=every(0, 4, 8),
+        outage_every_ns=every(0, 10),
+        partition_every_ns=every(5, 10),
+        jump_every_ns=every(0, 0, 5),
+        skew_ns=dice.choice((0, 0, 3, 120, 7_200)) * NS_PER_S,
+    )
+
+
+def _large_faults(size: int) -> GroupFaults:
+    return GroupFaults(
+        lost=0.2,
+        twice=0.05,
+        breaks=0.02,
+        send_crashes=0.05,
+        crash_every_ns=(3 if size <= LARGE_GROUP else 2) * NS_PER_S,
+        partition_every_ns=20 * NS_PER_S,
+        skew_ns=3 * NS_PER_S,
+    )

@@ -1,0 +1,123 @@
+"""What a simulated store holds of a channel, read by the real look-ups of a node.
+
+`store.domain.lookup` and `store.domain.causal` say what they want read, as of a database. Limits
+and truncation are the node's: claimants per ID, messages of a causal history.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from sds.codec import decode, sds_key
+from sds.envelope import Entry
+from sim.groups.spoken import Spoken
+from store.domain.causal import CausalWalk
+from store.domain.claims import Answer, Claim, Done, Hinted, HintQuery, Read
+from store.domain.limits import RequestLimits
+from store.domain.lookup import Lookup
+from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter
+
+_UUID: Final = 2950
+_BYTEA: Final = 17
+
+
+class Shelf:
+    """Messages of one channel; nothing leaves it.
+
+    Attributes:
+        held: hint -> message.
+        order: all of them, as they were stored.
+    """
+
+    def __init__(self, channel_id: str, limits: RequestLimits) -> None:
+        self.held: dict[bytes, Spoken] = {}
+        self.order: list[Spoken] = []
+        self._channel_id = channel_id.encode()
+        self._limits = limits
+        self._claims: dict[bytes, Claim] = {}
+        self._by_key: dict[bytes, list[Claim]] = {}
+
+    def add(self, spoken: Spoken) -> bool:
+        """Store a message; False when it is there."""
+        if spoken.hint in self.held:
+            return False
+        self.held[spoken.hint] = spoken
+        self.order.append(spoken)
+        claim = _claim(spoken)
+        self._claims[spoken.hint] = claim
+        insort(self._by_key.setdefault(claim[0], []), claim, key=lambda each: each[1:3])
+        return True
+
+    def by_hint(self, hints: Iterable[bytes]) -> list[Spoken]:
+        """Those of some hints that are held."""
+        return [self.held[hint] for hint in hints if hint in self.held]
+
+    def by_id(self, entries: Sequence[Entry]) -> tuple[list[Spoken], bool]:
+        """All that claim some IDs, as a node finds them; True: an ID has more claimants."""
+        asked = _entries(entries)
+        lookup = Lookup(self._channel_id, asked, self._limits.sds_claimants)
+        answer: Answer | None = None
+        while (read := lookup.step(answer)) is not None:
+            answer = self._answer(read)
+        return [self.held[found[2]] for found in lookup.messages], lookup.truncated
+
+    def causes(self, heads: Sequence[Entry], known: Sequence[str]) -> tuple[list[Spoken], bool]:
+        """Heads and all their causes, parents first; True: a limit ended the walk."""
+        keys = frozenset(sds_key(self._channel_id, each.encode()) for each in known)
+        request = CausalRequest(
+            self._channel_id,
+            _entries(heads),
+            frozenset(),
+            self._limits.causal_messages,
+            0,
+            TopicFilter(),
+            self._limits.sds_claimants,
+        )
+        walk = CausalWalk(request, keys)
+        answer: Answer | None = None
+        while not isinstance(effect := walk.step(answer), Done):
+            answer = self._answer(effect) if isinstance(effect, Read) else None
+        found = [self.held[walk.taken[number][2]] for number in walk.parents_first()]
+        return found, walk.truncated
+
+    def _answer(self, read: Read) -> Answer:
+        most = self._limits.sds_claimants + 1
+        claims = [claim for key in read.keys for claim in self._by_key.get(key, ())[:most]]
+        hinted = {(query.key, query.hash): self._hinted(query) for query in read.hints}
+        contested = [key for key in read.contested if len(self._by_key.get(key, ())) > 1]
+        return Answer(read.keys, claims, hinted, contested=frozenset(contested))
+
+    def _hinted(self, query: HintQuery) -> Hinted | None:
+        claim = self._claims.get(query.hash)
+        return Hinted(claim, readable=True) if claim and claim[0] == query.key else None
+
+
+def _entries(entries: Iterable[Entry]) -> tuple[HistoryEntry, ...]:
+    return tuple(HistoryEntry(entry.message_id.encode(), entry.hint) for entry in entries)
+
+
+def _claim(spoken: Spoken) -> Claim:
+    found = decode(spoken.payload)
+    assert found is not None, "a participant has published what no node can read"
+    return (
+        sds_key(found.channel_id, found.message_id),
+        spoken.timestamp_ns,
+        spoken.hint,
+        found.message_id,
+        _array(_UUID, [sds_key(found.channel_id, parent) for parent, _ in found.parents]),
+        _array(_BYTEA, [hint for _, hint in found.parents]),
+    )
+
+
+def _array(kind: int, values: Sequence[bytes | None]) -> bytes:
+    """An array in Postgres's binary format, as claims have it."""
+    if not values:
+        return struct.pack(">iii", 0, 0, kind)
+    parts = [struct.pack(">iiiii", 1, int(None in values), kind, len(values), 1)]
+    for value in values:
+        parts.append(struct.pack(">i", -1 if value is None else len(value)))
+        parts.append(value or b"")
+    return b"".join(parts)

@@ -1,0 +1,144 @@
+"""Faults such as somebody might make in the core of SDS: simulated groups must find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sds.bloom import RollingFilter
+from sds.channel import MessageChannel
+from sds.clock import Clock
+from sds.envelope import SdsMessage
+from sds.events import Acknowledged, Event, PossiblyAcknowledged
+from sds.gaps import Gaps
+from sds.incoming import IncomingBuffer, Waiting
+from sds.log import Log
+from sds.outgoing import OutgoingBuffer
+from sds.pages import LogEntry
+from sds.repair import Answers, Requests
+
+
+def _never_due(*_: object) -> tuple[list[SdsMessage], list[Event]]:
+    return [], []
+
+
+def _never_met(self: IncomingBuffer, message_id: str, *, given_up: bool = False) -> None:
+    if given_up:
+        _met(self, message_id, given_up=True)
+
+
+_met = IncomingBuffer.met
+
+
+def _met_by_waiting(self: IncomingBuffer, waiting: Waiting, now_ms: int) -> list[str]:
+    waiting.unmet -= self.ids.keys()
+    missing = _add(self, waiting, now_ms)
+    if not waiting.unmet:
+        self.ready[self._next - 1] = None
+    return missing
+
+
+_add = IncomingBuffer.add
+
+
+def _at_the_end(self: Log, entry: LogEntry) -> int:
+    _insert(self, entry)
+    return 0
+
+
+_insert = Log.insert
+
+
+def _one_filter_is_enough(  # noqa: PLR0917 - as replaced
+    self: OutgoingBuffer, seen: bytes, witness: int, needed: int, max_error: float, resend_ms: int
+) -> list[Event]:
+    events: list[Event] = []
+    for event in _witness(self, seen, witness, needed, max_error, resend_ms):
+        if isinstance(event, PossiblyAcknowledged):
+            self.remove(event.message_id)
+            events.append(Acknowledged(event.message_id))
+        else:
+            events.append(event)
+    return events
+
+
+_witness = OutgoingBuffer.witness
+
+
+def _anything_goes(self: Clock, lamport: int, now_ms: int) -> bool:  # noqa: ARG001 - as replaced
+    self.value = max(self.value, lamport)
+    return True
+
+
+def _nothing_goes(self: Clock, lamport: int, now_ms: int) -> bool:  # noqa: ARG001 - as replaced
+    return True
+
+
+def _set_back(self: Clock, now_ms: int) -> int:
+    self.latest_ms = now_ms
+    return now_ms
+
+
+def _half_a_history(
+    self: MessageChannel,
+    now_ms: int,
+    message: SdsMessage,
+    hint: bytes | None,
+    events: list[Event],
+    *,
+    own: bool,
+) -> None:
+    message = replace(message, history=message.history[:1])
+    _take(self, now_ms, message, hint, events, own=own)
+
+
+_take = MessageChannel._take
+
+
+def _nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _no_entries(*_: object) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class GroupMutant:
+    """A method of a part of the core, what stands in for it, and what a run says of that."""
+
+    part: type
+    method: str
+    fault: Callable[..., Any]
+    finding: str
+    with_store: bool = False
+
+
+GROUP_MUTANTS = {
+    "never sends again": GroupMutant(OutgoingBuffer, "due", _never_due, "does not send .* again"),
+    "never meets a dependency": GroupMutant(
+        IncomingBuffer, "met", _never_met, "misses .* that it has"
+    ),
+    "takes waiting for met": GroupMutant(
+        IncomingBuffer, "add", _met_by_waiting, "comes without .* causes|before its causes"
+    ),
+    "inserts at the end": GroupMutant(Log, "insert", _at_the_end, "at another place"),
+    "does not adopt clocks": GroupMutant(Clock, "adopt", _nothing_goes, "before what it has"),
+    "adopts any clock": GroupMutant(Clock, "adopt", _anything_goes, "ms ahead"),
+    "stops its timers with the clock": GroupMutant(
+        Clock, "running_ms", _set_back, "sleeps for|does not send .* again"
+    ),
+    "never rolls its filter over": GroupMutant(
+        RollingFilter, "_roll_over", _nothing, "IDs are in one filter", with_store=True
+    ),
+    "is sure after one filter": GroupMutant(
+        OutgoingBuffer, "witness", _one_filter_is_enough, "acknowledged, and nobody has it"
+    ),
+    "answers what was answered": GroupMutant(Answers, "seen", _nothing, "nobody waits for that"),
+    "never asks": GroupMutant(Requests, "add", _nothing, "do not become equal"),
+    "never tells of gaps": GroupMutant(Gaps, "take", _no_entries, "do not become equal"),
+    "overlooks causes": GroupMutant(
+        MessageChannel, "_take", _half_a_history, "synced and lacks|comes without"
+    ),
+}

@@ -1,0 +1,79 @@
+"""Simulated groups of SDS participants heal: a failure prints its seed and how to repeat it."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from sim.groups.run import simulate_group
+from sim.groups.world import GroupSummary
+
+BATCHES, BATCH = 12, 10
+MEDIUM_RUNS = 10
+
+
+@pytest.fixture(scope="module")
+def seen() -> Counter[str]:
+    """How many runs came by each rare thing, and what they came to together."""
+    return Counter()
+
+
+def run(seed: int, size: int, *, with_store: bool, seen: Counter[str]) -> GroupSummary:
+    summary = simulate_group(seed, random.Random(seed), size, with_store=with_store)
+    assert summary.members == size
+    seen["runs"] += 1
+    seen["wrong"] += summary.wrong
+    seen["expected thousandths"] += round(1_000 * summary.expected)
+    seen["lost"] += bool(summary.lost)
+    seen["crashed"] += bool(summary.crashes)
+    seen.update(summary.marks.keys())
+    seen.update(summary.broadcasts.keys())
+    return summary
+
+
+@pytest.mark.parametrize("with_store", [False, True])
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_three_end_with_equal_logs(batch: int, with_store: bool, seen: Counter[str]) -> None:
+    for seed in range(batch * BATCH, (batch + 1) * BATCH):
+        run(seed, 3, with_store=with_store, seen=seen)
+
+
+@pytest.mark.parametrize("with_store", [False, True])
+@pytest.mark.parametrize("seed", range(MEDIUM_RUNS))
+def test_fifty_end_with_equal_logs(seed: int, with_store: bool, seen: Counter[str]) -> None:
+    assert run(seed, 50, with_store=with_store, seen=seen).lost == 0
+
+
+@pytest.mark.parametrize("with_store", [False, True])
+def test_a_thousand_end_with_equal_logs(with_store: bool, seen: Counter[str]) -> None:
+    assert run(1, 1_000, with_store=with_store, seen=seen).lost == 0
+
+
+def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
+    if seen["runs"] < 2 * (BATCHES * BATCH + MEDIUM_RUNS + 1):
+        return
+    expected = {
+        "a causal history was asked for",
+        "a participant crashed between writing down and sending",
+        "a store crashed between a commit and its acknowledgement",
+        "an answer was truncated",
+        "content",
+        "crashed",
+        "lost",
+        "repair",
+        "resend",
+        "sync",
+    }
+    assert not {what for what in expected if seen[what] < 10}
+
+
+def test_acknowledgements_are_wrong_about_as_often_as_they_say(seen: Counter[str]) -> None:
+    assert seen["wrong"] <= 5 + 3 * seen["expected thousandths"] / 1_000
+
+
+@pytest.mark.parametrize("with_store", [False, True])
+def test_the_same_seed_gives_the_same_run(with_store: bool) -> None:
+    first, second = (
+        simulate_group(5, random.Random(5), 4, with_store=with_store) for _ in range(2)
+    )
+    assert first == second

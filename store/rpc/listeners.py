@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -58,14 +58,20 @@ class Listener:
 
     server: grpc.aio.Server
     address: str
+    _stopping: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     async def start(self) -> None:
         """Begin to answer."""
         await self.server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """Accept nothing new, let calls under way end within `grace_s`, then cancel them."""
-        await self.server.stop(grace_s)
+        """Accept nothing new, let calls under way end within `grace_s`, then cancel them.
+
+        May be called again, and waits then for the first call: two at a time would have gRPC end
+        calls of a server that it has freed, which ends the process.
+        """
+        async with self._stopping:
+            await self.server.stop(grace_s)
 
 
 def bind(

@@ -8,8 +8,8 @@ code that they did not choose.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias, TypeVar
@@ -32,7 +32,13 @@ from store.rpc.identity import (
     remote,
     request_id,
 )
-from store.rpc.limits import MAX_READ_REQUEST_BYTES, MAX_SERIES
+from store.rpc.limits import (
+    COUNTED_REQUEST_BYTES,
+    MAX_LARGE_READ_BYTES,
+    MAX_SERIES,
+    MAX_SMALL_REQUEST_BYTES,
+)
+from store.rpc.window import Budget
 
 ListenerKind = Literal["client", "peer", "admin"]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -64,7 +70,7 @@ class Method:
     endless: bool = False
     always: bool = False
     timed: bool = False
-    max_request_bytes: int = MAX_READ_REQUEST_BYTES
+    max_request_bytes: int = MAX_SMALL_REQUEST_BYTES
 
 
 @dataclass(slots=True)
@@ -147,6 +153,7 @@ class Wrapper:
         self._listener = listener
         self._node = node
         self._own_metadata = own_metadata(node.identity)
+        self._large_reads = Budget(MAX_LARGE_READ_BYTES)
         # Bound once: the lazy logger of a module costs more than the rest of this wrapper.
         self._log = get_logger("store.rpc").bind()
 
@@ -159,7 +166,8 @@ class Wrapper:
             async def answer(call: Call) -> bytes:
                 call.check_ready()
                 call.charge(len(request), counted=True)
-                return await handle(call, request)
+                with self._room(method, len(request)):
+                    return await handle(call, request)
 
             response = await self._serve(
                 method, context, answer, None if refuse is None else partial(refuse, request)
@@ -175,9 +183,10 @@ class Wrapper:
             async def answer(call: Call) -> None:
                 call.check_ready()
                 call.charge(len(request), counted=True)
-                async with aclosing(handle(call, request)) as pages:
-                    async for page in pages:
-                        await send(context, page)
+                with self._room(method, len(request)):
+                    async with aclosing(handle(call, request)) as pages:
+                        async for page in pages:
+                            await send(context, page)
 
             await self._serve(method, context, answer)
 
@@ -194,6 +203,25 @@ class Wrapper:
             await self._serve(method, context, answer)
 
         return grpc.stream_stream_rpc_method_handler(serve)
+
+    @contextmanager
+    def _room(self, method: Method, size_bytes: int) -> Iterator[None]:
+        """Room for a large request of a read, which is held as long as the read takes."""
+        if not method.timed or size_bytes <= COUNTED_REQUEST_BYTES:
+            yield
+            return
+        budget = self._large_reads
+        if not budget.try_take(size_bytes):
+            raise RpcFailure(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"limit of {budget.limit_bytes:,} bytes of large requests under way on this node "
+                "is reached: retry with backoff",
+                retry=True,
+            )
+        try:
+            yield
+        finally:
+            budget.give_back(size_bytes)
 
     async def _serve(
         self,

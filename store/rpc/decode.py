@@ -15,7 +15,7 @@ from store.domain.limits import RequestLimits
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import QueryInput, check_count, filter_by
 from store.rpc.failure import malformed, over_limit
-from store.rpc.limits import MAX_COUNTED_FIELDS
+from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_COUNTED_FIELDS, MAX_READ_FIELDS
 from wire.sds.v1 import message_pb2
 from wire.storenode.v1 import store_pb2
 from wire.waku.store.v3 import store_pb2 as waku_store_pb2
@@ -27,6 +27,8 @@ _FIXED64: Final = 1
 DELIMITED: Final = 2
 _FIXED32: Final = 5
 _FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
+_GROUP_ENDS: Final = (3, 4)
+"""A group begins and ends with a tag alone; what is in it counts as fields beside it."""
 
 
 def decode(kind: type[_M], request: bytes) -> _M:
@@ -42,6 +44,50 @@ def decode(kind: type[_M], request: bytes) -> _M:
         raise malformed(f"the request is no {name}: encode it as the schema says") from None
 
 
+def decode_read(kind: type[_M], request: bytes, entries: int = 0) -> _M:
+    """Parse a request of a read, unless a large one has too many fields.
+
+    Besides `MAX_READ_FIELDS` it may have as many ``entries`` as the node's limits allow.
+
+    Raises:
+        RpcFailure: INVALID_ARGUMENT, the bytes are no such request; RESOURCE_EXHAUSTED.
+    """
+    most = MAX_READ_FIELDS + entries
+    if len(request) > COUNTED_REQUEST_BYTES and not has_at_most(request, kind, most):
+        raise over_limit(
+            f"the request has more than {most:,} fields: repeat none, and leave out those that the "
+            "schema does not know"
+        )
+    return decode(kind, request)
+
+
+def has_at_most(request: bytes, kind: type[Message], most: int) -> bool:
+    """True unless an encoded message, with all within it, has more fields than ``most``.
+
+    Also for what is no encoded message, or not of this kind, as far as it can be read.
+    """
+    left, parts = most, [(0, len(request), kind.DESCRIPTOR)]
+    while parts:
+        position, end, part = parts.pop()
+        while position < end:
+            left -= 1
+            if left < 0:
+                return False
+            tag, position = read_varint(request, position)
+            wire_type = tag & 7
+            if wire_type == DELIMITED:
+                size, position = read_varint(request, position)
+                field = part.fields_by_number.get(tag >> 3)
+                if size and field is not None and field.message_type is not None:
+                    parts.append((position, min(position + size, end), field.message_type))
+                position += size
+            elif wire_type not in _GROUP_ENDS:
+                position = end_of_value(request, position, wire_type)
+                if position < 0:
+                    break
+    return True
+
+
 def clip(request: bytes, field: int, limit: int) -> bytes:
     """The request up to and with the entry number ``limit`` of a repeated, delimited ``field``.
 
@@ -55,7 +101,8 @@ def clip(request: bytes, field: int, limit: int) -> bytes:
     while position < size and count < limit:
         tag, position = read_varint(request, position)
         wire_type = tag & 7
-        position = end_of_value(request, position, wire_type)
+        if wire_type not in _GROUP_ENDS:
+            position = end_of_value(request, position, wire_type)
         if position < 0:
             return request
         if wire_type == DELIMITED and tag >> 3 == field:

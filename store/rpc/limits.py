@@ -4,15 +4,18 @@ from typing import Final
 
 from message.limits import MAX_PEER_REQUEST_BYTES
 
-MAX_LONG_READ_REQUEST_BYTES: Final = 4 * 1024 * 1024
-"""A ``Query``, or a ``GetCausalHistory``, whose known IDs may have 2.6 MiB."""
-
-MAX_READ_REQUEST_BYTES: Final = 1024 * 1024
-"""A request of any other call that does not publish; none has a legal one half as large."""
+MAX_SMALL_REQUEST_BYTES: Final = 1024 * 1024
+"""A request of a call for which no legal one is half as large, since it has no list but topics."""
 
 COUNTED_REQUEST_BYTES: Final = 1024 * 1024
-"""A larger ``PublishRequest`` has its messages counted before it is decoded, since two bytes of
-it may become an object of fifty."""
+"""A larger ``PublishRequest`` has its messages counted before it is decoded, and a larger request
+of a read its fields, since two bytes of it may become an object of fifty."""
+
+MAX_READ_FIELDS: Final = 131_072
+"""Fields of a read's request that is counted, besides the entries that the node's limits allow."""
+
+MAX_LARGE_READ_BYTES: Final = 128 * 1024 * 1024
+"""Requests of all reads of a listener together that are large enough to be counted."""
 
 MAX_COUNTED_FIELDS: Final = 10_000
 """Fields at the top of a request that is counted, its messages apart. The schema has two more; a

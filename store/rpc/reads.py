@@ -27,7 +27,7 @@ from store.domain.query import (
     time_range,
 )
 from store.rpc.call import Call
-from store.rpc.decode import decode, history_entries, query_input, topic_filter
+from store.rpc.decode import decode, decode_read, history_entries, query_input, topic_filter
 from store.rpc.encode import query_page, sds_response
 from store.rpc.failure import RpcFailure
 from store.rpc.limits import MAX_QUERY_REQUEST_ID_BYTES, MAX_SCAN_PAGE_MESSAGES
@@ -45,10 +45,11 @@ class Reads:
 
     async def query(self, call: Call, request: bytes) -> bytes:
         """Answer ``Query``; errors of the protocol are status codes inside the response."""
-        query = decode(waku_store_pb2.StoreQueryRequest, request)
+        limits = call.node.limits
+        query = decode_read(waku_store_pb2.StoreQueryRequest, request, limits.query_hashes)
         try:
             request_id = _echo(query.request_id)
-            plan = plan_query(query_input(query), call.client.topics, call.node.limits)
+            plan = plan_query(query_input(query), call.client.topics, limits)
             return query_page(request_id, await self._page(call, plan))
         except QueryError as error:
             return query_response(_cut(query.request_id), error.status, error.sentence)
@@ -100,8 +101,9 @@ class Reads:
 
     async def sds_messages(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``GetSdsMessages``."""
-        lookup = decode(store_pb2.GetSdsMessagesRequest, request)
         limits = call.node.limits
+        # An entry has three fields at most, itself included, and one that nobody knows.
+        lookup = decode_read(store_pb2.GetSdsMessagesRequest, request, 4 * limits.sds_entries)
         wanted = sds_lookup(
             lookup.channel_id,
             history_entries("entries", lookup.entries, limits.sds_entries),
@@ -113,8 +115,8 @@ class Reads:
 
     async def causal_history(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``GetCausalHistory``."""
-        walk = decode(store_pb2.GetCausalHistoryRequest, request)
         limits = call.node.limits
+        walk = decode_read(store_pb2.GetCausalHistoryRequest, request, limits.causal_known_ids)
         wanted = causal_request(
             walk.channel_id,
             history_entries("heads", walk.heads, limits.causal_heads),
@@ -133,7 +135,7 @@ def refuse_query(request: bytes, failure: RpcFailure) -> bytes:
     request_id = ""
     # The node turns the call away whether or not it could have read it.
     with suppress(RpcFailure):
-        request_id = _cut(decode(waku_store_pb2.StoreQueryRequest, request).request_id)
+        request_id = _cut(decode_read(waku_store_pb2.StoreQueryRequest, request).request_id)
     busy = failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     status = TOO_MANY_REQUESTS if busy else UNAVAILABLE
     return query_response(request_id, status, failure.sentence)

@@ -21,7 +21,6 @@ from store.rpc.admin import get_status, synchronize
 from store.rpc.call import ListenerKind, Method, Wrapper
 from store.rpc.context import RpcContext
 from store.rpc.gossiping import GossipService
-from store.rpc.limits import MAX_LONG_READ_REQUEST_BYTES
 from store.rpc.peer import PeerService
 from store.rpc.publish import Publisher
 from store.rpc.reads import Reads, refuse_query
@@ -65,13 +64,20 @@ def build_handlers(
 
 
 def _reads(wrapper: Wrapper, reads: Reads) -> _Handlers:
-    large = MAX_LONG_READ_REQUEST_BYTES
+    large = MAX_REQUEST_BYTES
     query = Method(
         "Query", Right.READ, CallKind.CALL, peers=True, timed=True, max_request_bytes=large
     )
     scan = Method("Scan", Right.READ, CallKind.STREAM, peers=True, timed=True)
     follow = Method("Follow", Right.FOLLOW, CallKind.STREAM, peers=True, endless=True)
-    lookup = Method("GetSdsMessages", Right.READ, CallKind.STREAM, peers=True, timed=True)
+    lookup = Method(
+        "GetSdsMessages",
+        Right.READ,
+        CallKind.STREAM,
+        peers=True,
+        timed=True,
+        max_request_bytes=large,
+    )
     walk = Method(
         "GetCausalHistory",
         Right.READ,

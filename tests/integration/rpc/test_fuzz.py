@@ -182,6 +182,9 @@ def absurd() -> Iterator[tuple[str, bytes]]:
     yield "GetSdsMessages", b"\x0a\x01c" + b"\x12\x00" * (MIB // 2 - 100)
     yield "GetSdsMessages", b"\x0a\x01c" + b"\x12\x00" * many
     yield "GetCausalHistory", b"\x0a\x01c" + b"\x1a\x00" * many
+    yield "Query", b"\x5a\x00" * (8 * MIB - 10)
+    yield "GetCausalHistory", b"\x12\x00" * (8 * MIB - 10)
+    yield "GetCausalHistory", b"\x32\xf0\xff\xff\x07" + b"\x12\x00" * (8 * MIB - 8)
     deepest = GetCausalHistoryRequest(
         channel_id="c", heads=ENTRIES, max_messages=2**32 - 1, max_depth=2**32 - 1
     )

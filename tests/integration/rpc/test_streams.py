@@ -146,6 +146,18 @@ async def test_a_follower_from_now_on_begins_with_an_empty_live_page(node: Node)
     call.cancel()
 
 
+async def test_large_requests_are_served(node: Node) -> None:
+    walk = GetCausalHistoryRequest(
+        channel_id="c", heads=[HistoryEntry(message_id="a")], known_ids=["k" * 1_500] * 10_000
+    )
+    assert walk.ByteSize() > 14 * 1024 * 1024
+    page = await within(node.store.GetCausalHistory(walk).read())
+    assert [entry.message_id for entry in page.missing] == ["a"]
+    entries = [HistoryEntry(message_id=f"{number:015000}") for number in range(1_000)]
+    lookup = GetSdsMessagesRequest(channel_id="c", entries=entries)
+    assert len((await within(node.store.GetSdsMessages(lookup).read())).missing) > 0
+
+
 @pytest.mark.parametrize(
     ("request_", "named"),
     [

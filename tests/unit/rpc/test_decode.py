@@ -7,11 +7,19 @@ from hypothesis import strategies as st
 from store.domain.limits import RequestLimits
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import RequestError
-from store.rpc.decode import clip, decode, history_entries, query_input, topic_filter
+from store.rpc.decode import (
+    clip,
+    decode,
+    decode_read,
+    has_at_most,
+    history_entries,
+    query_input,
+    topic_filter,
+)
 from store.rpc.failure import RpcFailure
-from store.rpc.limits import MAX_COUNTED_FIELDS
+from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_COUNTED_FIELDS, MAX_READ_FIELDS
 from wire.sds.v1.message_pb2 import HistoryEntry as HistoryEntryMessage
-from wire.storenode.v1.store_pb2 import ContentFilter, PublishRequest
+from wire.storenode.v1.store_pb2 import ContentFilter, GetCausalHistoryRequest, PublishRequest
 from wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -62,6 +70,54 @@ def test_stepping_over_fields_has_an_end(field: bytes) -> None:
     with pytest.raises(RpcFailure, match="more than 10,000 fields") as caught:
         clip(field + within, 1, 8)
     assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_group_is_stepped_into() -> None:
+    group = b"\x63" + b"\x18\x00" * 3 + b"\x64"
+    assert clip(group + b"\x0a\x00" * 3, 1, 2) == group + b"\x0a\x00" * 2
+
+
+@given(
+    st.lists(st.text(max_size=9), max_size=9),
+    st.lists(st.tuples(st.text(max_size=9), st.none() | st.binary(max_size=9)), max_size=9),
+    st.lists(st.text(max_size=9), max_size=9),
+)
+def test_fields_are_counted_at_every_depth(
+    known: list[str], heads: list[tuple[str, bytes | None]], topics: list[str]
+) -> None:
+    request = GetCausalHistoryRequest(
+        channel_id="c",
+        known_ids=known,
+        heads=[HistoryEntryMessage(message_id=name, retrieval_hint=hint) for name, hint in heads],
+        filter=ContentFilter(content_topics=topics),
+    )
+    fields = 1 + len(known) + len(heads) + 1 + len(topics)
+    fields += sum((name != "") + (hint is not None) for name, hint in heads)
+    encoded = request.SerializeToString()
+    assert has_at_most(encoded, GetCausalHistoryRequest, fields)
+    assert not has_at_most(encoded, GetCausalHistoryRequest, fields - 1)
+    unknown = b"\xfb\x7f\xfa\x7f\x03abc\xfc\x7f"
+    assert has_at_most(encoded + unknown, GetCausalHistoryRequest, fields + 3)
+    assert not has_at_most(encoded + unknown, GetCausalHistoryRequest, fields + 2)
+
+
+@given(st.binary(max_size=60))
+def test_counting_fields_takes_any_bytes(request: bytes) -> None:
+    assert has_at_most(request, GetCausalHistoryRequest, 2 * len(request))
+
+
+@pytest.mark.parametrize(
+    "part", [b"\x1a\x00", b"\x12\x00", b"\xfa\x7f\x00", b"\x32\x02\x12\x00"], ids=repr
+)
+def test_a_large_read_has_a_bounded_number_of_fields(part: bytes) -> None:
+    many = part * (COUNTED_REQUEST_BYTES // len(part) + 1)
+    with pytest.raises(RpcFailure, match="more than 131,172 fields") as caught:
+        decode_read(GetCausalHistoryRequest, many, 100)
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    few = GetCausalHistoryRequest(known_ids=["x" * 1_000] * 10_000)
+    assert decode_read(GetCausalHistoryRequest, few.SerializeToString()) == few
+    allowed = GetCausalHistoryRequest(known_ids=["12345678"] * (MAX_READ_FIELDS + 1))
+    assert decode_read(GetCausalHistoryRequest, allowed.SerializeToString(), 1) == allowed
 
 
 def test_a_length_past_the_end_is_left_to_the_parser() -> None:

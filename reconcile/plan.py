@@ -10,33 +10,31 @@ half on each side. Of a range that differs somewhere, the side that must answer 
 
 The table holds, for each number of items `S`, each `mu` and each number of messages in which
 fingerprints may still follow, the `f` that costs the fewest bytes; 0 stands for the set. The
-recursion is that of the expected cost, on a grid with two steps per doubling.
+recursion is that of the expected cost, on a grid with two steps per doubling. It is worked out by
+`tools/generate_plan.py` and kept in `reconcile.plan_tables`.
 
 Nothing here can make a reconciliation wrong: a poor estimate costs bytes or one more message.
 """
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
+from zlib import decompress
 
 import numpy as np
 from numpy.typing import NDArray
+
+from reconcile.plan_tables import TABLES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _Value = TypeVar("_Value", bound=np.generic)
 
-# Bytes, and the time that goes with a record as so many bytes more.
-FINGERPRINT_BYTES = 60.0  # a bound, a type, 32 bytes
 ITEM_BYTES = 36.5  # a time difference and a hash
-SET_BYTES = 40.0  # what a set takes besides its items
-NAMED_BYTES = 75.0  # a Skip and a set of one item
-DIFFERENCE_BYTES = 31.0  # one difference in the answer to a set: a half of them carry a hash
-
-PROBE_BYTES = 0.35  # what searching an item takes, as the time that goes with so many bytes
 PROBE_FREELY = 30_000  # items in a message that are searched without asking
 
 FINISHING_BYTES = 4_096
@@ -46,11 +44,11 @@ SATURATED = 0.95
 """Share of ranges that differ from which on it says little about how many differences there are."""
 
 FAN_OUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-_STEPS_PER_DOUBLING = 2
-_SIZE_STEPS = 2 * 24 + 1  # 1 to 2^24 items
-_LOWEST_RATE_STEP = -8  # mu from 1/16
-_RATE_STEPS = 40  # to about 2^15
-_DEPTHS = 6
+STEPS_PER_DOUBLING = 2
+SIZE_STEPS = 2 * 24 + 1  # 1 to 2^24 items
+LOWEST_RATE_STEP = -8  # mu from 1/16
+RATE_STEPS = 40  # to about 2^15
+DEPTHS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,28 +78,6 @@ class Tuning:
     gauges: int = 8
 
 
-@cache
-def _grid() -> tuple[Floats, Floats, Floats]:
-    """Sizes, rates, and the mean number of differences where there is at least one."""
-    sizes = 2.0 ** (np.arange(_SIZE_STEPS) / _STEPS_PER_DOUBLING)
-    rates = 2.0 ** ((np.arange(_RATE_STEPS) + _LOWEST_RATE_STEP) / _STEPS_PER_DOUBLING)
-    return sizes, rates, rates / -np.expm1(-rates)
-
-
-def _look_up(table: Floats, sizes: Floats, means: Floats) -> Floats:
-    """The cost at any size and any mean number of differences, between the steps of the grid."""
-    _, rates, grid_means = _grid()
-    log_rates = np.interp(np.log(means), np.log(grid_means), np.log2(rates))
-    column = log_rates * _STEPS_PER_DOUBLING - _LOWEST_RATE_STEP
-    row = np.clip(np.log2(np.maximum(sizes, 1)) * _STEPS_PER_DOUBLING, 0, _SIZE_STEPS - 1)
-    i = np.minimum(row.astype(np.int64), _SIZE_STEPS - 2)
-    j = np.minimum(column.astype(np.int64), _RATE_STEPS - 2)
-    down, right = row - i, column - j
-    upper = table[i, j] * (1 - right) + table[i, j + 1] * right
-    lower = table[i + 1, j] * (1 - right) + table[i + 1, j + 1] * right
-    return np.asarray(upper * (1 - down) + lower * down)
-
-
 @dataclass(frozen=True, slots=True)
 class _Table:
     """What is best, by size and rate.
@@ -120,44 +96,14 @@ class _Table:
 @cache
 def _tables() -> tuple[_Table, ...]:
     """The best by depth: the number of messages of fingerprints that may follow."""
-    sizes, rates, means = _grid()
-    size, mean = sizes[:, None], np.broadcast_to(means[None, :], (_SIZE_STEPS, _RATE_STEPS))
-    single = np.broadcast_to(rates * np.exp(-rates) / -np.expm1(-rates), mean.shape)
-    several = np.maximum((mean - single) / np.maximum(1 - single, 1e-12), 2.0)
-    search, in_set = PROBE_BYTES * size, ITEM_BYTES * size + SET_BYTES
-    several_as_set = in_set + DIFFERENCE_BYTES * several
-    ours = single / 2
-    missed = 1 - ours  # a search finds nothing
-    theirs = ours / missed  # and that is because the one difference is theirs
-    after = in_set + DIFFERENCE_BYTES * (mean - ours) / missed
-    plain = in_set + DIFFERENCE_BYTES * mean
-    found = search + ours * NAMED_BYTES
-    tables, cost, several_cost = list[_Table](), np.empty(0), several_as_set
-    for depth in range(_DEPTHS):
-        best_after, best_plain, best_several = after, plain, several_as_set
-        after_choice = plain_choice = np.zeros(mean.shape, np.int64)
-        for parts in FAN_OUTS if depth else ():
-            sent, part, fits = FINGERPRINT_BYTES * parts, size / parts, parts <= size
-            lone = _look_up(cost, part + 0 * mean, np.ones(mean.shape))
-            if parts == 1:
-                below = several_cost
-            else:
-                hit = np.minimum(-parts * np.expm1(several * np.log1p(-1 / parts)), size + 1)
-                below = hit * _look_up(cost, part, np.maximum(several / hit, 1.0))
-                this = sent + single * lone + (1 - single) * below
-                better = fits & (this < best_plain)
-                best_plain = np.where(better, this, best_plain)
-                plain_choice = np.where(better, parts, plain_choice)
-                best_several = np.where(fits, np.minimum(best_several, sent + below), best_several)
-            named = np.minimum(PROBE_BYTES * part + NAMED_BYTES, lone)
-            this = sent + theirs * named + (1 - theirs) * below
-            better = fits & (this < best_after)
-            best_after = np.where(better, this, best_after)
-            after_choice = np.where(better, parts, after_choice)
-        probed = found + missed * best_after
-        tables.append(_Table(probed < best_plain, after_choice, plain_choice))
-        cost, several_cost = np.minimum(probed, best_plain), best_several
-    return tuple(tables)
+    packed = decompress(b64decode(TABLES))
+    shape = DEPTHS, 3, SIZE_STEPS, RATE_STEPS
+    stored = np.frombuffer(packed, np.uint8).reshape(shape)
+    choices = np.array((0, *FAN_OUTS), np.int64)
+    return tuple(
+        _Table(probe != 0, choices.take(after_probe), choices.take(unprobed))
+        for probe, after_probe, unprobed in stored
+    )
 
 
 def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) -> Ints:
@@ -170,20 +116,20 @@ def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) ->
             in none.
         probed: whether the ranges were searched for a single difference, in vain.
     """
-    table = _tables()[min(max(depth, 0), _DEPTHS - 1)]
+    table = _tables()[min(max(depth, 0), DEPTHS - 1)]
     chosen = table.after_probe if probed else table.unprobed
     return _by_size(sizes, lambda some: chosen[_place(some, density)])
 
 
 def worth_probing(sizes: Ints, density: float, depth: int) -> NDArray[np.bool_]:
     """Whether to search ranges that differ for a single ID that is all the difference."""
-    table = _tables()[min(max(depth, 0), _DEPTHS - 1)]
+    table = _tables()[min(max(depth, 0), DEPTHS - 1)]
     return _by_size(sizes, lambda some: table.probe[_place(some, density)])
 
 
 # Half-way, in steps, between the sizes and between the rates of the tables.
-_SIZE_EDGES = 2.0 ** ((np.arange(_SIZE_STEPS - 1) + 0.5) / _STEPS_PER_DOUBLING)
-_RATE_EDGES = 2.0 ** ((np.arange(_RATE_STEPS - 1) + _LOWEST_RATE_STEP + 0.5) / _STEPS_PER_DOUBLING)
+_SIZE_EDGES = 2.0 ** ((np.arange(SIZE_STEPS - 1) + 0.5) / STEPS_PER_DOUBLING)
+_RATE_EDGES = 2.0 ** ((np.arange(RATE_STEPS - 1) + LOWEST_RATE_STEP + 0.5) / STEPS_PER_DOUBLING)
 
 
 def _place(sizes: Ints, density: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

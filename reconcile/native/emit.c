@@ -28,10 +28,14 @@ static inline uint8_t *put_varint(uint8_t *at, uint64_t value)
 
 static inline Py_ssize_t varint_bytes(uint64_t value)
 {
+#if defined(__GNUC__)
+    return (70 - __builtin_clzll(value | 1)) / 7;
+#else
     Py_ssize_t bytes = 1;
     while (value >>= 7)
         bytes++;
     return bytes;
+#endif
 }
 
 static inline uint8_t *put_hash(uint8_t *at, const uint8_t *hashes, Py_ssize_t row)

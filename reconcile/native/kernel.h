@@ -113,6 +113,16 @@ static inline bool all_zero(const uint8_t *hashes, Py_ssize_t rows)
     return !any;
 }
 
+/* Ask for memory that will be read soon: rows of an index lie far apart. */
+static inline void expect(const uint8_t *column, Py_ssize_t row, Py_ssize_t row_bytes)
+{
+#if defined(__GNUC__)
+    __builtin_prefetch(column + row * row_bytes);
+#else
+    (void)column, (void)row, (void)row_bytes;
+#endif
+}
+
 /* ---- threads ---------------------------------------------------------------------------- */
 
 /* Let other threads run during long work; what it returns goes to `take_back`. */

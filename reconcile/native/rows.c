@@ -101,6 +101,8 @@ static bool fingerprints(const rows_t *rows, const uint8_t *low, const uint8_t *
         memset(prints, 0, (size_t)count * HASH_BYTES);
     for (Py_ssize_t row = 0; row < count; row++) {
         int64_t from = load(low, row), to = load(high, row);
+        if (row + AHEAD < count)
+            expect_running(rows, load(high, row + AHEAD));
         if (from < before || to < from || to > rows->length)
             return false;
         before = to;

@@ -99,4 +99,14 @@ static inline hash_t running(const rows_t *rows, Py_ssize_t *chunk, Py_ssize_t p
     return rows->count > 1 ? xored(own, load_hash(rows->bases, *chunk)) : own;
 }
 
+/* So many rows ahead of what is worked on memory is asked for. */
+#define AHEAD 12
+
+/* Ask for the running XOR up to a place, where that is easy to find. */
+static inline void expect_running(const rows_t *rows, int64_t place)
+{
+    if (rows->count == 1 && place >= 0 && place <= rows->length)
+        expect(rows->chunks[0].prefix, (Py_ssize_t)place, HASH_BYTES);
+}
+
 #endif

@@ -210,28 +210,35 @@ static int probe_span(const rows_t *rows, Py_ssize_t *chunk, int64_t low, int64_
     return hits;
 }
 
-/* Has the ID at a place a time of its own. */
-static bool is_alone(const rows_t *rows, Py_ssize_t place, int64_t time)
+/* The chunks of the place before what is found, of the place itself, and of the one behind. */
+typedef struct {
+    Py_ssize_t before, own, after;
+} around_t;
+
+/* Has the ID at a place, greater than the ones asked for earlier, a time of its own. */
+static bool is_alone(const rows_t *rows, around_t *around, Py_ssize_t place, int64_t time)
 {
-    Py_ssize_t chunk = 0;
     if (place > 0) {
-        go_on(rows, &chunk, place - 1);
-        if (time_at(rows, chunk, place - 1) == time)
+        go_on(rows, &around->before, place - 1);
+        if (time_at(rows, around->before, place - 1) == time)
             return false;
     }
     if (place + 1 == rows->length)
         return true;
-    go_on(rows, &chunk, place + 1);
-    return time_at(rows, chunk, place + 1) != time;
+    go_on(rows, &around->after, place + 1);
+    return time_at(rows, around->after, place + 1) != time;
 }
 
 static bool probe_all(const rows_t *rows, const columns *held)
 {
     static const hash_t none;
+    around_t around = {0, 0, 0};
     Py_ssize_t chunk = 0;
     int64_t before = 0;
     for (Py_ssize_t row = 0; row < held->rows[B_LOW]; row++) {
         int64_t low = load(held->at[B_LOW], row), high = load(held->at[B_HIGH], row), time = 0;
+        if (row + AHEAD < held->rows[B_LOW])
+            expect_running(rows, load(held->at[B_LOW], row + AHEAD));
         if (low < before || high < low || high > rows->length)
             return false;
         before = high;
@@ -239,14 +246,13 @@ static bool probe_all(const rows_t *rows, const columns *held)
         Py_ssize_t found = 0;
         bool hit = probe_span(rows, &chunk, low, high, wanted, &found) == 1;
         if (hit) {
-            Py_ssize_t own = 0;
-            go_on(rows, &own, found);
-            time = time_at(rows, own, found);
+            go_on(rows, &around.own, found);
+            time = time_at(rows, around.own, found);
         }
         store(held->at[B_TIMES], row, time);
         store_hash(held->at[B_HASHES], row, hit ? wanted : none);
         held->at[B_HIT][row] = hit;
-        held->at[B_ALONE][row] = hit && is_alone(rows, found, time);
+        held->at[B_ALONE][row] = hit && is_alone(rows, &around, found, time);
     }
     return true;
 }

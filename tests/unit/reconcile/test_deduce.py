@@ -34,7 +34,7 @@ times = [0, 1, 2, 5, 10**18, 2**63 - 1]
 
 
 @given(many_ids(times), many_ids(times))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_match_finds_every_place(local: list[SyncId], remote: list[SyncId]) -> None:
     found = match(SyncIds.of(local), SyncIds.of(remote))
     for item, place, hit in zip(remote, found.places, found.found, strict=True):
@@ -65,7 +65,7 @@ def in_spans(ids: list[SyncId], spans: list[tuple[SyncId, SyncId]]) -> Items:
 
 
 @given(many_ids(times), many_ids(times), many_ids(times, 8))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_narrow_sets_show_every_difference_and_nothing_else(
     ours: list[SyncId], theirs: list[SyncId], edges: list[SyncId]
 ) -> None:
@@ -102,7 +102,7 @@ def test_narrow_sets_show_every_difference_and_nothing_else(
 
 
 @given(many_ids(times, 12), many_ids(times, 12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_assembled_ranges_can_be_encoded_and_say_what_the_pieces_say(
     edges: list[SyncId], items: list[SyncId]
 ) -> None:
@@ -125,7 +125,7 @@ def test_assembled_ranges_can_be_encoded_and_say_what_the_pieces_say(
 
 
 @given(many_ids(times, 20), many_ids(times, 20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_reach_all_is_reach_for_each(left: list[SyncId], right: list[SyncId]) -> None:
     pairs = [(low, high) for low, high in zip(left, right, strict=False) if low < high]
     pairs += [(low, high) for low, high in pairwise(left)]
@@ -137,7 +137,7 @@ def test_reach_all_is_reach_for_each(left: list[SyncId], right: list[SyncId]) ->
 
 
 @given(many_ids(times, 40), st.integers(1, 300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_around_holds_its_id_and_stays_inside(ids: list[SyncId], count: int) -> None:
     inside = [item for item in ids if item < END]
     homes = [((item[0], bytes(32)), END) for item in inside]

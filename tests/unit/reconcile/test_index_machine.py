@@ -136,5 +136,5 @@ class IndexLife(RuleBasedStateMachine):
         assert set(everything.between(0, len(everything)).pairs()) == self.held
 
 
-IndexLife.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+IndexLife.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestIndexLife = IndexLife.TestCase

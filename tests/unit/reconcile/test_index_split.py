@@ -241,7 +241,7 @@ hashes = st.lists(bytes_, min_size=4, max_size=4).map(lambda head: bytes(head) +
 drawn = st.tuples(st.integers(0, 3), hashes)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     ids=st.sets(drawn, max_size=60),
     edges=st.sets(drawn, max_size=6),

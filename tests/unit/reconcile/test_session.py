@@ -81,7 +81,7 @@ def tricky_ids() -> st.SearchStrategy[list[SyncId]]:
 
 
 @given(tricky_ids(), tricky_ids(), tricky_ids())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_exact_differences_of_hashes_that_look_alike(
     shared: list[SyncId], ours: list[SyncId], theirs: list[SyncId]
 ) -> None:

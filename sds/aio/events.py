@@ -34,7 +34,7 @@ class Message:
 
     ``entries_after`` is how far from the end of the log it was put when it came: 0 is its end.
     ``unmet`` are causes that are not there. ``readable`` is False, and ``content`` as it came,
-    when the cipher could not open it.
+    when the cipher could not open it. ``published`` is False while no node holds an own message.
     """
 
     message_id: str
@@ -45,6 +45,7 @@ class Message:
     entries_after: int = 0
     unmet: tuple[str, ...] = ()
     own: bool = False
+    published: bool = True
     readable: bool = True
 
     @property

@@ -147,7 +147,14 @@ class Participant:
         self.tell(
             [
                 Message(
-                    sent.message_id, own, sent.lamport, content, sent.hint, entries_after, own=True
+                    sent.message_id,
+                    own,
+                    sent.lamport,
+                    content,
+                    sent.hint,
+                    entries_after,
+                    own=True,
+                    published=False,
                 ),
                 *sent.events,
                 Ready(sent.number),
@@ -194,6 +201,7 @@ class Participant:
             row["hint"],
             unmet=tuple(json.loads(row["unmet"])),
             own=row["sender_id"] == self.core.config.sender_id,
+            published=row["message_id"] not in self.ledger.unpublished,
             readable=readable,
         )
 

@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "store.cli.client.causal_history:causal_history",
         "Fetch what SDS messages causally depend on.",
     ),
+    "chat": ("store.cli.chat.command:chat", "Talk in an SDS channel."),
     "status": ("store.cli.status:status", "Show what a node holds and whether it serves."),
     "sync": ("store.cli.sync:sync", "Reconcile a node with a peer, now."),
     "pipeline": (

@@ -69,8 +69,8 @@ def connected(
             **own: Any,  # noqa: ANN401 - the command's own options
         ) -> int:
             out = Output(as_json=as_json)
-            token = _token(token_file)
-            tls = _tls(tls_ca, tls_cert, tls_key)
+            token = token_of(token_file)
+            tls = tls_of(tls_ca, tls_cert, tls_key)
 
             async def session() -> int:
                 async with connect(address, token=token, tls=tls) as client:
@@ -118,7 +118,12 @@ def drop_output() -> None:
     os.close(nowhere)
 
 
-def _token(path: Path | None) -> str | None:
+def token_of(path: Path | None) -> str | None:
+    """Read the token of `--token-file`.
+
+    Raises:
+        CliError: The file cannot be read, or is none that holds a token.
+    """
     if path is None:
         return None
     try:
@@ -127,7 +132,12 @@ def _token(path: Path | None) -> str | None:
         raise CliError(USAGE, f"The file {path} of --token-file is not text.") from error
 
 
-def _tls(ca: Path | None, cert: Path | None, key: Path | None) -> TlsIdentity | None:
+def tls_of(ca: Path | None, cert: Path | None, key: Path | None) -> TlsIdentity | None:
+    """Read the files of the TLS options; None without any.
+
+    Raises:
+        CliError: One cannot be read, or a key or certificate is alone.
+    """
     if ca is None and cert is None and key is None:
         return None
     if (cert is None) != (key is None):
@@ -221,7 +231,6 @@ ENTRY = Parsed("entry", "ID[@HINT]", entry)
 
 
 def _options(name: str, default: str) -> list[Callable[[Command], Command]]:
-    file = click.Path(dir_okay=False, path_type=Path)
     return [
         option(
             name,
@@ -232,6 +241,21 @@ def _options(name: str, default: str) -> list[Callable[[Command], Command]]:
             section=_CONNECTION,
             help="The node to call.",
         ),
+        *credential_options(),
+        option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            section=_CONNECTION,
+            help="Print one JSON object a line; bytes are lower-case hexadecimal.",
+        ),
+    ]
+
+
+def credential_options() -> list[Callable[[Command], Command]]:
+    """The options of who calls, and how the connection is secured."""
+    file = click.Path(dir_okay=False, path_type=Path)
+    return [
         option(
             "--token-file",
             type=file,
@@ -259,12 +283,5 @@ def _options(name: str, default: str) -> list[Callable[[Command], Command]]:
             metavar="FILE",
             section=_CONNECTION,
             help="PEM file with the key of that certificate.",
-        ),
-        option(
-            "--json",
-            "as_json",
-            is_flag=True,
-            section=_CONNECTION,
-            help="Print one JSON object a line; bytes are lower-case hexadecimal.",
         ),
     ]

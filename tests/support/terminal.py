@@ -1,0 +1,80 @@
+"""A program on a terminal of its own, and what it shows there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Sequence
+
+ROWS, COLUMNS = 30, 100
+_CONTROL = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>78]|\r")
+_PAUSE_S = 0.3
+
+
+class Terminal:
+    """Close it: the program is killed if it has not ended."""
+
+    def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
+        self._master, slave = pty.openpty()
+        self._columns = COLUMNS
+        self._resize()
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**env, "TERM": "xterm", "COLORTERM": "", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            start_new_session=True,
+        )
+        os.close(slave)
+
+    def type(self, text: str) -> None:
+        """Press keys."""
+        os.write(self._master, text.encode())
+
+    def wait(self, found: Callable[[str], bool], timeout_s: float = 90.0) -> str:
+        """Have the program draw all of its screen until it is as wanted; its text."""
+        deadline = time.monotonic() + timeout_s
+        while not found(text := self._screen()):
+            assert time.monotonic() < deadline, f"the terminal shows\n{text}"
+        return text
+
+    def _screen(self) -> str:
+        # Programs draw what has changed, but all of it when the window has another width.
+        self._columns = COLUMNS + (self._columns == COLUMNS)
+        self._resize()
+        os.killpg(self.process.pid, signal.SIGWINCH)
+        shown = b""
+        while data := self._read():
+            shown += data
+        return _CONTROL.sub(b"", shown).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Kill what runs, and let go of the terminal."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def _read(self) -> bytes:
+        """What is written before the program pauses."""
+        if not select.select([self._master], [], [], _PAUSE_S)[0]:
+            return b""
+        try:
+            data = os.read(self._master, 65_536)
+        except OSError:  # the program has closed its end
+            data = b""
+        assert data, "the program has ended"
+        return data
+
+    def _resize(self) -> None:
+        size = struct.pack("HHHH", ROWS, self._columns, 0, 0)
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)

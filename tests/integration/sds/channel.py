@@ -20,9 +20,9 @@ from tests.unit.domain.causal_world import (
     Stored,
     World,
     in_one_cycle,
+    naive_look_up,
     naive_walk,
     request,
-    select,
 )
 from wire.storenode.v1.store_pb2 import CausalHistoryPage, SdsStoredMessage
 
@@ -174,15 +174,7 @@ def assert_walked(answered: Answered, world: World, wanted: CausalRequest) -> No
 
 def assert_looked_up(answered: Answered, world: World, entries: Sequence[Parent]) -> None:
     """Compare with the naive reading."""
-    messages: dict[tuple[bytes, bytes], None] = {}
-    missing: dict[Parent, None] = {}
-    truncated = False
-    for message_id, hint in entries:
-        selected, cut = select(world, message_id, hint)
-        truncated |= cut
-        messages.update(dict.fromkeys((message_id, each.hash) for each in selected))
-        if not selected:
-            missing[message_id, hint] = None
-    assert list(zip(answered.ids, answered.hashes, strict=True)) == list(messages)
-    assert answered.missing == [HistoryEntry(*entry) for entry in missing]
-    assert answered.truncated == truncated
+    expected = naive_look_up(world, entries)
+    assert list(zip(answered.ids, answered.hashes, strict=True)) == expected.messages
+    assert answered.missing == expected.missing
+    assert answered.truncated == expected.truncated

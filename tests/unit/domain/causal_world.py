@@ -221,6 +221,29 @@ def select(world: World, message_id: bytes, hint: bytes | None) -> tuple[list[St
     return claimants[:MAX_SDS_CLAIMANTS] + opaque, len(claimants) > MAX_SDS_CLAIMANTS
 
 
+@dataclass
+class ExpectedLookup:
+    """What a look-up must give: (message ID, hash) of each message, in order."""
+
+    messages: list[tuple[bytes, bytes]]
+    missing: list[HistoryEntry]
+    truncated: bool
+
+
+def naive_look_up(world: World, entries: Iterable[Parent]) -> ExpectedLookup:
+    """One entry at a time."""
+    messages: dict[tuple[bytes, bytes], None] = {}
+    missing: dict[Parent, None] = {}
+    truncated = False
+    for message_id, hint in entries:
+        selected, cut = select(world, message_id, hint)
+        truncated |= cut
+        messages.update(dict.fromkeys((message_id, each.hash) for each in selected))
+        if not selected:
+            missing[message_id, hint] = None
+    return ExpectedLookup(list(messages), [HistoryEntry(*entry) for entry in missing], truncated)
+
+
 def naive_walk(world: World, wanted: CausalRequest) -> Expected:
     """Breadth first, one reference at a time."""
     expected = Expected()

@@ -8,7 +8,7 @@ that was rolled back is kept under a number that no commit ever has, and goes in
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,9 @@ from store.domain.ports import Source
 MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
 """Messages that are kept until their commit is seen; the oldest batches make room, and are read
 from the database."""
+
+MAX_TRACKED: Final = 262_144
+"""Messages that are remembered to have become unread; of what is forgotten nothing is concluded."""
 
 MAX_NEEDED: Final = 64
 """Stores that an unread event waits for at most; a node has no more peers."""
@@ -77,7 +80,7 @@ class Tracking:
         self._max_confirms = max_confirms
         self._kept: OrderedDict[int, Kept] = OrderedDict()
         self._kept_bytes = 0
-        self._untracked: OrderedDict[bytes, None] = OrderedDict()
+        self._tracked: OrderedDict[bytes, None] = OrderedDict()
 
     async def write(
         self, connection: Connection, shares: Sequence[Share], written: Written
@@ -87,15 +90,22 @@ class Tracking:
         if wanted and self._unread.count + len(wanted) <= MAX_UNREAD_EVENTS:
             await track(connection, wanted)
             self._unread.count += len(wanted)
+            self.remember([digest for digest, _, _ in wanted])
         else:
-            self._note_untracked(wanted)
             wanted = []
         if written.added.count:
             self._keep(written, {digest: needed for digest, _, needed in wanted})
 
     def is_tracked(self, digest: bytes) -> bool:
-        """False for a message that should have become unread, and did not since too many are."""
-        return digest not in self._untracked
+        """True for a message that became unread for certain: that it is no more means something."""
+        return digest in self._tracked
+
+    def remember(self, hashes: Iterable[bytes]) -> None:
+        """These are unread, or will be with the transaction that is under way."""
+        for digest in hashes:
+            self._tracked[digest] = None
+        while len(self._tracked) > MAX_TRACKED:
+            self._tracked.popitem(last=False)
 
     def take(self, batch_id: int) -> Kept | None:
         """A batch whose commit has come; None: it is not here."""
@@ -117,12 +127,6 @@ class Tracking:
                     needed[digest] = ts, most
         for digest, (ts, most) in needed.items():
             yield digest, ts, most
-
-    def _note_untracked(self, wanted: Sequence[Wanted]) -> None:
-        for digest, _, _ in wanted:
-            self._untracked[digest] = None
-        while len(self._untracked) > MAX_UNREAD_EVENTS:
-            self._untracked.popitem(last=False)
 
     def _keep(self, written: Written, needed: Mapping[bytes, int]) -> None:
         batch = written.batch

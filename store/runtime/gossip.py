@@ -160,6 +160,7 @@ class GossipNode:
             self._machine = Gossip(self._config)
             self._is_ready.set()
             self._take(Committed(newest.ids, newest.events, fresh=False))
+            self._work.tracking.remember(event.message_hash for event in unread)
             self._take(Restored([restored(event) for event in reversed(unread)]))
             _LOG.info("gossip_loaded", messages=len(newest.ids), unread=len(unread))
 

@@ -91,6 +91,7 @@ class Commits:
             unread = await self._work.unread.of(arrived.ids)
             self._take(Committed(arrived.ids, arrived.events))
             if unread:
+                self._work.tracking.remember(event.message_hash for event in unread)
                 self._take(Restored([restored(event) for event in unread]))
             for commit in some:
                 if self._others and self._others[0] is commit:

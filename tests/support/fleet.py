@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -24,6 +24,7 @@ PUBSUB = "/waku/2/rs/1/0"
 CONTENT = "/fleet/1/chat/proto"
 NS_PER_S = 1_000_000_000
 PATIENCE_S = 60.0
+_T = TypeVar("_T")
 OWN_SCHEDULE = ("--sync-interval", "0", "--gossip", "off")
 """Nothing but what a test asks for."""
 
@@ -89,6 +90,14 @@ def status(node: NodeProcess) -> dict[str, Any]:
     """``storenode status --json``."""
     (found,) = Command.of(node).ok("status", "--json").objects
     return dict(found)
+
+
+def eventually(look: Callable[[], _T | None]) -> _T:
+    """Ask until the answer is true; every question is a whole process or request."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not come in time"
+    return found
 
 
 def exchanging(node: NodeProcess, peers: int) -> dict[str, Any]:

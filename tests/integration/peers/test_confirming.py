@@ -1,0 +1,163 @@
+"""Waits for confirmations: what ends them, also when another node on the database was told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from message.record import RecordBatch
+from store.db.partitions import PartitionMap
+from store.db.pool import Database
+from store.db.tracking import MAX_NEEDED, Tracking
+from store.db.unread import UnreadEvents
+from store.db.writer import DatabaseWriter
+from store.domain.ports import Source
+from store.domain.unread import Confirmed
+from store.runtime import confirming
+from store.runtime.confirming import Confirming
+from tests.integration.storage.world import DAY, NOW, random_batch
+
+LONG_S = 60.0
+
+
+class Publisher:
+    """A node that stores and waits; ``reach`` other stores may confirm."""
+
+    def __init__(self, database: Database) -> None:
+        self.table = UnreadEvents(database)
+        tracking = Tracking(self.table, 0)
+        partitions = PartitionMap(lambda: NOW, 30 * DAY)
+        self.writer = DatabaseWriter(database, partitions, tracking=tracking)
+        self.reach = 2
+        self.wanted: list[tuple[Sequence[bytes], int]] = []
+        self.waits = Confirming(
+            self.table,
+            reach=lambda: self.reach,
+            is_tracked=tracking.is_tracked,
+            want=lambda hashes, needed: self.wanted.append((hashes, needed)),
+            most_tracked=MAX_NEEDED,
+        )
+
+    async def store(self, batch: RecordBatch, min_confirms: int) -> list[bool]:
+        return list(await self.writer.store(batch, Source.CLIENT, min_confirms))
+
+
+@pytest.fixture
+async def publisher(database_url: str) -> AsyncIterator[Publisher]:
+    database = await Database.open(database_url)
+    made = Publisher(database)
+    await made.writer.start()
+    yield made
+    made.waits.stop()
+    await made.writer.stop()
+    await database.close()
+
+
+def batch(count: int = 3) -> RecordBatch:
+    return random_batch(random.Random(count), count, [NOW])
+
+
+async def test_a_wait_ends_with_the_last_confirmation_that_it_lacks(publisher: Publisher) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 2)
+    first, *others = messages.hashes
+    # One may come before anybody waits.
+    publisher.waits.confirm([first], [2])
+    waiting = asyncio.create_task(publisher.waits.confirmed(messages.hashes, stored, 2, LONG_S))
+    await asyncio.sleep(0)
+    publisher.waits.confirm(others, [1, 1])
+    await asyncio.sleep(0)
+    assert (waiting.done(), len(publisher.waits)) == (False, 1)
+    publisher.waits.confirm(others, [2, 3])
+    found = await waiting
+    assert [(each.confirms, each.reason) for each in found] == [(2, ""), (2, ""), (3, "")]
+    assert len(publisher.waits) == 0
+    assert publisher.wanted == []
+
+
+async def test_what_another_node_on_the_database_was_told_counts(publisher: Publisher) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 2)
+    waiting = asyncio.create_task(publisher.waits.confirmed(messages.hashes, stored, 2, LONG_S))
+    other = UnreadEvents(publisher.table._database)
+    pairs = [Confirmed(digest, store) for digest in messages.hashes for store in ("a", "b")]
+    await other.confirm(pairs)
+    assert [each.confirms for each in await waiting] == [2, 2, 2]
+
+
+async def test_what_was_given_up_counts_for_nothing(publisher: Publisher) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 2)
+    await publisher.table.confirm([Confirmed(digest, "a") for digest in messages.hashes])
+    await publisher.table.expire(messages.hashes)
+    limit_s = 3 * confirming.POLL_S
+    found = await publisher.waits.confirmed(messages.hashes, stored, 2, limit_s)
+    assert {each.confirms for each in found} <= {0, 1}
+    assert "of 2 stores confirmed: no more have within 0.75 s" in found[0].reason
+
+
+async def test_what_is_not_tracked_is_never_taken_for_confirmed(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.db.tracking.MAX_UNREAD_EVENTS", 0)
+    messages = batch()
+    stored = await publisher.store(messages, 1)
+    limit_s = 3 * confirming.POLL_S
+    found = await publisher.waits.confirmed(messages.hashes, stored, 1, limit_s)
+    assert [each.confirms for each in found] == [0, 0, 0]
+
+
+async def test_too_few_stores_end_a_wait_before_it_begins(publisher: Publisher) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 3)
+    found = await publisher.waits.confirmed(messages.hashes, stored, 3, LONG_S)
+    assert "0 of 3 stores confirmed: this node exchanges messages with 2 other" in found[0].reason
+    publisher.reach = 1
+    publisher.waits.confirm(messages.hashes, [2, 2, 1])
+    publisher.waits.confirm(messages.hashes[2:], [3])
+    waiting = asyncio.create_task(publisher.waits.confirmed(messages.hashes, stored, 3, LONG_S))
+    await asyncio.sleep(0)
+    publisher.waits.confirm(messages.hashes, [3, 3, 3])
+    assert [each.reason for each in await waiting] == ["", "", ""]
+
+
+async def test_a_duplicate_is_asked_for_again_and_known_confirmations_count(
+    publisher: Publisher,
+) -> None:
+    messages = batch()
+    await publisher.store(messages, 1)
+    publisher.waits.confirm(messages.hashes, [1, 1, 1])
+    again = await publisher.store(messages, 1)
+    found = await publisher.waits.confirmed(messages.hashes, again, 1, LONG_S)
+    assert [each.confirms for each in found] == [1, 1, 1]
+    assert publisher.wanted == [(messages.hashes, 1)]
+
+
+async def test_waits_are_bounded_and_a_client_that_leaves_costs_nothing(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 1)
+    monkeypatch.setattr(confirming, "MAX_WAITS", 1)
+    waiting = asyncio.create_task(publisher.waits.confirmed(messages.hashes, stored, 1, LONG_S))
+    await asyncio.sleep(0)
+    (found, *_) = await publisher.waits.confirmed(messages.hashes, stored, 1, LONG_S)
+    assert "too many publishers wait for confirmations already" in found.reason
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert len(publisher.waits) == 0
+    assert not publisher.waits._waits
+
+
+async def test_a_node_that_stops_answers_all_who_wait(publisher: Publisher) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 1)
+    waiting = asyncio.create_task(publisher.waits.confirmed(messages.hashes, stored, 1, LONG_S))
+    await asyncio.sleep(0)
+    publisher.waits.stop()
+    assert "the node is stopping" in (await waiting)[0].reason
+    (found, *_) = await publisher.waits.confirmed(messages.hashes, stored, 1, LONG_S)
+    assert "the node is stopping" in found.reason

@@ -1,0 +1,233 @@
+"""Live gossip between nodes that are processes of their own, and publishing that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from store.client.messages import hash_of, new_message
+from store.client.node import connect
+from store.client.sds_messages import sds_payload
+from store.client.types import PublishResult, WakuMessageAndTopic
+from tests.integration.run.helpers import get
+from tests.support.command import Command, Ended
+from tests.support.fleet import (
+    CONTENT,
+    PATIENCE_S,
+    PUBSUB,
+    Fleet,
+    eventually,
+    exchanging,
+    hashes,
+    held,
+    made,
+    status,
+    synchronize,
+)
+from tests.support.node import NodeProcess
+from tests.support.peer_proxy import PeerProxy, proxied
+
+ON = ("--gossip", "on")
+SENT_BYTES = 'storenode_gossip_body_bytes_total{direction="sent"}'
+LONG = ("--confirm-timeout", "60s")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    nodes = Fleet(tmp_path_factory.mktemp("gossip"))
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+
+
+@pytest.fixture(scope="module")
+def triangle(fleet: Fleet) -> list[NodeProcess]:
+    """Three nodes, each of which has a stream with both others."""
+    nodes: list[NodeProcess] = []
+    for _ in range(3):
+        nodes.append(fleet.start(*ON, peers=list(nodes)))
+    for node in nodes:
+        exchanging(node, 2)
+    return nodes
+
+
+def gossip(node: NodeProcess) -> dict[str, Any]:
+    return dict(status(node)["gossip"])
+
+
+def metric(node: NodeProcess, name: str) -> float:
+    text = get(node.metrics, "/metrics")[1]
+    return sum(
+        float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name)
+    )
+
+
+def publish(node: NodeProcess, text: str, *arguments: str) -> tuple[Ended, dict[str, Any]]:
+    """``storenode publish --json``: how it ended, and its one result."""
+    ended = Command.of(node)("publish", "--json", "--content-topic", CONTENT, *arguments, text)
+    (result,) = ended.objects
+    return ended, result
+
+
+async def store(
+    node: NodeProcess, messages: list[WakuMessageAndTopic], min_confirms: int = 0
+) -> list[PublishResult]:
+    async with connect(node.listen) as client:
+        published = client.publish_all(
+            messages, min_confirms=min_confirms, confirm_timeout_s=PATIENCE_S
+        )
+        return [result async for _, result in published]
+
+
+def equal(nodes: list[NodeProcess], messages: list[WakuMessageAndTopic]) -> bool:
+    wanted = hashes(messages)
+    return all(wanted <= held(node) for node in nodes)
+
+
+def test_a_message_is_confirmed_by_both_others(triangle: list[NodeProcess]) -> None:
+    ended, result = publish(triangle[0], "one", "--min-confirms", "2", *LONG)
+    assert ended.code == 0, ended
+    assert (result["outcome"], result["confirms"], result["reason"]) == ("STORED", 2, "")
+    digest = bytes.fromhex(result["message_hash"])
+    assert all(digest in held(node) for node in triangle), "who confirms has it"
+    shown = Command.of(triangle[1]).ok(
+        "publish", "--content-topic", CONTENT, "--min-confirms", "1", *LONG, "two"
+    )
+    assert "confirmed by " in shown.out
+    assert eventually(lambda: gossip(triangle[0])["unread"] == 0)
+
+
+async def test_batches_are_confirmed_and_reach_all(triangle: list[NodeProcess]) -> None:
+    messages = made(3_000, time.time_ns() - 60 * 10**9)
+    results = await store(triangle[2], messages, 2)
+    assert {(result.outcome, result.confirms) for result in results} == {(PublishResult.STORED, 2)}
+    assert equal(triangle, messages)
+    again = await store(triangle[0], messages[:50], 2)
+    assert {(r.outcome, r.confirms) for r in again} == {(PublishResult.DUPLICATE, 2)}
+    assert eventually(lambda: gossip(triangle[0])["unread"] == 0)
+    sent = sum(metric(node, SENT_BYTES) for node in triangle)
+    one_copy = sum(message.ByteSize() for message in messages)
+    assert sent < 3 * 1.2 * one_copy, "a body crosses each link about once"
+
+
+def test_more_confirmations_than_there_are_stores_are_refused_at_once(
+    triangle: list[NodeProcess],
+) -> None:
+    began = time.monotonic()
+    many = ("--min-confirms", "3")
+    ended, result = publish(triangle[0], "three", *many, "--confirm-timeout", "300s")
+    assert time.monotonic() - began < 250, "it does not wait for what cannot come"
+    assert ended.code == 1
+    assert result["outcome"] == "UNCONFIRMED"
+    assert "of 3 stores confirmed: this node exchanges messages with 2 other" in result["reason"]
+    assert bytes.fromhex(result["message_hash"]) in held(triangle[0])
+    ended, result = publish(triangle[0], "now", *many, "--ephemeral")
+    assert (ended.code, result["outcome"]) == (0, "EPHEMERAL")
+
+
+async def test_an_event_waits_for_its_parents(triangle: list[NodeProcess]) -> None:
+    now_ns = time.time_ns()
+    parent = _event("parent", now_ns)
+    child = _event("child", now_ns + 1, ("parent", hash_of(parent)))
+    await store(triangle[0], [child])
+    assert eventually(lambda: gossip(triangle[1])["waiting"] == 1)
+    assert hash_of(child) in held(triangle[1])
+    await store(triangle[2], [parent])
+    for node in triangle:
+        assert eventually(lambda node=node: gossip(node)["waiting"] == 0)  # type: ignore[misc]
+
+
+async def test_what_is_unread_survives_and_is_confirmed_when_the_store_is_back(
+    triangle: list[NodeProcess],
+) -> None:
+    first, _, third = triangle
+    before = gossip(first)["unread"]
+    third.kill()
+    ended, result = publish(first, "four", "--min-confirms", "2", "--confirm-timeout", "1s")
+    assert (ended.code, result["outcome"]) == (1, "UNCONFIRMED")
+    assert "of 2 stores confirmed" in result["reason"]
+    assert gossip(first)["unread"] == before + 1
+    assert metric(first, "storenode_unread_events") == before + 1
+    assert metric(first, "storenode_unread_oldest_seconds") > 0
+    assert "unread, the oldest for" in Command.of(first).ok("status").out
+    first.kill()
+    first.start()
+    assert gossip(first)["unread"] == before + 1, "it survives a restart"
+
+    third.start()
+
+    digest = bytes.fromhex(result["message_hash"])
+    assert eventually(lambda: digest in held(third))
+    assert eventually(lambda: gossip(first)["unread"] == before)
+    exchanging(first, 2)
+    ended, result = publish(first, "five", "--min-confirms", "2", *LONG)
+    assert (result["outcome"], result["confirms"]) == ("STORED", 2)
+
+
+@dataclass
+class Pair:
+    """Each calls the other through a proxy; at the second every message must be confirmed."""
+
+    first: NodeProcess
+    second: NodeProcess
+    proxies: tuple[PeerProxy, PeerProxy]
+    history: list[WakuMessageAndTopic]
+
+
+@pytest.fixture(scope="module")
+def pair(fleet: Fleet) -> Iterator[Pair]:
+    with proxied() as there, proxied() as back:
+        first = fleet.start(*ON, peers=[there.address])
+        # More than a peer is told of when it joins: the rest is for reconciliation.
+        history = made(9_000, time.time_ns() - 60 * 10**9)
+        asyncio.run(store(first, history))
+        back.target = first.peer
+        second = fleet.start(*ON, "--max-confirms", "1", peers=[back.address])
+        there.target = second.peer
+        yield Pair(first, second, (there, back), history)
+
+
+async def test_neither_gossip_nor_transfer_sends_back_what_the_other_brought(pair: Pair) -> None:
+    first, second = pair.first, pair.second
+    assert eventually(lambda: len(held(second)) > 5_000)
+    assert eventually(lambda: synchronize(second, "--from", "0")[1]["in_sync"])
+    assert equal([first, second], pair.history)
+    assert metric(second, "storenode_transfer_messages_total") > 0, "both had something to do"
+    received = 'storenode_gossip_events_total{what="bodies_received"}'
+    before = metric(first, received)
+    await store(second, made(1, time.time_ns(), seed=5), 1)
+    assert metric(first, received) - before == 1
+    assert metric(first, 'storenode_messages_duplicate_total{source="gossip"}') == 0
+    assert metric(first, 'storenode_transfer_messages_total{direction="received"') == 0
+    assert eventually(lambda: gossip(second)["unread"] == 0)
+
+
+async def test_a_network_that_was_cut_heals_without_a_reconciliation(pair: Pair) -> None:
+    first, second = pair.first, pair.second
+    exchanging(first, 1)
+    for proxy in pair.proxies:
+        proxy.cut()
+    exchanging(second, 0)
+    messages = made(400, time.time_ns() - 60 * 10**9, seed=9)
+    await store(first, messages[:200])
+    await store(second, messages[200:])
+    assert gossip(first)["unread"] == 0
+    assert gossip(second)["unread"] == 200, "--max-confirms 1"
+    for proxy in pair.proxies:
+        proxy.heal()
+    assert eventually(lambda: equal([first, second], messages))
+    assert eventually(lambda: gossip(second)["unread"] == 0)
+    for node in (first, second):
+        exchanging(node, 1)
+        assert metric(node, 'storenode_gossip_peers{state="connected"}') == 1, "not one each way"
+
+
+def _event(message_id: str, timestamp_ns: int, *parents: tuple[str, bytes]) -> WakuMessageAndTopic:
+    payload = sds_payload("c", message_id, b"x", parents=parents)
+    return new_message(payload, CONTENT, PUBSUB, timestamp_ns)

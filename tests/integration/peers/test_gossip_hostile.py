@@ -1,0 +1,226 @@
+"""Peers whose gossip is none: the node turns them away, keeps its memory, and serves on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from gossip.limits import MAX_FRAME_IDS
+from store.client.messages import hash_of, new_message
+from store.client.node import connect
+from store.rpc.gossip_limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
+from store.rpc.gossiping import GOSSIP
+from tests.integration.peers.harness import PeerNode
+from tests.integration.run.helpers import get
+from tests.support.command import Command
+from tests.support.fleet import (
+    CONTENT,
+    PATIENCE_S,
+    PUBSUB,
+    Fleet,
+    eventually,
+    hashes,
+    held,
+    made,
+    status,
+)
+from tests.support.node import NodeProcess
+from wire.storenode.v1.peer_pb2 import Events, GossipFrame, Inventory
+
+MIB = 1024 * 1024
+UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    fleet = Fleet(tmp_path_factory.mktemp("hostile"))
+    try:
+        yield fleet.start("--gossip", "on")
+    finally:
+        fleet.close()
+
+
+@pytest.fixture(autouse=True)
+def unharmed(node: NodeProcess) -> Iterator[None]:
+    """Whatever a test sends, the node publishes, and has not grown by much."""
+    process = psutil.Process(node.process.pid)
+    before = process.memory_info().rss
+    yield
+    Command.of(node).ok("publish", "--content-topic", CONTENT, "still here")
+    assert process.memory_info().rss - before < 150 * MIB
+
+
+@dataclass
+class Stream:
+    """A raw stream to a node, as the peer ``name`` of the store ``store``."""
+
+    call: Any
+
+    async def send(self, *frames: GossipFrame | bytes) -> None:
+        """Send frames, as long as the node takes them."""
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            for frame in frames:
+                data = frame if isinstance(frame, bytes) else frame.SerializeToString()
+                await self.call.write(data)
+
+    async def frame(self) -> GossipFrame:
+        """The next frame of the node."""
+        return GossipFrame.FromString(await self.call.read())
+
+    async def ending(self) -> tuple[grpc.StatusCode, str]:
+        """How the node ends the stream, whatever it sends before that."""
+        async with asyncio.timeout(PATIENCE_S):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while isinstance(await self.call.read(), bytes):
+                    continue
+            return await self.call.code(), await self.call.details()
+
+
+@asynccontextmanager
+async def stream(address: str, name: str, store: str = "") -> AsyncIterator[Stream]:
+    metadata = (
+        ("storenode-node-id", name),
+        ("storenode-store-id", store or f"store-of-{name}"),
+        ("storenode-version", "6.6.6"),
+    )
+    async with grpc.aio.insecure_channel(address, options=UNLIMITED) as channel:
+        method: Any = channel.stream_stream
+        call = method(GOSSIP)(metadata=metadata)
+        yield Stream(call)
+        call.cancel()
+
+
+def inventory(ids: Iterable[bytes]) -> GossipFrame:
+    return GossipFrame(inv=Inventory(ids=ids))
+
+
+def random_ids(count: int, seed: int) -> list[bytes]:
+    dice = Random(seed)
+    return [dice.randbytes(32) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("frame", "code", "told"),
+    [
+        (b"\xff" * 40, grpc.StatusCode.INVALID_ARGUMENT, "is no GossipFrame"),
+        (b"", grpc.StatusCode.INVALID_ARGUMENT, "holds nothing that this version knows"),
+        (inventory([b"short"]), grpc.StatusCode.INVALID_ARGUMENT, "has not 32 bytes"),
+        (
+            GossipFrame(sync_leaves=Inventory(rest_xor=b"short", rest_count=1)),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "rest_xor has 5 bytes",
+        ),
+        (
+            inventory([bytes(32)] * (MAX_GOSSIP_ENTRIES + 1)),
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "8,193 entries",
+        ),
+        (bytes(MAX_GOSSIP_FRAME_BYTES + 1), grpc.StatusCode.RESOURCE_EXHAUSTED, "4,194,305 bytes"),
+        (b"\x0a\x04\x0a\x02\xff\xff", grpc.StatusCode.INVALID_ARGUMENT, "is no GossipFrame"),
+    ],
+    ids=["garbage", "empty", "short ID", "short rest", "many IDs", "oversized", "no message"],
+)
+async def test_what_cannot_be_read_ends_the_stream_and_keeps_the_peer_out(
+    node: NodeProcess,
+    frame: GossipFrame | bytes,
+    code: grpc.StatusCode,
+    told: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    name = request.node.callspec.id.replace(" ", "-")
+    async with stream(node.peer, name) as garbler:
+        await garbler.send(frame)
+        ended, sentence = await garbler.ending()
+    assert (ended, told in sentence) == (code, True), sentence
+    async with stream(node.peer, name) as garbler:
+        ended, sentence = await garbler.ending()
+    assert (ended, told in sentence) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True), sentence
+    peers = {peer["node_id"]: peer for peer in status(node)["gossip"]["peers"]}
+    assert peers[name]["cut_off_until"] > time.time_ns()
+    assert told in peers[name]["reason"]
+
+
+async def test_a_peer_that_announces_a_million_messages_and_has_none_is_cut_off(
+    node: NodeProcess,
+) -> None:
+    async with stream(node.peer, "liar") as liar:
+
+        async def lie() -> None:
+            for seed in range(1_000_000 // MAX_FRAME_IDS):
+                await liar.send(inventory(random_ids(MAX_FRAME_IDS, seed)))
+
+        lying = asyncio.create_task(lie())
+        code, sentence = await liar.ending()
+        lying.cancel()
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert sentence
+
+
+async def test_a_peer_that_sends_the_same_bodies_over_and_over_is_cut_off(
+    node: NodeProcess,
+) -> None:
+    messages = made(500, time.time_ns(), seed=3)
+    frame = GossipFrame(events=Events(messages=messages))
+    async with stream(node.peer, "parrot") as parrot:
+
+        async def repeat() -> None:
+            while True:
+                await parrot.send(frame)
+                await asyncio.sleep(0)
+
+        repeating = asyncio.create_task(repeat())
+        code, _ = await parrot.ending()
+        repeating.cancel()
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert eventually(lambda: hashes(messages) <= held(node)), "the first copies were welcome"
+
+
+async def test_a_message_of_a_wrong_time_is_refused_by_name(node: NodeProcess) -> None:
+    now_ns = time.time_ns()
+    bad = [
+        new_message(b"future", CONTENT, PUBSUB, now_ns + 25 * 3600 * 10**9),
+        new_message(b"past", CONTENT, PUBSUB, now_ns - 400 * 86_400 * 10**9),
+    ]
+    good = made(1, now_ns - 10**9, seed=2)
+    async with stream(node.peer, "astray") as astray:
+        await astray.send(GossipFrame(events=Events(messages=[*bad, *good])))
+        async with asyncio.timeout(PATIENCE_S):
+            while hash_of(good[0]) not in (await astray.frame()).inv.ids:
+                continue
+    assert held(node) & {hash_of(each) for each in (*bad, *good)} == {hash_of(good[0])}
+    text = get(node.metrics, "/metrics")[1]
+    for reason in ("too_new", "below_horizon"):
+        wanted = f'messages_rejected_total{{reason="{reason}",source="gossip"}} 1.0'
+        assert wanted in text, [line for line in text.splitlines() if "rejected" in line]
+
+
+async def test_a_store_counts_once_however_many_nodes_speak_for_it(node: NodeProcess) -> None:
+    (message,) = made(1, time.time_ns(), seed=8)
+    digest = hash_of(message)
+    async with (
+        stream(node.peer, "first-voice", "one-store") as first,
+        stream(node.peer, "second-voice", "one-store") as second,
+    ):
+        for voice in (first, second):
+            await voice.send(inventory([digest]))
+        async with connect(node.listen) as client:
+            (result,) = await client.publish([message], min_confirms=2, confirm_timeout_s=2)
+    assert result.confirms <= 1
+    assert "of 2 stores confirmed" in result.reason
+
+
+async def test_a_node_without_gossip_says_so(first: PeerNode) -> None:
+    async with stream(first.listener.address, "hopeful") as hopeful:
+        code, sentence = await hopeful.ending()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert sentence == "this node exchanges nothing live: start it with --gossip on"

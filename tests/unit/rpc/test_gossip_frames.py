@@ -1,0 +1,89 @@
+"""Frames of gossip are those of the schema, both ways."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossip.events import Bodies, Events, FrameOut, GetEvents, Inventory, SyncLeaves
+from message.validate import Policy
+from store.client.messages import hash_of, new_message
+from store.domain.door import Door
+from store.domain.ports import Source
+from store.rpc.failure import RpcFailure
+from store.rpc.gossip_frames import decode_gossip, encode_gossip
+from wire.storenode.v1 import peer_pb2
+
+IDS = st.lists(st.binary(min_size=32, max_size=32), max_size=5)
+LEAVES = st.builds(
+    SyncLeaves, IDS, st.binary(min_size=32, max_size=32), st.integers(1, 2**64 - 1)
+) | st.builds(SyncLeaves, IDS)
+FRAMES = st.builds(Inventory, IDS) | st.builds(GetEvents, IDS) | LEAVES
+
+
+def door() -> Door:
+    return Door(Policy(max_drift_ns=None), time.time_ns(), Source.GOSSIP)
+
+
+def expected(frame: FrameOut) -> peer_pb2.GossipFrame:
+    match frame:
+        case Inventory():
+            return peer_pb2.GossipFrame(inv=peer_pb2.Inventory(ids=frame.ids))
+        case GetEvents():
+            return peer_pb2.GossipFrame(get_events=peer_pb2.Inventory(ids=frame.ids))
+        case SyncLeaves():
+            leaves = peer_pb2.Inventory(ids=frame.ids)
+            if frame.rest_count:
+                leaves.rest_xor, leaves.rest_count = frame.rest_xor, frame.rest_count
+            return peer_pb2.GossipFrame(sync_leaves=leaves)
+        case _:
+            raise AssertionError(frame)
+
+
+@given(FRAMES)
+async def test_inventories_are_written_and_read_as_protobuf_does(frame: FrameOut) -> None:
+    encoded = encode_gossip(frame)
+    assert encoded == expected(frame).SerializeToString()
+    assert await decode_gossip(encoded, door()) == frame
+
+
+async def test_bodies_are_judged_and_counted_once_each() -> None:
+    now_ns = time.time_ns()
+    good = [new_message(b"%d" % n, "/a/1/b/proto", "/p", now_ns - n) for n in range(3)]
+    bad = new_message(b"bad", "/a/1/b/proto", "/p", now_ns + 10**18)
+    nameless = new_message(b"nameless", "", "/p", 5)
+    messages = [*good, bad, good[0], nameless]
+    encoded = encode_gossip(Events([message.SerializeToString() for message in messages]))
+    assert (
+        encoded
+        == peer_pb2.GossipFrame(events=peer_pb2.Events(messages=messages)).SerializeToString()
+    )
+
+    bodies = await decode_gossip(encoded, door())
+
+    assert isinstance(bodies, Bodies)
+    assert bodies.batch.hashes == [hash_of(message) for message in good]
+    assert list(bodies.refused) == [
+        (hash_of(bad), "too_new"),
+        (hash_of(nameless), "missing_topic"),
+    ]
+    assert bodies.size_bytes == len(encoded)
+
+
+@given(st.binary(max_size=200))
+async def test_whatever_comes_is_a_frame_or_is_refused(data: bytes) -> None:
+    try:
+        await decode_gossip(data, door())
+    except RpcFailure as failure:
+        assert failure.sentence  # noqa: PT017 - either is right
+
+
+@pytest.mark.parametrize("kind", ["inv", "get_events", "sync_leaves"])
+async def test_ids_are_message_hashes(kind: str) -> None:
+    frame = peer_pb2.GossipFrame()
+    getattr(frame, kind).ids.append(bytes(31))
+    with pytest.raises(RpcFailure, match="has not 32 bytes"):
+        await decode_gossip(frame.SerializeToString(), door())

@@ -5,6 +5,9 @@ be exact. The crate runs the same sets in a program of its own (`bench/peers/neg
 and after, on storages built beforehand; it is built where there is cargo. Its initiator alone
 learns the differences. Where it cannot be had, published figures of it stand in, of another
 machine, and the lines say so.
+
+Each line says whether compiled code did the work (`kernel`). If so, the processor time of arrays
+stands beside it: the payloads are the same.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import numpy as np
 
 from bench.reconcile_sets import CASES, START_NS, Case, Pair, pair, uniform
 from bench.support import report
+from reconcile import kernel
 from reconcile.ids import LOWEST, SyncIds
 from reconcile.index import Index, IndexView
 from reconcile.session import (
@@ -43,7 +47,9 @@ from reconcile.session import (
 
 PEER = Path(__file__).parent / "peers" / "negentropy"
 RUNS = 9
+ARRAY_RUNS = 5
 PEER_RUNS = 3
+HAS_KERNEL = kernel.compiled is not None
 EVERYTHING = (LOWEST, (2**63 - 1, bytes(32)))
 
 # Milliseconds of processor time and payload bytes of the crate 0.5 at 1,000,000 IDs, as published
@@ -113,10 +119,10 @@ def join(first: Side, second: Side) -> None:
         receiver, sender = sender, receiver
 
 
-def ours(sets: Pair, views: tuple[IndexView, IndexView]) -> Cost:
+def ours(sets: Pair, views: tuple[IndexView, IndexView], runs: int = RUNS) -> Cost:
     """What it costs here; every run is checked."""
     taken = []
-    for _ in range(RUNS):
+    for _ in range(runs):
         first, second = Side(Role.INITIATOR, views[0]), Side(Role.RESPONDER, views[1])
         start = time.process_time()
         join(first, second)
@@ -173,6 +179,9 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float) ->
     views = (IndexView.of(sets.ours), IndexView.of(sets.theirs))
     reference = None if program is None else theirs(program, directory, sets)
     mine = ours(sets, views)
+    with kernel.arrays_only():
+        arrays = ours(sets, views, ARRAY_RUNS) if HAS_KERNEL else mine
+    assert (arrays.sent, arrays.messages) == (mine.sent, mine.messages), "arrays say something else"
     if program is not None and reference is not None:
         again = theirs(program, directory, sets)
         reference = min(reference, again, key=lambda cost: cost.cpu_s[0])
@@ -180,6 +189,7 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float) ->
     figures: dict[str, object] = {
         "benchmark": "reconcile",
         "case": case.name,
+        "kernel": HAS_KERNEL,
         "cpu_ms": 1e3 * mine.cpu_s[0],
         "cpu_ms_median": 1e3 * mine.cpu_s[1],
         "bytes_out": mine.sent[0],
@@ -188,6 +198,8 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float) ->
         "messages_in": mine.messages[1],
         "plain_bytes": plain,
     }
+    if HAS_KERNEL:
+        figures["arrays_cpu_ms"] = 1e3 * arrays.cpu_s[0]
     cpu_ratio = bytes_ratio = None
     if reference is not None:
         figures |= {
@@ -196,6 +208,8 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float) ->
             "crate_messages": max(reference.messages),
         }
         cpu_ratio = mine.cpu_s[0] / reference.cpu_s[0]
+        if HAS_KERNEL:
+            figures["arrays_cpu_ratio"] = arrays.cpu_s[0] / reference.cpu_s[0]
         bytes_ratio = sum(mine.sent) / sum(reference.sent)
     elif case.name in STAND_IN:
         milliseconds, size = STAND_IN[case.name]
@@ -256,12 +270,24 @@ def index_figures(count: int) -> None:
             taken.append(best(lambda index=index, new=new: index.insert(new), 1))  # type: ignore[misc]
         return min(taken)
 
+    def appended() -> float:
+        index = Index()
+        index.load(ids)
+        taken = []
+        for batch in range(20):
+            begin = last + 1 + batch * 10**9
+            hashes = generator.integers(0, 256, (1_000, 32), np.uint8)
+            new = SyncIds(np.sort(generator.integers(begin, begin + 10**9, 1_000)), hashes)
+            taken.append(best(lambda new=new: index.insert(new), 1))  # type: ignore[misc]
+        return min(taken)
+
     report(
         benchmark="reconcile_index",
         ids=count,
         load_sorted_ms=1e3 * best(loaded(ids), 3),
         load_unsorted_ms=1e3 * best(loaded(shuffled), 3),
-        append_1000_ms=1e3 * inserted(last + 1, last + 10**9),
+        append_1000_ms=1e3 * appended(),
+        append_1000_unsorted_first_ms=1e3 * inserted(last + 1, last + 10**9),
         insert_1000_last_minute_ms=1e3 * inserted(last - 60 * 10**9, last),
         insert_1000_anywhere_ms=1e3 * inserted(START_NS, last),
         fingerprint_us=1e3 * best(fingerprints),

@@ -78,6 +78,7 @@ from sds.limits import (
     MAX_LOST_IDS,
     MAX_REPAIR_ANSWERED,
     MAX_SDS_MESSAGE_BYTES,
+    UNATTENDED_SWEEPS,
 )
 from sds.log import Log
 from sds.naming import content_id, ephemeral_id, sync_id
@@ -153,7 +154,7 @@ class MessageChannel:
         if message_id is not None:
             self._check_new(message_id)
         lamport = self.clock.tick(now_ms)
-        now_ms = self.clock.running_ms(now_ms)
+        now_ms = self._running(now_ms)
         history = history_of(self.config, self.log, self.gaps, lamport)
         if message_id is None:
             config = self.config
@@ -174,7 +175,7 @@ class MessageChannel:
         """
         if message_id is not None:
             check_id("message_id", message_id)
-        return self._send_sync(self.clock.running_ms(now_ms), message_id)
+        return self._send_sync(self._running(now_ms), message_id)
 
     def _send_sync(self, now_ms: int, message_id: str | None = None) -> list[Event]:
         lamport = self.clock.tick(self.clock.unix_ms(now_ms))
@@ -221,7 +222,7 @@ class MessageChannel:
 
     def receive(self, now_ms: int, packets: Iterable[Packet]) -> list[Event]:
         """Take packets of the channel (SDS, "Receive message")."""
-        now_ms = self.clock.running_ms(now_ms)
+        now_ms = self._running(now_ms)
         events: list[Event] = []
         for packet in packets:
             self._receive(now_ms, packet, events)
@@ -230,7 +231,7 @@ class MessageChannel:
 
     def tick(self, now_ms: int, chance: Chance) -> list[Event]:
         """Do what is due: both sweeps, repair, sync messages, pruning."""
-        now_ms = self.clock.running_ms(now_ms)
+        now_ms = self._running(now_ms)
         events: list[Event] = []
         tell = now_ms - self.told_ms >= self.config.missing_every_ms
         self._sweep_incoming(now_ms, events, tell=tell)
@@ -245,13 +246,14 @@ class MessageChannel:
         """Give up what the application knows to be irretrievable, of what is missing."""
         events: list[Event] = []
         wants = self.incoming.wants
-        self._lose([key for key in dict.fromkeys(message_ids) if key in wants], now_ms, events)
+        chosen = [key for key in dict.fromkeys(message_ids) if key in wants]
+        self._lose(chosen, self._running(now_ms), events)
         return events
 
     def sweep_incoming(self, now_ms: int) -> list[Event]:
         """The sweep of the incoming buffer alone; always tells what is missing."""
         events: list[Event] = []
-        self._sweep_incoming(self.clock.running_ms(now_ms), events, tell=True)
+        self._sweep_incoming(self._running(now_ms), events, tell=True)
         return events
 
     def next_due_ms(self, chance: Chance) -> int:
@@ -533,12 +535,22 @@ class MessageChannel:
 
     # --- sweeps
 
+    def _running(self, now_ms: int) -> int:
+        """The running time; what is missing is looked for again after a rest."""
+        config, before_ms = self.config, self.clock.latest_ms
+        running_ms = self.clock.running_ms(now_ms)
+        unattended_ms = running_ms - before_ms
+        if unattended_ms > UNATTENDED_SWEEPS * config.missing_every_ms and config.lost_after_ms:
+            self.incoming.prolong(running_ms - config.lost_after_ms // 2)
+        return running_ms
+
     def _sweep_incoming(self, now_ms: int, events: list[Event], *, tell: bool) -> None:
         self._release(now_ms, events)
         if not self.incoming.waiting:
             return
         if self.config.lost_after_ms is not None:
-            self._give_up(now_ms - self.config.lost_after_ms, now_ms, events)
+            expired = self.incoming.expired(now_ms - self.config.lost_after_ms)
+            self._lose(expired, now_ms, events)
         if tell:
             for serial in self.incoming.circles():
                 if self.incoming.force(serial):
@@ -549,11 +561,8 @@ class MessageChannel:
             if missing:
                 events.append(Missing(missing))
 
-    def _give_up(self, before_ms: int, now_ms: int, events: list[Event]) -> None:
-        """Mark dependencies as irretrievably lost (SDS, "Periodic incoming buffer sweep")."""
-        self._lose(self.incoming.expired(before_ms), now_ms, events)
-
     def _lose(self, message_ids: list[str], now_ms: int, events: list[Event]) -> None:
+        """Mark dependencies as irretrievably lost (SDS, "Periodic incoming buffer sweep")."""
         if not message_ids:
             return
         self.counts.lost += len(message_ids)

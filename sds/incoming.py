@@ -152,6 +152,13 @@ class IncomingBuffer:
             found.append(message_id)
         return found
 
+    def prolong(self, since_ms: int) -> None:
+        """What has been missing for longer counts as missing since then."""
+        for want in self.wants.values():
+            if want.since_ms >= since_ms:
+                break
+            want.since_ms = since_ms
+
     def missing(self, message_ids: Iterable[str] | None = None) -> tuple[MissingMessage, ...]:
         """What is missing, or of the given IDs, as it is told to the application."""
         chosen = self.wants if message_ids is None else message_ids

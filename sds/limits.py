@@ -54,6 +54,10 @@ MAX_WAITING_SYNCS: Final = 256
 MAX_HINTS_PER_MISSING: Final = 4
 """Different hints remembered for one missing message."""
 
+UNATTENDED_SWEEPS: Final = 4
+"""Periods of telling what is missing after which nobody has looked for it, as far as we know: the
+participant was off, or asleep."""
+
 MAX_LOST_IDS: Final = 65_536
 """Given-up dependencies that are remembered; past it the oldest is forgotten, and would be
 waited for once more if a new message named it."""

@@ -14,6 +14,7 @@
 9. Nobody answers a request that it did not hear, nor one that somebody has answered meanwhile.
 10. What was written down comes back, with every message that had left.
 11. Nobody sleeps longer than a participant may be silent, whatever its clock does.
+12. Nothing is given up right after a time in which nobody could look for it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from sds.events import (
     Send,
     Tick,
 )
-from sds.limits import MAX_REPAIR_ANSWERED
+from sds.limits import MAX_REPAIR_ANSWERED, UNATTENDED_SWEEPS
 from sds.pages import Key
 from sds.snapshot import snapshot
 from sim.groups.spoken import Spoken
@@ -84,12 +85,22 @@ class View:
         self.highest = 0
         self.last_own = 0
         self.latest_ms = 0
+        self.last_ms = 0
+        self.attended_ms = 0
         self.ticks = 0
 
     def clock_was_set(self, now_ns: int, now_ms: int) -> None:
         """Times that were to come count from now on."""
         self.latest_ms = max(self.latest_ms, now_ms)
         self.sent_ns = dict.fromkeys(self.sent_ns, now_ns)
+
+    def attend(self, now_ms: int) -> None:
+        """Somebody looks after the channel at this time of its clock."""
+        leap_ms, self.last_ms = now_ms - self.last_ms, now_ms
+        if leap_ms > UNATTENDED_SWEEPS * self.config.missing_every_ms:
+            self.attended_ms = now_ms
+        elif leap_ms < 0:
+            self.attended_ms += leap_ms
 
 
 class GroupJudge:
@@ -146,6 +157,7 @@ class GroupJudge:
     ) -> None:
         """A channel has been given something (rules 7 and 9)."""
         view.latest_ms = max(view.latest_ms, now_ms)
+        view.attend(now_ms)
         if not isinstance(given, Receive):
             view.ticks += 1
         elif spoken is not None:
@@ -302,6 +314,11 @@ class GroupJudge:
         assert isinstance(event, Lost)
         had = [key for key in event.message_ids if key in view.ids or key not in view.shown]
         _demand(not had, f"{view.name} calls {len(had)} messages lost that it was not waiting for")
+        lived_ms = view.last_ms - view.attended_ms
+        _demand(
+            2 * lived_ms >= (view.config.lost_after_ms or 0),
+            f"{view.name} gives up after {lived_ms} ms",
+        )
         view.lost.update(event.message_ids)
 
     def _missing(self, view: View, event: Event, _: Spoken | None) -> None:

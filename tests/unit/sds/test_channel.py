@@ -357,3 +357,19 @@ def test_timers_go_on_when_the_clock_is_set_back(restarted: bool) -> None:
     assert of(Missing, told)
     assert me.send(NOW + 6_000, b"more")
     assert me.clock.value > ahead
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_is_missing_is_looked_for_after_a_rest_before_it_is_lost(restarted: bool) -> None:
+    me = channel(missing_every_ms=1_000, lost_after_ms=60_000)
+    take(me, wire("b", after=["a"]))
+    me.tick(NOW + 1_000, dice())
+    if restarted:
+        me = restore(me.config, snapshot(me))
+    later = NOW + 3_600_000
+    events = me.tick(later, dice())
+    assert of(Missing, events)
+    lost = []
+    for now in range(later, later + 40_000, 1_000):
+        lost += [now - later for _ in of(Lost, me.tick(now, dice()))]
+    assert lost == [31_000]

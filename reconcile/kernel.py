@@ -101,14 +101,15 @@ class Kernel(Protocol):
         ...
 
 
-def _usable() -> Kernel | None:
+def usable() -> Kernel | None:
+    """The kernel, if it was built from the source that this package comes with."""
     if _built is None or getattr(_built, "VERSION", None) != VERSION:
         return None
     found: Kernel = _built
     return found
 
 
-compiled: Kernel | None = _usable()
+compiled: Kernel | None = usable()
 """The kernel; None: arrays do all of it."""
 
 

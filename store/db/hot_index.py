@@ -21,6 +21,7 @@ from typing import Final
 import psycopg
 
 from message.limits import NS_PER_S
+from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from store.db.backlog import START, CommitRow
@@ -198,7 +199,12 @@ class HotIndex:
         self._timely_floor_ns = floor_ns
         self._floor_ns, self._place = warm.floor_ns, warm.place
         self._index = warm.index
-        self._on_event("index_warm", entries=len(warm.index), floor_ns=warm.floor_ns)
+        self._on_event(
+            "index_warm",
+            entries=len(warm.index),
+            floor_ns=warm.floor_ns,
+            compiled=kernel.compiled is not None,
+        )
         self._woken.set()
 
     async def _follow(self) -> None:

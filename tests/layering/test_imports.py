@@ -17,7 +17,7 @@ from tests.layering.sources import ROOT, Module, calls_of, imports_of, modules, 
 
 WIRE_USERS = {"message", "sds", "sds.aio", "store.client", "store.rpc", "wire"}
 EDGES = {"store.db", "store.embedded", "store.rpc"}
-SOURCE_SUFFIXES = {".mako", ".proto", ".py", ".sh", ".sql"}
+SOURCE_SUFFIXES = {".c", ".h", ".mako", ".proto", ".py", ".sh", ".sql"}
 
 
 def forbidden_arrows(module: Module) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from message.limits import NS_PER_S
+from reconcile import kernel
 from reconcile.ids import SyncIds
 from store.db import hot_index, warm_up
 from store.db.backlog import CommitRow
@@ -71,7 +72,9 @@ async def test_it_has_what_was_there_and_what_comes(database_url: str) -> None:
             assert view.floor == (NOW - WINDOW, bytes(32))
             assert 0 < len(view.view) < len((await node.held()).ids)
             await store(node, dice, span_ns=2 * WINDOW)
-        assert node.events[0][0] == "index_warm"
+        name, fields = node.events[0]
+        assert name == "index_warm"
+        assert fields["compiled"] == (kernel.compiled is not None)
 
 
 async def test_what_this_node_writes_is_not_read_again(

@@ -38,6 +38,14 @@ TOKEN_CHECK_INTERVAL_S: Final = 2.0
 LOG_SUMMARY_INTERVAL_S: Final = 10.0
 """How often the count of suppressed log events is written."""
 
+TRIM_INTERVAL_S: Final = 10.0
+TRIM_GROWTH_BYTES: Final = 32 * 1024 * 1024
+"""A node that is so much larger than it was at its smallest gives back what it has freed; looked at
+this often."""
+
+MAX_TRIM_PAUSE: Final = 32
+"""Intervals between two attempts that each give little back."""
+
 MAX_TOKEN_FILE_BYTES: Final = 4 * 1024 * 1024
 
 DRAIN_NOTICE_S: Final = 0.2

@@ -39,8 +39,10 @@ from store.runtime.limits import (
     LOG_SUMMARY_INTERVAL_S,
     SUMMARY_INTERVAL_S,
     TOKEN_CHECK_INTERVAL_S,
+    TRIM_INTERVAL_S,
 )
 from store.runtime.listening import Listeners, bind_listeners, check_certificates
+from store.runtime.memory import Trimmer
 from store.runtime.monitor import DatabaseMonitor
 from store.runtime.peering import Peering, open_peering
 from store.runtime.policy import PolicySource, client_limits, request_limits
@@ -180,6 +182,7 @@ class Node:
         tasks.start_every(SUMMARY_INTERVAL_S, "summary", telemetry.read_all)
         tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.reload_if_changed)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
+        tasks.start_every(TRIM_INTERVAL_S, "memory", Trimmer().trim_grown)
 
     def _rpc_context(
         self, identity: NodeIdentity, wiring: Wiring, peering: Peering, gossiping: Gossiping

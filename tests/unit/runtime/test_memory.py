@@ -1,0 +1,47 @@
+"""Memory that the process has freed goes back to the system."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from store.runtime import memory
+from store.runtime.limits import MAX_TRIM_PAUSE, TRIM_GROWTH_BYTES
+from store.runtime.memory import Trimmer, resident_bytes
+
+MIB = 1024 * 1024
+PIECE_BYTES = 32 * 1024
+
+
+async def test_what_was_freed_in_pieces_is_given_back() -> None:
+    trimmer = Trimmer()
+    before = resident_bytes()
+    pieces = [bytes([number % 251]) * PIECE_BYTES for number in range(8_000)]
+    kept = pieces[::1_000]
+    held = resident_bytes()
+    assert held - before > 200 * MIB
+    del pieces
+    await trimmer.trim_grown()
+    assert held - resident_bytes() > 150 * MIB
+    assert len(kept) == 8
+
+
+async def test_where_little_comes_back_it_is_seldom_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, tries = [0], []
+    monkeypatch.setattr(memory, "resident_bytes", lambda: sizes[0])
+    monkeypatch.setattr(memory, "trimming", lambda: lambda: tries.append(sizes[0]))
+    trimmer = Trimmer()
+    sizes[0] = TRIM_GROWTH_BYTES - 1
+    await trimmer.trim_grown()
+    assert tries == []
+    sizes[0] = 2 * TRIM_GROWTH_BYTES
+    for _ in range(10 * MAX_TRIM_PAUSE):
+        await trimmer.trim_grown()
+        await asyncio.sleep(0)
+    assert 10 <= len(tries) <= 16
+
+
+async def test_without_such_a_function_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "trimming", lambda: None)
+    await Trimmer().trim_grown()

@@ -10,12 +10,14 @@ an announcement that was made before                                   1/16384
 more announced, or asked for, than may wait                            1 per frame
 leaves more often than four times in their interval                    1/16
 a message that policy refuses                                          1/16, never a cut-off
+a message that is asked for and not held                               1/1024, the same
 a frame that breaks the protocol or a limit                            all at once
 =====================================================================  ======================
 
 Points halve every minute. A store that keeps to the protocol collects none, or next to none,
 whatever networks and crashes do to it: what is not delivered counts only while the peer talks.
-Refusals are an honest difference of rules or clocks as often as not, so they never cut off.
+Refusals are an honest difference of rules or clocks as often as not, and what is asked for may be
+the parent of something that is held, so these never cut off.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ REPEATED_ID_POINTS: Final = 1 / 16384
 OVERFLOW_POINTS: Final = 1.0
 LEAVES_POINTS: Final = 1 / 16
 REFUSED_POINTS: Final = 1 / 16
+NOT_HELD_POINTS: Final = 1 / 1024
 PROTOCOL_POINTS: Final = CUT_POINTS
 
 

@@ -17,6 +17,7 @@ from gossip.events import (
 )
 from gossip.limits import LOOK_UP_IDS, MAX_UNSTORED_FRAMES
 from gossip.peer import Peer
+from gossip.scores import NOT_HELD_POINTS
 
 
 class Sending:
@@ -42,15 +43,18 @@ class Sending:
     def loaded(self, peer: Peer, given: Loaded) -> None:
         """Bodies for a peer have been read; those that it got elsewhere meanwhile are left out."""
         core, batch = self._core, peer.batch
-        batch.token = 0
+        batch.token = missing = 0
         for message in given.messages:
             digest, pushed = batch.ids.popleft()
             place = core.seen.place(digest)
             held = place >= 0 and bool(core.seen.holders[place] & peer.store.bit)
+            missing += message is None and not pushed
             if message is not None and not (pushed and held):
                 batch.ready.append((digest, message, pushed))
             elif pushed and held:
                 peer.answer(digest, core.config.queued_ids)
+        if missing:
+            core.fault_lightly(peer.key, NOT_HELD_POINTS * missing)
 
     def _look_up(self) -> None:
         core = self._core

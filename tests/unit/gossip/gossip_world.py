@@ -1,0 +1,280 @@
+"""Some machines joined in memory: every frame and every answer of a database is one step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from typing import TypeVar
+
+from gossip.config import GossipConfig
+from gossip.events import (
+    Bodies,
+    Committed,
+    Confirm,
+    Counted,
+    CutOff,
+    Effect,
+    Events,
+    Failed,
+    FrameIn,
+    FrameOut,
+    GraphEvent,
+    Input,
+    Known,
+    Load,
+    Loaded,
+    LookUp,
+    PeerJoined,
+    PeerLeft,
+    Persist,
+    Persisted,
+    Publishing,
+    Received,
+    Send,
+    Sent,
+    Tick,
+    What,
+)
+from gossip.machine import Gossip
+from message.record import RecordBatch, SdsMetadata
+
+_E = TypeVar("_E", bound=Effect)
+
+S = 1_000_000_000
+TOPIC = bytes(16)
+
+
+def ids(count: int, salt: str = "") -> list[bytes]:
+    """Some message hashes."""
+    return [sha256(f"{salt}{number}".encode()).digest() for number in range(count)]
+
+
+def records(
+    digests: Iterable[bytes], parents: dict[bytes, Sequence[bytes]] | None = None
+) -> RecordBatch:
+    """A batch of messages with these hashes, of which some are events."""
+    batch = RecordBatch()
+    for index, digest in enumerate(digests):
+        batch.timestamps.append(index + 1)
+        batch.hashes.append(digest)
+        batch.topic_keys.append(TOPIC)
+        batch.heads.append(b"")
+        batch.payloads.append(digest)
+        batch.tails.append(b"")
+        if parents is not None and digest in parents:
+            batch.sds_index.append(index)
+            history: list[tuple[bytes, bytes | None]] = [
+                (b"p", parent) for parent in parents[digest]
+            ]
+            batch.sds.append(SdsMetadata(b"c", digest[:8], 1, b"", history))
+    batch.topics = {TOPIC: ("a", "b")} if batch.hashes else {}
+    return batch
+
+
+class Single:
+    """One machine, whose effects are kept; its clock stands still."""
+
+    def __init__(self, **config: int) -> None:
+        self.machine = Gossip(GossipConfig(store_id="own", **config))
+        self.now_ns = S
+
+    def step(self, given: Input) -> list[Effect]:
+        """One step; all invariants are checked after it."""
+        effects = self.machine.step(self.now_ns, given)
+        self.machine.check()
+        return effects
+
+    def join(self, peer: str) -> list[Effect]:
+        """A peer with a store of its own joins."""
+        return self.step(PeerJoined(peer, f"store of {peer}"))
+
+    def receive(self, peer: str, frame: FrameIn) -> list[Effect]:
+        """A frame of a peer."""
+        return self.step(Received(peer, frame))
+
+    def after(self, elapsed_ns: int) -> list[Effect]:
+        """Let time pass."""
+        self.now_ns += elapsed_ns
+        return self.step(Tick())
+
+    def answer(self, effects: list[Effect], held: Iterable[bytes] = ()) -> list[Effect]:
+        """Answer what was asked of the database and of streams, until nothing is asked any more.
+
+        Returns all effects, the given ones too.
+        """
+        known, done = set(held), list(effects)
+        waiting = deque(effects)
+        while waiting:
+            given = self._answer(waiting.popleft(), known)
+            if given is not None:
+                more = self.step(given)
+                waiting += more
+                done += more
+        return done
+
+    @staticmethod
+    def _answer(effect: Effect, held: set[bytes]) -> Input | None:
+        match effect:
+            case Persist():
+                new = [digest not in held for digest in effect.batch.hashes]
+                held.update(effect.batch.hashes)
+                return Persisted(effect.token, new)
+            case Load():
+                return Loaded(effect.token, [each if each in held else None for each in effect.ids])
+            case LookUp():
+                return Known(effect.token, [each in held for each in effect.ids])
+            case Send():
+                return Sent(effect.peer)
+        return None
+
+
+def of(kind: type[_E], effects: list[Effect]) -> list[_E]:
+    """Those of one kind."""
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def frames(effects: list[Effect], peer: str = "") -> list[FrameOut]:
+    """What is sent, or what is sent to one peer."""
+    return [each.frame for each in of(Send, effects) if not peer or each.peer == peer]
+
+
+def counted(effects: list[Effect], what: What) -> int:
+    """How much of something was counted."""
+    return sum(each.count for each in of(Counted, effects) if each.what is what)
+
+
+class Member:
+    """A machine among others, with what its store holds."""
+
+    def __init__(self, fleet: Fleet, name: str, **config: int) -> None:
+        self.name = name
+        self.machine = Gossip(GossipConfig(store_id=f"store of {name}", **config))
+        self.held: dict[bytes, None] = {}
+        self.confirms: dict[bytes, int] = {}
+        self.cut: list[CutOff] = []
+        self.fails: Callable[[], bool] = lambda: False
+        self._fleet = fleet
+
+    def step(self, given: Input) -> None:
+        """One step, and what follows."""
+        for effect in self.machine.step(self._fleet.now_ns, given):
+            self._do(effect)
+
+    def publish(self, digests: Sequence[bytes], min_confirms: int = 0) -> None:
+        """A client publishes here."""
+        self.step(Publishing(digests, min_confirms))
+        self.held.update(dict.fromkeys(digests))
+        self.step(Committed(digests, self._fleet.events(digests)))
+
+    def _do(self, effect: Effect) -> None:
+        fleet = self._fleet
+        match effect:
+            case Send():
+                fleet.send(self.name, effect)
+            case Persist() | Load() | LookUp():
+                fleet.later(lambda: self._answer(effect))
+            case Confirm():
+                self.confirms.update(zip(effect.ids, effect.counts, strict=True))
+            case CutOff():
+                self.cut.append(effect)
+
+    def _answer(self, effect: Persist | Load | LookUp) -> None:
+        if self.fails():
+            self.step(Failed(effect.token))
+            return
+        match effect:
+            case Persist():
+                new = [digest not in self.held for digest in effect.batch.hashes]
+                self.held.update(dict.fromkeys(effect.batch.hashes))
+                self.step(Persisted(effect.token, new))
+            case Load():
+                found = [each if each in self.held else None for each in effect.ids]
+                self.step(Loaded(effect.token, found))
+            case LookUp():
+                self.step(Known(effect.token, [each in self.held for each in effect.ids]))
+
+
+class Fleet:
+    """Members and the streams between them; what is to happen does so in an order of its own.
+
+    ``choose``: which of so many things happens next.
+    """
+
+    def __init__(
+        self, names: str, choose: Callable[[int], int] = lambda _: 0, **config: int
+    ) -> None:
+        self.now_ns = S
+        self.parents: dict[bytes, Sequence[bytes]] = {}
+        self.sent: list[tuple[str, str, FrameOut]] = []
+        self.members = {name: Member(self, name, **config) for name in names}
+        self._choose = choose
+        self._streams: dict[tuple[str, str], deque[FrameOut]] = {}
+        self._actions: list[Callable[[], None]] = []
+
+    def __getitem__(self, name: str) -> Member:
+        return self.members[name]
+
+    def events(self, digests: Iterable[bytes]) -> list[GraphEvent]:
+        """Those of some messages that are events."""
+        return [
+            GraphEvent(each, 1, tuple(self.parents[each]))
+            for each in digests
+            if each in self.parents
+        ]
+
+    def connect(self, one: str, other: str) -> None:
+        """Let two members have a stream."""
+        for name, peer in ((one, other), (other, one)):
+            self._streams[name, peer] = deque()
+            self[name].step(PeerJoined(peer, f"store of {peer}"))
+
+    def disconnect(self, one: str, other: str) -> None:
+        """Break a stream; what is on its way is lost."""
+        for name, peer in ((one, other), (other, one)):
+            self._streams.pop((name, peer), None)
+            self[name].step(PeerLeft(peer))
+
+    def send(self, sender: str, effect: Send) -> None:
+        """Put a frame on its way."""
+        stream = self._streams.get((sender, effect.peer))
+        if stream is not None:
+            stream.append(effect.frame)
+            self.sent.append((sender, effect.peer, effect.frame))
+            self.later(lambda: self._deliver(sender, effect.peer, stream))
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Let something happen some time."""
+        self._actions.append(action)
+
+    def run(self) -> None:
+        """Until nothing is left to happen."""
+        while self._actions:
+            self._actions.pop(self._choose(len(self._actions)))()
+
+    def pass_time(self, elapsed_ns: int) -> None:
+        """Let time pass, and all that follows."""
+        self.now_ns += elapsed_ns
+        for member in self.members.values():
+            member.step(Tick())
+        self.run()
+
+    def check(self) -> None:
+        """Verify all machines."""
+        for member in self.members.values():
+            member.machine.check()
+
+    def bodies(self) -> int:
+        """How many bodies were sent."""
+        return sum(len(frame.messages) for *_, frame in self.sent if isinstance(frame, Events))
+
+    def _deliver(self, sender: str, receiver: str, stream: deque[FrameOut]) -> None:
+        if self._streams.get((sender, receiver)) is not stream:
+            return
+        frame = stream.popleft()
+        self[sender].step(Sent(receiver))
+        if isinstance(frame, Events):
+            batch = records(frame.messages, self.parents)
+            self[receiver].step(Received(sender, Bodies(batch, (), 100)))
+        else:
+            self[receiver].step(Received(sender, frame))

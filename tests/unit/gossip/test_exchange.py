@@ -1,0 +1,218 @@
+"""Machines among each other: who gets what, how often, and what is confirmed."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from gossip.events import (
+    Committed,
+    Confirm,
+    CutOff,
+    Events,
+    GetEvents,
+    Holds,
+    Inventory,
+    Load,
+    PeerJoined,
+    Publishing,
+    Read,
+    SyncLeaves,
+    Wanted,
+)
+from tests.unit.gossip.gossip_world import Fleet, S, Single, frames, ids, of
+
+
+def triangle() -> Fleet:
+    fleet = Fleet("abc")
+    for one, other in ("ab", "bc", "ac"):
+        fleet.connect(one, other)
+    return fleet
+
+
+def test_what_a_client_publishes_is_pushed_and_confirmed_by_those_who_got_it() -> None:
+    fleet, messages = triangle(), ids(100)
+    fleet["a"].publish(messages, min_confirms=2)
+    fleet.run()
+    kinds = {(one, other): type(frame) for one, other, frame in fleet.sent}
+    assert kinds["a", "b"] is kinds["a", "c"] is Events
+    assert {kinds[pair] for pair in (("b", "a"), ("b", "c"), ("c", "a"), ("c", "b"))} == {Inventory}
+    assert fleet.bodies() == 200
+    assert fleet["a"].confirms == dict.fromkeys(messages, 2)
+    assert fleet["a"].machine.status().unread == 0
+    assert all(list(member.held) == messages for member in fleet.members.values())
+    fleet.check()
+
+
+def test_what_others_stored_is_announced_and_fetched_along_a_line() -> None:
+    fleet, messages = Fleet("abcd", max_confirms=1), ids(10)
+    for one, other in ("ab", "bc", "cd"):
+        fleet.connect(one, other)
+    fleet["a"].publish(messages)
+    fleet.run()
+    assert sorted(fleet["d"].held) == sorted(messages)
+    assert fleet.bodies() == 30
+    assert [len(member.confirms) for member in fleet.members.values()] == [10] * 4
+
+
+def test_of_two_nodes_on_one_database_one_gets_the_body() -> None:
+    single = Single()
+    for peer in ("b1", "b2"):
+        single.step(PeerJoined(peer, "store of b"))
+    single.step(Publishing(messages := ids(1)))
+    effects = single.answer(single.step(Committed(messages)), messages)
+    assert [type(frame) for frame in frames(effects, "b1")] == [Events]
+    assert [type(frame) for frame in frames(effects, "b2")] == [Inventory]
+
+
+def test_a_node_on_the_same_database_is_turned_away() -> None:
+    single = Single()
+    (cut,) = of(CutOff, single.step(PeerJoined("b", "own")))
+    assert "same database" in cut.reason
+    assert not cut.fault
+    assert not single.machine.reading("b")
+
+
+def test_what_a_peer_has_delivered_another_way_is_not_sent_back() -> None:
+    single, messages = Single(), ids(5)
+    single.join("b")
+    single.step(Holds("store of b", messages, "b"))
+    effects = single.answer(single.step(Committed(messages)), messages)
+    assert [type(frame) for frame in frames(effects)] == [Inventory]
+
+
+def test_many_bodies_for_a_slow_peer_give_way_to_announcements() -> None:
+    single, messages = Single(pushed_ids=10), ids(50)
+    single.join("b")
+    single.step(Publishing(messages))
+    effects = single.answer(single.step(Committed(messages)), messages)
+    pushed = [
+        each for frame in frames(effects) if isinstance(frame, Events) for each in frame.messages
+    ]
+    told = [each for frame in frames(effects) if isinstance(frame, Inventory) for each in frame.ids]
+    assert sorted(pushed + told) == sorted(messages)
+    assert len(pushed) == 10
+
+
+def test_a_body_that_a_peer_got_elsewhere_meanwhile_is_not_pushed() -> None:
+    single, messages = Single(), ids(3)
+    single.join("b")
+    single.step(Publishing(messages))
+    loads = single.step(Committed(messages))
+    assert of(Load, loads)
+    inventory = single.receive("b", Inventory(messages[:2]))
+    effects = single.answer([*loads, *inventory], messages)
+    events = [frame for frame in frames(effects) if isinstance(frame, Events)]
+    assert [list(frame.messages) for frame in events] == [messages[2:]]
+
+
+def test_who_asks_again_is_told_again_and_that_ends_there() -> None:
+    fleet, messages = Fleet("ab"), ids(4)
+    fleet.connect("a", "b")
+    fleet["a"].publish(messages)
+    fleet.run()
+    before = len(fleet.sent)
+    fleet["a"].step(Wanted(messages, 1))
+    fleet.run()
+    assert fleet["a"].confirms == dict.fromkeys(messages, 1)
+    assert len(fleet.sent) == before  # the peer had said so already
+    fleet["a"].machine._core.seen.forget_store(1)
+    fleet["a"].step(Wanted(messages, 1))
+    fleet.run()
+    kinds = [(one, type(frame)) for one, _, frame in fleet.sent[before:]]
+    assert kinds == [("a", Inventory), ("b", Inventory)]
+
+
+def test_unread_events_are_announced_again_until_they_are_confirmed() -> None:
+    single, messages = Single(max_confirms=1, unread_interval_ns=5 * S), ids(3)
+    single.step(Committed(messages))
+    single.answer(single.join("b"), messages)
+    assert not single.after(4 * S)
+    (frame,) = frames(single.answer(single.after(S)))
+    assert frame == Inventory(messages)
+    effects = single.receive("b", Inventory(messages[:2]))
+    assert of(Confirm, effects) == [Confirm("store of b", messages[:2], [1, 1])]
+    assert of(Read, effects) == [Read(messages[:2])]
+    (frame,) = frames(single.answer(single.after(5 * S)))
+    assert frame == Inventory(messages[2:])
+
+
+def test_who_joins_is_told_of_what_it_may_have_missed() -> None:
+    fleet, messages = Fleet("ab"), ids(30)
+    fleet["a"].publish(messages[:10])
+    fleet.connect("a", "b")
+    fleet.run()
+    fleet.disconnect("a", "b")
+    fleet["a"].publish(messages[10:20])
+    fleet["b"].publish(messages[20:])
+    fleet.connect("a", "b")
+    fleet.run()
+    assert sorted(fleet["a"].held) == sorted(fleet["b"].held) == sorted(messages)
+    announced = [
+        each for *_, frame in fleet.sent if isinstance(frame, Inventory) for each in frame.ids
+    ]
+    assert announced.count(messages[0]) == 1 + 1  # once by each
+
+
+def test_leaves_bring_what_follows_on_them() -> None:
+    fleet, messages = Fleet("ab", catch_up_ids=0), ids(40)
+    fleet.parents = {each: (before,) for before, each in pairwise(messages)}
+    fleet.parents[messages[0]] = ()
+    for member, known in (("a", messages[:30]), ("b", messages[:10])):
+        fleet[member].held.update(dict.fromkeys(known))
+        fleet[member].step(Committed(known, fleet.events(known), fresh=False))
+    fleet.connect("a", "b")
+    fleet.run()
+    leaves = [frame for *_, frame in fleet.sent if isinstance(frame, SyncLeaves)]
+    assert leaves[:2] == [SyncLeaves([messages[29]]), SyncLeaves([messages[9]])]
+    assert sorted(fleet["b"].held) == sorted(messages[:30])
+
+
+def test_missing_parents_are_fetched_and_the_event_waits_meanwhile() -> None:
+    fleet, messages = Fleet("ab"), ids(20)
+    fleet.parents = {each: (before,) for before, each in pairwise(messages)}
+    fleet["a"].held.update(dict.fromkeys(messages[:-1]))
+    fleet.connect("a", "b")
+    fleet["a"].publish(messages[-1:])
+    fleet.run()
+    assert sorted(fleet["b"].held) == sorted(messages)
+    assert fleet["b"].machine.status().waiting == 0
+    assert any(isinstance(frame, GetEvents) for *_, frame in fleet.sent)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_happens_first_all_hold_the_same_in_the_end(seed: int) -> None:
+    """Any connected topology, any order of events, breaks and failures of databases."""
+    dice = random.Random(seed)
+    names = "abcdef"[: dice.randint(2, 6)]
+    fleet = Fleet(
+        names, dice.randrange, max_confirms=dice.choice((0, 1)), pushed_ids=dice.choice((0, 3, 99))
+    )
+    links = [(one, dice.choice(names[:at])) for at, one in enumerate(names) if at]
+    for link in links:
+        fleet.connect(*link)
+    messages = ids(60)
+    fleet.parents = {
+        each: dice.sample(messages[:at], min(at, 2)) for at, each in enumerate(messages) if at % 2
+    }
+    for member in fleet.members.values():
+        member.fails = lambda: dice.random() < 0.1
+    for start in range(0, 60, 4):
+        fleet[dice.choice(names)].publish(messages[start : start + 4])
+        if dice.random() < 0.3:
+            fleet.run()
+            fleet.check()
+        if dice.random() < 0.3:
+            link = dice.choice(links)
+            fleet.disconnect(*link)
+            fleet.connect(*link)
+        if dice.random() < 0.3:
+            fleet.now_ns += S
+    for _ in range(60):
+        fleet.pass_time(2 * S)
+        fleet.check()
+    for member in fleet.members.values():
+        assert sorted(member.held) == sorted(messages)
+        assert not member.cut
+        status = member.machine.status()
+        assert (status.unread, status.waiting, status.wanted) == (0, 0, 0)

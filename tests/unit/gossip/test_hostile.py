@@ -1,0 +1,263 @@
+"""Peers that flood, repeat and lie: they are slowed, then cut off, and nothing grows with them."""
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from gossip.events import (
+    Bodies,
+    Committed,
+    Confirm,
+    CutOff,
+    Events,
+    Failed,
+    FrameIn,
+    GetEvents,
+    Inventory,
+    Known,
+    Listen,
+    Loaded,
+    LookUp,
+    PeerJoined,
+    PeerLeft,
+    Persist,
+    Persisted,
+    Sent,
+    SyncLeaves,
+    What,
+)
+from gossip.machine import Gossip, GossipStateError
+from tests.unit.gossip.gossip_world import S, Single, counted, frames, ids, of, records
+
+
+def bodies(digests: list[bytes]) -> Bodies:
+    return Bodies(records(digests), (), 100 * len(digests))
+
+
+def flood(single: Single, frame: Callable[[int], FrameIn], pace_ns: int) -> tuple[int, CutOff]:
+    """Send frames, while they are read, until the peer is cut off; how many, and how that was."""
+    single.answer(single.join("x"))
+    for number in count():
+        assert number < 20_000, "it goes on for ever"
+        single.now_ns += pace_ns
+        rested = [] if single.machine.reading("x") else single.after(S)
+        effects = single.answer([*rested, *single.receive("x", frame(number))])
+        for cut in of(CutOff, effects):
+            return number, cut
+    raise AssertionError
+
+
+def test_a_million_ids_fill_nothing() -> None:
+    single, million = Single(), iter(range(10**6))
+
+    def some(_: int) -> FrameIn:
+        return Inventory([b"%032d" % next(million) for _ in range(4_096)])
+
+    _, cut = flood(single, some, S // 100)
+    assert "announced messages have not come" in cut.reason
+    assert next(million) < 100_000
+    assert single.machine.status().wanted == 0
+
+
+def test_a_million_ids_in_one_frame_are_refused() -> None:
+    single = Single()
+    number, cut = flood(single, lambda _: Inventory([bytes(32)] * 1_000_000), 0)
+    assert number == 0
+    assert "a frame has 1,000,000 IDs: send at most 8,192 at once" in cut.reason
+
+
+def test_an_id_of_another_size_is_a_fault() -> None:
+    _, cut = flood(Single(), lambda _: GetEvents([b"short"]), 0)
+    assert "not 32 bytes" in cut.reason
+
+
+def test_who_announces_and_does_not_deliver_is_slowed_then_cut_off() -> None:
+    single, numbers = Single(), count()
+
+    def lie(_: int) -> FrameIn:
+        return Inventory([b"%032d" % next(numbers) for _ in range(100)])
+
+    _, cut = flood(single, lie, S)
+    assert "not delivered" in cut.reason
+    (again,) = of(CutOff, single.join("x"))
+    assert again.reason == cut.reason
+    single.now_ns = cut.until_ns
+    assert not of(CutOff, single.join("x"))
+
+
+def test_who_is_silent_is_no_liar() -> None:
+    single, messages = Single(), ids(500)
+    for peer in "xy":
+        single.answer(single.join(peer))
+    single.answer(single.receive("x", Inventory(messages)))
+    effects = single.answer(single.receive("y", Inventory(messages)))
+    assert not frames(effects, "y")
+    asked = frames(single.answer(single.after(5 * S)), "y")
+    assert asked == [GetEvents(messages)]
+    assert not of(CutOff, single.after(3_600 * S))
+    assert not counted(single.after(0), What.UNDELIVERED)
+
+
+def test_bodies_that_come_again_and_again_cut_off() -> None:
+    single = Single()
+    number, cut = flood(single, lambda _: bodies(ids(8)), S // 10)
+    assert "send each once" in cut.reason
+    assert number < 60
+
+
+def test_a_body_that_comes_late_or_from_two_is_no_fault() -> None:
+    single, messages = Single(), ids(400)
+    for peer in "xy":
+        single.answer(single.join(peer))
+    for peer in "xy":
+        single.answer(single.receive(peer, Inventory(messages)))
+    for peer in "yx":
+        assert not counted(single.receive(peer, bodies(messages)), What.BODIES_REPEATED)
+
+
+@pytest.mark.parametrize("frame", [GetEvents(ids(2_000)), SyncLeaves(ids(3))])
+def test_what_comes_too_often_is_slowed(frame: FrameIn) -> None:
+    single = Single()
+    for peer in "xy":
+        single.answer(single.join(peer))
+    for _ in range(100):
+        single.now_ns += S // 50
+        single.answer(single.receive("x", frame))
+    assert single.machine.status().peers[0].slowed
+    assert not single.machine.reading("x")
+    assert single.machine.reading("y")
+
+
+def test_more_asked_for_than_may_wait_is_a_fault() -> None:
+    single, messages = Single(asked_ids=100), ids(200)
+    single.step(Committed(messages))
+    single.answer(single.join("x"), messages)
+    for _ in range(20):
+        effects = single.receive("x", GetEvents(messages))
+        for cut in of(CutOff, effects):
+            assert "bodies are asked for: wait for them" in cut.reason
+            return
+    pytest.fail("it goes on for ever")
+
+
+def test_asking_for_the_same_over_and_over_cuts_off() -> None:
+    single, messages = Single(), ids(100)
+    single.step(Committed(messages))
+    single.answer(single.join("x"), messages)
+    for _ in range(200):
+        effects = single.answer(single.receive("x", GetEvents(messages)), messages)
+        if of(CutOff, effects):
+            return
+    pytest.fail("it goes on for ever")
+
+
+def test_who_sends_what_policy_refuses_is_slowed_and_never_cut_off() -> None:
+    single, messages = Single(), ids(5_000)
+    single.join("x")
+    for start in range(0, 5_000, 100):
+        some = messages[start : start + 100]
+        refused = [(digest, "too_new") for digest in some]
+        effects = single.receive("x", Bodies(records(()), refused, 100))
+        assert not of(CutOff, effects)
+    assert single.machine.status().peers[0].slowed
+    assert not single.machine.reading("x")
+    assert of(Listen, single.after(S)) == [Listen("x", True)]
+
+
+def test_what_was_refused_is_asked_for_again_only_later_but_from_others() -> None:
+    single, messages = Single(), ids(3)
+    for peer in "xy":
+        single.answer(single.join(peer))
+    single.answer(single.receive("x", Inventory(messages)))
+    single.receive("x", Bodies(records(()), [(digest, "too_new") for digest in messages], 10))
+    assert not frames(single.answer(single.receive("x", Inventory(messages))))
+    assert frames(single.answer(single.receive("y", Inventory(messages))), "y")
+    single.receive("y", Bodies(records(()), [(digest, "too_large") for digest in messages], 10))
+    single.now_ns += 61 * S
+    assert frames(single.answer(single.receive("x", Inventory(messages))), "x")
+    assert not frames(single.answer(single.receive("y", Inventory(messages))), "y")
+
+
+def test_a_peer_confirms_once_in_however_many_names() -> None:
+    single, messages = Single(max_confirms=2), ids(1)
+    single.step(Committed(messages))
+    confirms: list[Confirm] = []
+    for name in ("s1", "s2", "s3"):
+        single.answer(single.step(PeerJoined("x", name)))
+        confirms += of(Confirm, single.receive("x", Inventory(messages)))
+        single.step(PeerLeft("x"))
+    assert confirms == [Confirm("s1", messages, [1])]
+    single.join("y")
+    assert of(Confirm, single.receive("y", Inventory(messages)))
+    assert single.machine.status().unread == 0
+
+
+def test_a_peer_is_not_read_from_while_much_of_it_waits_for_the_database() -> None:
+    single, messages = Single(unstored_bytes=1_000), ids(40)
+    single.join("x")
+    persists: list[Persist] = []
+    for start in range(0, 40, 10):
+        if single.machine.reading("x"):
+            persists += of(Persist, single.receive("x", bodies(messages[start : start + 10])))
+    assert len(persists) == 1
+    effects = single.step(Persisted(persists[0].token, [True] * 10))
+    assert Listen("x", True) in effects
+
+
+def test_more_peers_than_the_limit_are_turned_away() -> None:
+    single = Single(max_peers=2)
+    single.join("x")
+    single.join("y")
+    (cut,) = of(CutOff, single.join("z"))
+    assert "limit of 2 peers" in cut.reason
+    assert not cut.fault
+
+
+def test_what_the_database_could_not_do_is_asked_again() -> None:
+    single, messages = Single(max_confirms=1), ids(2)
+    single.join("x")
+    (look,) = of(LookUp, single.receive("x", Inventory(messages)))
+    assert not single.step(Failed(look.token))
+    assert of(LookUp, single.after(S)) == [look]
+    asked = single.step(Known(look.token, [False, False]))
+    assert frames(asked) == [GetEvents(messages)]
+    single.step(Sent("x"))
+    (persist,) = of(Persist, single.receive("x", bodies(messages)))
+    single.step(Failed(persist.token))
+    assert of(Persist, single.after(S)) == [persist]
+    assert frames(single.step(Persisted(persist.token, [True, True])))
+
+
+def test_while_the_database_fails_nothing_is_announced_again() -> None:
+    single, messages = Single(max_confirms=1, unread_interval_ns=S), ids(2)
+    single.step(Committed(messages))
+    single.answer(single.join("x"), messages)
+    (look,) = of(LookUp, single.receive("x", Inventory(ids(1, "other"))))
+    for _ in range(10):
+        single.step(Failed(look.token))
+        assert not frames(single.after(S))
+    single.answer(single.step(Known(look.token, [True])))
+    assert frames(single.answer(single.after(S)))
+
+
+@pytest.mark.parametrize(
+    "given", [Loaded(99, [None]), Persisted(1, []), Known(2, [True]), Failed(3), Sent("x")]
+)
+def test_an_answer_to_nothing_is_refused(given: Loaded | Persisted | Known | Failed | Sent) -> None:
+    single = Single()
+    single.join("x")
+    with pytest.raises(GossipStateError, match="not allowed now"):
+        single.step(given)
+
+
+def test_inputs_about_peers_that_have_left_are_passed_over() -> None:
+    single, messages = Single(), ids(2)
+    single.join("x")
+    (look,) = of(LookUp, single.receive("x", Inventory(messages)))
+    single.step(PeerLeft("x"))
+    for given in (PeerLeft("x"), Sent("x"), Known(look.token, [False, False])):
+        assert not single.step(given)
+    assert not single.receive("x", Inventory(messages))
+    assert not single.receive("x", Events([]))  # type: ignore[arg-type]
+    assert isinstance(single.machine, Gossip)

@@ -1,0 +1,240 @@
+"""The tables of gossip, each against something simple that a reader can see is right."""
+
+import random
+
+import pytest
+
+from gossip.events import GraphEvent
+from gossip.graph import Graph, graph_events
+from gossip.limits import MAX_OFFENDERS, MAX_STORES
+from gossip.scores import CUT_POINTS, HALF_LIFE_NS, SLOW_POINTS, Scores, Standing
+from gossip.seen import Bits, Seen
+from gossip.stores import Stores
+from gossip.unread import UnreadEvents
+from gossip.waiting import WaitingEvents
+from tests.unit.gossip.gossip_world import S, ids, records
+
+# Seen
+
+
+def test_seen_ids_are_a_ring() -> None:
+    seen, messages = Seen(3), ids(5)
+    for digest in messages:
+        place = seen.add(digest, quiet=False)
+        seen.told[place] |= 2
+    seen.check()
+    assert [digest for digest, _ in seen.newest()] == messages[:1:-1]
+    assert seen.place(messages[0]) == -1
+    seen.forget_peer(2)
+    assert set(seen.told) == {0}
+
+
+def test_the_lowest_free_bit_is_given_out() -> None:
+    bits = Bits()
+    assert [bits.take() for _ in range(3)] == [1, 2, 4]
+    bits.free(2)
+    assert [bits.take(), bits.take()] == [2, 8]
+
+
+# Stores
+
+
+def test_a_store_that_is_forgotten_leaves_no_trace() -> None:
+    forgotten: list[int] = []
+    stores = Stores(forgotten.append)
+    first = stores.meet("s0", "p0", set())
+    for number in range(1, MAX_STORES):
+        stores.meet(f"s{number}", f"p{number}", set())
+    other = stores.meet("another", "p", {"s0"})
+    assert forgotten == [2]
+    assert other.bit == 2
+    assert stores.of_mask(first.bit | other.bit) == [first, other]
+    stores.check()
+
+
+def test_a_peer_has_one_voice() -> None:
+    stores = Stores(lambda _: None)
+    assert stores.meet("s1", "p", set()).voice == "s1"
+    assert stores.meet("s2", "p", set()).voice == "s1"
+    assert stores.meet("s3", "", set()).voice == "s3"
+    for number in range(MAX_OFFENDERS + 10):
+        stores.meet("s3", f"p{number}", set())
+    stores.check()
+
+
+# Scores
+
+
+def test_points_fade_and_add_up() -> None:
+    scores = Scores(60 * S)
+    assert scores.standing(0, "x") is Standing.GOOD
+    assert scores.add(0, "x", SLOW_POINTS, "why") is Standing.SLOWED
+    assert scores.standing(HALF_LIFE_NS, "x") is Standing.GOOD
+    assert scores.add(HALF_LIFE_NS, "x", CUT_POINTS, "why") is Standing.CUT_OFF
+    assert scores.cut_off(HALF_LIFE_NS) == [("x", HALF_LIFE_NS + 60 * S, "why")]
+    scores.check()
+
+
+def test_cut_offs_that_follow_each_other_last_longer_up_to_an_hour() -> None:
+    scores, now_ns, lengths = Scores(60 * S), 0, []
+    for _ in range(8):
+        scores.add(now_ns, "x", CUT_POINTS, "why")
+        until_ns, _ = scores.sentence("x")
+        lengths.append((until_ns - now_ns) // S)
+        now_ns = until_ns
+    assert lengths == [60, 120, 240, 480, 960, 1920, 3600, 3600]
+    scores.add(now_ns + 3_600 * S, "x", CUT_POINTS, "why")
+    assert scores.sentence("x")[0] == now_ns + 3_660 * S
+
+
+def test_light_faults_never_cut_off() -> None:
+    scores = Scores(S)
+    for _ in range(1_000):
+        assert scores.add_lightly(0, "x", 3.0) is not Standing.CUT_OFF
+    assert scores.standing(0, "x") is Standing.SLOWED
+
+
+def test_the_least_offender_is_forgotten() -> None:
+    scores = Scores(S)
+    scores.add(0, "worst", CUT_POINTS, "why")
+    for number in range(MAX_OFFENDERS + 5):
+        scores.add(0, f"x{number}", 0.1 + number / 10_000, "why")
+    scores.check()
+    assert scores.standing(0, "worst") is Standing.CUT_OFF
+
+
+# Unread events
+
+
+def test_each_store_counts_once() -> None:
+    unread = UnreadEvents(10, 100 * S, S)
+    (event,) = ids(1)
+    unread.add(0, event, 2)
+    assert [unread.confirm(event, name) for name in ("a", "a", "b")] == [1, 0, 2]
+    assert unread.voices(event) == ["a", "b"]
+    assert unread.take_read(event)
+    assert unread.confirm(event, "c") == 0
+
+
+def test_events_expire_by_age_and_by_number() -> None:
+    unread, events = UnreadEvents(3, 10 * S, S), ids(5)
+    assert [unread.add(at * S, each, 1) for at, each in enumerate(events)] == [
+        [],
+        [],
+        [],
+        [events[0]],
+        [events[1]],
+    ]
+    assert unread.take_due(3 * S, 10) == ([events[2]], [])
+    assert unread.take_due(12 * S, 2) == ([events[3], events[4]], [])
+    assert unread.take_due(12 * S, 10) == ([], [events[2]])
+    unread.check()
+
+
+def test_more_confirmations_may_be_needed_later() -> None:
+    unread = UnreadEvents(3, 10 * S, S)
+    (event,) = ids(1)
+    unread.add(0, event, 1)
+    unread.add(0, event, 2)
+    unread.confirm(event, "a")
+    assert not unread.take_read(event)
+
+
+# Waiting events
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_events_wait_for_what_is_missing(seed: int) -> None:
+    dice = random.Random(seed)
+    waiting, names = WaitingEvents(1_000), ids(20)
+    model: dict[bytes, set[bytes]] = {}
+    for _ in range(300):
+        parent = dice.choice(names[10:])
+        match dice.randint(0, 2):
+            case 0:
+                event = dice.choice(names[:10])
+                waiting.doubt(event, [parent])
+                model.setdefault(event, set()).add(parent)
+            case 1:
+                for event in waiting.lack(parent):
+                    assert parent in waiting.missing(event)
+            case 2:
+                waiting.find(parent)
+                for parents in model.values():
+                    parents.discard(parent)
+        waiting.check()
+        assert len(waiting) == sum(map(bool, model.values()))
+        assert {each for each in names if waiting.awaits(each)} == set().union(*model.values())
+
+
+def test_the_event_that_waits_longest_gives_way() -> None:
+    waiting, names = WaitingEvents(2), ids(9)
+    assert not waiting.doubt(names[0], [names[8]])
+    assert not waiting.doubt(names[1], [names[8]])
+    assert waiting.doubt(names[2], [names[8]]) == [names[0]]
+    assert waiting.doubt(names[3], names[:8]) == [names[1], names[2]]
+    waiting.check()
+
+
+# The graph
+
+
+def naive_leaves(events: list[GraphEvent]) -> set[bytes]:
+    named = {parent for event in events for parent in event.parents}
+    return {event.id for event in events} - named
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_leaves_are_what_nobody_names(seed: int) -> None:
+    dice = random.Random(seed)
+    graph, names = Graph(1_000), ids(30)
+    events: dict[bytes, GraphEvent] = {}
+    for _ in range(60):
+        name = dice.choice(names)
+        parents = tuple(dice.sample(names, dice.randint(0, 3)))
+        event = GraphEvent(name, dice.randint(1, 20), parents)
+        graph.add(event)
+        events.setdefault(name, event)
+        graph.check()
+        most = dice.randint(0, 10)
+        leaves = graph.leaves(most)
+        expected = naive_leaves(list(events.values()))
+        times = [events[each].timestamp_ns for each in leaves.ids]
+        assert times == sorted(times, reverse=True)
+        assert set(leaves.ids) <= expected
+        assert len(leaves.ids) + leaves.rest_count == len(expected)
+        rest = 0
+        for digest in expected - set(leaves.ids):
+            rest ^= int.from_bytes(digest)
+        assert leaves.rest_xor == rest.to_bytes(32)
+
+
+def test_the_oldest_events_are_forgotten_and_their_parents_are_no_leaves_for_that() -> None:
+    graph, names = Graph(3), ids(6)
+    graph.add(GraphEvent(names[0], 1, (names[1],)))
+    graph.add(GraphEvent(names[1], 1, ()))
+    for name in names[2:4]:
+        graph.add(GraphEvent(name, 1, ()))
+        graph.check()
+    assert names[0] not in graph
+    assert set(graph.leaves(9).ids) == set(names[2:4])
+    graph.add(GraphEvent(names[4], 1, tuple(ids(12, "p"))))
+    graph.add(GraphEvent(names[5], 1, (names[0],)))
+    graph.check()
+    assert len(graph) == 1
+
+
+def test_descendants_are_found_a_generation_at_a_time_and_circles_end() -> None:
+    graph, names = Graph(100), ids(6)
+    for child, parent in ((1, 0), (2, 1), (3, 1), (4, 3), (1, 4)):
+        graph.add(GraphEvent(names[child], 1, (names[parent],)))
+    assert graph.descendants([names[0]], 99) == [names[each] for each in (1, 2, 3, 4)]
+    assert graph.descendants([names[0]], 2) == names[1:3]
+    graph.add(GraphEvent(names[0], 1, (names[4],)))
+    assert set(graph.descendants([names[0]], 99)) == set(names[:5])
+
+
+def test_events_of_a_batch_are_its_messages_with_metadata() -> None:
+    one, two, three = ids(3)
+    batch = records([one, two, three], {two: [one, b"short", one, two, three]})
+    assert graph_events(batch) == [GraphEvent(two, 2, (one, three))]

@@ -110,7 +110,7 @@ class SyncIds:
     @classmethod
     def empty(cls) -> "SyncIds":
         """None at all."""
-        return cls(np.empty(0, np.int64), np.empty((0, HASH_BYTES), HASH_DTYPE))
+        return _NONE
 
     @classmethod
     def at_times(cls, timestamps: NDArray[np.int64]) -> "SyncIds":
@@ -158,6 +158,9 @@ class SyncIds:
         assert self.hashes.flags.c_contiguous
         assert bool(np.all(self.timestamps >= 0))
         assert bool(np.all(less(self[:-1], self[1:])))
+
+
+_NONE: Final = SyncIds(np.empty(0, np.int64), np.empty((0, HASH_BYTES), HASH_DTYPE))
 
 
 def from_opaque(hashes: NDArray[np.void]) -> NDArray[np.uint8]:

@@ -125,7 +125,7 @@ class IndexView:
     ) -> Parts | None:
         """What ``split`` gives, by compiled code; None if a cut would be inside a nanosecond."""
         offsets = np.zeros(len(spans) + 1, np.int64)
-        np.cumsum(np.maximum(np.minimum(parts, high - low), 1), out=offsets[1:])
+        np.maximum(np.minimum(parts, high - low), 1).cumsum(out=offsets[1:])
         count = int(offsets[-1])
         upper = SyncIds.at_times(np.empty(count, np.int64))
         if not spans.upper.plain:
@@ -151,7 +151,7 @@ class IndexView:
         """The IDs in spans."""
         low, high = self._places(spans)
         offsets = np.zeros(len(spans) + 1, np.int64)
-        np.cumsum(high - low, out=offsets[1:])
+        (high - low).cumsum(out=offsets[1:])
         total = int(offsets[-1])
         if not total:
             return Items(offsets, SyncIds.empty())

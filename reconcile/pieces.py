@@ -24,13 +24,13 @@ _FINER_BITS = 8
 
 def whole_sets(sources: Ints, spans: Spans, items: Items) -> SetPieces:
     """Unreconciled sets of all that is held in some questions' spans."""
-    counts = np.diff(items.offsets)
+    counts = items.offsets[1:] - items.offsets[:-1]
     return SetPieces(piece_keys(sources), spans.lower, spans.upper, counts, items.ids, False)
 
 
 def shown_sets(sources: Ints, spans: Spans, items: Items) -> SetPieces:
     """Reconciled sets of all that is held in spans inside some questions'."""
-    counts = np.diff(items.offsets)
+    counts = items.offsets[1:] - items.offsets[:-1]
     return SetPieces(piece_keys(sources), spans.lower, spans.upper, counts, items.ids, True)
 
 
@@ -68,7 +68,7 @@ def part_pieces(
         gauges: parts that are replaced by finer ones.
         finer: the parts of those.
     """
-    owners = np.repeat(sources, np.diff(parts.offsets))
+    owners = sources.repeat(parts.offsets[1:] - parts.offsets[:-1])
     places = np.arange(len(owners)) << _FINER_BITS
     keys, counts, prints = piece_keys(owners, places), parts.counts, parts.fingerprints
     if finer is not None:
@@ -85,9 +85,9 @@ def part_pieces(
         )
         counts = np.concatenate((counts[keep], cut_counts))[order]
         prints = np.concatenate((prints[keep], cut_prints))[order]
-    empty = counts == 0
-    if not empty.any():
+    if np.count_nonzero(counts) == len(counts):
         return FingerprintPieces(keys, spans.lower, spans.upper, prints), no_sets()
+    empty = counts == 0
     hollow = spans[empty]
     spans = spans[~empty]
     return (

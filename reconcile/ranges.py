@@ -72,7 +72,7 @@ class Ranges:
         """``(s + 1,)``: the items of set i are ``items[offsets[i]:offsets[i + 1]]``."""
         offsets = np.zeros(len(self.item_counts) + 1, np.int64)
         if len(self.item_counts):
-            np.cumsum(self.item_counts, out=offsets[1:])
+            self.item_counts.cumsum(out=offsets[1:])
         return offsets
 
     @classmethod

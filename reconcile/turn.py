@@ -309,7 +309,8 @@ class Turn:
             choice = replace(choice, later=np.union1d(choice.later, deferred))
         prints, sets = yield from self._pieces(choice, named)
         if len(found) and set_spans is not None and local is not None:
-            sets.append(narrow_sets(found.select(decided), local, set_spans, sources))
+            shown = found if decided.all() else found.select(decided)
+            sets.append(narrow_sets(shown, local, set_spans, sources))
         told = sources[reconciled]
         return _Draft(prints, sets, found, sources.take(found.sets), decided, named, told)
 

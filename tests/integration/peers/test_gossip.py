@@ -184,9 +184,11 @@ class Pair:
 def pair(fleet: Fleet) -> Iterator[Pair]:
     with proxied() as there, proxied() as back:
         first = fleet.start(*ON, peers=[there.address])
-        # More than a peer is told of when it joins: the rest is for reconciliation.
+        # More than gossip remembers after a restart: the rest is for reconciliation.
         history = made(9_000, time.time_ns() - 60 * 10**9)
         asyncio.run(store(first, history))
+        first.kill()
+        first.start()
         back.target = first.peer
         second = fleet.start(*ON, "--max-confirms", "1", peers=[back.address])
         there.target = second.peer

@@ -281,7 +281,9 @@ PyObject *kernel_narrow(PyObject *module, PyObject *const *arguments, Py_ssize_t
         fits &= held.rows[i] == held.rows[N_TIMES];
     for (int i = N_STARTS; i <= N_COUNTS; i++)
         fits &= held.rows[i] == held.rows[N_TIMES];
+    PyThreadState *state = let_go(held.rows[N_TIMES] * HASH_BYTES);
     Py_ssize_t runs = fits ? find_runs(&held) : 0;
+    take_back(state);
     release(&held);
     if (fits)
         return PyLong_FromSsize_t(runs);

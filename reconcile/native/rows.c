@@ -1,4 +1,4 @@
-/* Reading an index: places, fingerprints, IDs and splits of ranges.
+/* Reading an index: fingerprints and IDs of ranges.
  *
  * An index is `reconcile.rows.Rows`: ascending IDs in chunks, each with its timestamps and the
  * running XOR of its hashes. A place is the number of IDs before something.
@@ -168,7 +168,7 @@ static bool copy_all(const rows_t *rows, const columns *held)
     Py_ssize_t chunk = 0;
     for (Py_ssize_t row = 0; row < held->rows[0]; row++) {
         int64_t from = load(held->at[0], row), to = load(held->at[1], row);
-        if (to > rows->length || to - from > ids.rows - ids.row)
+        if (from < 0 || to < from || to > rows->length || to - from > ids.rows - ids.row)
             return false;
         while (from < to) {
             go_on(rows, &chunk, (Py_ssize_t)from);

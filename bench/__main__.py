@@ -19,8 +19,10 @@ BENCHMARKS = (
     "memory",
     "sync",
     "gossip",
+    "gossip_sim",
     "sds",
     "catchup",
+    "groups",
 )
 
 

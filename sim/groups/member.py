@@ -138,6 +138,7 @@ class Member:
     def take(self, messages: Sequence[Spoken]) -> None:
         """Take what came, from others or from a store."""
         hinted = bool(self.world.stores)
+        self.world.heard += len(messages)
         for spoken in messages:
             if self.channel is None:
                 return

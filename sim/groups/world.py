@@ -30,9 +30,10 @@ class GroupSummary:
     """What a run came to.
 
     ``settling_ns``: from the end of the faults until all logs were equal. ``broadcasts``: of all
-    participants, resends, sync messages and answers included; ``heard``: how many of them reached
-    somebody, each time. ``lost``: messages that somebody was told are lost and lacks. ``wrong``
-    acknowledgements by filters, of ``expected``. ``marks``: how often something rare happened.
+    participants, resends, sync messages and answers included; ``heard``: how often one of them
+    came to somebody, from others or from a store. ``lost``: messages that somebody was told are
+    lost and lacks. ``wrong`` acknowledgements by filters, of ``expected``. ``marks``: how often
+    something rare happened.
     """
 
     digest: str
@@ -43,6 +44,7 @@ class GroupSummary:
     stores: int
     messages: int
     broadcasts: Mapping[str, int]
+    heard: int
     lost: int
     wrong: int
     expected: float
@@ -71,6 +73,7 @@ class GroupWorld:
         hosts: list[Host] = [*self.stores, *self.members]
         for host in hosts:
             self.network.add(host)
+        self.heard = 0
         self._turn = 0
 
     def run(self) -> GroupSummary:
@@ -211,6 +214,7 @@ class GroupWorld:
             stores=len(self.stores),
             messages=len(everything),
             broadcasts=dict(sorted(self.broadcasts.items())),
+            heard=self.heard,
             lost=sum(map(len, lost)),
             wrong=self.judge.wrong.found,
             expected=round(self.judge.wrong.expected, 3),

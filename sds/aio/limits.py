@@ -21,6 +21,12 @@ MAX_CLOSURES_PER_ROUND: Final = 16
 MAX_FETCHED_BYTES: Final = 256 * 1024 * 1024
 """What one call that fetches may bring in all. Pages are taken as they come, never collected."""
 
+MAX_CURSOR_BYTES: Final = 1_024
+"""A cursor of a feed; a node's has less than 100."""
+
+MAX_REASON_CHARS: Final = 500
+"""What is kept of a node's words."""
+
 MAX_EMPTY_PAGES: Final = 1_000
 """Pages without messages in a row, after which a stream is given up."""
 

@@ -22,10 +22,12 @@ from message.hashing import message_hash
 from sds.aio.limits import (
     CALL_TIMEOUT_S,
     MAX_CLOSURE_MESSAGES,
+    MAX_CURSOR_BYTES,
     MAX_EMPTY_PAGES,
     MAX_FETCHED_BYTES,
     MAX_HINTS_PER_CALL,
     MAX_NODE_RESPONSE_BYTES,
+    MAX_REASON_CHARS,
 )
 from sds.aio.transport import CursorRefused, FeedPage, Fetched, Outbound, TransportError, Verdict
 from sds.envelope import Entry
@@ -135,6 +137,8 @@ class NodeLink:
         with self._translated():
             try:
                 while (page := await self._next(pages, timeout_s)) is not None:
+                    if len(page.cursor) > MAX_CURSOR_BYTES:
+                        raise TransportError(f"The node at {self._name} gives no usable cursor.")
                     yield FeedPage(self._fetched(page.messages), page.cursor, page.live)
                     timeout_s = None
             finally:
@@ -170,7 +174,8 @@ class NodeLink:
                     request, metadata=self._metadata, timeout=CALL_TIMEOUT_S
                 )
             if not 200 <= response.status_code < 300:
-                raise TransportError(response.status_desc or f"{self._name} gave no reason.")
+                reason = response.status_desc[:MAX_REASON_CHARS]
+                raise TransportError(reason or f"The node at {self._name} gave no reason.")
             found = [each for each in self._fetched(response.messages) if each.hint in wanted]
             wanted.difference_update(each.hint for each in found)
             if found:
@@ -228,7 +233,7 @@ class NodeLink:
             raise TransportError(f"The node at {self._name} answered what was not published.")
         hints = sent.popleft()
         return [
-            Verdict(result.outcome in _HELD, hint, result.reason)
+            Verdict(result.outcome in _HELD, hint, result.reason[:MAX_REASON_CHARS])
             for result, hint in zip(response.results, hints, strict=True)
         ]
 
@@ -299,7 +304,7 @@ class NodeLink:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            sentence = node_error(error, self._name).sentence
+            sentence = node_error(error, self._name).sentence[:MAX_REASON_CHARS]
             if error.code() is grpc.StatusCode.OUT_OF_RANGE:
                 raise CursorRefused(sentence) from error
             raise TransportError(sentence) from error

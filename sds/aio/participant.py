@@ -48,6 +48,10 @@ _ONLINE_EVERY_NS: Final = 30 * 10**9
 """How often the time is noted while a feed is live and silent."""
 
 
+class LeftError(RuntimeError):
+    """The channel was left, and cannot be used any longer."""
+
+
 class Participant:
     """Runs from `start` to `leave`; ``clock`` gives Unix time in nanoseconds."""
 
@@ -69,6 +73,7 @@ class Participant:
         self.status = Status()
         self._links = links
         self._route = route
+        self._forgets = state.in_memory
         self._cipher = cipher
         self._clock = clock
         self._chance = chance
@@ -121,9 +126,9 @@ class Participant:
 
     async def leave(self) -> None:
         """Wait a little for what is not published, save, and let go of everything."""
-        with suppress(TimeoutError, Exception):
+        with suppress(Exception):
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
-                while self.ledger.outbox:
+                while self.ledger.outbox and (self.feed.node is not None or self._forgets):
                     await self.hub.changed()
         saving, *others = self._tasks
         for task in others:
@@ -133,7 +138,10 @@ class Participant:
         await asyncio.wait({saving}, timeout=LEAVE_TIMEOUT_S)
         saving.cancel()
         await asyncio.wait({saving})
+        left = LeftError("The channel was left: join it again.")
+        self.saver.fail(left)
         self.hub.end()
+        self.hub.fail(left)
         for link in self._links:
             await link.close()
 
@@ -216,7 +224,7 @@ class Participant:
             lost=len(self.core.lost),
             unpublished=len(self.ledger.outbox),
             unacknowledged=len(self.core.outgoing),
-            trouble=next((each for each in self._troubles.values() if each), ""),
+            trouble=self._trouble_now(),
         )
         if status != self.status:
             self.status = status
@@ -313,11 +321,18 @@ class Participant:
         self._troubles[part] = sentence
         self.refresh()
 
+    def _trouble_now(self) -> str:
+        troubles = self._troubles
+        publishing = troubles.get("publishing", "") if self.ledger.outbox else ""
+        return troubles.get("state", "") or troubles.get("feed", "") or publishing
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             self.hub.fail(error)
             self.saver.fail(error)
+            for other in self._tasks:
+                other.cancel()
 
 
 def _no_room(event: object) -> bool:

@@ -88,6 +88,7 @@ class State:
         self._owner = uuid.uuid4().hex
         self._engine = self._make_engine()
         self._connection: Connection | None = None
+        self._claimed = False
 
     @property
     def in_memory(self) -> bool:
@@ -103,7 +104,9 @@ class State:
         with self._translated():
             connection = self._connected()
             with connection.begin():
-                return self._claim(connection)
+                row = self._claim(connection)
+            self._claimed = True
+            return row
 
     def close(self) -> None:
         """Let go of the database and its lock."""
@@ -199,15 +202,22 @@ class State:
         if self._connection is None:
             connection = self._engine.connect()
             if self.url.get_backend_name() == "postgresql":
-                chosen = select(func.pg_try_advisory_lock(_POSTGRES_LOCK))
-                got = connection.execute(chosen).scalar_one()
-                connection.rollback()
-                if not got:
-                    connection.close()
-                    self._engine.dispose()
-                    raise self._taken()
+                self._lock_postgres(connection)
             self._connection = connection
         return self._connection
+
+    def _lock_postgres(self, connection: Connection) -> None:
+        key = func.hashtext(func.current_schema())
+        got = connection.execute(select(func.pg_try_advisory_lock(_POSTGRES_LOCK, key)))
+        locked = got.scalar_one()
+        connection.rollback()
+        if not locked:
+            connection.close()
+            self._engine.dispose()
+            if self._claimed:
+                # Most likely our own connection that broke, and that the server still keeps.
+                raise StateError(f"The state {self._shown} is still locked: trying again.")
+            raise self._taken()
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from sds.aio.channel import Channel
@@ -281,3 +282,38 @@ async def test_a_history_that_does_not_fit_the_buffer_is_taken_in_parts(
         async with asyncio.timeout(PATIENCE_S):
             await until(late, len(said) - 2)
         assert late.status.lost == 2
+
+
+async def test_a_channel_ends_when_another_takes_its_state(
+    node: NodeProcess, room: str, empty_database_url: str
+) -> None:
+    """As where a database has no lock that ends with its holder."""
+    url = empty_database_url.replace("postgresql://", "postgresql+psycopg://")
+    async with Channel.join(node.listen, room, "alice", state=url) as alice:
+        await alice.send(b"mine")
+        with psycopg.connect(empty_database_url) as connection:
+            connection.execute("update sds_participant set owner = 'somebody else'")
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(StateTaken, match="in use by another process"):
+                await alice.send(b"not mine any longer")
+            with pytest.raises(StateTaken, match="in use by another process"):
+                await alice.wait_for(lambda status: status.lost > 0)
+    async with Channel.join(node.listen, room, "bob") as bob:
+        await synced(bob)
+        assert await contents(bob) == [b"mine"]
+
+
+async def test_a_broken_connection_to_the_state_is_made_again(
+    node: NodeProcess, room: str, empty_database_url: str
+) -> None:
+    url = empty_database_url.replace("postgresql://", "postgresql+psycopg://")
+    async with Channel.join(node.listen, room, "alice", state=url) as alice:
+        await alice.send(b"before")
+        with psycopg.connect(empty_database_url) as connection:
+            connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and pid <> pg_backend_pid()"
+            )
+        async with asyncio.timeout(PATIENCE_S):
+            await alice.send(b"after")
+        assert await contents(alice) == [b"before", b"after"]

@@ -113,6 +113,7 @@ class Gossiping:
     def _do(self, effect: ge.Effect) -> None:
         match effect:
             case ge.Send():
+                self.world.frames += 1
                 self.world.gossip_judge.sends(self.process, effect.frame)
                 self.streams[effect.peer].send(effect.frame)
             case ge.Listen():

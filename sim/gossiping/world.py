@@ -81,7 +81,7 @@ class GossipWorld(World):
 
     Attributes:
         records: by store ID.
-        counts: what the machines counted.
+        counts: what the machines counted; ``frames``: how many they sent.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class GossipWorld(World):
         super().__init__(gossip.base, dice, cores, sink)
         self.gossip_judge = GossipJudge(self)
         self.counts: Counter[What] = Counter()
+        self.frames = 0
         self.records = {
             database.store_id: Records(
                 database, gossip.config.max_confirms, gossip.replayed, self.gossip_judge

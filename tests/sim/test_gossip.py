@@ -8,6 +8,7 @@ import pytest
 
 from gossip.events import What
 from sim.gossiping.run import simulate_gossip
+from sim.gossiping.spread import Shape, spread
 from sim.run import SimulationFailure
 from tests.sim.gossip_mutants import GOSSIP_MUTANTS
 
@@ -51,6 +52,15 @@ def test_the_same_seed_gives_the_same_run() -> None:
     for seed in (2, 5):
         first, second = (simulate_gossip(seed, random.Random(seed)) for _ in range(2))
         assert first == second
+
+
+@pytest.mark.parametrize(("nodes", "degree"), [(5, 4), (50, 6)])
+def test_an_event_spreads_over_many_nodes_once_over_each_link_at_most(
+    nodes: int, degree: int
+) -> None:
+    result = spread(Shape(nodes, degree, events=3, breaks=0.05), random.Random(nodes))
+    assert result.copies <= 1.2
+    assert result.ids <= 2 * result.links + result.breaks * nodes
 
 
 @pytest.mark.parametrize("name", GOSSIP_MUTANTS)

@@ -44,11 +44,18 @@ class Request:
     """Something that the database was asked for.
 
     ``peer``: for whom; it may have left since. ``size_bytes``: of the frame that is stored.
+    ``tries``: how often it has failed.
     """
 
     effect: Persist | Load | LookUp
     peer: Peer | None = None
     size_bytes: int = 0
+    tries: int = 0
+
+    @property
+    def reads(self) -> bool:
+        """Does it say whether this node can deliver what it has announced?"""
+        return not isinstance(self.effect, Persist)
 
 
 class Core:
@@ -79,7 +86,8 @@ class Core:
         self.publishing: OrderedDict[bytes, int] = OrderedDict()
         self.early: OrderedDict[bytes, int] = OrderedDict()
         self.requests: dict[int, Request] = {}
-        self.failing = False
+        self.failing = False  # the last time that something was to be read
+        self.looking = False  # a look-up is under way
         self._tokens = 0
         self._refused: OrderedDict[tuple[str, bytes], int] = OrderedDict()
         self._confirms: dict[str, tuple[list[bytes], list[int]]] = {}
@@ -162,10 +170,9 @@ class Core:
         if self.seen.holders[place] & store.bit:
             return False
         self.seen.holders[place] |= store.bit
-        told = self.seen.told[place]
         for peer in self.peers.values():
             if peer.store is store:
-                peer.holds(self.now_ns, digest, told=bool(told & peer.bit))
+                peer.holds(self.now_ns, digest)
         self.confirm(digest, store)
         return True
 

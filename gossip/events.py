@@ -238,7 +238,7 @@ class Known:
 class Failed:
     """The database could not do what a `Persist`, `Load` or `LookUp` asks for; nobody knows more.
 
-    The machine asks again after a while; until something succeeds, it keeps quiet.
+    The machine asks again after a while, and gives up in the end what cannot be stored.
     """
 
     token: int

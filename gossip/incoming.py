@@ -96,7 +96,8 @@ class Incoming:
         if not dropped:
             return
         core.count(What.IDS_DROPPED, dropped)
-        if not core.failing:
+        is_ours = core.failing or core.looking or peer.unstored_frames
+        if not is_ours:
             most = core.config.announced_ids
             reason = f"more than {most:,} announced messages have not come: deliver them first"
             core.fault(peer.key, scores.OVERFLOW_POINTS, reason)
@@ -232,7 +233,9 @@ class Incoming:
     def _offer(self, peer: Peer, digest: bytes) -> None:
         core = self._core
         place = core.seen.place(digest)
-        if place < 0 or core.seen.holders[place] & peer.store.bit or digest in peer.pushes:
+        if place < 0 or digest in peer.pushes:
+            return
+        if core.seen.holders[place] & peer.store.bit or core.seen.expecting[place] & peer.bit:
             return
         if not peer.tell(digest, core.config.queued_ids):
             core.count(What.IDS_UNANNOUNCED, 1)

@@ -33,6 +33,9 @@ MAX_QUEUED_IDS: Final = 2**16
 NEWS_WINDOW: Final = 8_192
 """Messages that are announced to a peer before it says that it holds any of them."""
 
+NEWS_ORDER: Final = 4_096
+"""A peer that holds one of them has dealt with those announced so many before it."""
+
 NEWS_PATIENCE_NS: Final = 10 * NS_PER_S
 """A peer that has not said so for so long is told of further ones."""
 
@@ -106,11 +109,10 @@ MAX_REFUSED: Final = 2**16
 MAX_OFFENDERS: Final = 1_024
 """Peers and stores whose faults are remembered."""
 
-MAX_TOKENS: Final = 1_024
-"""Requests to the database that are under way at one moment, of all peers together."""
-
-MAX_NAME_BYTES: Final = 253
-"""A peer or a store is named by a DNS name or by digits; more is cut in what is reported."""
+MAX_TRIES: Final = 60
+MAX_RETRIES: Final = 1_024
+"""How often the database is asked for the same, and how many requests wait to be asked again; what
+is given up is left to the reconciliation."""
 
 DEFAULT_UNREAD_INTERVAL_NS: Final = 10 * NS_PER_S
 """SEND_UNREAD_EVENTS_INTERVAL, for which the text has no value."""

@@ -24,8 +24,9 @@ Rules.
    unread events that it has not confirmed, and of the leaves.
 8. Faults of peers slow them or cut them off (`gossip.scores`). A peer is read from while little of
    it waits for the database; what else it can make grow has a limit in `gossip.limits`.
-9. When the database fails, the same is asked again later; until something succeeds, nothing is
+9. When the database fails, the same is asked again later. While it cannot be read, nothing is
    announced again, so that no peer takes this node for one that promises and does not deliver.
+   What cannot be stored for a long time is given up.
 10. A peer with this node's own store is turned away: the database is between the two.
 
 Inputs about peers that are not joined are passed over, since they may be under way when a peer
@@ -73,7 +74,7 @@ from gossip.events import (
 from gossip.graph import graph_events
 from gossip.holding import Holding
 from gossip.incoming import Incoming
-from gossip.limits import MAX_GUESSES, REBROADCAST_IDS
+from gossip.limits import MAX_GUESSES, MAX_RETRIES, MAX_TRIES, REBROADCAST_IDS
 from gossip.peer import Peer
 from gossip.scores import Standing
 from gossip.sending import Sending
@@ -302,16 +303,16 @@ class Gossip:
         self._core.unread.drop(given.ids)
 
     def _answered(self, token: int) -> Request:
-        self._core.failing = False
-        return self._core.requests.pop(token)
+        request = self._core.requests.pop(token)
+        if request.reads:
+            self._core.failing = False
+        return request
 
     def _persisted(self, given: Persisted) -> None:
         request = self._answered(given.token)
         effect, peer = request.effect, request.peer
         assert isinstance(effect, Persist)
-        if peer is not None:
-            peer.unstored_bytes -= request.size_bytes
-            peer.unstored_frames -= 1
+        self._release(request)
         batch = effect.batch
         self._holding.persisted(batch.hashes, given.new, graph_events(batch))
         if peer is not None and self._core.peers.get(peer.key) is peer:
@@ -329,7 +330,7 @@ class Gossip:
         effect = self._answered(given.token).effect
         assert isinstance(effect, LookUp)
         core = self._core
-        self._sending.looked_up()
+        core.looking = False
         for digest, held in zip(effect.ids, given.held, strict=True):
             if held:
                 self._holding.hold(digest, fresh=False)
@@ -339,10 +340,28 @@ class Gossip:
 
     def _failed(self, given: Failed) -> None:
         core = self._core
-        core.failing = True
         request = core.requests.pop(given.token)
+        request.tries += 1
+        if request.reads:
+            core.failing = True
+        elif request.tries >= MAX_TRIES or len(self._retries) >= MAX_RETRIES:
+            self._give_up(request)
+            return
         due_ns = core.now_ns + self._config.retry_ns
         heapq.heappush(self._retries, (due_ns, next(self._numbers), request))
+
+    def _give_up(self, request: Request) -> None:
+        """What a peer has delivered cannot be stored; it may come again."""
+        assert isinstance(request.effect, Persist)
+        self._release(request)
+        for digest in request.effect.batch.hashes:
+            self._core.pending.pop(digest, None)
+
+    @staticmethod
+    def _release(request: Request) -> None:
+        if request.peer is not None:
+            request.peer.unstored_bytes -= request.size_bytes
+            request.peer.unstored_frames -= 1
 
     # Time
 
@@ -363,6 +382,7 @@ class Gossip:
         if isinstance(request.effect, Load) and (
             peer is None or self._core.peers.get(peer.key) is not peer
         ):
+            self._core.failing = any(each.reads for _, _, each in self._retries)
             return
         self._core.request(request)
 

@@ -9,7 +9,8 @@ announced.
 Announcements are of two kinds. *Answers* name what the peer is known to hold, or should say
 whether it holds; they go out at once. *News* names what it may not hold yet; no more than
 `NEWS_WINDOW` of them are out until the peer says that it holds them, or `NEWS_PATIENCE_NS` pass
-without any sign of it.
+without any sign of it. Where it says so of one, it has passed over those that were announced long
+before: its policy refuses them, or it has them from elsewhere and another node says so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 
 from gossip.config import GossipConfig
 from gossip.events import SyncLeaves
-from gossip.limits import NEWS_PATIENCE_NS, NEWS_WINDOW
+from gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW
 from gossip.stores import Store
 
 
@@ -40,6 +41,7 @@ class Peer:
         writing: a frame is under way to it.
         announced_last: the last frame was an announcement, so bodies go before the next one.
         batch: bodies that are next.
+        unheard: news that are out, each with its number, of which ``announced`` is the newest.
         leaves: which version of the leaves it was sent last.
         leaves_heard_ns: when it has sent its own.
         unstored: frames and bytes of it that wait for the database.
@@ -58,8 +60,9 @@ class Peer:
         self.news: OrderedDict[bytes, None] = OrderedDict()
         self.pushes: OrderedDict[bytes, None] = OrderedDict()
         self.asked: OrderedDict[bytes, None] = OrderedDict()
-        self.unheard = 0
+        self.unheard: OrderedDict[bytes, int] = OrderedDict()
         self.unheard_ns = 0
+        self.announced = 0
         self.leaves: int = -1
         self.leaves_due: SyncLeaves | None = None
         self.leaves_heard_ns: int | None = None
@@ -82,38 +85,51 @@ class Peer:
         """Announce something new; False: too much waits, and the oldest is not announced."""
         return digest in self.answers or _queue(self.news, digest, limit)
 
-    def holds(self, now_ns: int, digest: bytes, *, told: bool) -> None:
-        """The peer is known to hold something now, which it was told of or not."""
+    def holds(self, now_ns: int, digest: bytes) -> None:
+        """The peer is known to hold something now."""
         for queue in (self.news, self.pushes):
             if digest in queue:
                 del queue[digest]
                 self.answers[digest] = None
-        if told and self.unheard:
-            self.unheard -= 1
-            self.unheard_ns = now_ns
+        number = self.unheard.pop(digest, None)
+        if number is None:
+            return
+        self.unheard_ns = now_ns
+        while self.unheard:
+            oldest = next(iter(self.unheard))
+            if self.unheard[oldest] >= number - NEWS_ORDER:
+                return
+            del self.unheard[oldest]
 
     def take_announcements(self, now_ns: int, most: int) -> list[bytes]:
         """The next announcements."""
         taken = _take(self.answers, most)
-        if self.unheard and now_ns >= self.unheard_ns + NEWS_PATIENCE_NS:
-            self.unheard = 0
-        news = _take(self.news, min(most - len(taken), NEWS_WINDOW - self.unheard))
-        if news:
-            self.unheard_ns = self.unheard_ns if self.unheard else now_ns
-            self.unheard += len(news)
+        if self.unheard and self._is_over(now_ns):
+            self.unheard.clear()
+        if not self.unheard:
+            self.unheard_ns = now_ns
+        news = _take(self.news, min(most - len(taken), NEWS_WINDOW - len(self.unheard)))
+        for digest in news:
+            self.announced += 1
+            self.unheard[digest] = self.announced
         return taken + news
 
-    @property
-    def announces(self) -> bool:
+    def announces(self, now_ns: int) -> bool:
         """Is there something to announce?"""
-        return bool(self.answers) or (bool(self.news) and self.unheard < NEWS_WINDOW)
+        if self.answers:
+            return True
+        return bool(self.news) and (len(self.unheard) < NEWS_WINDOW or self._is_over(now_ns))
 
     @property
     def wake_ns(self) -> int | None:
         """When held-back news may go out although nobody has said anything."""
-        if self.news and self.unheard >= NEWS_WINDOW:
+        if self.news and len(self.unheard) >= NEWS_WINDOW:
             return self.unheard_ns + NEWS_PATIENCE_NS
         return None
+
+    def _is_over(self, now_ns: int) -> bool:
+        """Has the peer said nothing of the news for too long?"""
+        return now_ns >= self.unheard_ns + NEWS_PATIENCE_NS
 
     def gather(self, most: int) -> list[bytes]:
         """What is to be read from the database for it, if nothing is."""
@@ -138,7 +154,7 @@ class Peer:
         assert len(self.pushes) <= config.pushed_ids
         assert len(self.asked) <= config.asked_ids
         assert len(self.batch.ids) <= config.round_ids
-        assert 0 <= self.unheard <= NEWS_WINDOW
+        assert len(self.unheard) <= NEWS_WINDOW
         assert (self.unstored_bytes > 0) <= (self.unstored_frames > 0)
 
 

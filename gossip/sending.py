@@ -25,7 +25,6 @@ class Sending:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._looking = False
 
     def go_on(self) -> None:
         """Send, read and look up whatever can be now."""
@@ -35,10 +34,6 @@ class Sending:
                 self._write(peer)
             self._load(peer)
             self._listen(peer)
-
-    def looked_up(self) -> None:
-        """The last look-up is answered."""
-        self._looking = False
 
     def loaded(self, peer: Peer, given: Loaded) -> None:
         """Bodies for a peer have been read; those that it got elsewhere meanwhile are left out."""
@@ -58,11 +53,11 @@ class Sending:
 
     def _look_up(self) -> None:
         core = self._core
-        if self._looking:
+        if core.looking:
             return
         ids = core.wanted.check_next(LOOK_UP_IDS)
         if ids:
-            self._looking = True
+            core.looking = True
             core.request(Request(LookUp(core.token(), ids)))
 
     def _write(self, peer: Peer) -> None:
@@ -79,7 +74,7 @@ class Sending:
             core.count(What.IDS_ASKED, len(ask))
             if ask:
                 return GetEvents(ask)
-        if peer.announces and not (peer.announced_last and peer.batch.ready):
+        if peer.announces(core.now_ns) and not (peer.announced_last and peer.batch.ready):
             return self._inventory(peer)
         if peer.batch.ready:
             return self._events(peer)

@@ -17,6 +17,7 @@ from gossip.events import (
     Inventory,
     Known,
     Listen,
+    Load,
     Loaded,
     LookUp,
     PeerJoined,
@@ -27,6 +28,7 @@ from gossip.events import (
     SyncLeaves,
     What,
 )
+from gossip.limits import MAX_TRIES
 from gossip.machine import Gossip, GossipStateError
 from tests.unit.gossip.gossip_world import S, Single, counted, frames, ids, of, records
 
@@ -227,6 +229,30 @@ def test_what_the_database_could_not_do_is_asked_again() -> None:
     single.step(Failed(persist.token))
     assert of(Persist, single.after(S)) == [persist]
     assert frames(single.step(Persisted(persist.token, [True, True])))
+
+
+def test_what_can_never_be_stored_is_given_up_and_may_come_again() -> None:
+    single, messages = Single(), ids(2)
+    single.join("x")
+    (persist,) = of(Persist, single.receive("x", bodies(messages)))
+    for _ in range(MAX_TRIES - 1):
+        single.step(Failed(persist.token))
+        assert of(Persist, single.after(S)) == [persist]
+    single.step(Failed(persist.token))
+    assert not single.after(S)
+    assert of(Persist, single.receive("x", bodies(messages)))
+
+
+def test_a_failure_for_a_peer_that_has_left_is_soon_forgotten() -> None:
+    single, messages = Single(max_confirms=1, unread_interval_ns=5 * S), ids(1)
+    single.step(Committed(messages))
+    single.answer(single.join("x"), messages)
+    single.answer(single.join("y"), messages)
+    (load,) = of(Load, single.receive("x", GetEvents(messages)))
+    single.step(Failed(load.token))
+    single.step(PeerLeft("x"))
+    assert not single.after(S)
+    assert frames(single.after(4 * S), "y") == [Inventory(messages)]
 
 
 def test_while_the_database_fails_nothing_is_announced_again() -> None:

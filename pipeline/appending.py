@@ -5,14 +5,13 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from pipeline.columns import PARTITIONS, file_columns, spark_schema
 from pipeline.contents import KEY, known_hours, without_known
 from pipeline.database import State
-from pipeline.errors import PipelineError, of_spark
+from pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from pipeline.fingerprints import NOTHING, Fingerprints, aggregates, collected, start_of
 from pipeline.lake import Lake, Written
 from pipeline.limits import DAY_NS, HOUR_NS
@@ -51,7 +50,7 @@ class Appender:
                 found = without_known(self._session, self._lake, rows, partial)
                 write_files(found, f"{self._lake.messages}/{run}")
             written, added = read_back(self._session, self._lake, run)
-        except PySparkException as error:
+        except SPARK_ERRORS as error:
             raise of_spark(error) from error
         if written:
             self._publish(written, added, state)

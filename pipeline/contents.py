@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from pipeline.columns import spark_schema
-from pipeline.errors import of_spark
+from pipeline.errors import SPARK_ERRORS, of_spark
 from pipeline.fingerprints import HASH_WORDS, Fingerprints, by_slice, collected
 from pipeline.lake import Lake
 from pipeline.limits import DAY_NS, HOUR_NS
@@ -48,7 +47,7 @@ def fingerprints_of(session: SparkSession, paths: list[str], length_ns: int) -> 
     try:
         rows = read_files(session, paths, KEY)
         return collected(by_slice(rows, length_ns).toLocalIterator())
-    except PySparkException as error:
+    except SPARK_ERRORS as error:
         raise of_spark(error) from error
 
 

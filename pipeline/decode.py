@@ -67,7 +67,7 @@ def decoded(
     """The wanted columns of a batch of `export_messages`.
 
     ``messages`` has ``ts`` and what `needed` says; ``sds`` the rows of `export_sds` of these
-    messages, and perhaps of others; needed where SDS columns are wanted.
+    messages, and perhaps of others; None: there are none.
 
     Raises:
         DamagedRows: rows cannot be read.
@@ -84,8 +84,8 @@ def decoded(
         found |= _Tails.of(messages["tail"]).fields()
     if "payload" in wanted:
         found["payload"] = messages["payload"]
-    if wanted & SDS_COLUMNS and sds is not None:
-        found |= _sds(messages["hash"], sds)
+    if wanted & SDS_COLUMNS:
+        found |= _no_sds(len(messages)) if sds is None else _sds(messages["hash"], sds)
     schema = pa.schema([ARROW.field(name) for name in names])
     arrays = [found[name].cast(ARROW.field(name).type) for name in names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -298,6 +298,10 @@ def _layout(values: pa.Array) -> tuple[Places, Places, Octets]:
     places = laid_out.astype(np.int64)
     octets = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     return places[:-1], np.diff(places), octets
+
+
+def _no_sds(rows: int) -> dict[str, pa.Array]:
+    return {name: pa.nulls(rows, ARROW.field(name).type) for name in SDS_COLUMNS}
 
 
 def _sds(hashes: pa.Array, sds: pa.Table) -> dict[str, pa.Array]:

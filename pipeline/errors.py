@@ -6,6 +6,11 @@ import re
 from typing import Final
 
 import psycopg
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+SPARK_ERRORS: Final = (PySparkException, Py4JError)
+"""What Spark raises: errors that it has a class of its own for, and all others."""
 
 FAILED: Final = 1
 """The job failed, or found a fault."""
@@ -17,6 +22,7 @@ UNREACHABLE: Final = 3
 """The database could not be reached."""
 
 _RAISED: Final = re.compile(r"pipeline\.errors\.PipelineError: (?P<code>\d) (?P<sentence>.*)")
+_CALLING: Final = re.compile(r"\AAn error occurred while calling [^\n]*\n: ")
 _FILE: Final = re.compile(r"(?:file:/+|[a-z0-9]+://)[^\s'\",;]+\.parquet")
 
 
@@ -56,6 +62,7 @@ def of_spark(error: Exception) -> PipelineError:
     if raised is not None:
         return PipelineError(raised["sentence"].strip(), int(raised["code"]))
     said, _, _ = text.partition("JVM stacktrace:")
+    said = _CALLING.sub("", said)
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     # A worker's traceback says last what was wrong, anything else says so first.
     first = lines[-1 if "Traceback" in text else 0] if lines else type(error).__name__

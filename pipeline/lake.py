@@ -140,11 +140,6 @@ class Lake:
                     raise _unreadable(self.path, error) from error
         return self.open()
 
-    @property
-    def version(self) -> int:
-        """Of the state that was read."""
-        return int(self._opened.version())
-
     def files(self, days: Iterable[int] | None = None) -> list[LakeFile]:
         """The files of the state that was read, of some days only if they are given.
 
@@ -220,9 +215,19 @@ class Lake:
             self.open()
         return removed
 
-    def vacuum(self, *, dry_run: bool = False) -> int:
+    def vacuum(self) -> int:
         """Delete files that no state of the last `VACUUM_AFTER_HOURS` names; how many."""
-        found = self._opened.vacuum(retention_hours=VACUUM_AFTER_HOURS, dry_run=dry_run, full=True)
+        tables = [self._opened]
+        if _is_table(self._hours):
+            tables.append(DeltaTable(self._hours))
+        found: list[str] = []
+        for table in tables:
+            self._commit(
+                lambda table=table: found.extend(  # type: ignore[misc]
+                    table.vacuum(VACUUM_AFTER_HOURS, dry_run=False, full=True)
+                )
+            )
+        self.open()
         return len(found)
 
     def hours(self) -> Fingerprints:

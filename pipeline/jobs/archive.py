@@ -44,9 +44,10 @@ from store.domain.partitioning import Bounds
 class Archived:
     """What a run did, or would do when ``dry_run``.
 
-    ``published`` messages went into ``files`` files. ``marked`` hours are noted in the database as
-    archived, ``kept`` were noted already. ``differing`` hours are not the same in lake and
-    database although everything was exported: the lake holds messages that the database lacks.
+    ``published`` messages went into ``files`` files. ``compacted`` small ones were made larger, and
+    ``removed`` ones were deleted that nothing had named for long. ``marked`` hours are noted in the
+    database as archived, ``kept`` were noted already. ``differing`` hours are not the same in lake
+    and database although everything was exported: the lake holds what the database lacks.
     """
 
     position: int
@@ -54,6 +55,7 @@ class Archived:
     published: int = 0
     files: int = 0
     compacted: int = 0
+    removed: int = 0
     marked: list[int] = field(default_factory=list)
     kept: int = 0
     differing: list[int] = field(default_factory=list)
@@ -72,6 +74,7 @@ class Archived:
             "messages": self.published,
             "files": self.files,
             "compacted_files": self.compacted,
+            "removed_files": self.removed,
             "hours_marked": len(self.marked),
             "hours_marked_before": self.kept,
             "hours_differing": [time_text(hour) for hour in self.differing[:MAX_LISTED]],
@@ -152,6 +155,7 @@ class _Run:
         result.published, result.files = appender.messages, appender.files
         note(self._connection, job, state, appender.held, result)
         result.compacted = appender.compact()
+        result.removed = lake.vacuum()
         return result
 
     def _dry_run(self) -> Archived:

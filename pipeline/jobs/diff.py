@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from pipeline.errors import USAGE, PipelineError, of_spark
+from pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from pipeline.fingerprints import LEVELS_NS, differing
 from pipeline.progress import Say, shown, silent
 from pipeline.sides import ID_COLUMNS, Side
@@ -106,7 +106,7 @@ def diff(
             if output is not None:
                 found.write.mode("append").partitionBy("lacks").parquet(output)
             found.unpersist()
-    except PySparkException as error:
+    except SPARK_ERRORS as error:
         raise of_spark(error) from error
     return result
 

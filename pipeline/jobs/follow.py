@@ -10,19 +10,18 @@ from __future__ import annotations
 from typing import Final
 
 import psycopg
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipeline.appending import Appender
 from pipeline.database import connected, lock_archiving, read_state
-from pipeline.errors import PipelineError, of_spark
+from pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from pipeline.fingerprints import start_of
 from pipeline.jobs.archive import Archived, Archiving, archive_locked, note
 from pipeline.limits import HOUR_NS
 from pipeline.source import FORMAT, read_options
 
-TRIGGER: Final = "2 seconds"
+TRIGGER: Final = "5 seconds"
 """How often new commits are looked for."""
 
 
@@ -47,7 +46,7 @@ class Following:
         """
         try:
             self.query.awaitTermination()
-        except PySparkException as error:
+        except SPARK_ERRORS as error:
             raise (self._error or of_spark(error)) from error
         return self.result
 

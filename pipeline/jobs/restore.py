@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
@@ -18,7 +17,7 @@ from pipeline.columns import file_columns
 from pipeline.contents import KEY, read_files
 from pipeline.database import FOREVER, connected, lock_restoring, read_state, restored_since
 from pipeline.encode import COLUMNS
-from pipeline.errors import USAGE, PipelineError, of_spark
+from pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from pipeline.jobs.verify import row_faults
 from pipeline.lake import Lake
 from pipeline.limits import DAY_NS, MAX_CONNECTIONS
@@ -88,7 +87,7 @@ def restore(session: SparkSession, job: Restoring) -> Restored:
             with shown(session, job.say, "restore", given):
                 _store(rows, job)
             return Restored(given, restored_since(connection, before))
-    except PySparkException as error:
+    except SPARK_ERRORS as error:
         raise of_spark(error) from error
 
 
@@ -108,7 +107,7 @@ def _wanted(session: SparkSession, job: Restoring) -> DataFrame | None:
 def _ids(session: SparkSession, path: str) -> DataFrame:
     try:
         found = session.read.parquet(path)
-    except PySparkException as error:
+    except SPARK_ERRORS as error:
         raise PipelineError(
             f"{path} cannot be read as the output of a diff: name a directory that"
             " `storenode pipeline diff --output` has written.",

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
@@ -21,7 +20,7 @@ from message.limits import MAX_TOPIC_BYTES
 from pipeline.columns import spark_schema
 from pipeline.database import FOREVER, connected, read_state
 from pipeline.decode import NO_SHARD
-from pipeline.errors import of_spark
+from pipeline.errors import SPARK_ERRORS, of_spark
 from pipeline.fingerprints import (
     HASH_WORDS,
     NOTHING,
@@ -253,8 +252,9 @@ class _Rows:
             try:
                 rows = self._grouped().collect()
                 break
-            except PySparkException as error:
-                named = [path for path in self._files if path.rsplit("/", 1)[1] in str(error)]
+            except SPARK_ERRORS as error:
+                text = unquote(str(error))
+                named = [path for path in self._files if f"/messages/{path}" in text]
                 if not named:
                     raise of_spark(error) from error
                 broken += named

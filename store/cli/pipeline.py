@@ -6,8 +6,8 @@ that they are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import update_wrapper
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +30,32 @@ TIME: Final = Parsed("time", "TIME", parse_time_ns)
 MOST_CONNECTIONS: Final = 64
 _FOREVER: Final = 2**63 - 1
 _LIBRARIES: Final = ("adbc_driver_postgresql", "deltalake", "pandas", "pyarrow", "pyspark")
+
+
+Decorator = Callable[[Callable[..., int]], Callable[..., int]]
+
+_JOB_OPTIONS: Final[tuple[Decorator, ...]] = (
+    option(
+        "--master",
+        metavar="URL",
+        help="Spark master, such as spark://HOST:7077; without it all cores of this machine.",
+    ),
+    option(
+        "--connections",
+        type=click.IntRange(1, MOST_CONNECTIONS),
+        default=8,
+        show_default=True,
+        help="Tasks that may use the database at a time.",
+    ),
+    option(
+        "--spark-conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark, repeatable."
+    ),
+    option("--quiet", is_flag=True, help="Show no progress on standard error."),
+)
+_RANGE_OPTIONS: Final[tuple[Decorator, ...]] = (
+    option("--from", "since", type=TIME, help="From this time on: RFC 3339, or nanoseconds."),
+    option("--to", "until", type=TIME, help="Before this time."),
+)
 
 
 class Runner:
@@ -64,16 +90,27 @@ class Runner:
             click.echo(line, err=True)
 
     @contextmanager
-    def side(self, session: SparkSession, archive: str | None) -> Iterator[Side]:
-        """An archive; None: the database."""
+    def url(self) -> Iterator[str]:
+        """The URL of the database, which serves and has the right schema."""
+        from pipeline.database import connected  # noqa: PLC0415
+
+        with self.target.url() as url:
+            with connected(url):
+                pass
+            yield url
+
+    @contextmanager
+    def place(self, archive: str | None) -> Iterator[Callable[[SparkSession], Side]]:
+        """An archive, which is there; None: the database, which serves."""
         from pipeline.lake import Lake  # noqa: PLC0415
         from pipeline.sides import DatabaseSide, LakeSide  # noqa: PLC0415
 
         if archive is not None:
-            yield LakeSide(session, Lake(archive))
+            lake = Lake(archive).open()
+            yield lambda session: LakeSide(session, lake)
             return
-        with self.target.url() as url:
-            yield DatabaseSide(session, url, "the database", self.connections)
+        with self.url() as url:
+            yield lambda session: DatabaseSide(session, url, "the database", self.connections)
 
     def finish(self, report: Report) -> int:
         """Print a report; the exit code that it stands for."""
@@ -84,25 +121,9 @@ class Runner:
 def job(command: Callable[..., int]) -> Callable[..., int]:
     """Give a command a `Runner`, and turn errors of jobs into exit codes."""
 
-    @on_database
-    @option(
-        "--master",
-        metavar="URL",
-        help="Spark master, such as spark://HOST:7077; without it all cores of this machine.",
-    )
-    @option(
-        "--connections",
-        type=click.IntRange(1, MOST_CONNECTIONS),
-        default=8,
-        show_default=True,
-        help="Tasks that may use the database at a time.",
-    )
-    @option(
-        "--spark-conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark, repeatable."
-    )
-    @option("--quiet", is_flag=True, help="Show no progress on standard error.")
     def run(
         target: Target,
+        *,
         master: str | None,
         connections: int,
         spark_conf: tuple[str, ...],
@@ -121,21 +142,25 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
         except PipelineError as error:
             raise CliError(error.code, error.sentence) from error
 
-    return update_wrapper(run, command)
+    return _with(_JOB_OPTIONS, on_database(update_wrapper(run, command)))
 
 
 def between(command: Callable[..., int]) -> Callable[..., int]:
     """Give a command a range of time."""
 
-    @option("--from", "first", type=TIME, help="From this time on: RFC 3339, or nanoseconds.")
-    @option("--to", "end", type=TIME, help="Before this time.")
-    def run(*args: Any, first: int | None, end: int | None, **options: Any) -> int:  # noqa: ANN401
-        low, high = 0 if first is None else first, _FOREVER if end is None else end
+    def run(*, since: int | None, until: int | None, **options: Any) -> int:  # noqa: ANN401
+        low, high = 0 if since is None else since, _FOREVER if until is None else until
         if not 0 <= low < high:
             raise CliError(USAGE, "--from must be before --to, and neither before 1970.")
-        return command(*args, low_ns=low, high_ns=high, **options)
+        return command(low_ns=low, high_ns=high, **options)
 
-    return update_wrapper(run, command)
+    return _with(_RANGE_OPTIONS, update_wrapper(run, command))
+
+
+def _with(options: Sequence[Decorator], command: Callable[..., int]) -> Callable[..., int]:
+    for each in reversed(options):
+        command = each(command)
+    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -152,8 +177,8 @@ def pipeline() -> None:
 @click.argument("archive")
 @option("--follow", is_flag=True, help="Go on archiving what is published, until interrupted.")
 @option("--dry-run", is_flag=True, help="Only say how many messages would be archived.")
-@job
 @between
+@job
 def archive(
     runner: Runner, *, archive: str, follow: bool, dry_run: bool, low_ns: int, high_ns: int
 ) -> int:
@@ -170,10 +195,9 @@ def archive(
         raise CliError(
             USAGE, "--follow takes all that comes: leave --dry-run, --from and --to out."
         )
-    with runner.target.url() as url, runner.session() as session:
-        work = Archiving(
-            url, Lake(archive), low_ns, high_ns, runner.connections, dry_run, runner.say
-        )
+    lake = Lake(archive)
+    with runner.url() as url, runner.session() as session:
+        work = Archiving(url, lake, low_ns, high_ns, runner.connections, dry_run, runner.say)
         if follow:
             from pipeline.jobs.follow import follow as follow_job  # noqa: PLC0415
 
@@ -184,8 +208,8 @@ def archive(
 @pipeline.command(cls=LayeredCommand)
 @click.argument("archive")
 @option("--with-database", is_flag=True, help="Also compare with the database, hour by hour.")
-@job
 @between
+@job
 def verify(runner: Runner, *, archive: str, with_database: bool, low_ns: int, high_ns: int) -> int:
     """Check that ARCHIVE is sound: every hash, every hour, every row.
 
@@ -195,13 +219,13 @@ def verify(runner: Runner, *, archive: str, with_database: bool, low_ns: int, hi
     from pipeline.jobs.verify import verify as verify_job  # noqa: PLC0415
     from pipeline.lake import Lake  # noqa: PLC0415
 
-    with runner.session() as session:
-        if not with_database:
-            work = Verifying(Lake(archive), None, low_ns, high_ns, runner.say)
-            return runner.finish(verify_job(session, work))
-        with runner.target.url() as url:
-            work = Verifying(Lake(archive), url, low_ns, high_ns, runner.say)
-            return runner.finish(verify_job(session, work))
+    lake = Lake(archive).open()
+    with (
+        runner.url() if with_database else nullcontext() as url,
+        runner.session() as session,
+    ):
+        work = Verifying(lake, url, low_ns, high_ns, runner.say)
+        return runner.finish(verify_job(session, work))
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -213,8 +237,8 @@ def verify(runner: Runner, *, archive: str, with_database: bool, low_ns: int, hi
     show_default=True,
     help="Length of the slices.",
 )
-@job
 @between
+@job
 def fingerprint(
     runner: Runner, *, archive: str | None, level: str, low_ns: int, high_ns: int
 ) -> int:
@@ -224,16 +248,16 @@ def fingerprint(
     """
     from pipeline.jobs.fingerprint import fingerprint as fingerprint_job  # noqa: PLC0415
 
-    with runner.session() as session, runner.side(session, archive) as side:
-        return runner.finish(fingerprint_job(side, level, low_ns, high_ns))
+    with runner.place(archive) as place, runner.session() as session:
+        return runner.finish(fingerprint_job(place(session), level, low_ns, high_ns))
 
 
 @pipeline.command(cls=LayeredCommand)
 @click.argument("first")
 @click.argument("second", required=False)
 @option("--output", metavar="DIR", help="Write the IDs that either side lacks there, as Parquet.")
-@job
 @between
+@job
 def diff(
     runner: Runner,
     *,
@@ -249,14 +273,15 @@ def diff(
     """
     from pipeline.jobs.diff import diff as diff_job  # noqa: PLC0415
 
+    bounds = (low_ns, None if high_ns == _FOREVER else high_ns)
     with (
+        runner.place(first) as one,
+        runner.place(second) as other,
         runner.session() as session,
-        runner.side(session, first) as one,
-        runner.side(session, second) as other,
     ):
-        bounds = (low_ns, None if high_ns == _FOREVER else high_ns)
+        sides = (one(session), other(session))
         return runner.finish(
-            diff_job(session, one, other, output=output, bounds=bounds, say=runner.say)
+            diff_job(session, *sides, output=output, bounds=bounds, say=runner.say)
         )
 
 
@@ -264,8 +289,8 @@ def diff(
 @click.argument("archive")
 @option("--diff", metavar="DIR", help="Only messages that a diff has named, from its --output.")
 @option("--dry-run", is_flag=True, help="Only check, and say how many messages it would be.")
-@job
 @between
+@job
 def restore(
     runner: Runner, *, archive: str, diff: str | None, dry_run: bool, low_ns: int, high_ns: int
 ) -> int:
@@ -277,10 +302,9 @@ def restore(
     from pipeline.jobs.restore import restore as restore_job  # noqa: PLC0415
     from pipeline.lake import Lake  # noqa: PLC0415
 
-    with runner.target.url() as url, runner.session() as session:
-        work = Restoring(
-            Lake(archive), url, low_ns, high_ns, diff, runner.connections, dry_run, runner.say
-        )
+    lake = Lake(archive).open()
+    with runner.url() as url, runner.session() as session:
+        work = Restoring(lake, url, low_ns, high_ns, diff, runner.connections, dry_run, runner.say)
         return runner.finish(restore_job(session, work))
 
 

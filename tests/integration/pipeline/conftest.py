@@ -1,0 +1,85 @@
+"""One Spark session for all tests of the pipeline, and a database and an archive to begin with."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.jobs.archive import Archiving, archive
+from pipeline.lake import Lake
+from pipeline.session import spark_session
+from store.db.migrate import upgrade
+from tests.integration.database.filling import admitted, write
+from tests.integration.pipeline.world import batches
+from tests.support.postgres import PostgresServer
+
+QUICK_START = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+}
+"""For sessions that do little: what is spent on compiling and planning is not had back."""
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The session that all tests share."""
+    with spark_session("local[2]", QUICK_START) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def filled_database(postgres: PostgresServer) -> str:
+    """Name of a database with the messages of `world`, to be copied; nobody is connected to it."""
+    name = postgres.create_database()
+    upgrade(postgres.url(name))
+    asyncio.run(write(postgres.url(name), [admitted(batch) for batch in batches()]))
+    return name
+
+
+@pytest.fixture
+def url(postgres: PostgresServer, filled_database: str) -> Iterator[str]:
+    """URL of a database of the test's own, with the messages of `world`."""
+    name = postgres.create_database(filled_database)
+    yield postgres.url(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def archived(
+    spark: SparkSession,
+    postgres: PostgresServer,
+    filled_database: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """An archive of these messages, to be copied or only read."""
+    path = tmp_path_factory.mktemp("archive") / "lake"
+    name = postgres.create_database(filled_database)
+    archive(spark, Archiving(postgres.url(name), Lake(str(path))))
+    postgres.drop_database(name)
+    return path
+
+
+@pytest.fixture
+def lake_path(archived: Path, tmp_path: Path) -> Path:
+    """A copy of that archive, of the test's own."""
+    return Path(shutil.copytree(archived, tmp_path / "lake"))
+
+
+@pytest.fixture
+def new_database(postgres: PostgresServer, template_database: str) -> Iterator[Callable[[], str]]:
+    """Makes empty databases with the newest schema."""
+    made: list[str] = []
+
+    def make() -> str:
+        made.append(postgres.create_database(template_database))
+        return postgres.url(made[-1])
+
+    yield make
+    for name in made:
+        postgres.drop_database(name)

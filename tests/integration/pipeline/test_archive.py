@@ -1,0 +1,282 @@
+"""Archiving: everything once, whatever is killed, whatever arrives late, whoever else archives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline import appending
+from pipeline import lake as lake_module
+from pipeline.database import connected, lock_archiving
+from pipeline.errors import PipelineError
+from pipeline.jobs import archive as archive_module
+from pipeline.jobs.archive import Archived, Archiving, archive
+from pipeline.lake import Lake
+from pipeline.limits import VACUUM_AFTER_HOURS
+from tests.integration.pipeline.conftest import QUICK_START
+from tests.integration.pipeline.world import (
+    DAY,
+    HOUR,
+    NOW,
+    TODAY,
+    asked,
+    held,
+    hours_of,
+    in_lake,
+    marks,
+    messages,
+    more,
+    plain,
+    published,
+    rows,
+)
+from tests.support.command import Command
+
+PATIENCE_S = 120.0
+
+
+class Killed(BaseException):
+    """A death in the middle: nothing of the job's own runs afterwards."""
+
+
+def run(spark: SparkSession, url: str, lake: Path, **options: object) -> Archived:
+    return archive(spark, Archiving(url, Lake(str(lake)), **options))  # type: ignore[arg-type]
+
+
+def assert_complete(url: str, lake: Path) -> None:
+    """The archive holds what the database does, once, and the database knows."""
+    assert in_lake(lake) == sorted(held(url))
+    assert set(marks(url)) == hours_of(held(url))
+
+
+def test_an_archive_holds_every_message_once(url: str, archived: Path) -> None:
+    assert in_lake(archived) == sorted(held(url))
+    xor = asked(archived, "select bit_xor(h0), bit_xor(h1), bit_xor(h2), bit_xor(h3) from lake")
+    marks(url)  # folds
+    days = "select bit_xor(x0), bit_xor(x1), bit_xor(x2), bit_xor(x3) from storenode.buckets"
+    assert xor == rows(url, f"{days} where level = 2")
+    places = asked(
+        archived, "select distinct shard, pubsub_topic, epoch_ns(day)::bigint - ts from lake"
+    )
+    assert all(-DAY < behind <= 0 for _, _, behind in places)
+    assert {(shard, topic) for shard, topic, _ in places} >= {
+        (0, "/waku/2/rs/1/0"),
+        (1, "/waku/2/rs/1/1"),
+        (7, "/waku/2/rs/1/7"),
+        (63, "/waku/2/rs/65535/65535"),
+        (-1, "named"),
+    }
+
+
+def test_a_second_run_has_nothing_to_do(spark: SparkSession, url: str, lake_path: Path) -> None:
+    files = published(lake_path)
+    first = run(spark, url, lake_path)
+    assert (first.published, first.kept, len(first.marked)) == (0, 0, len(hours_of(held(url))))
+    second = run(spark, url, lake_path)
+    assert (second.published, second.marked, second.kept) == (0, [], len(first.marked))
+    assert published(lake_path) == files
+    assert second.sound
+    assert_complete(url, lake_path)
+
+
+def test_a_dry_run_writes_nothing(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    told = run(spark, url, tmp_path / "lake", dry_run=True)
+    assert told.to_do == len(messages())
+    assert not (tmp_path / "lake").exists()
+    assert marks(url) == {}
+
+
+def test_late_arrivals_come_after_and_take_marks_away(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    run(spark, url, lake_path)
+    more(url, plain(90_001, TODAY - DAY + 5), plain(90_002, TODAY - 40 * DAY), plain(3, NOW - 1))
+    assert run(spark, url, lake_path, dry_run=True).to_do == 3
+    result = run(spark, url, lake_path)
+    assert result.published == 3
+    assert len(result.marked) == 3
+    assert in_lake(lake_path) == sorted(held(url))
+
+
+def test_a_range_of_time_is_all_that_is_archived(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    low, high = TODAY - DAY + HOUR // 2, TODAY - DAY + 5 * HOUR
+    lake = tmp_path / "lake"
+    result = run(spark, url, lake, low_ns=low, high_ns=high)
+    wanted = sorted(each for each in held(url) if low <= each[0] < high)
+    assert in_lake(lake) == wanted
+    assert result.published == len(wanted)
+    # Of the first hour a half is missing.
+    assert len(result.marked) == 4
+    assert result.sound
+
+
+@pytest.mark.parametrize(
+    "place", ["write_files", "read_back", "publish", "note_hours", "mark_archived"]
+)
+def test_a_job_that_is_killed_leaves_the_last_good_state(
+    spark: SparkSession,
+    url: str,
+    lake_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    before = in_lake(lake_path)
+    more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(20)))
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    owner: object = {"publish": Lake, "note_hours": Lake, "mark_archived": archive_module}.get(
+        place, appending
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, place, die)
+        with pytest.raises(Killed):
+            run(spark, url, lake_path)
+    published_already = place in {"note_hours", "mark_archived"}
+    assert in_lake(lake_path) == (sorted(held(url)) if published_already else before)
+    assert marks(url) == {}
+    result = run(spark, url, lake_path)
+    assert result.published == (0 if published_already else 20)
+    with connected(url):
+        assert in_lake(lake_path) == sorted(held(url))
+    assert len(result.marked) == len(hours_of(held(url)))
+
+
+def test_a_process_that_is_killed_is_run_again(
+    url: str, tmp_path: Path, spark: SparkSession
+) -> None:
+    lake = tmp_path / "lake"
+    settings = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()]
+    process = Command().start(
+        "pipeline", "archive", str(lake), "--database-url", url, "--quiet", *settings
+    )
+    wait_for(lambda: any(lake.glob("messages/run-*/**/*.parquet")) or process.poll() is not None)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not locked(url))
+    run(spark, url, lake)
+    assert_complete(url, lake)
+
+
+def locked(url: str) -> bool:
+    return bool(
+        rows(
+            url,
+            "select from pg_locks l join pg_database d on d.oid = l.database"
+            " where l.locktype = 'advisory' and d.datname = current_database()",
+        )
+    )
+
+
+def wait_for(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < deadline, "it did not come to that"
+
+
+def test_two_jobs_at_once_are_one_too_many(spark: SparkSession, url: str, lake_path: Path) -> None:
+    with connected(url) as connection:
+        lock_archiving(connection)
+        with pytest.raises(PipelineError, match="Another job is archiving this database"):
+            run(spark, url, lake_path)
+
+
+def test_a_job_for_another_database_does_not_publish_over_this_one(
+    spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two databases may have one archive; what they have in common must not be there twice."""
+    more(url, plain(90_001, NOW - 7))
+    read_back = appending.read_back
+
+    def meanwhile(*given: object) -> object:
+        monkeypatch.undo()
+        run(spark, url, lake_path)
+        return read_back(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(appending, "read_back", meanwhile)
+    monkeypatch.setattr(archive_module, "lock_archiving", lambda _connection: None)
+    with pytest.raises(PipelineError, match="Another job has written to the archive"):
+        run(spark, url, lake_path)
+    assert in_lake(lake_path) == sorted(held(url))
+
+
+def test_small_files_are_made_one(
+    spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_module, "COMPACT_AT_FILES", 2)
+    more(url, plain(90_000, TODAY - DAY + 1))
+    before = len(published(lake_path))
+    assert run(spark, url, lake_path).compacted >= 2
+    assert len(published(lake_path)) <= before
+    assert_complete(url, lake_path)
+    assert (run(spark, url, lake_path).published, len(marks(url))) == (0, len(hours_of(held(url))))
+
+
+def test_what_a_killed_job_left_is_removed_after_a_week(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    orphans = [lake_path / "messages" / run / "part.parquet" for run in ("run-1", "run-2")]
+    for path in orphans:
+        path.parent.mkdir()
+        path.write_bytes(b"half a file")
+    week_ago_s = time.time() - (VACUUM_AFTER_HOURS + 1) * 3_600
+    os.utime(orphans[0], (week_ago_s, week_ago_s))
+    assert run(spark, url, lake_path).removed == 1
+    assert [path.exists() for path in orphans] == [False, True]
+    assert in_lake(lake_path) == sorted(held(url))
+
+
+def test_messages_that_the_database_lost_keep_their_hour_unmarked(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    """A standby that lagged behind was promoted: what it lacks is in the archive alone."""
+    before = in_lake(lake_path)
+    other = sorted(held(url))[40]
+    rows(url, "delete from storenode.messages where hash = %s", other[1])
+    rows(url, "delete from storenode.archived")
+    # The summaries are made as the promoted server has them.
+    rows(
+        url,
+        "update storenode.commits set summary = summary || %s where position = 1",
+        bytes_of_removal(other),
+    )
+    result = run(spark, url, lake_path)
+    assert result.differing == [other[0] // HOUR * HOUR]
+    assert not result.sound
+    assert "the archive holds messages of it that the database lacks" in " ".join(result.lines())
+    assert in_lake(lake_path) == before
+
+
+def bytes_of_removal(message: tuple[int, bytes]) -> bytes:
+    minute = message[0] // (HOUR // 60) * (HOUR // 60)
+    return minute.to_bytes(8, "little") + (-1).to_bytes(8, "little", signed=True) + message[1]
+
+
+def test_what_is_no_archive_is_refused(
+    spark: SparkSession, url: str, tmp_path: Path, archived: Path
+) -> None:
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(PipelineError, match="could not be read or written"):
+        run(spark, url, tmp_path / "file")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    foreign.joinpath("messages").symlink_to(archived / "hours")
+    with pytest.raises(PipelineError, match="a Delta table that is no archive of storenode"):
+        run(spark, url, foreign)
+
+
+def test_a_schema_of_another_version_is_told(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    rows(url, "update storenode.alembic_version set version_num = '0001'")
+    with pytest.raises(PipelineError, match="run `storenode db upgrade`"):
+        run(spark, url, lake_path)

@@ -1,0 +1,109 @@
+"""`storenode pipeline` as an operator runs it: what is refused before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store.cli.main import main
+from tests.integration.pipeline.conftest import QUICK_START
+from tests.integration.pipeline.world import held, in_lake, messages
+from tests.support.command import Command, Ended
+
+SETTINGS = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()]
+
+
+TIMEOUT_S = 240.0
+
+
+def run(*arguments: str, **env: str) -> Ended:
+    """Run to the end; a JVM takes its time to start."""
+    process = Command(env).start("pipeline", *arguments)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+def test_an_archive_made_by_the_command_restores_a_database(
+    url: str, tmp_path: Path, new_database: Callable[[], str]
+) -> None:
+    lake, other = tmp_path / "lake", new_database()
+    done = run("archive", str(lake), "--json", *SETTINGS, STORENODE_DATABASE_URL=url)
+    assert done.code == 0, done.err
+    assert done.objects[0]["messages"] == len(messages())
+    assert f"{len(messages()):,} messages" in done.err
+    assert in_lake(lake) == sorted(held(url))
+    restored = run("restore", str(lake), "--quiet", *SETTINGS, STORENODE_DATABASE_URL=other)
+    assert restored.out == f"Restored {len(messages()):,} messages; 0 were there.\n"
+    assert held(other) == held(url)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "code", "told"),
+    [
+        (["verify", "{tmp}"], {}, 2, "There is no archive in TMP"),
+        (["diff", "{tmp}", "{tmp}"], {}, 2, "There is no archive in TMP"),
+        (["restore", "{tmp}", "--database-url", "{url}"], {}, 2, "There is no archive in TMP"),
+        (["fingerprint", "{tmp}"], {}, 2, "There is no archive in TMP"),
+        (["verify", "postgresql://x/y"], {}, 2, "An archive is a directory, not a database"),
+        (
+            ["archive", "{tmp}/lake", "--database-url", "postgresql://x@127.0.0.1:1/x"],
+            {},
+            3,
+            "The database could not be reached",
+        ),
+        (["archive", "{tmp}/lake"], {}, 2, "There is no database in"),
+        (["archive", "{tmp}/lake", "--database-url", "{empty}"], {}, 1, "storenode db upgrade"),
+        (["archive", "{tmp}/lake", "--follow", "--dry-run"], {}, 2, "--follow takes all"),
+        (["verify", "{tmp}", "--from", "9", "--to", "9"], {}, 2, "--from must be before --to"),
+        (["verify", "{tmp}", "--spark-conf", "odd"], {}, 2, "must be NAME=VALUE"),
+        (["verify", "{tmp}"], {"JAVA_HOME": "{tmp}"}, 2, "apt install openjdk-17-jre-headless"),
+    ],
+)
+def test_what_cannot_work_is_said_before_spark_starts(
+    refused: Callable[..., tuple[int, str]],
+    arguments: list[str],
+    env: dict[str, str],
+    code: int,
+    told: str,
+) -> None:
+    found, said = refused(arguments, env)
+    assert (found, len(said.splitlines())) == (code, 1), said
+    assert said.startswith("storenode: ")
+    assert told in said
+
+
+@pytest.fixture
+def refused(
+    url: str,
+    empty_database_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., tuple[int, str]]:
+    """Runs the command in this process, without a Spark to start; exit code and what it says."""
+    names = {"tmp": str(tmp_path), "url": url, "empty": empty_database_url}
+
+    def run_here(arguments: list[str], env: dict[str, str]) -> tuple[int, str]:
+        monkeypatch.setenv("STORENODE_DATA_DIR", str(tmp_path / "data"))
+        monkeypatch.delattr("pipeline.session.spark_session")
+        for name, value in env.items():
+            monkeypatch.setenv(name, value.format(**names))
+        with pytest.raises(SystemExit) as ended:
+            main(["pipeline", *(each.format(**names) for each in arguments)])
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert not (tmp_path / "lake").exists()
+        return ended.value.code, printed.err.replace(str(tmp_path), "TMP")  # type: ignore[return-value]
+
+    return run_here
+
+
+def test_an_old_java_is_told_its_version(tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
+    java.chmod(0o755)
+    ended = run("verify", str(tmp_path), JAVA_HOME=str(tmp_path))
+    assert (ended.code, "is version 8: install one" in ended.err) == (2, True)

@@ -1,0 +1,110 @@
+"""Comparing: the result is exact, and the same as that of two nodes that reconcile."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.errors import PipelineError
+from pipeline.jobs.archive import Archiving, archive
+from pipeline.jobs.diff import diff
+from pipeline.jobs.fingerprint import fingerprint
+from pipeline.lake import Lake
+from pipeline.sides import DatabaseSide, LakeSide
+from tests.integration.pipeline.world import DAY, HOUR, NOW, TODAY, held, in_lake, more, plain
+from tests.support.reconcile_pair import reconcile
+
+Ids = list[tuple[int, bytes]]
+
+
+def lacking(output: Path, side: str) -> Ids:
+    files = [str(path) for path in output.glob(f"lacks={side}/*.parquet")]
+    if not files:
+        return []
+    with duckdb.connect() as connection:
+        table = connection.read_parquet(files)
+        return table.project("ts, hash").order("ts, hash").fetchall()
+
+
+def test_the_same_is_found_the_same_without_reading_it(
+    spark: SparkSession, url: str, archived: Path
+) -> None:
+    result = diff(spark, LakeSide(spark, Lake(str(archived))), DatabaseSide(spark, url, "it"))
+    assert result.sound
+    assert result.slices == {"day": 0}
+
+
+def test_the_result_is_that_of_two_nodes_that_reconcile(
+    spark: SparkSession, url: str, lake_path: Path, tmp_path: Path
+) -> None:
+    ours = in_lake(lake_path)
+    # The archive takes in what the database is then found to lack.
+    new = [plain(90_000 + number, TODAY - DAY + number * HOUR // 7) for number in range(30)]
+    more(url, *new[:10])
+    archive(spark, Archiving(url, Lake(str(lake_path))))
+    ours = in_lake(lake_path)
+    other = sorted(set(held(url)) - set(in_lake(lake_path)))
+    assert other == []
+    more(url, *new[10:], plain(3, TODAY - 30 * DAY))
+    theirs = sorted(held(url))
+    output = tmp_path / "out"
+    result = diff(
+        spark,
+        LakeSide(spark, Lake(str(lake_path))),
+        DatabaseSide(spark, url, "it"),
+        output=str(output),
+    )
+    online, _ = reconcile(ours, theirs)
+    assert lacking(output, "first") == online.to_receive.pairs()
+    assert lacking(output, "second") == online.to_send.pairs() == []
+    assert result.lacking == {"first": 21, "second": 0}
+    assert result.slices["day"] == 2 <= result.slices["hour"] <= result.slices["minute"]
+
+
+def test_two_archives_that_both_lack_something(
+    spark: SparkSession,
+    url: str,
+    lake_path: Path,
+    tmp_path: Path,
+    new_database: Callable[[], str],
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(lake_path, other)
+    more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(5)))
+    archive(spark, Archiving(url, Lake(str(lake_path))))
+    second = new_database()
+    more(second, *(plain(91_000 + number, TODAY - DAY + number * HOUR) for number in range(7)))
+    archive(spark, Archiving(second, Lake(str(other))))
+    output = tmp_path / "out"
+    sides = (LakeSide(spark, Lake(str(lake_path))), LakeSide(spark, Lake(str(other))))
+    result = diff(spark, *sides, output=str(output))
+    online, _ = reconcile(in_lake(lake_path), in_lake(other))
+    assert lacking(output, "first") == online.to_receive.pairs()
+    assert lacking(output, "second") == online.to_send.pairs()
+    assert result.lacking == {"first": 7, "second": 5}
+    bounded = diff(spark, *sides, bounds=(TODAY - DAY + 3, TODAY - DAY + 3 * HOUR + 1))
+    assert bounded.lacking == {"first": 3, "second": 2}
+    with pytest.raises(PipelineError, match="exists already"):
+        diff(spark, *sides, output=str(output))
+
+
+@pytest.mark.parametrize("level", ["day", "hour", "minute"])
+def test_both_kinds_of_places_have_the_same_fingerprints(
+    spark: SparkSession, url: str, archived: Path, level: str
+) -> None:
+    lake = fingerprint(LakeSide(spark, Lake(str(archived))), level)
+    database = fingerprint(DatabaseSide(spark, url, "it"), level)
+    assert lake.slices == database.slices
+    assert lake.total.messages == len(held(url))
+    wanted = 0
+    for _, digest in held(url):
+        wanted ^= int.from_bytes(digest, "big")
+    assert lake.total.hex == f"{wanted:064x}"
+    part = fingerprint(LakeSide(spark, Lake(str(archived))), level, TODAY - DAY, NOW)
+    assert 0 < part.total.messages < lake.total.messages
+    assert part.lines()[-1].endswith(part.total.hex)

@@ -1,0 +1,109 @@
+"""Restoring: an archive gives back what retention dropped, and nodes that serve see it at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.errors import PipelineError
+from pipeline.jobs.archive import Archiving, archive
+from pipeline.jobs.diff import Differences, diff
+from pipeline.jobs.restore import Restored, Restoring, restore
+from pipeline.jobs.verify import Verifying, verify
+from pipeline.lake import Lake
+from pipeline.sides import DatabaseSide, LakeSide
+from store.db.check import check
+from store.db.retention import prune
+from store.domain.retention import RetentionPolicy
+from tests.integration.database.rows import opened
+from tests.integration.pipeline.test_verify import rewrite, tampered
+from tests.integration.pipeline.world import DAY, NOW, TODAY, held, in_lake, rows
+from tests.support.command import Command
+from tests.support.node import running_node
+
+
+def run(spark: SparkSession, url: str, lake: Path, **options: object) -> Restored:
+    return restore(spark, Restoring(Lake(str(lake)), url, **options))  # type: ignore[arg-type]
+
+
+def compared(spark: SparkSession, url: str, lake: Path, output: Path | None = None) -> Differences:
+    return diff(
+        spark,
+        LakeSide(spark, Lake(str(lake))),
+        DatabaseSide(spark, url, "it"),
+        output=None if output is None else str(output),
+    )
+
+
+async def pruned(url: str, days: int) -> list[str]:
+    policy = RetentionPolicy(age_ns=days * DAY, requires_archive=True)
+    async with await opened(url) as connection:
+        report = await prune(connection, policy, NOW)
+    assert report.problems == ()
+    return [each.partition.name for each in report.dropped]
+
+
+def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    """Archive, verify, drop a part, compare, restore, compare again: nothing differs."""
+    lake, everything = tmp_path / "lake", held(url)
+    archive(spark, Archiving(url, Lake(str(lake))))
+    assert verify(spark, Verifying(Lake(str(lake)), url)).sound
+    with running_node(
+        tmp_path / "node", "--retention", "off", "--gossip", "off", database_url=url
+    ) as node:
+        assert "messages_20261118" in asyncio.run(pruned(url, 1))
+        lost = everything - held(url)
+        assert len(lost) > len(everything) // 4
+        output = tmp_path / "diff"
+        result = compared(spark, url, lake, output)
+        assert result.lacking == {"first": 0, "second": len(lost)}
+        dry = run(spark, url, lake, diff=str(output), dry_run=True)
+        assert (dry.given, held(url)) == (len(lost), everything - lost)
+        restored = run(spark, url, lake, diff=str(output))
+        assert (restored.given, restored.new) == (len(lost), len(lost))
+        assert compared(spark, url, lake).sound
+        assert held(url) == everything
+        digest = sorted(lost)[7][1].hex()
+        told = Command.of(node).ok("query", "--hash", digest, "--json").out
+        assert digest in told
+    report = check(url, now_ns=lambda: NOW)
+    assert report.findings == []
+    assert report.full
+    assert run(spark, url, lake).new == 0
+    assert verify(spark, Verifying(Lake(str(lake)), url)).sound
+
+
+def test_an_empty_database_is_filled_with_a_range(
+    spark: SparkSession, archived: Path, new_database: Callable[[], str]
+) -> None:
+    url = new_database()
+    low, high = TODAY - DAY, TODAY
+    wanted = {each for each in in_lake(archived) if low <= each[0] < high}
+    assert run(spark, url, archived, low_ns=low, high_ns=high).new == len(wanted)
+    assert held(url) == wanted
+    assert check(url, now_ns=lambda: NOW).findings == []
+    sources = rows(url, "select distinct source from storenode.commits")
+    assert sources == [("restore",)]
+
+
+def test_nothing_of_a_damaged_archive_is_restored(
+    spark: SparkSession, lake_path: Path, new_database: Callable[[], str]
+) -> None:
+    url = new_database()
+    rewrite(lake_path, tampered)
+    with pytest.raises(PipelineError, match="Nothing was restored, since 2 messages"):
+        run(spark, url, lake_path)
+    assert held(url) == set()
+
+
+def test_what_is_no_diff_is_refused(
+    spark: SparkSession, url: str, archived: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(PipelineError, match="cannot be read as the output of a diff"):
+        run(spark, url, archived, diff=str(tmp_path / "none"))
+    with pytest.raises(PipelineError, match="is not the output of a diff"):
+        run(spark, url, archived, diff=str(archived / "hours"))

@@ -1,0 +1,147 @@
+"""The data source: what Spark reads is what the database holds, up to a commit and no further."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import Row, SparkSession
+
+from message.hashing import message_hash
+from pipeline.decode import shard_of
+from pipeline.errors import of_spark
+from pipeline.source import FORMAT
+from sds.codec import decode
+from tests.integration.pipeline.world import (
+    DAY,
+    HOUR,
+    NOW,
+    TODAY,
+    held,
+    messages,
+    more,
+    plain,
+    rows,
+)
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+_WRAP = 1 << 64
+
+
+def read(spark: SparkSession, url: str, **options: object) -> list[Row]:
+    given = {name.rstrip("_"): str(value) for name, value in options.items()}
+    return spark.read.format(FORMAT).options(url=url, **given).load().collect()
+
+
+def expected(item: WakuMessageAndTopic) -> dict[str, Any]:
+    """The row of a message, from the decoded message alone."""
+    message = item.message
+    meta = message.meta if message.HasField("meta") else None
+    digest = message_hash(
+        item.pubsub_topic, message.payload, message.content_topic, meta, message.timestamp
+    )
+    words = [int.from_bytes(digest[at : at + 8], "little", signed=True) for at in range(0, 32, 8)]
+    sds = decode(message.payload)
+    lamport = None if sds is None else sds.lamport
+    return {
+        "ts": message.timestamp,
+        "hash": digest,
+        **{f"h{number}": word for number, word in enumerate(words)},
+        "shard": shard_of(item.pubsub_topic),
+        "pubsub_topic": item.pubsub_topic,
+        "content_topic": message.content_topic,
+        "payload": message.payload,
+        "version": message.version if message.HasField("version") else None,
+        "meta": meta,
+        "rate_limit_proof": (
+            message.rate_limit_proof if message.HasField("rate_limit_proof") else None
+        ),
+        "ephemeral": message.ephemeral if message.HasField("ephemeral") else None,
+        "channel": None if sds is None else sds.channel_id.decode(),
+        "message_id": None if sds is None else sds.message_id.decode(),
+        "sender": None if sds is None else sds.sender_id.decode(),
+        "lamport": lamport - _WRAP if lamport is not None and lamport >> 63 else lamport,
+        "parents": None if sds is None else [(each.decode(), hint) for each, hint in sds.parents],
+    }
+
+
+def plainly(row: Row) -> dict[str, Any]:
+    values: dict[str, Any] = row.asDict()
+    for name in ("hash", "payload", "meta", "rate_limit_proof"):
+        values[name] = None if values[name] is None else bytes(values[name])
+    if values["parents"] is not None:
+        values["parents"] = [
+            (each["id"], None if each["hint"] is None else bytes(each["hint"]))
+            for each in values["parents"]
+        ]
+    del values["day"]
+    return values
+
+
+def test_every_field_of_every_message_is_read(spark: SparkSession, url: str) -> None:
+    found = read(spark, url)
+    assert all((row["day"].toordinal() - 719_163) == row["ts"] // DAY for row in found)
+    by_hash = {each["hash"]: each for each in map(plainly, found)}
+    wanted = {each["hash"]: each for each in map(expected, messages())}
+    assert len(found) == len(wanted)
+    assert by_hash == wanted
+
+
+def test_columns_and_a_range_of_time_are_all_that_is_read(spark: SparkSession, url: str) -> None:
+    low, high = TODAY - DAY + 7, NOW - HOUR
+    found = read(spark, url, columns="hash, ts", from_=low, to=high, connections=2)
+    assert {(row["ts"], bytes(row["hash"])) for row in found} == {
+        each for each in held(url) if low <= each[0] < high
+    }
+    assert list(found[0].asDict()) == ["hash", "ts"]
+    assert read(spark, url, columns="ts", from_=NOW + DAY) == []
+
+
+def test_what_is_committed_behind_the_position_is_not_read(spark: SparkSession, url: str) -> None:
+    before = held(url)
+    ((position,),) = rows(url, "select max(position) from storenode.commits")
+    more(url, plain(90_001, NOW - 5), plain(90_002, TODAY - DAY + 1))
+    cut = read(spark, url, columns="ts,hash", position=position)
+    assert {(row["ts"], bytes(row["hash"])) for row in cut} == before
+    assert len(read(spark, url, columns="ts")) == len(before) + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"columns": "ts,colour"}, "no column 'colour'"),
+        ({"color": "red"}, "no option 'color'"),
+        ({"from_": "yesterday"}, "`from` must be a whole number"),
+        ({"slices": "[1]"}, "`slices` cannot be read"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    spark: SparkSession, url: str, options: dict[str, str], told: str
+) -> None:
+    with pytest.raises(PySparkException) as caught:
+        read(spark, url, **options)
+    assert told in of_spark(caught.value).sentence
+
+
+def test_a_frame_that_is_damaged_is_named(spark: SparkSession, url: str) -> None:
+    rows(url, "update storenode.messages set tail = substr(tail, 1, 5) where ts = 1")
+    with pytest.raises(PySparkException) as caught:
+        read(spark, url)
+    sentence = of_spark(caught.value).sentence
+    assert "the first with the timestamp 1:" in sentence
+    assert "storenode db check" in sentence
+
+
+def test_a_database_that_is_not_there_is_told(spark: SparkSession) -> None:
+    with pytest.raises(PySparkException) as caught:
+        read(spark, "postgresql://nobody@127.0.0.1:1/nothing")
+    error = of_spark(caught.value)
+    assert (error.code, "could not be reached" in error.sentence) == (3, True)
+
+
+def test_an_overwrite_is_refused(spark: SparkSession, url: str) -> None:
+    found = spark.read.format(FORMAT).options(url=url).load()
+    with pytest.raises(PySparkException) as caught:
+        found.write.format(FORMAT).mode("overwrite").options(url=url).save()
+    assert "only added to" in of_spark(caught.value).sentence

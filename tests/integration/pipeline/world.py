@@ -1,0 +1,125 @@
+"""The messages of the pipeline's tests, and what else a test reads directly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psycopg
+from deltalake import DeltaTable
+
+from sds import codec
+from store.db.fold import fold_until
+from tests.integration.database.filling import ANY_AGE, admitted, plain, sds, write
+from tests.integration.database.rows import NOW, TODAY, opened
+from tests.unit.message.builders import entry
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+HOUR = 3_600_000_000_000
+DAY = 24 * HOUR
+COUNT = 1_200
+FIRST = TODAY - 2 * DAY - 11 * HOUR
+"""The messages are spread from here up to some minutes before `NOW`, over four days."""
+
+STEP = (NOW - FIRST) // COUNT
+
+__all__ = ["ANY_AGE", "NOW", "TODAY", "admitted", "plain", "sds", "write"]
+
+
+def when(number: int) -> int:
+    """The time of one of the messages."""
+    return FIRST + number * STEP
+
+
+def messages() -> list[WakuMessageAndTopic]:
+    """Plain ones, SDS messages, and one of every odd kind that a node accepts."""
+    made = [
+        sds(number, when(number), [number - 10, number - 20] if number >= 20 else [])
+        if number % 10 == 0
+        else plain(number, when(number))
+        for number in range(COUNT)
+    ]
+    return made + odd_ones()
+
+
+def odd_ones() -> list[WakuMessageAndTopic]:
+    """Fields that are seldom there, at their least and their most."""
+    at = NOW - HOUR // 2
+    legacy = codec.encode("чат\0", "id\0ё", parents=[("p" * 300, b""), ("q", None)])
+    return [
+        entry(b"", timestamp=at + 1),
+        entry(b"\0" * 100_000, timestamp=at + 2, pubsub="/waku/2/rs/65535/65535"),
+        entry(b"x", timestamp=at + 3, meta=b"", version=0, proof=b"", ephemeral=False),
+        entry(b"x", timestamp=at + 4, meta=b"m" * 64, version=2**32 - 1, proof=b"p" * 300),
+        entry(b"x", timestamp=at + 5, pubsub="named", content="c" * 1024),
+        entry(b"x", timestamp=at + 6, pubsub="ü" * 512, content="/ж/1/ё/proto"),
+        entry(legacy, timestamp=at + 7),
+        entry(b"x", timestamp=1, pubsub="/waku/2/rs/1/7"),
+    ]
+
+
+def batches() -> list[list[WakuMessageAndTopic]]:
+    """The messages as they are published, in several commits."""
+    made = messages()
+    return [made[start : start + 200] for start in range(0, len(made), 200)]
+
+
+def more(url: str, *published: WakuMessageAndTopic) -> None:
+    """Publish further messages, in one commit."""
+    asyncio.run(write(url, [admitted(list(published))]))
+
+
+def rows(url: str, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    """What a statement gives, read past the pipeline."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement.encode(), values)
+        return cursor.fetchall() if cursor.description else []
+
+
+def held(url: str) -> set[tuple[int, bytes]]:
+    """The IDs of a database's messages."""
+    found = rows(url, "select ts, hash from storenode.messages")
+    return {(ts, bytes(digest)) for ts, digest in found}
+
+
+def published(lake: Path) -> list[str]:
+    """The files that an archive's newest state names."""
+    return [path.removeprefix("file://") for path in DeltaTable(lake / "messages").file_uris()]
+
+
+def in_lake(lake: Path) -> list[tuple[int, bytes]]:
+    """The IDs of an archive's messages, in order and as often as they are there, by DuckDB."""
+    return asked(lake, "select ts, hash from lake order by ts, hash")
+
+
+def asked(lake: Path, statement: str) -> list[tuple[Any, ...]]:
+    """What DuckDB answers about an archive, which it knows as ``lake``."""
+    with duckdb.connect() as connection:
+        files = published(lake)
+        connection.read_parquet(files, hive_partitioning=True).create_view("lake")
+        return connection.execute(statement).fetchall()
+
+
+def marks(url: str) -> dict[int, int]:
+    """Hours that are noted as archived and still are, and how many messages they have."""
+    asyncio.run(_fold(url))
+    found = rows(
+        url,
+        "select a.start_ns, a.count from storenode.archived a join storenode.buckets b"
+        " on b.level = 1 and b.start_ns = a.start_ns"
+        " and (a.count, a.x0, a.x1, a.x2, a.x3) = (b.count, b.x0, b.x1, b.x2, b.x3)",
+    )
+    return dict(found)
+
+
+async def _fold(url: str) -> None:
+    async with await opened(url) as connection:
+        await fold_until(connection)
+
+
+def hours_of(ids: Iterable[tuple[int, bytes]]) -> set[int]:
+    """The hours that messages are in."""
+    return {ts // HOUR * HOUR for ts, _ in ids}

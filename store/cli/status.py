@@ -82,6 +82,8 @@ def _gossip(answer: NodeStatus) -> Iterator[str]:
 
 def _resume(resume: ResumeStatus) -> str:
     counts = f"{resume.messages:,} messages, {resume.stored:,} new"
+    if resume.peers:
+        counts += f", from {safe(', '.join(resume.peers))}"
     if not resume.running:
         return f"finished, {counts}"
     span = resume.time_end - resume.time_start

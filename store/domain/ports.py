@@ -513,6 +513,8 @@ class ResumeState:
     messages: int
     stored: int
     error: str
+    peers: tuple[str, ...] = ()
+    """From whom it came, as they are configured."""
 
 
 class Synchronization(Protocol):

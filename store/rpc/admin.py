@@ -148,4 +148,5 @@ def _resume(resume: ResumeState) -> admin_pb2.ResumeStatus:
         messages=resume.messages,
         stored=resume.stored,
         error=resume.error,
+        peers=resume.peers,
     )

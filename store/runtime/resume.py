@@ -99,6 +99,7 @@ class Resumer:
             messages=progress.messages,
             stored=progress.new,
             error=progress.error,
+            peers=tuple(map(str, progress.sources)),
         )
 
     async def run(self) -> None:
@@ -206,7 +207,9 @@ class Resumer:
     def _tell(self) -> None:
         state = self.state()
         if state is not None:
-            sources = [str(peer) for peer in self._machine.progress.sources]
             _LOG.info(
-                "resume_finished", messages=state.messages, stored=state.stored, peers=sources
+                "resume_finished",
+                messages=state.messages,
+                stored=state.stored,
+                peers=list(state.peers),
             )

@@ -125,7 +125,9 @@ async def test_what_was_missed_while_off_is_resumed_and_status_says_so(fleet: Fl
     assert held(second) == hashes(missed)
     metrics = get(second.metrics, "/metrics")[1]
     assert 'storenode_messages_stored_total{source="resume"} 3000.0' in metrics
-    assert "resume    finished, 3,000 messages, 3,000 new" in Command.of(second).ok("status").out
+    assert len(resume["peers"]) == 1
+    told = f"resume    finished, 3,000 messages, 3,000 new, from {resume['peers'][0]}\n"
+    assert told in Command.of(second).ok("status").out
 
 
 async def test_without_a_schedule_a_short_stop_is_resumed_too(fleet: Fleet) -> None:

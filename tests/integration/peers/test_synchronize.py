@@ -9,9 +9,19 @@ from dataclasses import replace
 import pytest
 
 from reconcile.limits import SessionLimits
-from store.domain.ports import SyncEnding, SyncRole, Window
+from store.domain.ports import StoreBusy, SyncEnding, SyncRole, Window
 from store.domain.sessions import Accepted
-from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items, peer_node
+from store.rpc import transferring
+from store.rpc.limits import LARGE_PAYLOAD_BYTES
+from tests.integration.peers.harness import (
+    NOW_NS,
+    PeerNode,
+    hash_of,
+    item,
+    items,
+    peer_node,
+    within,
+)
 
 MINUTE_NS = 60_000_000_000
 
@@ -301,3 +311,55 @@ async def test_a_node_that_drains_lets_a_transfer_end(
     assert len(await first.hashes()) == 600
     await asyncio.wait_for(stopping[0], 60)
     assert (await first.synchronize(second)).ending is SyncEnding.FAILED
+
+
+async def test_a_store_that_is_busy_for_a_moment_is_waited_for(
+    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await second.hold(items(range(100)))
+    store, refusals = first.services.writer.store, [StoreBusy("full")] * 5
+
+    async def busy_at_first(*args: object) -> object:
+        if refusals:
+            raise refusals.pop()
+        return await store(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(first.services.writer, "store", busy_at_first)
+    monkeypatch.setattr(transferring, "LONGEST_BUSY_PAUSE_S", 0.05)
+    outcome = await first.synchronize(second)
+    assert outcome.in_sync, outcome
+    assert not refusals
+
+
+async def test_a_store_that_stays_busy_ends_the_transfer(
+    first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await second.hold(items(range(100)))
+
+    async def store(*_: object) -> object:
+        raise StoreBusy("the queue is full")
+
+    monkeypatch.setattr(first.services.writer, "store", store)
+    monkeypatch.setattr(transferring, "BUSY_PATIENCE_S", 0.2)
+    outcome = await first.synchronize(second)
+    assert outcome.ending is SyncEnding.FAILED
+    assert "does not serve: the queue is full" in outcome.error
+    assert first.idle()
+
+
+async def test_large_payloads_are_worked_on_one_at_a_time(
+    first: PeerNode, second: PeerNode
+) -> None:
+    """While one is, another waits, and sessions with small ones go on."""
+    await second.hold(items(range(30)))
+    async with first.exchange.turn(LARGE_PAYLOAD_BYTES):
+        other = asyncio.create_task(in_turn(first))
+        assert (await first.synchronize(second)).in_sync
+        assert not other.done()
+    await within(other)
+
+
+async def in_turn(node: PeerNode) -> None:
+    """A large payload."""
+    async with node.exchange.turn(LARGE_PAYLOAD_BYTES):
+        pass

@@ -183,6 +183,7 @@ class ResumeStatus(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     running: _builtins.bool
     time_start: _builtins.int
     """the gap, nanoseconds"""
@@ -195,6 +196,10 @@ class ResumeStatus(_message.Message):
     """of these, new"""
     error: _builtins.str
     """why the last attempt failed; it is tried again"""
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """from whom it came: ID@HOST:PORT, or HOST:PORT"""
+
     def __init__(
         self,
         *,
@@ -205,10 +210,11 @@ class ResumeStatus(_message.Message):
         messages: _builtins.int = ...,
         stored: _builtins.int = ...,
         error: _builtins.str = ...,
+        peers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "messages", b"messages", "reached", b"reached", "running", b"running", "stored", b"stored", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "messages", b"messages", "peers", b"peers", "reached", b"reached", "running", b"running", "stored", b"stored", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,8 +2,8 @@
 
 COPY inserts a page of rows at a time, and fails as a whole when one of them is there already.
 Rows are laid out as COPY's binary format a column at a time (PostgreSQL manual, "COPY", "Binary
-Format"), and go in the order of the primary key: transactions with the same messages wait for each
-other, and never in a circle.
+Format"), and go in the order of each table's primary key: transactions with the same messages wait
+for each other at ``messages``, which come first, and never in a circle.
 """
 
 from __future__ import annotations
@@ -114,14 +114,19 @@ def message_blocks(rows: Rows, batch_id: int) -> Iterator[bytes]:
 
 
 def hash_blocks(rows: Rows) -> Iterator[bytes]:
-    """Rows of ``hashes``, without header and trailer."""
+    """Rows of ``hashes``, without header and trailer, ascending by the key.
+
+    In any other order the index is entered at random: that costs Postgres an eighth more of all.
+    """
     laid_out = np.empty(len(rows), _HASH)
     _fill(laid_out, 4)
-    halves = np.frombuffer(b"".join(rows.hashes), [("key", _HASH["key"]), ("rest", _HASH["rest"])])
+    joined = b"".join(rows.hashes)
+    halves = np.frombuffer(joined, [("key", _HASH["key"]), ("rest", _HASH["rest"])])
     laid_out["key"], laid_out["rest"] = halves["key"], halves["rest"]
     laid_out["ts"] = rows.timestamps
     laid_out["topic"] = _joined(rows.topic_keys, TOPIC_KEY_BYTES)
-    yield laid_out.tobytes()
+    first_words = np.frombuffer(joined, ">u8").reshape(-1, HASH_BYTES // 8)[:, 0]
+    yield laid_out[np.argsort(first_words, kind="stable")].tobytes()
 
 
 def _fill(rows: NDArray[np.void], columns: int) -> None:

@@ -1,0 +1,46 @@
+"""Rows as blocks of a binary COPY."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from message.record import RecordBatch
+from store.db.bulk import hash_blocks, in_order
+
+HASHES = st.lists(st.binary(min_size=32, max_size=32), max_size=20, unique=True)
+TIMES = st.lists(st.integers(1, 3), min_size=20, max_size=20)
+
+
+def cells(row: bytes) -> list[bytes]:
+    """The values of one row."""
+    values, at = [], 2
+    for _ in range(int.from_bytes(row[:2], "big")):
+        size = int.from_bytes(row[at : at + 4], "big")
+        values.append(row[at + 4 : at + 4 + size])
+        at += 4 + size
+    assert at == len(row)
+    return values
+
+
+@given(HASHES, TIMES)
+def test_rows_of_hashes_are_whole_and_in_the_order_of_the_key(
+    hashes: list[bytes], times: list[int]
+) -> None:
+    batch = RecordBatch(
+        timestamps=times[: len(hashes)],
+        hashes=hashes,
+        topic_keys=[digest[-16:] for digest in hashes],
+        heads=[b""] * len(hashes),
+        payloads=[b""] * len(hashes),
+        tails=[b""] * len(hashes),
+    )
+    block = b"".join(hash_blocks(in_order(batch)))
+    row_bytes = 2 + 4 * 4 + 16 + 16 + 8 + 16
+    rows = [cells(block[at : at + row_bytes]) for at in range(0, len(block), row_bytes)]
+    expected = {
+        (digest[:16], digest[16:], timestamp.to_bytes(8, "big"), digest[-16:])
+        for digest, timestamp in zip(hashes, times, strict=False)
+    }
+    assert {tuple(row) for row in rows} == expected
+    assert len(rows) == len(hashes)
+    words = [row[0][:8] for row in rows]
+    assert words == sorted(words)

@@ -55,6 +55,10 @@ MAX_PUBLISH_BYTES: Final = 1_000_000
 MAX_REQUESTS_IN_FLIGHT: Final = 4
 """Publish requests that are sent and not yet answered."""
 
+MAX_REPUBLISHED: Final = 256
+REPUBLISH_NS: Final = 60 * 10**9
+"""What was published lately, and is given to the next node when one goes away."""
+
 MAX_PUBLISH_TRIES: Final = 3
 """How often a refused message is offered with a new timestamp."""
 

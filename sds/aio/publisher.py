@@ -4,6 +4,9 @@ An own message stays in the outbox until a node holds it, with its exact bytes a
 again it is the same message. One that is refused gets a new time if it is old, since nodes refuse
 what is. What the core says again anyway (resends, syncs, answers) is volatile: it is dropped when
 no node takes it.
+
+A node that goes away may not have passed on what it held. So the next one is given once more what
+was published lately: if it holds that already, nothing happens.
 """
 
 from __future__ import annotations
@@ -21,8 +24,10 @@ from sds.aio.limits import (
     MAX_PUBLISH_BYTES,
     MAX_PUBLISH_MESSAGES,
     MAX_PUBLISH_TRIES,
+    MAX_REPUBLISHED,
     MAX_REQUESTS_IN_FLIGHT,
     MAX_VOLATILE_ITEMS,
+    REPUBLISH_NS,
     RESTAMP_AFTER_NS,
 )
 from sds.aio.transport import Outbound, TransportError, Verdict
@@ -68,6 +73,8 @@ class Publisher:
         self._volatile: deque[_Item] = deque(maxlen=MAX_VOLATILE_ITEMS)
         self._news = asyncio.Event()
         self._tries: dict[int, int] = {}
+        self._lately: deque[_Item] = deque(maxlen=MAX_REPUBLISHED)
+        self._node = ""
         self._sent: deque[list[_Item]] = deque()
         self._window = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
 
@@ -91,11 +98,19 @@ class Publisher:
         """Publish for ever, at one node after the other."""
         while True:
             try:
+                self._turn_to(self._rotation.link.name)
                 await self._publish_at_one()
             except TransportError as error:
                 self._troubled(error.sentence)
             self._take_back()
             await asyncio.sleep(self._rotation.failed())
+
+    def _turn_to(self, node: str) -> None:
+        if self._node not in ("", node):
+            since_ns = self._clock() - REPUBLISH_NS
+            again = [each for each in self._lately if each.outbound.timestamp_ns >= since_ns]
+            self._volatile.extend(again)
+        self._node = node
 
     async def _publish_at_one(self) -> None:
         self._window = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
@@ -185,6 +200,7 @@ class Publisher:
             self._tries.pop(item.number, None)
             self._ledger.settle(item.number)
         if item.reason in (Reason.CONTENT, Reason.RESEND):
+            self._lately.append(_Item(None, item.message_id, Reason.REPAIR, item.outbound))
             return self._ledger.published(item.message_id, hint)
         return ()
 

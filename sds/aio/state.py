@@ -41,7 +41,7 @@ from sds.pages import Key
 PRIVATE: Final = "sqlite://"
 """A state in memory, that ends with the process."""
 
-_LOCK_WAIT_S: Final = 2
+_LOCK_WAIT_S: Final = 1
 _POSTGRES_LOCK: Final = 0x5D5A10
 _CHUNK: Final = 1_000
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 ROWS, COLUMNS = 30, 100
 _CONTROL = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>78]|\r")
-_PAUSE_S = 0.3
+_PAUSE_S = 0.15
 
 
 class Terminal:

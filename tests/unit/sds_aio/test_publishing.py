@@ -134,3 +134,21 @@ async def test_leaving_while_offline_takes_no_time_when_nothing_is_forgotten(
             await alice.wait_for(lambda status: status.synced and not status.unpublished)
     (held,) = transport.bus.held(Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto"))
     assert said.encode() in held.payload
+
+
+async def test_the_next_store_is_given_what_the_last_one_may_not_have_passed_on() -> None:
+    one, two = Bus().transport("one"), Bus().transport("two")
+    route = Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto")
+    async with (
+        Channel.join([one, two], "room", "alice", config=CONFIG) as alice,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        said = await alice.send(b"hello")
+        await alice.wait_for(lambda status: not status.unpublished)
+        (held,) = one.bus.held(route)
+        assert said.encode() in held.payload
+        one.away = True
+        await alice.send(b"to the second")
+        while len(two.bus.held(route)) < 2:
+            await two.bus.news()
+        assert held in two.bus.held(route), "the same bytes, time and hash"

@@ -126,7 +126,7 @@ def hash_blocks(rows: Rows) -> Iterator[bytes]:
     laid_out["ts"] = rows.timestamps
     laid_out["topic"] = _joined(rows.topic_keys, TOPIC_KEY_BYTES)
     first_words = np.frombuffer(joined, ">u8").reshape(-1, HASH_BYTES // 8)[:, 0]
-    yield laid_out[np.argsort(first_words, kind="stable")].tobytes()
+    yield laid_out[np.argsort(first_words.astype(np.uint64))].tobytes()
 
 
 def _fill(rows: NDArray[np.void], columns: int) -> None:

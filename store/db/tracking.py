@@ -72,7 +72,8 @@ class Kept:
 class Tracking:
     """Used by the writer inside its transactions, and by whoever sees commits come by.
 
-    ``max_confirms``: how many stores must confirm a new message, whoever brings it.
+    ``max_confirms``: how many stores must confirm a new message, whoever brings it. Batches are
+    kept only between `wake` and `rest`: without peers nobody wants them.
     """
 
     def __init__(self, unread: UnreadEvents, max_confirms: int) -> None:
@@ -80,12 +81,13 @@ class Tracking:
         self._max_confirms = max_confirms
         self._kept: OrderedDict[int, Kept] = OrderedDict()
         self._kept_bytes = 0
+        self._keeps = False
         self._tracked: OrderedDict[bytes, None] = OrderedDict()
 
     async def write(
         self, connection: Connection, shares: Sequence[Share], written: Written
     ) -> None:
-        """Add the unread events of a batch, and keep it until its commit comes."""
+        """Add the unread events of a batch, and keep it until its commit comes, if any are kept."""
         wanted = list(self._wanted(shares, written))
         if wanted and self._unread.count + len(wanted) <= MAX_UNREAD_EVENTS:
             await track(connection, wanted)
@@ -93,7 +95,7 @@ class Tracking:
             self.remember([digest for digest, _, _ in wanted])
         else:
             wanted = []
-        if written.added.count:
+        if self._keeps and written.added.count:
             self._keep(written, {digest: needed for digest, _, needed in wanted})
 
     def is_tracked(self, digest: bytes) -> bool:
@@ -106,6 +108,16 @@ class Tracking:
             self._tracked[digest] = None
         while len(self._tracked) > MAX_TRACKED:
             self._tracked.popitem(last=False)
+
+    def wake(self) -> None:
+        """Keep batches from now on."""
+        self._keeps = True
+
+    def rest(self) -> None:
+        """Keep none any more."""
+        self._keeps = False
+        self._kept.clear()
+        self._kept_bytes = 0
 
     def take(self, batch_id: int) -> Kept | None:
         """A batch whose commit has come; None: it is not here."""

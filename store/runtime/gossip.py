@@ -1,8 +1,9 @@
 """Drives a `gossip.machine.Gossip`: between the streams of peers, the door and the database.
 
-    idle --start()--> loading: the newest messages, the unread events
+    resting --a peer comes--> loading: the newest messages and the unread events are read
     loading --read--> running: streams and commits go in, effects are done
-    running --the machine failed--> all streams end; loading again
+    running --no peer for a while--> resting: commits are passed over, and cost nothing
+    any --the machine failed--> all streams end; resting, with a new machine
 
 All inputs are taken in on the event loop's thread, one after the other, also those that an effect
 brings about. Nothing here decides anything about messages or peers: that is the machine's.
@@ -101,7 +102,9 @@ class GossipNode:
         self.on_confirmed: ConfirmListener = _pass_over
         """Told how many stores have confirmed each of some messages."""
         self._loop = asyncio.get_running_loop()
-        self._machine: Gossip | None = None
+        self._machine: Gossip | None = Gossip(config)
+        self._is_awake = False
+        self._joining: dict[str, Link] = {}
         self._began_ns = time.monotonic_ns()
         self._links: dict[str, Link] = {}
         self._left_ns: OrderedDict[str, int] = OrderedDict()
@@ -113,21 +116,15 @@ class GossipNode:
         self._commits = Commits(work, self._take)
         self._notes = Notes(work.unread)
         self._needs_loading = asyncio.Event()
-        self._needs_loading.set()
-        self._is_ready = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
 
     # Life
 
     async def run(self) -> None:
-        """Load, and again when the machine has failed, until cancelled."""
+        """Read and write what the machine needs, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for work in (self._load, self._commits.run, self._notes.run, self._settle):
                 tasks.create_task(work())
-
-    async def ready(self) -> None:
-        """Wait until there is a machine, so that peers may join."""
-        await self._is_ready.wait()
 
     def stop(self) -> None:
         """Take nothing in any more."""
@@ -147,9 +144,10 @@ class GossipNode:
         self._commits.lost()
 
     async def _load(self) -> None:
-        """Make a machine of what the database has, whenever there is none."""
+        """Tell the machine what the database has, whenever peers come to a node that rests."""
         while True:
             await self._needs_loading.wait()
+            self._commits.wake()
             try:
                 newest = await self._work.reads.newest(CATCH_UP_IDS)
                 unread = await self._work.unread.newest(min(MAX_UNREAD, MAX_UNREAD_EVENTS))
@@ -157,17 +155,24 @@ class GossipNode:
                 await asyncio.sleep(LOAD_RETRY_S)
                 continue
             self._needs_loading.clear()
-            self._machine = Gossip(self._config)
-            self._is_ready.set()
+            if not self._joining:  # they have left again
+                self._rest()
+                continue
+            self._is_awake = True
             self._take(Committed(newest.ids, newest.events, fresh=False))
             self._work.tracking.remember(event.message_hash for event in unread)
             self._take(Restored([restored(event) for event in reversed(unread)]))
             _LOG.info("gossip_loaded", messages=len(newest.ids), unread=len(unread))
+            waiting, self._joining = list(self._joining.values()), {}
+            for link in waiting:
+                self._join(link)
 
     async def _settle(self) -> None:
-        """Learn what other nodes on the database have done with unread events."""
+        """Learn what other nodes on the database did with unread events; rest without peers."""
         while True:
             await asyncio.sleep(SETTLE_INTERVAL_S)
+            if self._is_awake and not self._links:
+                self._rest()
             try:
                 await self._work.unread.sweep()
                 some = list(islice(self._unread, SETTLED_AT_ONCE))
@@ -218,19 +223,19 @@ class GossipNode:
     def joined(self, link: Link) -> None:
         """There is a stream with a peer."""
         banned = self._banned.get(link.peer)
-        if self._machine is None:
-            link.close(
-                RpcFailure(grpc.StatusCode.UNAVAILABLE, "gossip is starting here: try again later")
-            )
-        elif banned is not None and banned[0] > time.monotonic_ns():
+        if banned is not None and banned[0] > time.monotonic_ns():
             link.close(_turned_away(banned[1]))
+        elif self._is_awake:
+            self._join(link)
         else:
-            self._links[link.peer] = link
-            _LOG.info("gossip_peer_joined", peer=link.peer, dialled_by=link.dialler)
-            self._take(PeerJoined(link.peer, link.store_id))
+            link.listen(reading=False)
+            self._joining[link.peer] = link
+            self._needs_loading.set()
 
     def left(self, link: Link) -> None:
         """A stream is no more."""
+        if self._joining.get(link.peer) is link:
+            del self._joining[link.peer]
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
             self._note_left(link.store_id)
@@ -251,6 +256,12 @@ class GossipNode:
         """A frame was taken."""
         if self._links.get(link.peer) is link:
             self._take(Sent(link.peer))
+
+    def _join(self, link: Link) -> None:
+        self._links[link.peer] = link
+        _LOG.info("gossip_peer_joined", peer=link.peer, dialled_by=link.dialler)
+        link.listen(reading=True)
+        self._take(PeerJoined(link.peer, link.store_id))
 
     # The machine
 
@@ -278,15 +289,19 @@ class GossipNode:
             self._do(effect)
 
     def _begin_anew(self) -> None:
-        self._machine = None
-        self._is_ready.clear()
+        self._machine = Gossip(self._config)
         self._inputs.clear()
+        self._rest()
         for link in list(self._links.values()):
             self._note_left(link.store_id)
             link.close(RpcFailure(grpc.StatusCode.INTERNAL, "the node failed on its gossip"))
         self._links.clear()
+
+    def _rest(self) -> None:
+        """Pass commits over until a peer comes: what they bring is read then."""
+        self._is_awake = False
+        self._commits.rest()
         self._unread.clear()
-        self._loop.call_later(LOAD_RETRY_S, self._needs_loading.set)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -36,12 +36,24 @@ class Commits:
         self._work = work
         self._take = take
         self._heard = 0
+        self._hears = False
         self._others: deque[CommitRow] = deque(maxlen=MAX_WAITING_COMMITS)
         self._arrived = asyncio.Event()
 
+    def wake(self) -> None:
+        """Turn what is committed from now on into inputs."""
+        self._work.tracking.wake()
+        self._hears = True
+
+    def rest(self) -> None:
+        """Pass commits over."""
+        self._work.tracking.rest()
+        self._hears = False
+        self._others.clear()
+
     def hear(self, commits: Sequence[CommitRow]) -> None:
         """Commits in their order; some may be told again."""
-        for commit in commits:
+        for commit in commits if self._hears else ():
             if commit.place[0] <= self._heard:
                 continue
             self._heard = commit.place[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import grpc
@@ -42,13 +41,9 @@ _REFUSALS: Final = frozenset(
 class Dialling:
     """Keeps a stream with one peer, unless the peer keeps one with this node."""
 
-    def __init__(
-        self, peer: PeerAddress, links: Links, ready: Callable[[], Awaitable[None]]
-    ) -> None:
-        """``ready`` waits until streams are of use here."""
+    def __init__(self, peer: PeerAddress, links: Links) -> None:
         self._peer = peer
         self._links = links
-        self._ready = ready
         self._told = ""
 
     async def run(self) -> None:
@@ -56,7 +51,6 @@ class Dialling:
         loop = asyncio.get_running_loop()
         pause_s = FIRST_PAUSE_S
         while True:
-            await self._ready()
             await self._links.absence(self._peer)
             began_s = loop.time()
             least_s = await self._dial()

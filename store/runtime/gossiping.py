@@ -100,5 +100,5 @@ async def open_gossip(
     wiring.commits.add(node)
     tasks.start("gossip", node.run)
     for peer in peering.peers:
-        tasks.start(f"gossip with {peer}", Dialling(peer, links, node.ready).run)
+        tasks.start(f"gossip with {peer}", Dialling(peer, links).run)
     return Gossiping(wiring, links, node, waiting)

@@ -219,6 +219,9 @@ async def test_the_check_finds_an_event_without_its_message(
 async def test_a_batch_is_kept_until_its_commit_is_seen(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    await store.store(batch(3, seed=1))
+    assert not store.tracking._kept, "nobody wants it"
+    store.tracking.wake()
     known = batch(3)
     await store.store(known)
     both = RecordBatch()
@@ -228,7 +231,7 @@ async def test_a_batch_is_kept_until_its_commit_is_seen(
     connection = await store.database.connect()
     async with connection:
         cursor = await connection.execute("select batch from storenode.commits order by position")
-        first, second = [row[0] for row in await cursor.fetchall()]
+        _, first, second = [row[0] for row in await cursor.fetchall()]
     kept = store.tracking.take(second)  # type: ignore[arg-type]
     assert kept is not None
     assert list(kept.new) == [3, 4]
@@ -237,4 +240,9 @@ async def test_a_batch_is_kept_until_its_commit_is_seen(
     assert store.tracking.take(first) is not None  # type: ignore[arg-type]
     monkeypatch.setattr("store.db.tracking.MAX_KEPT_BYTES", 0)
     await store.store(batch(2, seed=6))
+    assert not store.tracking._kept
+    monkeypatch.undo()
+    await store.store(batch(2, seed=7))
+    assert store.tracking._kept
+    store.tracking.rest()
     assert not store.tracking._kept

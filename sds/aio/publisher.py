@@ -142,9 +142,11 @@ class Publisher:
                     name = self._rotation.link.name
                     raise TransportError(f"The node at {name} does not answer.")
         finally:
-            if not waiting.done():
-                waiting.cancel()
-                await asyncio.wait({waiting})
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            if not waiting.cancelled():
+                # Raised by the result, or of no interest to whoever cancelled us.
+                waiting.exception()
 
     async def _batches(self) -> AsyncGenerator[Sequence[Outbound], None]:
         while True:

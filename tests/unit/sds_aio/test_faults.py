@@ -1,0 +1,157 @@
+"""Participants that come and go over a network that fails: in the end their logs are equal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from sds.aio.bus import Bus, BusLink, BusTransport
+from sds.aio.channel import Channel
+from sds.aio.limits import MAX_HINTS_PER_CALL
+from sds.aio.transport import Fetched, Route, TransportError
+from sds.bloom import FilterShape
+from sds.config import ChannelConfig
+from tests.support.conversation import conversation
+
+PATIENCE_S = 90.0
+SHAPE = FilterShape(200, 0.01)
+PUBSUB, CONTENT = "/waku/2/rs/1/0", "/sds/1/room/proto"
+NEWEST_NS = 1_763_625_600_000_000_000
+NAMES = ("alice", "bob", "carol")
+
+
+def config_of(sender: str) -> ChannelConfig:
+    return ChannelConfig(
+        "room",
+        sender,
+        filter=SHAPE,
+        resend_ms=100,
+        resend_possible_ms=200,
+        sync_min_ms=50,
+        sync_max_ms=100,
+        max_sends=10_000,
+        repair=None,
+    )
+
+
+class Restless:
+    """A participant that is restarted with its state, at a transport that comes and goes."""
+
+    def __init__(self, bus: Bus, name: str, directory: Path) -> None:
+        self.name = name
+        self.transport = bus.transport(name)
+        self._state = directory / f"{name}.db"
+        self._stack = AsyncExitStack()
+        self.channel: Channel
+
+    async def start(self) -> None:
+        joining = Channel.join(
+            self.transport, "room", self.name, state=self._state, config=config_of(self.name)
+        )
+        self.channel = await self._stack.enter_async_context(joining)
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    async def step(self, dice: Random, said: set[str]) -> None:
+        what = dice.random()
+        if what < 0.7:
+            said.add(await self.channel.send(dice.randbytes(16)))
+        elif what < 0.85:
+            self.transport.away = not self.transport.away
+        else:
+            await self.stop()
+            await self.start()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_logs_are_equal_when_the_faults_are_over(seed: int, tmp_path: Path) -> None:
+    dice = Random(seed)
+    bus = Bus(drops=lambda _name, _message: dice.random() < 0.3)
+    group = [Restless(bus, name, tmp_path) for name in NAMES]
+    said: set[str] = set()
+    async with asyncio.timeout(PATIENCE_S):
+        for each in group:
+            await each.start()
+        for _ in range(40):
+            await dice.choice(group).step(dice, said)
+        bus.drops = lambda _name, _message: False
+        for each in group:
+            each.transport.away = False
+        logs: list[list[str]] = [[]]
+        while logs[0] != sorted(said) or logs != logs[:1] * 3:
+            await bus.news()
+            logs = [sorted(m.message_id for m in await each.channel.log(1_000)) for each in group]
+        for each in group:
+            await each.channel.wait_for(lambda status: status.synced and not status.unpublished)
+            each.channel._participant.core.check()
+        ordered = [[m.key for m in await each.channel.log(1_000)] for each in group]
+        assert ordered == ordered[:1] * 3
+        assert ordered[0] == sorted(ordered[0])
+        for each in group:
+            await each.stop()
+
+
+class Breaking(BusTransport):
+    """A scan breaks after its first page, as long as it ``breaks``."""
+
+    def __init__(self, bus: Bus) -> None:
+        super().__init__(bus, "breaking")
+        self.breaks = True
+        self.scans: list[int] = []
+
+    def open(self, route: Route) -> BreakingLink:
+        return BreakingLink(self, route)
+
+
+class BreakingLink(BusLink):
+    """A link of it."""
+
+    def __init__(self, transport: Breaking, route: Route) -> None:
+        super().__init__(transport, route)
+        self._breaking = transport
+
+    async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+        self._breaking.scans.append(since_ns)
+        async with aclosing(super().scan(since_ns)) as pages:
+            async for page in pages:
+                yield page
+                if self._breaking.breaks:
+                    raise TransportError("The line is cut.")
+
+
+async def test_a_scan_that_was_cut_goes_on_where_it_was_after_a_restart(tmp_path: Path) -> None:
+    bus = Bus()
+    said = list(
+        conversation(
+            "room",
+            2 * MAX_HINTS_PER_CALL + 100,
+            pubsub_topic=PUBSUB,
+            content_topic=CONTENT,
+            newest_ns=NEWEST_NS,
+            shape=SHAPE,
+        )
+    )
+    for each in said:
+        bus.add(Route("room", PUBSUB, CONTENT), Fetched(each.payload, each.hint, each.timestamp_ns))
+    breaking = Breaking(bus)
+    state = tmp_path / "late.db"
+    config = ChannelConfig("room", "late", filter=SHAPE)
+    async with asyncio.timeout(PATIENCE_S):
+        async with Channel.join(breaking, "room", "late", state=state, config=config) as late:
+            await late.wait_for(lambda status: status.trouble == "The line is cut.")
+            breaking.away = True
+        seen = len(breaking.scans)
+        breaking.away = breaking.breaks = False
+        async with Channel.join(breaking, "room", "late", state=state, config=config) as late:
+            await late.wait_for(lambda status: status.synced)
+            last = await late.log(1_000)
+            assert [m.message_id for m in last] == [each.message_id for each in said[-1_000:]]
+            assert len(late._participant.core.log) == len(said)
+    assert breaking.scans[0] == 0
+    assert breaking.scans[seen] >= said[MAX_HINTS_PER_CALL - 1].timestamp_ns

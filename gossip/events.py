@@ -28,7 +28,7 @@ How a driver goes about it:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from message.record import RecordBatch
@@ -424,4 +424,4 @@ class GossipStatus:
     oldest_unread_ns: int = 0
     waiting: int = 0
     wanted: int = 0
-    seen: int = field(default=0)
+    seen: int = 0

@@ -111,7 +111,7 @@ class Incoming:
             place = seen.place(digest)
             if place >= 0:
                 again += bool(seen.bodies[place] & peer.bit)
-            if digest in peer.asked:
+            if digest in peer.asked or digest in peer.batch.under_way:
                 continue
             if len(peer.asked) >= core.config.asked_ids:
                 dropped += 1

@@ -39,7 +39,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from itertools import count
-from typing import Any, Final
+from typing import Any
 
 from gossip import scores
 from gossip.config import GossipConfig
@@ -84,9 +84,6 @@ class GossipStateError(RuntimeError):
     """The input is not allowed now; nothing was changed."""
 
 
-_ANSWERS: Final[dict[type, type]] = {Persisted: Persist, Loaded: Load, Known: LookUp}
-
-
 class Gossip:
     """The gossip of one node."""
 
@@ -99,7 +96,6 @@ class Gossip:
         self._retries: list[tuple[int, int, Request]] = []
         self._numbers = count()
         self._leaves_ns: int | None = None
-        self._leaves_sent_ns = 0
         self._leaves_version = 0
         self._again_ns = 0
         self._takers: dict[type, Callable[[Any], None]] = {
@@ -413,12 +409,11 @@ class Gossip:
     def _exchange_leaves(self) -> None:
         core = self._core
         if core.graph.version != self._leaves_version and self._leaves_ns is None:
-            self._leaves_ns = max(
-                core.now_ns, self._leaves_sent_ns + self._config.leaves_interval_ns
-            )
+            # Not before what is new has been announced, or the peer would ask for what is pushed.
+            self._leaves_ns = core.now_ns + self._config.leaves_interval_ns
         if self._leaves_ns is None or core.now_ns < self._leaves_ns or core.failing:
             return
-        self._leaves_ns, self._leaves_sent_ns = None, core.now_ns
+        self._leaves_ns = None
         self._leaves_version = core.graph.version
         leaves = core.graph.leaves(self._config.leaf_ids)
         for peer in core.peers.values():

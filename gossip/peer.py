@@ -1,7 +1,7 @@
 """A joined peer: what waits to be sent to it, and what of it waits for the database.
 
 One frame is under way to a peer at a time, so whatever comes meanwhile is gathered and goes
-together. The order of kinds: what it is asked for, announcements, bodies, leaves. Bodies are read
+together. The order of kinds: what it is asked for, leaves, announcements, bodies. Bodies are read
 from the database when the stream can take them, a frame at a time, first those that the peer has
 asked for and then those that are pushed; when too many wait to be pushed, the others are only
 announced.
@@ -26,11 +26,15 @@ from gossip.stores import Store
 
 @dataclass(slots=True)
 class Batch:
-    """Bodies on their way to a peer. ``ids`` are not read yet; ``pushed``: nobody asked."""
+    """Bodies on their way to a peer.
+
+    ``ids`` are not read yet, each with whether it is pushed; ``under_way`` are all of it.
+    """
 
     ids: deque[tuple[bytes, bool]] = field(default_factory=deque)
     token: int = 0
     ready: list[tuple[bytes, bytes, bool]] = field(default_factory=list)
+    under_way: set[bytes] = field(default_factory=set)
 
 
 class Peer:
@@ -139,7 +143,9 @@ class Peer:
         wanted = most - len(batch.ids)
         asked = _take(self.asked, wanted)
         batch.ids.extend((digest, False) for digest in asked)
-        batch.ids.extend((digest, True) for digest in _take(self.pushes, wanted - len(asked)))
+        pushed = _take(self.pushes, wanted - len(asked))
+        batch.ids.extend((digest, True) for digest in pushed)
+        batch.under_way.update(asked, pushed)
         return [digest for digest, _ in batch.ids]
 
     def check(self, config: GossipConfig) -> None:
@@ -154,6 +160,9 @@ class Peer:
         assert len(self.pushes) <= config.pushed_ids
         assert len(self.asked) <= config.asked_ids
         assert len(self.batch.ids) <= config.round_ids
+        under_way = [digest for digest, _ in self.batch.ids]
+        under_way += [digest for digest, *_ in self.batch.ready]
+        assert self.batch.under_way == set(under_way)
         assert len(self.unheard) <= NEWS_WINDOW
         assert (self.unstored_bytes > 0) <= (self.unstored_frames > 0)
 

@@ -46,7 +46,9 @@ class Sending:
             missing += message is None and not pushed
             if message is not None and not (pushed and held):
                 batch.ready.append((digest, message, pushed))
-            elif pushed and held:
+                continue
+            batch.under_way.discard(digest)
+            if pushed and held:
                 peer.answer(digest, core.config.queued_ids)
         if missing:
             core.fault_lightly(peer.key, NOT_HELD_POINTS * missing)
@@ -74,12 +76,14 @@ class Sending:
             core.count(What.IDS_ASKED, len(ask))
             if ask:
                 return GetEvents(ask)
+        if peer.leaves_due is not None:
+            leaves, peer.leaves_due = peer.leaves_due, None
+            return leaves
         if peer.announces(core.now_ns) and not (peer.announced_last and peer.batch.ready):
             return self._inventory(peer)
         if peer.batch.ready:
             return self._events(peer)
-        leaves, peer.leaves_due = peer.leaves_due, None
-        return leaves
+        return None
 
     def _inventory(self, peer: Peer) -> Inventory:
         core, seen = self._core, self._core.seen
@@ -97,6 +101,7 @@ class Sending:
         core, seen = self._core, self._core.seen
         ready, peer.batch.ready = peer.batch.ready, []
         for digest, _, _ in ready:
+            peer.batch.under_way.discard(digest)
             place = seen.place(digest)
             if place >= 0:
                 seen.told[place] |= peer.bit

@@ -132,7 +132,7 @@ def test_what_comes_too_often_is_slowed(frame: FrameIn) -> None:
 
 
 def test_more_asked_for_than_may_wait_is_a_fault() -> None:
-    single, messages = Single(asked_ids=100), ids(200)
+    single, messages = Single(asked_ids=100, round_ids=10), ids(200)
     single.step(Committed(messages))
     single.answer(single.join("x"), messages)
     for _ in range(20):

@@ -24,7 +24,7 @@ from wire.waku.store.v3.store_pb2 import StoreQueryRequest
 
 PUBSUB: Final = "/waku/2/rs/1/0"
 TOPICS: Final = tuple(f"/faults/1/topic-{number}/proto" for number in range(5))
-PATIENCE_S: Final = 90.0
+PATIENCE_S: Final = 120.0
 """How long anything may take that is waited for."""
 
 PATIENT: Final = Retry(attempts=600, first_delay_s=0.02, max_delay_s=0.1, at_start=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-READY_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 180.0
 LOG_TAIL_CHARS = 4_000
 
 LISTENERS = {"--listen": "listen", "--admin-listen": "admin", "--metrics-listen": "metrics"}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 120.0
 MAX_HELD_BYTES: Final = 1024 * 1024
 _FRAME_HEADER_BYTES: Final = 9
 _PREFACE_BYTES: Final = 24

@@ -70,10 +70,13 @@ class PostgresServer:
     def create_database(self, template: str = "template0", encoding: str = "UTF8") -> str:
         """Make a database of the role `storenode` and return its name.
 
-        As a copy of ``template`` when that is another one of its databases.
+        As a copy of ``template`` when that is another one of its databases. Copied by file, which
+        costs half of what going through the log does while nothing waits for the disk.
         """
         name = f"test_{next(self._names)}"
-        statement = sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {} ENCODING {}").format(
+        statement = sql.SQL(
+            "CREATE DATABASE {} OWNER {} TEMPLATE {} ENCODING {} STRATEGY FILE_COPY"
+        ).format(
             sql.Identifier(name),
             sql.Identifier(ROLE),
             sql.Identifier(template),

@@ -51,7 +51,7 @@ from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 PUBSUB = "/waku/2/rs/1/4"
 CONTENT = "/app/1/chat/proto"
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 NOW_NS = time.time_ns()
 EVERYTHING = Window()
 

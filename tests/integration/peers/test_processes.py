@@ -18,7 +18,7 @@ from tests.support.node import NodeProcess
 
 _T = TypeVar("_T")
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 DAY_S = 86_400
 
 

@@ -14,7 +14,7 @@ from tests.integration.run.helpers import get
 from tests.support.fleet import Fleet, made, publish, status
 from tests.support.node import NodeProcess
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 HOUR_NS = 3_600 * 10**9
 
 

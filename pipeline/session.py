@@ -79,13 +79,15 @@ def prepared(session: SparkSession) -> SparkSession:
 
 def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     builder = SparkSession.builder.appName("storenode pipeline")
-    submitted = "SPARK_ENV_LOADED" in os.environ and master is None
-    chosen = master or LOCAL
-    given = {**SETTINGS, **(_LOCAL_SETTINGS if chosen.startswith("local") else {}), **settings}
-    if not submitted:
+    given = {**SETTINGS, **settings}
+    if master is not None or not _submitted():
+        chosen = master or LOCAL
         builder = builder.master(chosen)
-    options = f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {given.get(_JAVA_OPTIONS, '')}"
-    for name, value in {**given, _JAVA_OPTIONS: options.strip()}.items():
+        if chosen.startswith("local"):
+            given = {**_LOCAL_SETTINGS, **given}
+        options = f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {given.get(_JAVA_OPTIONS, '')}"
+        given[_JAVA_OPTIONS] = options.strip()
+    for name, value in given.items():
         builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
@@ -94,3 +96,8 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     session.sparkContext.setLogLevel("OFF")
     logging.getLogger("py4j").setLevel(logging.ERROR)
     return session
+
+
+def _submitted() -> bool:
+    """Whether this program is run by spark-submit, which says where and how."""
+    return "SPARK_ENV_LOADED" in os.environ

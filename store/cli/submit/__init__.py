@@ -1,0 +1,1 @@
+"""The command as a file for spark-submit, in a folder without other modules that it might find."""

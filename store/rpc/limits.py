@@ -11,7 +11,7 @@ COUNTED_REQUEST_BYTES: Final = 1024 * 1024
 """A larger ``PublishRequest`` has its messages counted before it is decoded, and a larger request
 of a read its fields, since two bytes of it may become an object of fifty."""
 
-MAX_READ_FIELDS: Final = 131_072
+MAX_READ_FIELDS: Final = 32_768
 """Fields of a read's request that is counted, besides the entries that the node's limits allow."""
 
 MAX_LARGE_READ_BYTES: Final = 128 * 1024 * 1024

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from store.client.messages import hash_of, new_message
 from store.client.node import connect
 from store.client.sds_messages import sds_payload
 from store.client.types import PublishResult, WakuMessageAndTopic
+from tests.integration.client.test_readme import ROOT, matches, steps
 from tests.integration.run.helpers import get
 from tests.support.command import Command, Ended
 from tests.support.fleet import (
@@ -29,7 +32,7 @@ from tests.support.fleet import (
     status,
     synchronize,
 )
-from tests.support.node import NodeProcess
+from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.peer_proxy import PeerProxy, proxied
 
 ON = ("--gossip", "on")
@@ -88,6 +91,42 @@ async def store(
 def equal(nodes: list[NodeProcess], messages: list[WakuMessageAndTopic]) -> bool:
     wanted = hashes(messages)
     return all(wanted <= held(node) for node in nodes)
+
+
+TOLD = steps((ROOT / "docs" / "gossip.md").read_text(encoding="utf-8"))
+"""What the operator's page shows, in its order."""
+
+
+def as_told(node: NodeProcess, number: int, code: int = 0) -> None:
+    """Run a command of the page; it must print what the page shows."""
+    step = TOLD[number]
+    path = f"{Path(COMMAND).parent}:/usr/bin:/bin"
+    done = subprocess.run(
+        ["bash", "-c", step.command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=clean_environment(PATH=path, A=node.listen, ADMIN_A=node.admin),
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    printed = done.stdout.decode()
+    assert (done.returncode, matches(step.output, printed)) == (code, True), printed
+
+
+def test_the_page_for_operators_tells_the_truth(triangle: list[NodeProcess]) -> None:
+    first, _, third = triangle
+    as_told(first, 0)
+    assert eventually(lambda: gossip(first)["unread"] == 0)
+    as_told(first, 1)
+    third.kill()
+    exchanging(first, 1)
+    as_told(first, 2, code=1)
+    as_told(first, 3)
+    third.start()
+    exchanging(first, 2)
+    assert eventually(lambda: gossip(first)["unread"] == 0)
+    as_told(first, 4)
+    assert len(TOLD) == 5
 
 
 def test_a_message_is_confirmed_by_both_others(triangle: list[NodeProcess]) -> None:

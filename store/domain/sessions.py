@@ -13,7 +13,7 @@ Rules.
 4. A new session of a node takes the place of one that it began and whose transfer has not come
    yet. While it reconciles or transfers, the new one is answered ABORTED.
 5. What a session found is bound to it, to the node that began it, and to one transfer.
-6. A session that waits for its transfer ends after 60 s.
+6. A session that waits for its transfer ends after a minute, or what the node calls silence.
 
 A caller may not know whom it calls until it is answered: then `Sessions.begin` is told of an
 address, and `Sessions.identify` of the node.
@@ -40,6 +40,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
+from message.limits import NS_PER_S
 from reconcile.ids import SyncIds
 from store.domain.transfer_limits import MAX_SESSIONS, SILENCE_NS
 
@@ -216,7 +217,7 @@ class Sessions:
         return Refusal(
             Refused.UNKNOWN,
             "no session of this peer with this ID waits for a transfer: reconcile first, and "
-            "transfer once, within 60 s",
+            f"transfer once, within {self._silence_ns // NS_PER_S} s",
         )
 
     def end(self, session: Session) -> None:

@@ -62,9 +62,13 @@ class SyncIds:
             return SyncIds(self.timestamps[selection], self.hashes[selection])
         if selection.dtype.kind == "b":
             selection = selection.nonzero()[0]
-        if self.plain:
-            return SyncIds.at_times(self.timestamps.take(selection))
-        return SyncIds(self.timestamps.take(selection), self.hashes.take(selection, 0))
+        return self.take(selection)
+
+    def take(self, places: NDArray[Any]) -> "SyncIds":
+        """Those at some places, copied."""
+        if self.hashes.base is _ZEROS:
+            return SyncIds.at_times(self.timestamps.take(places))
+        return SyncIds(self.timestamps.take(places), self.hashes.take(places, 0))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SyncIds):

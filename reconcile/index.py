@@ -173,11 +173,14 @@ class IndexView:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         origin, chosen = spans.origin, spans.chosen
         if origin is None or chosen is None:
-            found = spans.places[self] = self._searched(spans)
-            return found
+            low, high = self._searched(spans)
+            spans.places[self] = low, high, True
+            return low, high
         if self not in origin.places:
-            origin.places[self] = (np.full(len(origin), -1), np.full(len(origin), -1))
-        low, high = origin.places[self]
+            origin.places[self] = np.full(len(origin), -1), np.full(len(origin), -1), False
+        low, high, is_whole = origin.places[self]
+        if is_whole:
+            return low.take(chosen), high.take(chosen)
         missing = (low.take(chosen) < 0).nonzero()[0]
         if len(missing):
             at, some = chosen, spans

@@ -26,6 +26,8 @@ Territory = tuple[SyncId, SyncId]
 
 
 _NOWHERE = np.empty(0, np.int64)
+_TRUE = np.ones(4_096, np.bool_)
+_TRUE.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,10 @@ def questions(ranges: Ranges, territory: Territory, max_cut_ranges: int) -> Ques
     """
     places = (ranges.kinds != RangeKind.SKIP).nonzero()[0]
     asked = Questions(
-        Spans(_lower(ranges.upper, places), ranges.upper[places]),
+        Spans(_lower(ranges.upper, places), ranges.upper.take(places)),
         ranges.kinds.take(places) == RangeKind.ITEM_SET,
         ranges.fingerprints,
-        np.ones(len(ranges.fingerprints), np.bool_),
+        _all_true(len(ranges.fingerprints)),
         Items(ranges.item_offsets, ranges.items),
         ranges.reconciled,
     )
@@ -114,9 +116,14 @@ def questions(ranges: Ranges, territory: Territory, max_cut_ranges: int) -> Ques
     return _straightened(asked, awkward, max_cut_ranges) if awkward.any() else asked
 
 
+def _all_true(count: int) -> Bools:
+    """So many times true, not to be written."""
+    return _TRUE[:count] if count <= len(_TRUE) else np.ones(count, np.bool_)
+
+
 def _lower(upper: SyncIds, places: Ints) -> SyncIds:
     """The lower bounds of some ranges, given all upper ones."""
-    lower = upper[places - 1]
+    lower = upper.take(places - 1)
     if len(places) and not places[0]:
         lower.timestamps[0] = 0
         if not lower.plain:

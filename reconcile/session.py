@@ -284,7 +284,8 @@ class Session:
         except StopIteration as done:
             self._work = None
             effects: list[Effect] = done.value
-            ended = any(isinstance(effect, Ended) for effect in effects)
+            # Nothing follows the end.
+            ended = isinstance(effects[-1], Ended)
             self._state = _State.ENDED if ended else _State.WAITING
             return effects
         self._state = _State.READING
@@ -358,7 +359,10 @@ class Session:
 
     def _mismatch(self, payload: Payload) -> str:
         """Why the sides must not reconcile; empty if they may."""
-        ours = self._config.cluster, sorted(set(self._config.shards))
+        config = self._config
+        if (payload.cluster, payload.shards) == (config.cluster, config.shards):
+            return ""
+        ours = config.cluster, sorted(set(config.shards))
         theirs = payload.cluster, sorted(set(payload.shards))
         if ours == theirs:
             return ""

@@ -26,14 +26,15 @@ class Spans:
         origin: the spans that these are some of, if they were chosen from others.
         chosen: ``(n,)`` which of them.
         places: what a view found out about these spans, by view: a later question about some
-            of them need not look again.
+            of them need not look again. Places of both bounds, below 0 where it has not looked,
+            and whether it has looked everywhere.
     """
 
     lower: SyncIds
     upper: SyncIds
     origin: "Spans | None" = field(default=None, repr=False, compare=False)
     chosen: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
-    places: dict[object, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(
+    places: dict[object, tuple[NDArray[np.int64], NDArray[np.int64], bool]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -45,7 +46,7 @@ class Spans:
         if isinstance(selection, slice):
             return Spans(self.lower[selection], self.upper[selection])
         at: NDArray[Any] = selection.nonzero()[0] if selection.dtype.kind == "b" else selection
-        lower, upper = self.lower[at], self.upper[at]
+        lower, upper = self.lower.take(at), self.upper.take(at)
         if self.origin is None or self.chosen is None:
             return Spans(lower, upper, self, at)
         return Spans(lower, upper, self.origin, self.chosen.take(at))
@@ -104,8 +105,9 @@ class Read:
     @property
     def asks(self) -> bool:
         """Is there any question in it."""
-        questions = self.measure, self.split, self.items, self.probe
-        return any(question is not None for question in questions)
+        if self.measure is not None or self.split is not None:
+            return True
+        return self.items is not None or self.probe is not None
 
 
 @dataclass(frozen=True, slots=True)

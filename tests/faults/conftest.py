@@ -14,6 +14,9 @@ from store.db.migrate import upgrade
 from tests.support.cluster import ClusterServer, Pair
 from tests.support.node import NodeProcess
 
+PATIENT = ("--max-clock-drift", "1h")
+"""What is published again and again may get old before a node that was killed is back."""
+
 
 @pytest.fixture
 def dice(request: pytest.FixtureRequest) -> Random:
@@ -26,7 +29,7 @@ def dice(request: pytest.FixtureRequest) -> Random:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[NodeProcess]:
     """A node with an embedded Postgres, not started."""
-    process = NodeProcess(tmp_path / "data")
+    process = NodeProcess(tmp_path / "data", PATIENT)
     yield process
     process.close()
 
@@ -55,9 +58,8 @@ def pair() -> Iterator[Pair]:
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[NodeProcess]]:
     """Two nodes that are given their database and started by the test."""
-    both = [
-        NodeProcess(tmp_path / name, ("--retention-interval", "200ms")) for name in ("one", "two")
-    ]
+    args = (*PATIENT, "--retention-interval", "200ms")
+    both = [NodeProcess(tmp_path / name, args) for name in ("one", "two")]
     yield both
     for each in both:
         each.close()

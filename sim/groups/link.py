@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from sds.events import MissingMessage, Published
@@ -134,10 +135,9 @@ class Link:
         number = self._world.dice.randint(0, 1)
         while True:
             number += 1
-            try:
+            with suppress(Closed):
                 yield from self._follow(self._node(number))
-            except Closed:
-                yield from self._rest()
+            yield from self._rest()
 
     def _follow(self, node: str) -> Steps[None]:
         member = self._member
@@ -145,7 +145,8 @@ class Link:
         try:
             yield from end.send(FollowFrom(member.places.get(node, 0))).wait()
             while isinstance(page := (yield from end.read().wait()), Page):
-                member.take(page.messages)
+                if not member.take(page.messages):
+                    break  # What there was no room for must be read once more, from here.
                 member.places[node] = page.place
         finally:
             end.cancel()

@@ -135,15 +135,21 @@ class Member:
             assert isinstance(letter, Spoken)
             self.take((letter,))
 
-    def take(self, messages: Sequence[Spoken]) -> None:
-        """Take what came, from others or from a store."""
+    def take(self, messages: Sequence[Spoken]) -> bool:
+        """Take what came, from others or from a store; False: there was no room for some of it."""
         hinted = bool(self.world.stores)
         self.world.heard += len(messages)
+        full_before = self._times_full
         for spoken in messages:
             if self.channel is None:
-                return
+                break
             packet = Packet(spoken.payload, spoken.hint if hinted else None)
             self.step(Receive((packet,)), spoken)
+        return self._times_full == full_before
+
+    @property
+    def _times_full(self) -> int:
+        return 0 if self.channel is None else self.channel.counts.buffer_full
 
     def serve(self, method: str, end: End) -> bool:  # noqa: ARG002 - as of every host
         """Take no calls."""

@@ -203,10 +203,10 @@ class Ledger:
             "cursors": notes.cursors,
             "outbox": notes.outbox,
             "waiting": {key: self._waiting_row(key, name) for key, name in notes.waiting.items()},
-            "unacknowledged": {key: self._outgoing_row(key) for key in notes.unacknowledged},
-            "lost": {
-                key: {"message_id": key} if key in self.core.lost else None for key in notes.lost
+            "unacknowledged": {
+                key.encode(): self._outgoing_row(key) for key in notes.unacknowledged
             },
+            "lost": {key.encode(): self._lost_row(key) for key in notes.lost},
         }
         log = list(notes.log.values())
         for row in log:
@@ -236,7 +236,7 @@ class Ledger:
         self.unpublished.add(item.message_id)
         self._notes.outbox[item.number] = {
             "number": item.number,
-            "message_id": item.message_id,
+            "message_id": item.message_id.encode(),
             "payload": item.payload,
             "timestamp_ns": item.timestamp_ns,
         }
@@ -308,8 +308,8 @@ class Ledger:
         self._notes.log[message_id] = {
             "serial": serial,
             "lamport": lamport - LAMPORT_OFFSET,
-            "message_id": message_id,
-            "sender_id": sender_id,
+            "message_id": message_id.encode(),
+            "sender_id": sender_id.encode(),
             "content": content,
             "hint": None,
             "unmet": "[]",
@@ -335,12 +335,15 @@ class Ledger:
             "arrived_ms": waiting.arrived_ms,
         }
 
+    def _lost_row(self, message_id: str) -> Row | None:
+        return {"message_id": message_id.encode()} if message_id in self.core.lost else None
+
     def _outgoing_row(self, message_id: str) -> Row | None:
         outgoing: Outgoing | None = self.core.outgoing.by_id.get(message_id)
         if outgoing is None:
             return None
         return {
-            "message_id": message_id,
+            "message_id": message_id.encode(),
             "payload": encode_message(outgoing.message),
             "due_ms": outgoing.due_ms,
             "sends": outgoing.sends,

@@ -201,15 +201,16 @@ class Participant:
     def message_of(self, row: Row) -> Message:
         """A row of the log as the application sees it."""
         content, readable = self._open_content(row["content"])
+        message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
         return Message(
-            row["message_id"],
-            row["sender_id"],
+            message_id,
+            sender_id,
             row["lamport"] + LAMPORT_OFFSET,
             content,
             row["hint"],
             unmet=tuple(json.loads(row["unmet"])),
-            own=row["sender_id"] == self.core.config.sender_id,
-            published=row["message_id"] not in self.ledger.unpublished,
+            own=sender_id == self.core.config.sender_id,
+            published=message_id not in self.ledger.unpublished,
             readable=readable,
         )
 
@@ -309,6 +310,8 @@ class Participant:
             now_ns = self._clock()
             due_s = self.core.next_due_ms(self._chance) / 1_000 - now_ns / 1_000_000_000
             await asyncio.sleep(min(max(due_s, 0.01), MAX_TICK_S))
+            await self.saver.room()
+            await self.hub.room()
             events = self.ledger.tick(self._now_ms(), self._chance)
             if events:
                 self.tell(events)

@@ -8,8 +8,9 @@ A round goes through the nodes in turn, for what is still missing:
    fetched as a causal closure: all of it in one call, down to what is known.
 
 There is one round at a time, so nothing is asked for twice at once. What no node held is asked
-for again after a pause that doubles. If the message that names it is itself older than the time
-after which a cause is given up, there is nothing to wait for: it is abandoned at once.
+for again after a pause that doubles. If all that name it are themselves older than the time after
+which a cause is given up, there is nothing to wait for: when no node that can be reached holds it,
+it is abandoned at once. Should it come later, it takes its place in the log all the same.
 """
 
 from __future__ import annotations
@@ -136,10 +137,10 @@ class Repair:
             if not wanted:
                 return False
             calls, ids = self.calls.total(), [each.message_id for each in wanted]
-            denied = await self._ask_in_turn(wanted)
+            answered = await self._ask_in_turn(wanted)
             left = [name for name in ids if name in self._core.incoming.wants]
             self._book.failed(left, self._now_ms())
-            if denied:
+            if answered:
                 self._abandon([name for name in left if self._is_old(name)])
             self._ended(len(ids), len(ids) - len(left), self.calls.total() - calls)
             still = self._core.incoming.wants
@@ -156,17 +157,18 @@ class Repair:
         self._news.clear()
 
     async def _ask_in_turn(self, wanted: list[MissingMessage]) -> bool:
-        """Ask every node for what is left; True when all of them have answered."""
-        all_answered = True
+        """Ask every node for what is left; whether any has answered to the end."""
+        answered = False
         for link in self._rotation.in_turn():
             left = [each for each in wanted if each.message_id in self._core.incoming.wants]
             if not left:
                 break
             try:
                 await self._ask(link, left)
+                answered = True
             except TransportError:
-                all_answered = False
-        return all_answered
+                continue
+        return answered
 
     async def _ask(self, link: Link, wanted: list[MissingMessage]) -> None:
         wants = self._core.incoming.wants
@@ -209,11 +211,8 @@ class Repair:
         """IDs at which a walk from these heads may stop: what waits, and the log before them."""
         incoming = self._core.incoming
         waiting = list(incoming.ids)[-MAX_KNOWN_IDS // 4 :]
-        first = min(
-            waiter.message.lamport or 0
-            for each in heads
-            for waiter in incoming.waiters(each.message_id)
-        )
+        waiters = (waiter for each in heads for waiter in incoming.waiters(each.message_id))
+        first = min((waiter.message.lamport or 0 for waiter in waiters), default=0)
         entries = self._core.log.preceding((first, ""), MAX_KNOWN_IDS - len(waiting))
         return waiting + [entry.message_id for entry in entries]
 

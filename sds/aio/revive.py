@@ -64,7 +64,10 @@ def _fill(state: State, ledger: Ledger, row: Row) -> None:
     _fill_waiting(ledger, waiting)
     _fill_filter(state, ledger, waiting)
     _fill_outgoing(state, core)
-    items = [OutboxItem(**each) for each in state.rows("outbox")]
+    items = [
+        OutboxItem(**{**each, "message_id": each["message_id"].decode()})
+        for each in state.rows("outbox")
+    ]
     ledger.revived(items)
 
 
@@ -78,7 +81,7 @@ def _fill_log(state: State, core: MessageChannel) -> None:
 
 
 def _fill_lost(state: State, ledger: Ledger) -> None:
-    names = [each["message_id"] for each in state.rows("lost")]
+    names = [each["message_id"].decode() for each in state.rows("lost")]
     ledger.lost_rows.update(names)
     ledger.core.lost = dict.fromkeys(names[-MAX_LOST_IDS:])
 

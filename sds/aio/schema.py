@@ -2,7 +2,9 @@
 
 One state belongs to one participant of one channel. Rows are added and removed; nothing but the
 one row of `PARTICIPANT` is written again and again. Lamport timestamps have 64 bits without a
-sign, which databases lack: they are kept less 2^63, in the same order.
+sign, which databases lack: they are kept less 2^63, in the same order. IDs are kept as UTF-8 bytes:
+others choose them, text of a database does not take all of it, and bytes sort by code point as the
+log does.
 """
 
 from __future__ import annotations
@@ -17,21 +19,14 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
-    String,
     Table,
     Text,
 )
-from sqlalchemy.types import TypeEngine
 
 VERSION: Final = 1
 LAMPORT_OFFSET: Final = 2**63
 
 METADATA: Final = MetaData()
-
-
-def _id_type() -> TypeEngine[str]:
-    """Text in the order of its code points, which is that of the log."""
-    return String().with_variant(String(collation="C"), "postgresql")
 
 
 PARTICIPANT: Final = Table(
@@ -65,8 +60,8 @@ LOG: Final = Table(
     METADATA,
     Column("serial", BigInteger, primary_key=True, autoincrement=False),
     Column("lamport", BigInteger, nullable=False),
-    Column("message_id", _id_type(), nullable=False),
-    Column("sender_id", Text, nullable=False),
+    Column("message_id", LargeBinary, nullable=False),
+    Column("sender_id", LargeBinary, nullable=False),
     Column("content", LargeBinary, nullable=False),
     Column("hint", LargeBinary),
     Column("unmet", Text, nullable=False),
@@ -87,7 +82,7 @@ WAITING: Final = Table(
 UNACKNOWLEDGED: Final = Table(
     "sds_unacknowledged",
     METADATA,
-    Column("message_id", Text, primary_key=True),
+    Column("message_id", LargeBinary, primary_key=True),
     Column("payload", LargeBinary, nullable=False),
     Column("due_ms", BigInteger, nullable=False),
     Column("sends", Integer, nullable=False),
@@ -99,7 +94,7 @@ OUTBOX: Final = Table(
     "sds_outbox",
     METADATA,
     Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("message_id", Text, nullable=False),
+    Column("message_id", LargeBinary, nullable=False),
     Column("payload", LargeBinary, nullable=False),
     Column("timestamp_ns", BigInteger, nullable=False),
 )
@@ -108,5 +103,5 @@ OUTBOX: Final = Table(
 LOST: Final = Table(
     "sds_lost",
     METADATA,
-    Column("message_id", Text, primary_key=True),
+    Column("message_id", LargeBinary, primary_key=True),
 )

@@ -129,6 +129,8 @@ class State:
                 with connection.begin():
                     if self._advance(connection, batch):
                         _write(connection, batch)
+                        if batch.pruned is not None and self.in_memory:
+                            _forget(connection, batch.pruned)
         except StateError:
             self._drop_connection()
             raise
@@ -149,7 +151,8 @@ class State:
         """The IDs of the oldest messages of the log."""
         chosen = select(LOG.c.message_id).order_by(LOG.c.lamport, LOG.c.message_id).limit(limit)
         with self._translated(), self._reading() as connection:
-            yield from connection.execute(chosen).scalars()
+            for message_id in connection.execute(chosen).scalars():
+                yield message_id.decode()
 
     def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
         """Lamport timestamp, ID, sender and hint of the log, without the oldest."""
@@ -157,13 +160,13 @@ class State:
         chosen = select(*columns).order_by(LOG.c.lamport, LOG.c.message_id).offset(skip)
         with self._translated(), self._reading() as connection:
             for lamport, message_id, sender_id, hint in connection.execute(chosen):
-                yield lamport + LAMPORT_OFFSET, message_id, sender_id, hint
+                yield lamport + LAMPORT_OFFSET, message_id.decode(), sender_id.decode(), hint
 
     def newest_ids(self, count: int) -> list[tuple[int, str]]:
         """The delivered messages that came last, with their serial numbers."""
         chosen = select(LOG.c.serial, LOG.c.message_id).order_by(LOG.c.serial.desc()).limit(count)
         with self._translated(), self._reading() as connection:
-            return [(serial, message_id) for serial, message_id in connection.execute(chosen)]
+            return [(serial, name.decode()) for serial, name in connection.execute(chosen)]
 
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
@@ -303,7 +306,7 @@ class State:
 
 
 def _beyond(key: Key, *, later: bool) -> Any:  # noqa: ANN401 - a clause of SQLAlchemy
-    lamport, message_id = key[0] - LAMPORT_OFFSET, key[1]
+    lamport, message_id = key[0] - LAMPORT_OFFSET, key[1].encode()
     if later:
         return or_(
             LOG.c.lamport > lamport, and_(LOG.c.lamport == lamport, LOG.c.message_id > message_id)
@@ -328,7 +331,7 @@ def _write(connection: Connection, batch: Batch) -> None:
             .where(LOG.c.message_id == bindparam("named"))
             .values(hint=bindparam("given"))
         )
-        found = [{"named": name, "given": hint} for name, hint in batch.hints.items()]
+        found = [{"named": name.encode(), "given": hint} for name, hint in batch.hints.items()]
         connection.execute(hinted, found)
     for name, rows in batch.rows.items():
         table = TABLES[name]
@@ -338,9 +341,12 @@ def _write(connection: Connection, batch: Batch) -> None:
         kept = [row for row in rows.values() if row is not None]
         if kept:
             connection.execute(insert(table), kept)
-    if batch.pruned is not None:
-        upto = _beyond((batch.pruned[0], batch.pruned[1] + "\0"), later=False)
-        connection.execute(delete(LOG).where(upto))
+
+
+def _forget(connection: Connection, last: Key) -> None:
+    """What left memory stays in a file, and is gone where there is none."""
+    upto = _beyond((last[0], last[1] + "\0"), later=False)
+    connection.execute(delete(LOG).where(upto))
 
 
 def _chunks(keys: Sequence[Any]) -> Iterable[Sequence[Any]]:

@@ -22,7 +22,7 @@ from sds.channel import MessageChannel
 from sds.config import ChannelConfig
 from sds.events import Broadcast, Packet, Reason
 from sds.incoming import Waiting
-from sds.log import OPEN_ENTRIES
+from sds.log import OPEN_ENTRIES, Log
 from sds.pages import PAGE_ENTRIES
 
 START_NS = 1_763_625_600_000_000_000
@@ -174,8 +174,7 @@ def test_a_long_log_is_revived_with_its_old_part_on_disk(tmp_path: Path, keep: i
     batch = ledger.take()
     assert batch is not None
     assert len(batch.log) == count
-    if not state.in_memory:
-        batch.pruned = None
+    assert (batch.pruned is None) == (keep is None)
     state.commit(batch)
     kept = len(ledger.core.log) if keep is None else keep
     state.close()
@@ -306,4 +305,27 @@ def test_a_resend_is_remembered(tmp_path: Path) -> None:
     state, ledger = opened(tmp_path / "alice.db")
     (outgoing,) = ledger.core.outgoing.by_id.values()
     assert outgoing.sends == 2
+    state.close()
+
+
+def test_ids_of_any_text_are_kept_in_order(tmp_path: Path) -> None:
+    names = ["\0", "a\0b", "\ue000", "\U0001f600", "é", "z"]
+    state, ledger = opened(tmp_path / "alice.db")
+    bob = MessageChannel(config_of("bob\0"), START_NS // NS_PER_MS, Random(2))
+    for name in names:
+        bob.clock.value = START_NS // NS_PER_MS - 1
+        sent = bob.send(START_NS // NS_PER_MS, b"x", name)[0]
+        assert isinstance(sent, Broadcast)
+        bob.log = Log(bytes(16))  # none of them depends on another
+        ledger.receive(START_NS // NS_PER_MS, [Packet(sent.payload)])
+    batch = ledger.take()
+    assert batch is not None
+    state.commit(batch)
+    state.close()
+    state, ledger = opened(tmp_path / "alice.db")
+    rows = state.page(10, after=(0, ""), before=None, committed=1)
+    assert [row["message_id"].decode() for row in rows] == sorted(names)
+    assert [each.message_id for each in ledger.core.log.entries()] == sorted(names)
+    (last,) = state.page(1, after=None, before=(START_NS // NS_PER_MS, "\ue000"), committed=1)
+    assert last["message_id"].decode() == "é"
     state.close()

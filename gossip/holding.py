@@ -125,7 +125,7 @@ class Holding:
         core = self._core
         for parent in list(core.waiting.parents(most)):
             if parent not in core.pending:
-                core.wanted.announce(parent, peer, guess=True, depth=1)
+                self._guess(parent, peer, 1)
 
     def announce_again(self, digest: bytes) -> None:
         """Announce an unread event to those who have not confirmed it."""
@@ -197,7 +197,11 @@ class Holding:
                 continue
             core.wanted.doubt(parent, depth)
             for peer in peers:
-                core.wanted.announce(parent, peer, guess=True, depth=depth)
+                self._guess(parent, peer, depth)
+
+    def _guess(self, parent: bytes, peer: str, depth: int) -> None:
+        if not self._core.is_refused(peer, parent):
+            self._core.wanted.announce(parent, peer, guess=True, depth=depth)
 
     def _likely(self, event: bytes) -> list[str]:
         """Peers that may have the parents of an event: those that have it, or else any."""

@@ -181,6 +181,18 @@ def test_what_was_refused_is_asked_for_again_only_later_but_from_others() -> Non
     assert not frames(single.answer(single.receive("y", Inventory(messages))), "y")
 
 
+def test_a_parent_that_was_refused_is_not_asked_for_with_every_child() -> None:
+    single, (parent, one, two) = Single(), ids(3)
+    single.answer(single.join("x"))
+    for child in (one, two):
+        batch = records([child], {child: [parent]})
+        effects = single.answer(single.receive("x", Bodies(batch, (), 100)))
+        asked = [frame for frame in frames(effects) if isinstance(frame, GetEvents)]
+        assert asked == ([GetEvents([parent])] if child is one else [])
+        single.receive("x", Bodies(records(()), [(parent, "below_horizon")], 100))
+    assert single.machine.status().waiting == 2
+
+
 def test_a_peer_confirms_once_in_however_many_names() -> None:
     single, messages = Single(max_confirms=2), ids(1)
     single.step(Committed(messages))

@@ -57,10 +57,13 @@ with given as (
 ), read as (
     delete from storenode.unread u using held
     where u.hash = held.hash and cardinality(held.stores) >= held.needed and held.missing = '{}'
+    returning u.hash
+), noted as (
+    update storenode.unread u set stores = held.stores from held
+    where u.hash = held.hash
+      and not (cardinality(held.stores) >= held.needed and held.missing = '{}')
 )
-update storenode.unread u set stores = held.stores from held
-where u.hash = held.hash
-  and not (cardinality(held.stores) >= held.needed and held.missing = '{}')
+select hash from read
 """
 _EXPIRE: Final = f"""
 update storenode.unread u set expired_at = clock_timestamp()
@@ -163,7 +166,8 @@ class UnreadEvents:
         for some in _portions(confirmed):
             hashes = [each.message_hash for each in some]
             stores = {"store": texts([each.store_id for each in some])}
-            await self._change(_CONFIRM, _parameters(hashes) | stores)
+            read = await self._change(_CONFIRM, _parameters(hashes) | stores)
+            self.count = max(0, self.count - read)
 
     async def expire(self, hashes: Sequence[bytes]) -> None:
         """Wait for confirmations of these no more, though they have not come."""
@@ -200,6 +204,8 @@ class UnreadEvents:
         return found
 
     async def _change(self, statement: str, parameters: dict[str, object]) -> int:
+        """Run a statement; how many rows it has changed, or gives."""
+
         async def change(connection: Connection) -> int:
             return (await connection.execute(statement, parameters)).rowcount
 

@@ -194,7 +194,8 @@ class GossipNode:
     def reach(self) -> int:
         """How many other stores may confirm: those that are joined, were lately, or may be soon."""
         recent_ns = time.monotonic_ns() - RECENTLY_NS
-        stores = {link.store_id for link in self._links.values()}
+        links = (*self._links.values(), *self._joining.values())
+        stores = {link.store_id for link in links}
         stores |= {store for store, left_ns in self._left_ns.items() if left_ns > recent_ns}
         stores.discard(self._config.store_id)
         return max(len(stores), self._expected if self._began_ns > recent_ns else 0)

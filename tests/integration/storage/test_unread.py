@@ -90,8 +90,10 @@ async def test_two_confirmations_that_are_noted_together_both_count(store: Store
     messages = batch(5)
     await store.store(messages, 2)
     pairs = [Confirmed(digest, peer) for digest in messages.hashes for peer in ("a", "b")]
+    assert store.unread.count == 5
     await store.unread.confirm(pairs)
     assert await store.state() == {}
+    assert store.unread.count == 0
 
 
 async def test_the_node_s_own_rule_holds_for_what_is_new(database: Database) -> None:

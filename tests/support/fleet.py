@@ -66,6 +66,10 @@ def held(node: NodeProcess) -> set[bytes]:
 def database_of(node: NodeProcess) -> Iterator[psycopg.Connection]:
     """The database of a node that has ended, while it has."""
     assert not node.running, "the node runs"
+    if node.database_url is not None:
+        with psycopg.connect(node.database_url) as connection:
+            yield connection
+        return
     with (
         EmbeddedPostgres(EmbeddedSettings(node.data_dir)) as server,
         psycopg.connect(server.url) as connection,
@@ -116,6 +120,8 @@ class Fleet:
 
     directory: Path
     nodes: list[NodeProcess] = field(default_factory=list)
+    new_database: Callable[[], str] | None = None
+    """Makes the databases of nodes that are not given one, and gives their URLs."""
 
     def start(
         self,
@@ -125,8 +131,11 @@ class Fleet:
     ) -> NodeProcess:
         """One more node that serves; it calls ``peers`` only when it is told to.
 
-        A peer may be given by its HOST:PORT. Without ``database_url`` the node has its own server.
+        A peer may be given by its HOST:PORT. Where there is no database for it, the node has its
+        own server.
         """
+        if database_url is None and self.new_database is not None:
+            database_url = self.new_database()
         addresses = [peer if isinstance(peer, str) else peer.peer for peer in peers]
         named = [part for address in addresses for part in ("--peer", address)]
         options = ("--max-clock-drift", "off", "--log-level", "info", "--log-format", "json")

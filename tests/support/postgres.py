@@ -85,6 +85,13 @@ class PostgresServer:
         self._execute(statement)
         return name
 
+    def copy_store(self, template: str) -> str:
+        """Make a copy of a database with the newest schema that is a store of its own; its name."""
+        name = self.create_database(template)
+        with psycopg.connect(self.url(name)) as connection:
+            connection.execute("update storenode.store set store_id = gen_random_uuid()")
+        return name
+
     def drop_database(self, name: str) -> None:
         """Remove a database, whoever is connected to it."""
         self._execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

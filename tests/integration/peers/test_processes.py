@@ -15,6 +15,7 @@ from tests.integration.run.helpers import get
 from tests.support.command import Command
 from tests.support.fleet import Fleet, database_of, hashes, held, made, publish, status, synchronize
 from tests.support.node import NodeProcess
+from tests.support.postgres import PostgresServer
 
 _T = TypeVar("_T")
 
@@ -23,12 +24,20 @@ DAY_S = 86_400
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    nodes = Fleet(tmp_path)
+def fleet(tmp_path: Path, postgres: PostgresServer, template_database: str) -> Iterator[Fleet]:
+    names: list[str] = []
+
+    def new_database() -> str:
+        names.append(postgres.copy_store(template_database))
+        return postgres.url(names[-1])
+
+    nodes = Fleet(tmp_path, new_database=new_database)
     try:
         yield nodes
     finally:
         nodes.close()
+        for name in names:
+            postgres.drop_database(name)
 
 
 def eventually(look: Callable[[], _T | None]) -> _T:

@@ -37,7 +37,8 @@ from pipeline.reports import time_text
 
 WRONG_HASH: Final = "hash is not that of the message"
 WRONG_WORDS: Final = "h0 to h3 are not the hash"
-WRONG_PLACE: Final = "in the directory of another day or shard"
+WRONG_PLACE: Final = "in the directory of another shard"
+WRONG_DAY: Final = "hour in the directory of another day"
 NOT_ELIGIBLE: Final = "no message that a node stores"
 TOO_LONG: Final = "a topic is longer than may be"
 TWICE: Final = "there more than once"
@@ -59,8 +60,7 @@ _CHECKED: Final = (
 _MAX_ALIKE: Final = 10_000
 """Words of hashes that occur several times and are looked into."""
 
-_DAY: Final = r"/day=([0-9-]+)/"
-_SHARD: Final = r"/shard=(-?[0-9]+)/"
+_STATIC_PREFIX: Final = "/waku/2/rs/"
 _STATIC: Final = r"^/waku/2/rs/(?:0|[1-9][0-9]{0,4})/(0|[1-9][0-9]{0,4})$"
 
 
@@ -201,13 +201,22 @@ def _word_digits(word: str) -> Column:
 
 
 def _in_place() -> Column:
-    path = F.col("path")
-    day = F.date_from_unix_date(F.floor(F.col("ts") / F.lit(DAY_NS)).cast("int"))
-    shard = F.regexp_extract("pubsub_topic", _STATIC, 1)
+    """The shard of a row is that of its directory.
+
+    The usual topic is put together again from its directory's shard, which needs no expression to
+    be matched with every row.
+    """
+    topic, held = F.col("pubsub_topic"), _part(F.col("path"), "/shard=")
+    cluster = F.substring_index(F.substring_index(topic, "/", -2), "/", 1)
+    usual = F.concat(F.lit(_STATIC_PREFIX), cluster, F.lit("/"), held)
+    shard = F.regexp_extract(topic, _STATIC, 1)
     number = F.when(shard == "", NO_SHARD).otherwise(shard.cast("int") % SHARD_PARTITIONS)
-    return (F.regexp_extract(path, _DAY, 1) == day.cast("string")) & (
-        F.regexp_extract(path, _SHARD, 1).cast("int") == number
-    )
+    return F.when(topic == usual, True).otherwise(held == number.cast("string"))
+
+
+def _part(path: Column, name: str) -> Column:
+    """What follows ``name`` in a path, up to the next slash."""
+    return F.substring_index(F.substring_index(path, name, -1), "/", 1)
 
 
 class _Rows:
@@ -238,6 +247,7 @@ class _Rows:
             count = sum(row[f"fault{number}"] for row in rows)
             if count:
                 self._result.add(kind, self._listed(row_faults()[kind]), count)
+        self._check_days(rows)
         self._check_twice()
         return collected(rows)
 
@@ -281,6 +291,22 @@ class _Rows:
             f"{(row['hash'] or b'').hex()} at {row['ts']} in {relative(row['path'])}"
             for row in rows.collect()
         ]
+
+    def _check_days(self, rows: list[Row]) -> None:
+        wrong = [
+            row
+            for row in rows
+            if row["start_ns"] is not None
+            and row["start_ns"] // DAY_NS != self._files[relative(row["path"])].day
+        ]
+        self._result.add(
+            WRONG_DAY,
+            (
+                f"{row['count']:,} messages of {time_text(row['start_ns'])} in"
+                f" {relative(row['path'])}"
+                for row in wrong
+            ),
+        )
 
     def _check_twice(self) -> None:
         """Look for messages that are there more than once.

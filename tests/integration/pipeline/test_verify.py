@@ -84,6 +84,11 @@ def elsewhere(rows: Rows) -> Rows:
     return rows
 
 
+def another_day(rows: Rows) -> Rows:
+    rows[0]["ts"] = TODAY - 9 * DAY
+    return rows
+
+
 def twice(rows: Rows) -> Rows:
     return [*rows, rows[0], rows[0]]
 
@@ -106,6 +111,7 @@ def fewer(rows: Rows) -> Rows:
         (tampered, {kinds.WRONG_HASH: 2}),
         (moved, {kinds.WRONG_WORDS: 1, kinds.WRONG_HOUR: 1}),
         (elsewhere, {kinds.WRONG_HASH: 1, kinds.WRONG_PLACE: 1}),
+        (another_day, {kinds.WRONG_HASH: 1, kinds.WRONG_DAY: 1, kinds.WRONG_HOUR: 1}),
         (twice, {kinds.WRONG_ROWS: 1, kinds.TWICE: 1, kinds.WRONG_HOUR: 1}),
         (strange, {kinds.NOT_ELIGIBLE: 3, kinds.WRONG_HASH: 3, kinds.TOO_LONG: 1}),
         (fewer, {kinds.WRONG_ROWS: 1, kinds.WRONG_HOUR: 1}),

@@ -46,9 +46,9 @@ from reconcile.session import (
 )
 
 PEER = Path(__file__).parent / "peers" / "negentropy"
-RUNS = 9
+RUNS = 15
 ARRAY_RUNS = 5
-PEER_RUNS = 3
+PEER_RUNS = 8  # before, and as many after
 HAS_KERNEL = kernel.compiled is not None
 EVERYTHING = (LOWEST, (2**63 - 1, bytes(32)))
 

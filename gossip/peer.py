@@ -141,11 +141,12 @@ class Peer:
         if batch.token or batch.ready or not (batch.ids or self.asked or self.pushes):
             return []
         wanted = most - len(batch.ids)
-        asked = _take(self.asked, wanted)
-        batch.ids.extend((digest, False) for digest in asked)
-        pushed = _take(self.pushes, wanted - len(asked))
-        batch.ids.extend((digest, True) for digest in pushed)
-        batch.under_way.update(asked, pushed)
+        for queue, is_pushed in ((self.asked, False), (self.pushes, True)):
+            for digest in _take(queue, wanted):
+                if digest not in batch.under_way:
+                    wanted -= 1
+                    batch.under_way.add(digest)
+                    batch.ids.append((digest, is_pushed))
         return [digest for digest, _ in batch.ids]
 
     def check(self, config: GossipConfig) -> None:

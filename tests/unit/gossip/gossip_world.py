@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import TypeVar
 
@@ -51,7 +51,7 @@ def ids(count: int, salt: str = "") -> list[bytes]:
 
 
 def records(
-    digests: Iterable[bytes], parents: dict[bytes, Sequence[bytes]] | None = None
+    digests: Iterable[bytes], parents: Mapping[bytes, Sequence[bytes]] | None = None
 ) -> RecordBatch:
     """A batch of messages with these hashes, of which some are events."""
     batch = RecordBatch()

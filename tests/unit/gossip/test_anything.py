@@ -1,0 +1,167 @@
+"""Whatever peers, databases and clients do, in whatever order: invariants and bounds hold."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from gossip.config import GossipConfig
+from gossip.events import (
+    Bodies,
+    Committed,
+    Effect,
+    Failed,
+    GetEvents,
+    Holds,
+    Input,
+    Inventory,
+    Known,
+    Load,
+    Loaded,
+    LookUp,
+    PeerJoined,
+    PeerLeft,
+    Persist,
+    Persisted,
+    Publishing,
+    Received,
+    Restored,
+    Send,
+    Sent,
+    Settled,
+    SyncLeaves,
+    Tick,
+    UnreadEvent,
+    Wanted,
+)
+from gossip.graph import graph_events
+from gossip.machine import Gossip
+from tests.unit.gossip.gossip_world import S, ids, records
+
+PEERS = "vwxyz"
+NAMES = ids(60)
+STEPS = 400
+
+SMALL = GossipConfig(
+    store_id="own",
+    max_confirms=1,
+    seen_ids=20,
+    max_peers=4,
+    max_unread=8,
+    max_waiting=4,
+    graph_events=10,
+    queued_ids=12,
+    pushed_ids=3,
+    asked_ids=10,
+    announced_ids=12,
+    unstored_bytes=500,
+    frame_ids=5,
+    max_frame_ids=40,
+    round_ids=4,
+    leaf_ids=3,
+    catch_up_ids=10,
+    unread_age_ns=30 * S,
+)
+
+
+class Anything:
+    """A machine, and the inputs that are allowed now."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.machine = Gossip(SMALL)
+        self.now_ns = S
+        self._asked: list[Persist | Load | LookUp] = []
+        self._writing: set[str] = set()
+
+    def step(self) -> None:
+        """Something happens."""
+        dice = self.dice
+        self.now_ns += dice.choice((0, 0, S // 100, S, 8 * S))
+        kinds: list[Callable[[], Input]] = [self._frame] * 6 + [self._sent, self._answer] * 3
+        given = dice.choice([*kinds, self._joined, self._from_inside, self._left])()
+        for effect in self.machine.step(self.now_ns, given):
+            self._note(effect)
+        self.machine.check()
+        wake_ns = self.machine.next_wake_ns
+        assert wake_ns is None or wake_ns > 0
+
+    def _note(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                assert effect.peer not in self._writing
+                self._writing.add(effect.peer)
+            case Persist() | Load() | LookUp():
+                self._asked.append(effect)
+
+    def _some(self, most: int = 12) -> list[bytes]:
+        return self.dice.sample(NAMES, self.dice.randint(0, most))
+
+    def _joined(self) -> Input:
+        peer = self.dice.choice(PEERS)
+        self._writing.discard(peer)
+        return PeerJoined(peer, self.dice.choice(("own", "s1", "s2", f"store of {peer}")))
+
+    def _left(self) -> Input:
+        peer = self.dice.choice(PEERS)
+        self._writing.discard(peer)
+        return PeerLeft(peer)
+
+    def _frame(self) -> Input:
+        some = self._some()
+        parents = {each: self._some(3) for each in self._some()}
+        refused = [(each, self.dice.choice(("too_new", "x"))) for each in self._some(3)]
+        frame = self.dice.choice(
+            (
+                Inventory(some),
+                GetEvents(some),
+                SyncLeaves(some, bytes(32), self.dice.randint(0, 3)),
+                Bodies(records(some, parents), refused, self.dice.randint(0, 300)),
+            )
+        )
+        return Received(self.dice.choice(PEERS), frame)
+
+    def _sent(self) -> Input:
+        if not self._writing:
+            return Tick()
+        peer = self.dice.choice(sorted(self._writing))
+        self._writing.discard(peer)
+        return Sent(peer)
+
+    def _answer(self) -> Input:
+        if not self._asked:
+            return Tick()
+        effect = self._asked.pop(self.dice.randrange(len(self._asked)))
+        if self.dice.random() < 0.2:
+            return Failed(effect.token)
+        maybe = self.dice.random
+        match effect:
+            case Persist():
+                return Persisted(effect.token, [maybe() < 0.5 for _ in effect.batch.hashes])
+            case Load():
+                count = self.dice.randint(1, len(effect.ids))
+                return Loaded(effect.token, [b"body" if maybe() < 0.7 else None] * count)
+            case LookUp():
+                return Known(effect.token, [maybe() < 0.5 for _ in effect.ids])
+
+    def _from_inside(self) -> Input:
+        some, dice = self._some(), self.dice
+        parents = {each: self._some(3) for each in some}
+        unread = [UnreadEvent(each, dice.randint(0, 3), S, ("s1",), self._some(2)) for each in some]
+        return dice.choice(
+            (
+                Publishing(some, dice.randint(0, 2)),
+                Committed(some, graph_events(records(some, parents)), dice.random() < 0.7),
+                Wanted(some, dice.randint(0, 3)),
+                Holds(dice.choice(("s1", "s9")), some),
+                Restored(unread),
+                Settled(some),
+            )
+        )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_that_happens_breaks_it(seed: int) -> None:
+    anything = Anything(seed)
+    for _ in range(STEPS):
+        anything.step()

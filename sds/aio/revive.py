@@ -94,8 +94,19 @@ def _fill_waiting(ledger: Ledger, rows: list[Row]) -> None:
         ledger.serials[waiting.message.message_id] = row["serial"]
         for entry in waiting.message.history:
             if entry.message_id in waiting.unmet and entry.message_id not in core.incoming.ids:
-                core.incoming.want(entry, waiting.arrived_ms)
-                _ask(core, entry, waiting.arrived_ms)
+                since_ms = _missing_since_ms(core, waiting)
+                core.incoming.want(entry, since_ms)
+                _ask(core, entry, since_ms)
+
+
+def _missing_since_ms(core: MessageChannel, waiting: Waiting) -> int:
+    """Nobody has looked for its causes while the participant was off: there is time for that yet.
+
+    The clock may have been set back since; it is not missing since a time to come.
+    """
+    now_ms, lost_after_ms = core.clock.latest_ms, core.config.lost_after_ms
+    earliest_ms = 0 if lost_after_ms is None else now_ms - lost_after_ms // 2
+    return min(max(waiting.arrived_ms, earliest_ms), now_ms)
 
 
 def _waiting(core: MessageChannel, row: Row) -> Waiting:
@@ -130,5 +141,8 @@ def _fill_outgoing(state: State, core: MessageChannel) -> None:
         probe = core.config.filter.probe(message.message_id)
         witnesses = json.loads(row["witnesses"])
         made.append(Outgoing(message, probe, row["due_ms"], row["sends"], witnesses, row["error"]))
+        # Where the clock has been set back, times go on from where they were.
+        was_ms = row["due_ms"] - core.config.resend_possible_ms
+        core.clock.latest_ms = max(core.clock.latest_ms, was_ms)
     for outgoing in sorted(made, key=lambda each: each.message.lamport or 0):
         core.outgoing.add(outgoing)

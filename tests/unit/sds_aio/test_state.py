@@ -20,7 +20,8 @@ from sds.aio.state import Identity, State, StateError, StateTaken, state_url
 from sds.bloom import FilterShape, RollingFilter
 from sds.channel import MessageChannel
 from sds.config import ChannelConfig
-from sds.events import Broadcast, Packet, Reason
+from sds.envelope import Entry, SdsMessage, encode_message
+from sds.events import Broadcast, Lost, Packet, Reason
 from sds.incoming import Waiting
 from sds.log import OPEN_ENTRIES, Log
 from sds.pages import PAGE_ENTRIES
@@ -329,3 +330,25 @@ def test_ids_of_any_text_are_kept_in_order(tmp_path: Path) -> None:
     (last,) = state.page(1, after=None, before=(START_NS // NS_PER_MS, "\ue000"), committed=1)
     assert last["message_id"].decode() == "é"
     state.close()
+
+
+def test_a_revived_participant_looks_for_what_is_missing_before_it_gives_up(tmp_path: Path) -> None:
+    config = config_of("alice", missing_every_ms=1_000)
+    state, ledger = opened(tmp_path / "state", missing_every_ms=1_000)
+    message = SdsMessage("room", "b", "bob", START_NS // NS_PER_MS, (Entry("a"),), content=b"b")
+    ledger.receive(START_NS // NS_PER_MS, [Packet(encode_message(message))])
+    batch = ledger.take()
+    assert batch is not None
+    state.commit(batch)
+    state.close()
+    later_ms = START_NS // NS_PER_MS + 3_600_000
+    again = State(state_url(tmp_path / "state"), WHO)
+    core = revive(again, config, later_ms, Random(1)).core
+    lost = [
+        now_ms - later_ms
+        for now_ms in range(later_ms, later_ms + 15_000, 1_000)
+        for event in core.tick(now_ms, Random(1))
+        if isinstance(event, Lost)
+    ]
+    again.close()
+    assert lost == [11_000]

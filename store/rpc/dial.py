@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final, TypeVar
@@ -104,13 +104,16 @@ class PeerCall:
         self.peer = peer
         self.callee = callee
         self._call = call
+        self._told = asyncio.Event()
+        """Set whenever the call gets a status; one for a write that failed is not the last."""
+        call.add_done_callback(lambda _: self._told.set())
 
     async def read(self) -> bytes | None:
         """The next frame; None when the peer has ended the call with OK."""
         try:
             frame = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise _failed(self.peer, error.code(), error.details()) from None
+        except grpc.aio.AioRpcError:
+            frame = None
         except asyncio.CancelledError:
             _reraise_own()
             raise _shut() from None
@@ -134,22 +137,31 @@ class PeerCall:
                 "protocol",
             ) from None
 
-    async def half_close(self) -> bool:
+    async def half_close(self) -> None:
         """Say that no frame of this side comes any more; the callee then ends the call."""
         try:
             await self._call.done_writing()
         except (grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
             await self._demand_ok()
-        return True
 
     def cancel(self) -> None:
         """End the call at once; nothing to do when it has ended."""
         self._call.cancel()
 
     async def _demand_ok(self) -> None:
-        code = await self._call.code()
+        code, details = await self._status()
+        if code is grpc.StatusCode.INTERNAL and details == _BROKEN_WRITE:
+            # The call ended while it was written to. Why, gRPC learns a moment later.
+            self._told.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PEER_STATUS_TIMEOUT_S):
+                    await self._told.wait()
+            code, details = await self._status()
         if code is not grpc.StatusCode.OK:
-            raise _failed(self.peer, code, await self._call.details())
+            raise _failed(self.peer, code, details)
+
+    async def _status(self) -> tuple[grpc.StatusCode, str | None]:
+        return await self._call.code(), await self._call.details()
 
 
 @dataclass(slots=True, eq=False)

@@ -30,8 +30,8 @@ class FrameStream(Protocol):
         """Send a frame; waits while the other side does not read."""
         ...
 
-    async def half_close(self) -> bool:
-        """Say that this side sends no more; False: that is for the other side to do first."""
+    async def half_close(self) -> None:
+        """Say that this side sends no more; a callee says so by ending the call."""
         ...
 
 
@@ -63,6 +63,5 @@ class CallerStream:
         except CallerGone:
             raise PeerFailed(_GONE) from None
 
-    async def half_close(self) -> bool:
+    async def half_close(self) -> None:
         """A callee ends the call by its status."""
-        return False

@@ -168,9 +168,12 @@ class _Driver:
 
     async def close(self) -> None:
         """Say that all is said, and let the other side do the same; nothing depends on it."""
+        assert self._reader is not None
         with suppress(PeerFailed):
-            if await self._stream.half_close() and self._reader is not None:
-                await asyncio.wait({self._reader}, timeout=PEER_CLOSING_S)
+            await self._stream.half_close()
+        # Who is called ends the call, and waits with that for the caller's half-close: a call that
+        # ends while the last frame is on its way makes that frame seem to have failed.
+        await asyncio.wait({self._reader}, timeout=PEER_CLOSING_S)
 
     async def stop(self) -> None:
         for task in self._tasks:

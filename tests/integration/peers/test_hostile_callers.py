@@ -379,6 +379,7 @@ async def test_a_peer_that_delivers_everything_in_one_large_frame(
         answered |= _hashes(result.to_send.pairs()) & set(frame.stored)
         if frame.messages:
             await call.write(acknowledged(frame))
+    await call.call.done_writing()
     assert (await call.status())[0] is grpc.StatusCode.OK
     outcome = await node.observer.ended()
     assert outcome.messages_received == 10
@@ -400,3 +401,23 @@ async def test_a_peer_that_falls_silent_in_a_transfer(
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         assert "said nothing" in sentence
         await failed(node)
+
+
+async def test_a_call_goes_on_until_its_caller_has_said_that_it_is_done(
+    node: PeerNode, peer: RawPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that ended sooner would make the caller's last write seem to have failed."""
+    monkeypatch.setattr(transferring, "PEER_CLOSING_S", 60.0)
+    session_id, result = await peer.reconcile(items(range(10, 50)))
+    assert len(result.to_receive) == 10
+    call = peer.transfer()
+    await call.write(TransferFrame(session_id=session_id, done=True))
+    received = await call.read_transfer()
+    while received is not None and not received.messages:
+        received = await call.read_transfer()
+    assert received is not None
+    await call.write(acknowledged(received))
+    assert not call.call.done()
+    await call.call.done_writing()
+    assert (await call.status())[0] is grpc.StatusCode.OK
+    assert (await node.observer.ended()).in_sync

@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK := requirements.lock
+# What only computes runs on all cores; what starts servers and nodes has the machine to itself.
+PURE_TESTS := tests/unit tests/sim tests/interop tests/layering
+PROCESS_TESTS := tests/embedded tests/faults tests/integration
 
 .DEFAULT_GOAL := help
 .PHONY: help run test sim bench lint format types proto proto-check lock clean
@@ -18,7 +21,12 @@ run: $(STAMP) ## run a node with its own Postgres; ARGS are options of `storenod
 	@exec $(BIN)/storenode run $(ARGS)
 
 test: $(STAMP) ## run the tests; ARGS are arguments of pytest
+ifdef ARGS
 	@exec $(BIN)/python -m pytest $(ARGS)
+else
+	@$(BIN)/python -m pytest --numprocesses auto $(PURE_TESTS)
+	@$(BIN)/python -m pytest $(PROCESS_TESTS)
+endif
 
 sim: $(STAMP) ## simulate nodes, or SDS groups, under faults; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m sim $(ARGS)

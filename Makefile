@@ -24,7 +24,7 @@ test: $(STAMP) ## run the tests; ARGS are arguments of pytest
 ifdef ARGS
 	@exec $(BIN)/python -m pytest $(ARGS)
 else
-	@$(BIN)/python -m pytest --numprocesses auto $(PURE_TESTS)
+	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(PURE_TESTS)
 	@$(BIN)/python -m pytest $(PROCESS_TESTS)
 endif
 

@@ -37,6 +37,7 @@ class GossipScenario:
     messages with SDS metadata, ``strange``: of parents that nobody holds. ``retold``: of commits,
     those that are told twice. ``tricks``: of the peers that lie, each of which calls ``victims``
     honest nodes. ``hour_off``: a node whose clock is an hour off while there are faults.
+    ``rolling``: every node is killed in its turn, besides those that crash at random.
     """
 
     base: Scenario
@@ -50,6 +51,7 @@ class GossipScenario:
     victims: int
     hour_off: int | None
     replayed: int
+    rolling: bool
 
 
 def drawn_gossip(dice: Dice, *, beside: bool, nodes: int | None = None) -> GossipScenario:
@@ -72,6 +74,7 @@ def drawn_gossip(dice: Dice, *, beside: bool, nodes: int | None = None) -> Gossi
         victims=dice.randint(1, base.nodes),
         hour_off=dice.randint(0, base.nodes - 1) if beside and happens(dice, 0.3) else None,
         replayed=1_000,
+        rolling=happens(dice, 0.3),
     )
 
 

@@ -176,6 +176,7 @@ def _gossip(shape: Shape, dice: Dice) -> GossipScenario:
         victims=1,
         hour_off=None,
         replayed=1_000,
+        rolling=False,
     )
 
 

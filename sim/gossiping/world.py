@@ -194,6 +194,12 @@ class GossipWorld(World):
         if self.gossip.hour_off is not None:
             ahead = self.dice.choice((-1, 1))
             self.nodes[self.gossip.hour_off].clock.offset_ns = ahead * _HOUR_NS
+        part_ns = duration_ns // (len(self.nodes) + 1)
+        for node in self.nodes if self.gossip.rolling else []:
+            super()._let_pass(part_ns)
+            duration_ns -= part_ns
+            if node.process is not None:
+                node.crash("in its turn")
         super()._let_pass(duration_ns)
 
     def _settle(self) -> None:

@@ -12,7 +12,7 @@ from sim.gossiping.spread import Shape, spread
 from sim.run import SimulationFailure
 from tests.sim.gossip_mutants import GOSSIP_MUTANTS
 
-GROUPS, GROUP = 26, 5
+GROUPS, GROUP = 40, 5
 SEEDS = 60
 """A fault must show in one of so many runs; most show in the first."""
 

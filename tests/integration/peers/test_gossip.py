@@ -209,6 +209,19 @@ async def test_what_is_unread_survives_and_is_confirmed_when_the_store_is_back(
     assert (result["outcome"], result["confirms"]) == ("STORED", 2)
 
 
+async def test_every_node_is_killed_in_its_turn_and_catches_up(
+    triangle: list[NodeProcess],
+) -> None:
+    for number, node in enumerate(triangle):
+        node.kill()
+        missed = made(100, time.time_ns() - (number + 1) * 10**9)
+        await store(triangle[number - 1], missed)
+        node.start()
+        assert eventually(lambda missed=missed: equal(triangle, missed))  # type: ignore[misc]
+    for node in triangle:
+        exchanging(node, 2)
+
+
 @dataclass
 class Pair:
     """Each calls the other through a proxy; at the second every message must be confirmed."""

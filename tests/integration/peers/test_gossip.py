@@ -222,6 +222,41 @@ async def test_every_node_is_killed_in_its_turn_and_catches_up(
         exchanging(node, 2)
 
 
+HOUR_BEHIND = """
+import time
+right, right_ns = time.time, time.time_ns
+time.time = lambda: right() - 3600
+time.time_ns = lambda: right_ns() - 3600 * 10**9
+"""
+
+
+async def test_a_node_whose_clock_is_an_hour_off_harms_nobody(
+    fleet: Fleet, triangle: list[NodeProcess], tmp_path: Path
+) -> None:
+    node = fleet.start(*ON, "--max-clock-drift", "20s", peers=triangle[:2])
+    node.kill()
+    (tmp_path / "sitecustomize.py").write_text(HOUR_BEHIND)
+    node.env["PYTHONPATH"] = str(tmp_path)
+    node.start()
+    exchanging(node, 2)
+    messages = [new_message(b"%d" % n, CONTENT, PUBSUB, time.time_ns() - n) for n in range(100)]
+    results = await store(triangle[0], messages, 2)
+    assert {(r.outcome, r.confirms) for r in results} == {(PublishResult.STORED, 2)}
+    too_new = 'storenode_messages_rejected_total{reason="too_new",source="gossip"}'
+    assert eventually(lambda: metric(node, too_new) >= 100), "refused by name"
+    assert equal(triangle, messages)
+    assert not hashes(messages) & held(node), "nobody has counted it"
+    node.kill()
+    del node.env["PYTHONPATH"]
+    node.start()
+    exchanging(node, 2)
+    synchronize(node, "--peer", triangle[0].peer, "--from", "0")
+    assert eventually(lambda: equal([node], messages))
+    node.kill()
+    for each in triangle[:2]:
+        exchanging(each, 2)
+
+
 @dataclass
 class Pair:
     """Each calls the other through a proxy; at the second every message must be confirmed."""

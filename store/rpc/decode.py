@@ -61,6 +61,32 @@ def decode_read(kind: type[_M], request: bytes, entries: int = 0) -> _M:
     return decode(kind, request)
 
 
+def decode_head(kind: type[_M], request: bytes, entries: int) -> tuple[_M, bool]:
+    """Parse the first fields of a request, as many as `decode_read` takes; whether that is all.
+
+    For messages that have no messages in them.
+
+    Raises:
+        RpcFailure: INVALID_ARGUMENT, the bytes are no such request.
+    """
+    if len(request) <= COUNTED_REQUEST_BYTES:
+        return decode(kind, request), True
+    head = _head(request, MAX_READ_FIELDS + entries)
+    return decode(kind, head), len(head) == len(request)
+
+
+def _head(request: bytes, most: int) -> bytes:
+    position, size = 0, len(request)
+    for _ in range(most):
+        if not 0 <= position < size:
+            break
+        tag, position = read_varint(request, position)
+        if tag & 7 not in _GROUP_ENDS:
+            position = end_of_value(request, position, tag & 7)
+    # What cannot be read ends the decoding there as well.
+    return request if position < 0 else request[:position]
+
+
 def has_at_most(request: bytes, kind: type[Message], most: int) -> bool:
     """True unless an encoded message, with all within it, has more fields than ``most``.
 

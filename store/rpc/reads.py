@@ -27,7 +27,14 @@ from store.domain.query import (
     time_range,
 )
 from store.rpc.call import Call
-from store.rpc.decode import decode, decode_read, history_entries, query_input, topic_filter
+from store.rpc.decode import (
+    decode,
+    decode_head,
+    decode_read,
+    history_entries,
+    query_input,
+    topic_filter,
+)
 from store.rpc.encode import query_page, sds_response
 from store.rpc.failure import RpcFailure
 from store.rpc.limits import MAX_QUERY_REQUEST_ID_BYTES, MAX_SCAN_PAGE_MESSAGES
@@ -35,6 +42,10 @@ from wire.storenode.v1 import store_pb2
 from wire.waku.store.v3 import store_pb2 as waku_store_pb2
 
 _NOTHING: Final = QueryPage(b"", 0, None)
+_TOO_MANY_FIELDS: Final = (
+    "the request has too many fields: name each hash and each topic once, and leave out fields that"
+    " the schema does not know"
+)
 
 
 class Reads:
@@ -46,10 +57,13 @@ class Reads:
     async def query(self, call: Call, request: bytes) -> bytes:
         """Answer ``Query``; errors of the protocol are status codes inside the response."""
         limits = call.node.limits
-        query = decode_read(waku_store_pb2.StoreQueryRequest, request, limits.query_hashes)
+        kind = waku_store_pb2.StoreQueryRequest
+        query, whole = decode_head(kind, request, limits.query_hashes)
         try:
             request_id = _echo(query.request_id)
             plan = plan_query(query_input(query), call.client.topics, limits)
+            if not whole:
+                raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
             return query_page(request_id, await self._page(call, plan))
         except QueryError as error:
             return query_response(_cut(query.request_id), error.status, error.sentence)
@@ -135,7 +149,8 @@ def refuse_query(request: bytes, failure: RpcFailure) -> bytes:
     request_id = ""
     # The node turns the call away whether or not it could have read it.
     with suppress(RpcFailure):
-        request_id = _cut(decode_read(waku_store_pb2.StoreQueryRequest, request).request_id)
+        query, _ = decode_head(waku_store_pb2.StoreQueryRequest, request, 0)
+        request_id = _cut(query.request_id)
     busy = failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     status = TOO_MANY_REQUESTS if busy else UNAVAILABLE
     return query_response(request_id, status, failure.sentence)

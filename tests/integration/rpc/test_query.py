@@ -136,6 +136,7 @@ async def test_a_cursor_names_a_position_whether_or_not_it_matches(node: Node) -
         StoreQueryRequest(
             request_id="r", message_hashes=[n.to_bytes(32, "big") for n in range(100_000)]
         ),
+        StoreQueryRequest(request_id="r", message_hashes=[DIGEST] * 100_000),
     ],
 )
 async def test_what_breaks_the_rules_is_400_with_the_request_id(

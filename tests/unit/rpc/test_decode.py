@@ -10,6 +10,7 @@ from store.domain.query import RequestError
 from store.rpc.decode import (
     clip,
     decode,
+    decode_head,
     decode_read,
     has_at_most,
     history_entries,
@@ -161,3 +162,21 @@ def test_an_empty_hint_is_a_hint() -> None:
     ]
     with pytest.raises(RequestError, match="entries holds 2 entries: at most 1"):
         history_entries("entries", entries, 1)
+
+
+def test_the_head_of_a_large_request_has_as_many_fields_as_are_taken() -> None:
+    digests = [number.to_bytes(32, "big") for number in range(40_000)]
+    large = StoreQueryRequest(request_id="r", message_hashes=digests).SerializeToString()
+    head, whole = decode_head(StoreQueryRequest, large, 100)
+    assert (head.request_id, whole) == ("r", False)
+    assert list(head.message_hashes) == digests[: MAX_READ_FIELDS + 100 - 1]
+    allowed = StoreQueryRequest(message_hashes=digests[:32_000], pubsub_topic="/p" * 100_000)
+    assert decode_head(StoreQueryRequest, allowed.SerializeToString(), 100) == (allowed, True)
+
+
+@pytest.mark.parametrize("end", [b"\x07", b"\xff" * 11, b"\xa2\x01\xff\xff\x7f"])
+def test_a_large_request_that_cannot_be_read_is_refused(end: bytes) -> None:
+    some = StoreQueryRequest(message_hashes=[bytes(32)] * 32_000).SerializeToString()
+    with pytest.raises(RpcFailure) as caught:
+        decode_head(StoreQueryRequest, some + end, 1_000)
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT

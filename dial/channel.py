@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any, Final
 
 import grpc
 
 from dial.errors import ClientOptionError
+from dial.hosts import is_loopback
 from dial.limits import (
     KEEPALIVE_INTERVAL_MS,
     KEEPALIVE_TIMEOUT_MS,
@@ -68,16 +68,6 @@ def parse_address(text: str) -> tuple[str, int]:
             "or [::1]:7420."
         )
     return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """True when the host can only be this machine: ``localhost`` or a loopback address."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def open_channel(

@@ -184,12 +184,7 @@ class Wanted:
         self._close(source, digest)
         want = self._wants.get(digest)
         if want is not None:
-            if want.asked == peer:
-                self._reopen([digest], peer)
-            if digest in source.announced:
-                del source.announced[digest]
-                source.open.pop(digest, None)
-                self._forget(digest, peer)
+            self._not_from(source, want, digest, peer)
 
     # Asking
 
@@ -327,13 +322,17 @@ class Wanted:
         for digest in round_.ids:
             want = self._wants[digest]
             faults += not want.peers[peer]
-            if want.asked == peer:
-                self._reopen([digest], peer)
-            if digest in source.announced:
-                del source.announced[digest]
-                source.open.pop(digest, None)
-                self._forget(digest, peer)
+            self._not_from(source, want, digest, peer)
         return faults
+
+    def _not_from(self, source: Source, want: _Want, digest: bytes, peer: str) -> None:
+        """It is not to come from this peer: others are asked, or nobody."""
+        if want.asked == peer:
+            self._reopen([digest], peer)
+        if digest in source.announced:
+            del source.announced[digest]
+            source.open.pop(digest, None)
+            self._forget(digest, peer)
 
     def _close(self, source: Source, digest: bytes) -> None:
         """A message is not expected in any round of a peer."""

@@ -10,6 +10,7 @@ from typing import Final
 
 import click
 
+from dial.hosts import is_loopback
 from store.config.units import format_size, parse_duration_ns, parse_size_bytes
 
 MAX_PORT: Final = 65_535
@@ -29,12 +30,7 @@ class Address:
     @property
     def loopback(self) -> bool:
         """True when only this machine can reach it; a name other than localhost may be anywhere."""
-        if self.host.lower() == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -252,6 +252,17 @@ def _up_to(commits: Sequence[CommitRow], messages: int) -> list[CommitRow]:
         messages -= commit.messages
         if messages <= 0:
             break
+    return chosen
+
+
+def at_most(commits: Iterable[CommitRow], messages: int) -> list[CommitRow]:
+    """The first commits with at most so many messages in all, but the first whatever it has."""
+    chosen: list[CommitRow] = []
+    for commit in commits:
+        messages -= commit.messages
+        if chosen and messages < 0:
+            break
+        chosen.append(commit)
     return chosen
 
 

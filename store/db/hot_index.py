@@ -24,7 +24,7 @@ from message.limits import NS_PER_S
 from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from store.db.backlog import START, CommitRow
+from store.db.backlog import START, CommitRow, at_most
 from store.db.errors import sentence
 from store.db.handover import Handover
 from store.db.ids import ids_of
@@ -240,13 +240,7 @@ class HotIndex:
 
     async def _take_in(self) -> None:
         """Insert the IDs of the commits that have waited longest."""
-        some: list[CommitRow] = []
-        count = 0
-        for commit in self._waiting:
-            if some and count + commit.messages > _IDS_AT_ONCE:
-                break
-            some.append(commit)
-            count += commit.messages
+        some = at_most(self._waiting, _IDS_AT_ONCE)
         ids = await self._ids_of([each for each in some if each.place[0] > self._place[0]])
         async with self._changing:
             index = self._index

@@ -80,9 +80,7 @@ def _head(request: bytes, most: int) -> bytes:
     for _ in range(most):
         if not 0 <= position < size:
             break
-        tag, position = read_varint(request, position)
-        if tag & 7 not in _GROUP_ENDS:
-            position = end_of_value(request, position, tag & 7)
+        _, position = _field(request, position)
     # What cannot be read ends the decoding there as well.
     return request if position < 0 else request[:position]
 
@@ -125,13 +123,10 @@ def clip(request: bytes, field: int, limit: int) -> bytes:
     """
     position, count, others, size = 0, 0, 0, len(request)
     while position < size and count < limit:
-        tag, position = read_varint(request, position)
-        wire_type = tag & 7
-        if wire_type not in _GROUP_ENDS:
-            position = end_of_value(request, position, wire_type)
+        tag, position = _field(request, position)
         if position < 0:
             return request
-        if wire_type == DELIMITED and tag >> 3 == field:
+        if tag & 7 == DELIMITED and tag >> 3 == field:
             count += 1
         else:
             others += 1
@@ -141,6 +136,13 @@ def clip(request: bytes, field: int, limit: int) -> bytes:
                 "leave out those that the schema does not know"
             )
     return request[:position]
+
+
+def _field(data: bytes, position: int) -> tuple[int, int]:
+    """The tag of the field at ``position``, and where the field ends, as `end_of_value` says."""
+    tag, position = read_varint(data, position)
+    wire_type = tag & 7
+    return tag, position if wire_type in _GROUP_ENDS else end_of_value(data, position, wire_type)
 
 
 def end_of_value(data: bytes, position: int, wire_type: int) -> int:

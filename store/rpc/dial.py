@@ -18,11 +18,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any, Final, TypeVar
 
 import grpc
 
+from dial.hosts import is_loopback
 from store.domain.ports import PeerAddress, PeerFailed
 from store.rpc.context import NodeIdentity
 from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, VERSION, own_metadata
@@ -376,16 +376,6 @@ class PeerDialer:
             raise CallFailed(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", name)]
         return grpc.aio.secure_channel(peer.target, credentials, options=options)
-
-
-def is_loopback(host: str) -> bool:
-    """True when the host can only be this machine: ``localhost`` or a loopback address."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def _in_time(peer: PeerAddress, work: Awaitable[_T]) -> _T:

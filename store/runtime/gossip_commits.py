@@ -10,7 +10,7 @@ from typing import Final
 from gossip.events import Committed, Input, Publishing, Restored
 from gossip.events import UnreadEvent as GossipUnread
 from gossip.graph import graph_events
-from store.db.backlog import CommitRow
+from store.db.backlog import CommitRow, at_most
 from store.db.tracking import Kept
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import UnreadEvent
@@ -98,7 +98,7 @@ class Commits:
 
     async def _read_others(self) -> None:
         while self._others:
-            some = self._portion()
+            some = at_most(self._others, MESSAGES_AT_ONCE)
             arrived = await self._work.reads.arrived(some)
             unread = await self._work.unread.of(arrived.ids)
             self._take(Committed(arrived.ids, arrived.events))
@@ -109,16 +109,6 @@ class Commits:
                 if self._others and self._others[0] is commit:
                     self._others.popleft()
         self._arrived.clear()
-
-    def _portion(self) -> list[CommitRow]:
-        some: list[CommitRow] = []
-        count = 0
-        for commit in self._others:
-            if some and count + commit.messages > MESSAGES_AT_ONCE:
-                break
-            some.append(commit)
-            count += commit.messages
-        return some
 
 
 def restored(event: UnreadEvent) -> GossipUnread:

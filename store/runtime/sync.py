@@ -42,6 +42,7 @@ from store.domain.schedule import (
     halves,
 )
 from store.observe.logging import get_logger
+from store.rpc.outcome import unsuccessful
 from store.runtime.peer_book import PeerBook
 
 _LOG = get_logger("store.runtime.sync")
@@ -172,12 +173,13 @@ class Synchronizer:
     async def _session(self, begin: Begin) -> None:
         window = self._schedule.window(self._clocks.now_ns(), begin)
         self._book.begun(begin.peer)
-        outcome = _failed(_STOPPING)
+        outcome = unsuccessful(SyncEnding.FAILED, _STOPPING, 0.0)
         try:
             outcome = await self._caller.synchronize(begin.peer, window)
         except Exception as error:  # noqa: BLE001 - a fault of ours; the schedule goes on
             _LOG.exception("session_failed", peer=str(begin.peer))
-            outcome = _failed(f"this node failed ({type(error).__name__}): see its log")
+            sentence = f"this node failed ({type(error).__name__}): see its log"
+            outcome = unsuccessful(SyncEnding.FAILED, sentence, 0.0)
         finally:
             done = SyncDone(begin.peer, window, outcome)
             self._book.ended(done)
@@ -202,18 +204,4 @@ def _ended(begin: Begin, window: Window, outcome: SyncOutcome) -> Ended:
         aborted=outcome.ending is SyncEnding.ABORTED,
         left_over=outcome.left_over and moved,
         parts=halves(window, outcome.middle_ns) if stuck else (),
-    )
-
-
-def _failed(sentence: str) -> SyncOutcome:
-    return SyncOutcome(
-        in_sync=False,
-        round_trips=0,
-        bytes_sent=0,
-        bytes_received=0,
-        messages_sent=0,
-        messages_received=0,
-        seconds=0.0,
-        error=sentence,
-        ending=SyncEnding.FAILED,
     )

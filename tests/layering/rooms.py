@@ -24,11 +24,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # edges, which never import each other
     "store.db": EDGES_SHARE | {"migrations", "reconcile", "sds"},
     "store.embedded": frozenset({"store.domain"}),
-    "store.rpc": EDGES_SHARE | {"reconcile", "wire"},
+    "store.rpc": EDGES_SHARE | {"dial", "reconcile", "wire"},
     # a program of its own, as far as the node is concerned
     "store.client": frozenset({"dial", "message", "sds", "wire"}),
     # what the rooms above them are given
-    "store.config": frozenset({"message", "store.domain"}),
+    "store.config": frozenset({"dial", "message", "store.domain"}),
     "store.observe": frozenset(),
     # the top: these wire everything
     "store.runtime": EDGES_SHARE

@@ -2,8 +2,9 @@
 
 import pytest
 
-from dial.channel import TlsIdentity, is_loopback, open_channel, parse_address
+from dial.channel import TlsIdentity, open_channel, parse_address
 from dial.errors import ClientOptionError, NodeError, query_error
+from dial.hosts import is_loopback
 from store.client.retry import Retry
 
 TLS = TlsIdentity(ca=b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")

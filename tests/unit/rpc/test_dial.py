@@ -1,7 +1,8 @@
 import pytest
 
+from dial.hosts import is_loopback
 from store.domain.ports import PeerAddress
-from store.rpc.dial import is_loopback, shown
+from store.rpc.dial import shown
 from store.rpc.limits import MAX_PEER_TEXT_CHARS
 
 

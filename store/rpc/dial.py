@@ -15,7 +15,7 @@ call was not answered in time may be dead without anybody having been told: it i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -105,8 +105,10 @@ class PeerCall:
         self.callee = callee
         self._call = call
         self._told = asyncio.Event()
-        """Set whenever the call gets a status; one for a write that failed is not the last."""
-        call.add_done_callback(lambda _: self._told.set())
+        self._ending: tuple[grpc.StatusCode, str | None] | None = None
+        """The status that the peer gave. gRPC forgets it when a write fails that was on its way:
+        the status of the failed write then takes its place, be it before the peer's or after."""
+        call.add_done_callback(self._learn)
 
     async def read(self) -> bytes | None:
         """The next frame; None when the peer has ended the call with OK."""
@@ -149,19 +151,20 @@ class PeerCall:
         self._call.cancel()
 
     async def _demand_ok(self) -> None:
-        code, details = await self._status()
-        if code is grpc.StatusCode.INTERNAL and details == _BROKEN_WRITE:
-            # The call ended while it was written to. Why, gRPC learns a moment later.
-            self._told.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PEER_STATUS_TIMEOUT_S):
-                    await self._told.wait()
-            code, details = await self._status()
+        # A write that fails may be told before the reason why the call has ended.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PEER_STATUS_TIMEOUT_S):
+                await self._told.wait()
+        code, details = self._ending or (grpc.StatusCode.INTERNAL, _BROKEN_WRITE)
         if code is not grpc.StatusCode.OK:
             raise _failed(self.peer, code, details)
 
-    async def _status(self) -> tuple[grpc.StatusCode, str | None]:
-        return await self._call.code(), await self._call.details()
+    def _learn(self, call: Any) -> None:  # noqa: ANN401 - grpc.aio's, untyped
+        """Take in a status, as often as gRPC gives the call one."""
+        status = _at_once(call.code()), _at_once(call.details())
+        if status != (grpc.StatusCode.INTERNAL, _BROKEN_WRITE):
+            self._ending = self._ending or status
+            self._told.set()
 
 
 @dataclass(slots=True, eq=False)
@@ -390,6 +393,16 @@ async def _in_time(peer: PeerAddress, work: Awaitable[_T]) -> _T:
         ) from None
     except grpc.aio.AioRpcError as error:
         raise _failed(peer, error.code(), error.details()) from None
+
+
+def _at_once(known: Coroutine[Any, Any, _T]) -> _T:
+    """What a coroutine returns that has nothing to wait for."""
+    try:
+        known.send(None)
+    except StopIteration as answer:
+        value: _T = answer.value
+        return value
+    raise AssertionError(f"{known} waits")
 
 
 def _reraise_own() -> None:

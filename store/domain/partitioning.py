@@ -116,6 +116,11 @@ class Cover:
         run = _at(self._runs, self._run_lows, first)
         return run is not None and last in run
 
+    def reaches(self, first: int) -> int:
+        """The first key from ``first`` on, itself included, that has no partition."""
+        run = _at(self._runs, self._run_lows, first)
+        return first if run is None else run.high
+
     def overlaps(self, other: Bounds) -> bool:
         """True when a partition with these bounds could not be added."""
         place = bisect_right(self._lows, other.low)

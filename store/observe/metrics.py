@@ -26,6 +26,22 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SOURCES: Final = ("client", "transfer", "gossip", "resume", "restore")
 """Values of the label `source`."""
 
+MAINTENANCE_EVENTS: Final = (
+    "maintenance_taken",
+    "maintenance_failed",
+    "maintenance_disconnected",
+    "partition_dropped",
+    "partitions_analyzed",
+    "retention_problem",
+    "clock_ahead",
+    "clock_doubted",
+    "clock_believed",
+)
+"""Values of the label `event` of what maintenance does."""
+
+DATABASE_EVENTS: Final = ("away", "back", "commits_lost", "postgres_exited", "postgres_restarted")
+"""Values of the label `event` of what happens to the database; an embedded one may add others."""
+
 _SECONDS_BUCKETS: Final = (
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
@@ -152,6 +168,24 @@ class Metrics:
             ["peer"],
             registry=registry,
         )
+        self.peer_failures = Gauge(
+            "storenode_peer_failures",
+            "Reconciliations that this node began with a configured peer and that failed in a row.",
+            ["peer"],
+            registry=registry,
+        )
+        self.peer_differences = Gauge(
+            "storenode_peer_differences",
+            "Messages that one side still lacked after the last session that this node began with a"
+            " peer over the whole history, or over a part of it (recent).",
+            ["peer", "window"],
+            registry=registry,
+        )
+        self.sync_interval_seconds = Gauge(
+            "storenode_sync_interval_seconds",
+            "How often this node reconciles with some peer; 0: never by itself.",
+            registry=registry,
+        )
         self._make_gossip(registry)
 
     def _make_gossip(self, registry: CollectorRegistry) -> None:
@@ -217,6 +251,87 @@ class Metrics:
             "storenode_maintenance_events_total",
             "What the maintenance of partitions did or could not do, by event.",
             ["event"],
+            registry=registry,
+        )
+
+        self.maintenance_in_charge = Gauge(
+            "storenode_maintenance_in_charge",
+            "1 on the node that does the maintenance of its database, else 0.",
+            registry=registry,
+        )
+        for event in MAINTENANCE_EVENTS:
+            self.maintenance_events.labels(event)
+        for event in DATABASE_EVENTS:
+            self.database_events.labels(event)
+        self._make_tables(registry)
+        self._make_retention(registry)
+
+    def _make_tables(self, registry: CollectorRegistry) -> None:
+        self.table_bytes = Gauge(
+            "storenode_table_bytes",
+            "Size of a table with its partitions and indexes.",
+            ["table"],
+            registry=registry,
+        )
+        self.table_rows = Gauge(
+            "storenode_table_rows",
+            "Rows of a table as Postgres counts them, by state (live, dead).",
+            ["table", "state"],
+            registry=registry,
+        )
+        self.partitions_until = Gauge(
+            "storenode_partitions_until_timestamp_seconds",
+            "Up to this Unix time no timestamp from now on lacks a partition.",
+            registry=registry,
+        )
+        self.standbys = Gauge(
+            "storenode_database_standbys",
+            "Standbys that are connected to the database for replication.",
+            registry=registry,
+        )
+        self.standby_lag_bytes = Gauge(
+            "storenode_database_standby_lag_bytes",
+            "Bytes of log that a standby has not replayed; only with the role pg_read_all_stats.",
+            ["standby"],
+            registry=registry,
+        )
+        self.disk_free_bytes = Gauge(
+            "storenode_disk_free_bytes",
+            "Free space of the file system of an embedded database.",
+            ["volume"],
+            registry=registry,
+        )
+        self.disk_size_bytes = Gauge(
+            "storenode_disk_size_bytes",
+            "Size of the file system of an embedded database.",
+            ["volume"],
+            registry=registry,
+        )
+
+    def _make_retention(self, registry: CollectorRegistry) -> None:
+        self.retention_seconds = Gauge(
+            "storenode_retention_seconds",
+            "Age at which messages are dropped; 0: none are, by age.",
+            registry=registry,
+        )
+        self.retention_requires_archive = Gauge(
+            "storenode_retention_requires_archive",
+            "1 where only what is archived is dropped, else 0.",
+            registry=registry,
+        )
+        self.unarchived_hours = Gauge(
+            "storenode_unarchived_hours",
+            "Hours that are over, have messages, and are not noted as archived.",
+            registry=registry,
+        )
+        self.oldest_unarchived = Gauge(
+            "storenode_oldest_unarchived_timestamp_seconds",
+            "Beginning of the oldest of these hours, in Unix seconds; 0: there is none.",
+            registry=registry,
+        )
+        self.archived_until = Gauge(
+            "storenode_archived_until_timestamp_seconds",
+            "End of the newest hour noted as archived, in Unix seconds; 0: none was.",
             registry=registry,
         )
 

@@ -29,6 +29,23 @@ SUMMARY_AGE_S: Final = 1.0
 SUMMARY_TIMEOUT_S: Final = 2.0
 """How long a request for metrics waits for that; then it shows older numbers."""
 
+CONDITION_INTERVAL_S: Final = 30.0
+"""How often sizes, dead rows, partitions ahead, standbys and what is archived are looked at."""
+
+STATUS_REST_S: Final = 1.0
+"""How often the data of the status page is put together, however many look at it."""
+
+STATUS_PATIENCE_S: Final = 2.0
+"""How long it waits for the database; then it shows what was read before."""
+
+TIMELINE_REST_S: Final = 3.0
+UPKEEP_REST_S: Final = 15.0
+"""How often it reads what is held by time, and how the database does."""
+
+MAX_STATUS_TEXT_CHARS: Final = 300
+MAX_STATUS_NOTES: Final = 5
+"""Of a text that a peer may have written, and of the notes of one session."""
+
 ONLINE_INTERVAL_S: Final = 10.0
 """How often it is noted that the store is online."""
 

@@ -35,6 +35,7 @@ from store.runtime.errors import NodeError, UnreachableError, WrongConfiguration
 from store.runtime.gossiping import Gossiping, open_gossip
 from store.runtime.identity import kept_node_id
 from store.runtime.limits import (
+    CONDITION_INTERVAL_S,
     DRAIN_NOTICE_S,
     LOG_SUMMARY_INTERVAL_S,
     SUMMARY_INTERVAL_S,
@@ -170,19 +171,29 @@ class Node:
         return str(Address(where.host, port))
 
     async def _start_tasks(self, stack: AsyncExitStack, wiring: Wiring) -> None:
-        telemetry = Telemetry(self._metrics, wiring, self._policy)
+        embedded_in = self._config.data_dir if self._config.database_url is None else None
+        telemetry = Telemetry(self._metrics, wiring, self._policy, embedded_in)
         await telemetry.read_summary()
         self._telemetry = telemetry
         self._metrics.database_up.set(1)
+        self._show_options()
         self._monitor = DatabaseMonitor(wiring.database, self._database_changed)
         stack.push_async_callback(self._tasks.stop)
         tasks = self._tasks
         tasks.start("database monitor", self._monitor.run)
         tasks.start("maintainer", wiring.maintainer.run)
         tasks.start_every(SUMMARY_INTERVAL_S, "summary", telemetry.read_all)
+        tasks.start_every(CONDITION_INTERVAL_S, "condition", telemetry.read_condition)
         tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.reload_if_changed)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
         tasks.start_every(TRIM_INTERVAL_S, "memory", Trimmer().trim_grown)
+
+    def _show_options(self) -> None:
+        """What alerts compare with."""
+        config, metrics = self._config, self._metrics
+        metrics.retention_seconds.set((config.retention or 0) / NS_PER_S)
+        metrics.retention_requires_archive.set(int(config.retention_requires_archive))
+        metrics.sync_interval_seconds.set(config.sync_interval / NS_PER_S if config.peer else 0)
 
     def _rpc_context(
         self, identity: NodeIdentity, wiring: Wiring, peering: Peering, gossiping: Gossiping

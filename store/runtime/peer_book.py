@@ -59,6 +59,8 @@ class PeerBook:
         self._metrics = metrics
         self._now_ns = now_ns
         self.connections: Connections | None = None
+        for peer in peers:
+            metrics.peer_failures.labels(str(peer))
 
     def begun(self, peer: PeerAddress) -> None:
         """This node begins a session with a peer."""
@@ -76,6 +78,11 @@ class PeerBook:
         else:
             known.failures += 1
             known.last_error = done.outcome.error
+        self._metrics.peer_failures.labels(str(done.peer)).set(known.failures)
+        if done.outcome.ending is SyncEnding.DONE:
+            window = "recent" if done.window.time_start_ns else "whole"
+            left = self._metrics.peer_differences.labels(str(done.peer), window)
+            left.set(_differences_left(done.outcome))
 
     def states(self) -> list[PeerState]:
         """The configured peers, in the order of the options."""
@@ -134,6 +141,13 @@ class PeerBook:
         known.has = max(0, outcome.missing_here - outcome.messages_received)
         label = str(peer)
         self._metrics.peer_last_sync_timestamp_seconds.labels(label).set(now_ns / NS_PER_S)
+
+
+def _differences_left(outcome: SyncOutcome) -> int:
+    """Messages that one side still lacks; what policy keeps different does not count."""
+    if outcome.in_sync:
+        return 0
+    return max(0, outcome.differences - outcome.messages_received - outcome.messages_sent)
 
 
 def _write(role: SyncRole, peer_node_id: str, outcome: SyncOutcome) -> None:

@@ -118,6 +118,7 @@ async def open_wiring(
 
     def lost(reached: Place, left: Place) -> None:
         _LOG.error("commits_lost", reached=reached[0], newest=left[0])
+        metrics.database_events.labels("commits_lost").inc()
         commits.lost()
 
     feed = DatabaseFeed(

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import time
 from collections import Counter
+from pathlib import Path
 
 from message.limits import NS_PER_S
+from store.db.condition import StoreCondition, read_condition
 from store.db.partitions import read_catalog
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.observe.logging import suppressed_total
@@ -17,12 +21,22 @@ from store.runtime.services import Wiring
 
 
 class Telemetry:
-    """Refreshes gauges: what the database holds now and then, the rest when they are asked for."""
+    """Refreshes gauges: what the database holds now and then, the rest when they are asked for.
 
-    def __init__(self, metrics: Metrics, wiring: Wiring, policy: PolicySource) -> None:
+    ``embedded_in`` is the directory of an embedded database, whose disk is looked at too.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        wiring: Wiring,
+        policy: PolicySource,
+        embedded_in: Path | None = None,
+    ) -> None:
         self._metrics = metrics
         self._wiring = wiring
         self._policy = policy
+        self._embedded_in = embedded_in
         self._clock = asyncio.get_running_loop().time
         self._summarised_s = -SUMMARY_INTERVAL_S
 
@@ -36,6 +50,7 @@ class Telemetry:
         self._metrics.feed_position.set(self._wiring.feed.head[0])
         self._metrics.index_entries.set(self._wiring.reconcilable.index_entries)
         self._metrics.log_events_suppressed.set(suppressed_total())
+        self._metrics.maintenance_in_charge.set(int(self._wiring.maintainer.in_charge))
         return self._metrics.render()
 
     async def read_all(self) -> None:
@@ -62,6 +77,31 @@ class Telemetry:
         self._metrics.unread_events.set(unread.count)
         self._metrics.unread_oldest_seconds.set(unread.oldest_ns / NS_PER_S)
         self._metrics.waiting_events.set(unread.waiting)
+
+    async def read_condition(self) -> None:
+        """Read how the database is; one that is away leaves all as it was."""
+        if self._embedded_in is not None:
+            disk = await asyncio.to_thread(shutil.disk_usage, self._embedded_in)
+            self._metrics.disk_free_bytes.labels("data").set(disk.free)
+            self._metrics.disk_size_bytes.labels("data").set(disk.total)
+        with contextlib.suppress(StoreUnavailable, StoreBusy):
+            now_ns = time.time_ns()
+            self._show(await self._wiring.database.read(lambda each: read_condition(each, now_ns)))
+
+    def _show(self, condition: StoreCondition) -> None:
+        metrics, archive = self._metrics, condition.archive
+        for name, table in condition.tables.items():
+            metrics.table_bytes.labels(name).set(table.size_bytes)
+            metrics.table_rows.labels(name, "live").set(table.live_rows)
+            metrics.table_rows.labels(name, "dead").set(table.dead_rows)
+        metrics.partitions_until.set(condition.covered_until_ns / NS_PER_S)
+        metrics.standbys.set(condition.standbys)
+        metrics.standby_lag_bytes.clear()
+        for name, lag_bytes in condition.standby_lag_bytes.items():
+            metrics.standby_lag_bytes.labels(name).set(lag_bytes)
+        metrics.unarchived_hours.set(archive.unarchived_hours)
+        metrics.oldest_unarchived.set(archive.oldest_unarchived_ns / NS_PER_S)
+        metrics.archived_until.set(archive.archived_until_ns / NS_PER_S)
 
     def _read_pools(self) -> None:
         connections = self._metrics.pool_connections

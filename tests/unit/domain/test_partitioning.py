@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 from hypothesis import given
@@ -62,6 +62,7 @@ def test_a_cover_answers_as_a_list_does(bounds: list[Bounds], one: int, other: i
     inside = {key for each in bounds for key in range(each.low, each.high)}
     assert (cover.find(one) is not None) == (one in inside)
     assert cover.spans(first, last) == (set(range(first, last + 1)) <= inside)
+    assert cover.reaches(first) == next(key for key in count(first) if key not in inside)
     found = [key for gap in cover.gaps(first, last) for key in range(gap.low, gap.high)]
     assert found == sorted(set(range(first, last + 1)) - inside)
     asked = Bounds(first, last + 1)

@@ -1,5 +1,7 @@
 """What a node says of its peers after sessions that ended in different ways."""
 
+from dataclasses import replace
+
 from store.domain.ports import PeerAddress, SyncDone, SyncEnding, SyncOutcome, Window
 from store.observe.metrics import Metrics
 from store.runtime.peer_book import PeerBook
@@ -34,3 +36,27 @@ def test_a_lost_tie_ends_failures_and_is_no_report() -> None:
     assert (state.failures, state.last_error) == (0, "")
     assert state.last is failed
     assert not state.in_session
+
+
+def test_what_is_left_different_is_told_by_the_window() -> None:
+    metrics = Metrics("1.0")
+    book = PeerBook((PEER,), metrics, lambda: 1)
+    label = {"peer": str(PEER)}
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {**label, **labels})
+
+    assert value("storenode_peer_failures") == 0
+    book.ended(done(SyncEnding.FAILED))
+    assert value("storenode_peer_failures") == 1
+    assert value("storenode_peer_differences", window="whole") is None
+    whole = done(SyncEnding.DONE)
+    book.ended(replace(whole, outcome=replace(whole.outcome, differences=7, in_sync=True)))
+    assert value("storenode_peer_failures") == 0
+    assert value("storenode_peer_differences", window="whole") == 0
+    short = replace(whole.outcome, differences=7, messages_received=2, in_sync=False)
+    book.ended(replace(whole, outcome=short))
+    assert value("storenode_peer_differences", window="whole") == 5
+    book.ended(replace(whole, window=Window(time_start_ns=1)))
+    assert value("storenode_peer_differences", window="recent") == 0
+    assert value("storenode_peer_differences", window="whole") == 5

@@ -75,6 +75,16 @@ def read_slices(
                     yield _decoded(batch, None, names)
 
 
+def read_statement(url: str, statement: str) -> Iterator[pa.RecordBatch]:
+    """What a statement selects.
+
+    Raises:
+        PipelineError: the database cannot be reached, or refuses.
+    """
+    with _connection(url) as connection:
+        yield from _batches(connection, statement)
+
+
 def _with_sds(
     connection: dbapi.Connection,
     second: dbapi.Connection,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, NamedTuple, Protocol
 
 from pyspark.sql import SparkSession
 
@@ -31,8 +31,9 @@ def shown(session: SparkSession, say: Say, what: str, messages: int = 0) -> Iter
         yield
         return
     ended = threading.Event()
+    tasks = _tasks_of(session)
     watcher = threading.Thread(
-        target=_watch, args=(session, say, what, messages, ended), name="progress", daemon=True
+        target=_watch, args=(tasks, say, what, messages, ended), name="progress", daemon=True
     )
     started = time.monotonic()
     say(f"{what}: begins" + (f", {messages:,} messages" if messages else ""))
@@ -42,29 +43,83 @@ def shown(session: SparkSession, say: Say, what: str, messages: int = 0) -> Iter
     finally:
         ended.set()
         watcher.join()
+        tasks.close()
     seconds = time.monotonic() - started
     rate = f", {messages / seconds:,.0f} messages/s" if messages and seconds else ""
     say(f"{what}: done in {seconds:.1f} s{rate}")
 
 
-def _watch(
-    session: SparkSession, say: Say, what: str, messages: int, ended: threading.Event
-) -> None:
-    tracker = session.sparkContext.statusTracker()
+class _Counts(NamedTuple):
+    """Tasks of the stages that are under way."""
+
+    done: int
+    tasks: int
+
+
+class _Tasks(Protocol):
+    """Knows how far Spark is."""
+
+    def counts(self) -> _Counts:
+        """As of now, or of the last report."""
+
+    def close(self) -> None:
+        """Watch no longer."""
+
+
+class _Tracked:
+    """Spark that was started here is asked."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._tracker = session.sparkContext.statusTracker()
+
+    def counts(self) -> _Counts:
+        found = (self._tracker.getStageInfo(each) for each in self._tracker.getActiveStageIds())
+        stages = [each for each in found if each is not None]
+        done = sum(each.numCompletedTasks for each in stages)
+        return _Counts(done, sum(each.numTasks for each in stages))
+
+    def close(self) -> None:
+        pass
+
+
+class _Reported:
+    """A Spark Connect server reports while it carries out what it was asked."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self._last = _Counts(0, 0)
+        session.registerProgressHandler(self)
+
+    def __call__(self, stages: Iterable[Any] | None, **_rest: object) -> None:
+        """Take a report; stages of the operation that are done stay in it."""
+        begun = [each for each in stages or () if not each.done]
+        done = sum(each.num_completed_tasks for each in begun)
+        self._last = _Counts(done, sum(each.num_tasks for each in begun))
+
+    def counts(self) -> _Counts:
+        return self._last
+
+    def close(self) -> None:
+        self._session.removeProgressHandler(self)
+
+
+def _tasks_of(session: object) -> _Tasks:
+    # Sessions of Spark Connect have a class of their own, which is no subclass.
+    return _Tracked(session) if isinstance(session, SparkSession) else _Reported(session)
+
+
+def _watch(tasks: _Tasks, say: Say, what: str, messages: int, ended: threading.Event) -> None:
     started, last = time.monotonic(), ""
     while not ended.wait(INTERVAL_S):
-        tasks = done = 0
-        for stage in tracker.getActiveStageIds():
-            info = tracker.getStageInfo(stage)
-            if info is not None:
-                tasks, done = tasks + info.numTasks, done + info.numCompletedTasks
-        line = _line(what, done, tasks, messages, time.monotonic() - started)
-        if tasks and line != last:
+        found = tasks.counts()
+        line = _line(what, found, messages, time.monotonic() - started)
+        if found.tasks and line != last:
             say(line)
             last = line
 
 
-def _line(what: str, done: int, tasks: int, messages: int, seconds: float) -> str:
+def _line(what: str, found: _Counts, messages: int, seconds: float) -> str:
+    done, tasks = found
     line = f"{what}: {done} of {tasks} parts"
     if messages and tasks:
         about = messages * done // tasks

@@ -1,4 +1,7 @@
-"""The Spark session of a job."""
+"""The Spark session of a job: of a Spark that is started here, or behind a Spark Connect server.
+
+What differs between the two is here and in `pipeline.progress`; jobs know nothing of it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import pyspark
 from pyspark.sql import SparkSession
 
-from pipeline.errors import of_spark
-from pipeline.java import require_java
+from pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from pipeline.limits import OPEN_FILES
+from pipeline.masters import remote_url, require_spark
 from pipeline.source import StorenodeSource
 
 LOCAL: Final = "local[*]"
@@ -33,6 +37,9 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.redaction.options.regex": "(?i)url|password",
     "spark.sql.adaptive.enabled": "true",
 }
+_HADOOP: Final = "spark.hadoop."
+"""What a session calls without this is called with it where Spark is started."""
+
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
@@ -51,20 +58,21 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session with the data source `storenode`, stopped at the end unless it was there before.
 
-    ``master`` None: that of a program which is run by spark-submit, else all cores of this machine.
-    ``settings`` win over those of the pipeline.
+    ``master`` None: that of a program which is run by spark-submit, the Spark Connect server that
+    ``SPARK_REMOTE`` names, else all cores of this machine. ``settings`` win over those of the
+    pipeline.
 
     Raises:
-        PipelineError: there is no Java runtime, or Spark does not start.
+        PipelineError: there is no Java runtime, Spark does not start, or the Spark Connect server
+            cannot be reached or is of another version.
     """
-    active = SparkSession.getActiveSession()
+    remote = remote_url(master)
+    active = None if remote else SparkSession.getActiveSession()
     if active is not None:
         yield prepared(active)
         return
-    require_java()
-    # Workers must be the interpreter that has the pipeline.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session = _start(master, settings or {})
+    require_spark(master)
+    session = _start(master, settings or {}) if remote is None else _connect(remote, settings or {})
     try:
         yield prepared(session)
     finally:
@@ -77,7 +85,26 @@ def prepared(session: SparkSession) -> SparkSession:
     return session
 
 
+def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
+    """A session of a server, whose own settings were made when it was started."""
+    given = {name.removeprefix(_HADOOP): value for name, value in SETTINGS.items()} | settings
+    try:
+        session = SparkSession.builder.remote(url).getOrCreate()
+        if session.version != pyspark.__version__:
+            raise PipelineError(
+                f"The Spark Connect server has version {session.version} of Spark, and PySpark here"
+                f" is {pyspark.__version__}: install the same on both."
+            )
+        for name, value in given.items():
+            session.conf.set(name, value)
+    except SPARK_ERRORS as error:
+        raise of_spark(error) from error
+    return session
+
+
 def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
+    # Workers must be the interpreter that has the pipeline.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("storenode pipeline")
     given = {**SETTINGS, **settings}
     if master is not None or not _submitted():

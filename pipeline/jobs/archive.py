@@ -174,12 +174,11 @@ class _Run:
         """The messages of some hours, as far as they are asked for."""
         job = self._job
         rows = sum(each.messages for each in to_do.values())
-        tasks = max(job.connections, self._session.sparkContext.defaultParallelism)
         slices = plan_slices(
             to_do,
             state.partitions,
             Bounds(job.low_ns, job.high_ns),
-            good_slice_rows(rows, tasks),
+            good_slice_rows(rows, job.connections),
         )
         options = read_options(
             job.url, position=state.position, slices=to_text(slices), connections=job.connections

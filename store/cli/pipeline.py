@@ -38,7 +38,8 @@ _JOB_OPTIONS: Final[tuple[Decorator, ...]] = (
     option(
         "--master",
         metavar="URL",
-        help="Spark master, such as spark://HOST:7077; without it all cores of this machine.",
+        help="Spark master, such as spark://HOST:7077, or sc://HOST:15002 for a Spark Connect"
+        " server; without it all cores of this machine.",
     ),
     option(
         "--connections",
@@ -132,11 +133,11 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         _require_libraries()
         from pipeline.errors import PipelineError  # noqa: PLC0415
-        from pipeline.java import require_java  # noqa: PLC0415
+        from pipeline.masters import require_spark  # noqa: PLC0415
 
         settings = dict(_setting(each) for each in spark_conf)
         try:
-            require_java()
+            require_spark(master)
             runner = Runner(target, master, connections, settings, quiet=quiet)
             return command(runner, **options)
         except PipelineError as error:

@@ -6,9 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pyspark.sql import SparkSession
+
+if TYPE_CHECKING:
+    from pyspark.sql.connect.shell.progress import StageInfo
 
 INTERVAL_S: Final = 1.0
 
@@ -90,11 +93,17 @@ class _Reported:
         self._last = _Counts(0, 0)
         session.registerProgressHandler(self)
 
-    def __call__(self, stages: Iterable[Any] | None, **_rest: object) -> None:
+    def __call__(
+        self,
+        stages: Iterable[StageInfo] | None,
+        inflight_tasks: int,  # noqa: ARG002 - Spark's name
+        operation_id: str | None,  # noqa: ARG002
+        done: bool,
+    ) -> None:
         """Take a report; stages of the operation that are done stay in it."""
-        begun = [each for each in stages or () if not each.done]
-        done = sum(each.num_completed_tasks for each in begun)
-        self._last = _Counts(done, sum(each.num_tasks for each in begun))
+        begun = [each for each in stages or () if not each.done and not done]
+        completed = sum(each.num_completed_tasks for each in begun)
+        self._last = _Counts(completed, sum(each.num_tasks for each in begun))
 
     def counts(self) -> _Counts:
         return self._last
@@ -103,9 +112,13 @@ class _Reported:
         self._session.removeProgressHandler(self)
 
 
-def _tasks_of(session: object) -> _Tasks:
-    # Sessions of Spark Connect have a class of their own, which is no subclass.
-    return _Tracked(session) if isinstance(session, SparkSession) else _Reported(session)
+def _tasks_of(session: SparkSession) -> _Tasks:
+    return _Reported(session) if is_remote(session) else _Tracked(session)
+
+
+def is_remote(session: object) -> bool:
+    """Whether a session is one of Spark Connect; its class only looks like the other one."""
+    return not isinstance(session, SparkSession)
 
 
 def _watch(tasks: _Tasks, say: Say, what: str, messages: int, ended: threading.Event) -> None:

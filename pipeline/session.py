@@ -87,7 +87,7 @@ def prepared(session: SparkSession) -> SparkSession:
 
 def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
     """A session of a server, whose own settings were made when it was started."""
-    given = {name.removeprefix(_HADOOP): value for name, value in SETTINGS.items()} | settings
+    given = {**{name.removeprefix(_HADOOP): value for name, value in SETTINGS.items()}, **settings}
     try:
         session = SparkSession.builder.remote(url).getOrCreate()
         if session.version != pyspark.__version__:

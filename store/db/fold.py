@@ -116,6 +116,21 @@ async def fold_until(connection: Connection, position: int = _MAX_BIGINT) -> Fol
             return Folded(folded.position, commits, folded.complete)
 
 
+async def following(
+    connection: Connection,
+    position: int,
+    most_commits: int = MAX_FOLD_COMMITS,
+    most_bytes: int = MAX_FOLD_BYTES,
+) -> list[tuple[int, bytes]]:
+    """Position and delta of the commits behind a position, in their order.
+
+    There are more when so many came, or so many bytes; one comes at least where there is one.
+    """
+    cursor = connection.cursor(binary=True)
+    await cursor.execute(_NEXT, (position, most_commits, most_bytes))
+    return [(place, bytes(delta)) for place, delta in await cursor.fetchall()]
+
+
 async def is_pending(connection: Connection) -> bool:
     """Whether there is something to fold."""
     cursor = await connection.execute(_PENDING)
@@ -146,12 +161,10 @@ async def _fold_next(
     connection: Connection, most_commits: int, most_bytes: int, without: Sequence[Bounds]
 ) -> Folded:
     ((before,),) = await (await connection.execute(_FOLDED)).fetchall()
-    cursor = connection.cursor(binary=True)
-    await cursor.execute(_NEXT, (before, most_commits, most_bytes))
-    rows = await cursor.fetchall()
+    rows = await following(connection, before, most_commits, most_bytes)
     if not rows:
         return Folded(before, 0, complete=True)
-    deltas = [bytes(summary) for _, summary in rows]
+    deltas = [delta for _, delta in rows]
     minutes = unpack(deltas)
     for bounds in without:
         minutes = minutes.without(bounds.low, bounds.high)

@@ -1,22 +1,31 @@
-"""The metrics listener: `/metrics`, `/healthz` and `/readyz` over plain HTTP/1.1.
+"""The metrics listener: `/metrics`, `/healthz`, `/readyz` and the status page, over plain HTTP/1.1.
 
 One request per connection; connections, the size of a request and its time are bounded, so
-whoever can reach the port cannot hold the node up.
+whoever can reach the port cannot hold the node up. The page has a share of the connections, so that
+whoever looks at it cannot keep probes out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from store.observe.limits import HTTP_TIMEOUT_S, MAX_HTTP_CONNECTIONS, MAX_HTTP_HEAD_BYTES
+from store.observe import page
+from store.observe.limits import (
+    HTTP_TIMEOUT_S,
+    MAX_HTTP_CONNECTIONS,
+    MAX_HTTP_HEAD_BYTES,
+    MAX_STATUS_REQUESTS,
+)
 from store.observe.metrics import CONTENT_TYPE
 
 _TEXT = "text/plain; charset=utf-8"
+_JSON = "application/json"
 _END_OF_HEAD = b"\r\n\r\n"
+_NOT_HERE = b"Here are /status, /status.json, /metrics, /healthz and /readyz.\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,7 @@ class Answer:
     status: HTTPStatus
     body: bytes
     content_type: str = _TEXT
+    headers: Sequence[tuple[str, str]] = ()
 
 
 class MetricsListener:
@@ -34,12 +44,15 @@ class MetricsListener:
     def __init__(
         self,
         render_metrics: Callable[[], Awaitable[bytes]],
+        render_status: Callable[[], Awaitable[bytes]],
         why_not_ready: Callable[[], str | None],
     ) -> None:
         self._render_metrics = render_metrics
+        self._render_status = render_status
         self._why_not_ready = why_not_ready
         self._server: asyncio.Server | None = None
         self._connections = 0
+        self._status_requests = 0
 
     async def open(self, host: str, port: int) -> int:
         """Bind and serve; returns the port.
@@ -63,17 +76,31 @@ class MetricsListener:
         """The response to one request."""
         if method not in ("GET", "HEAD"):
             return Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"Use GET or HEAD.\n")
-        match path.partition("?")[0]:
+        path = path.partition("?")[0]
+        match path:
             case "/metrics":
                 return Answer(HTTPStatus.OK, await self._render_metrics(), CONTENT_TYPE)
             case "/healthz":
                 return Answer(HTTPStatus.OK, b"alive\n")
             case "/readyz":
-                reason = self._why_not_ready()
-                if reason is None:
-                    return Answer(HTTPStatus.OK, b"ready\n")
-                return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"not ready: {reason}\n".encode())
-        return Answer(HTTPStatus.NOT_FOUND, b"Here are /metrics, /healthz and /readyz.\n")
+                return self._readiness()
+        return await self._answer_browser(path)
+
+    def _readiness(self) -> Answer:
+        reason = self._why_not_ready()
+        if reason is None:
+            return Answer(HTTPStatus.OK, b"ready\n")
+        return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"not ready: {reason}\n".encode())
+
+    async def _answer_browser(self, path: str) -> Answer:
+        if path == "/":
+            return Answer(HTTPStatus.FOUND, b"", headers=(("Location", page.PATH),))
+        if path == page.DATA_PATH:
+            return Answer(HTTPStatus.OK, await self._render_status(), _JSON, page.HEADERS)
+        found = page.asset(path)
+        if found is None:
+            return Answer(HTTPStatus.NOT_FOUND, _NOT_HERE)
+        return Answer(HTTPStatus.OK, *found, page.HEADERS)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
@@ -88,7 +115,7 @@ class MetricsListener:
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._connections > MAX_HTTP_CONNECTIONS:
-            await _send(writer, Answer(HTTPStatus.SERVICE_UNAVAILABLE, b"Too many connections.\n"))
+            await _send(writer, _too_many("connections"))
             return
         try:
             head = await reader.readuntil(_END_OF_HEAD)
@@ -108,15 +135,34 @@ class MetricsListener:
             await _send(writer, Answer(HTTPStatus.BAD_REQUEST, b"This is no HTTP/1.1 request.\n"))
             return
         method, path, _ = parts
-        await _send(writer, await self.answer(method, path), with_body=method != "HEAD")
+        with_body = method != "HEAD"
+        if not path.startswith(page.PATH):
+            await _send(writer, await self.answer(method, path), with_body=with_body)
+        elif self._status_requests >= MAX_STATUS_REQUESTS:
+            await _send(writer, _too_many("requests about the status page"), with_body=with_body)
+        else:
+            self._status_requests += 1
+            try:
+                await _send(writer, await self.answer(method, path), with_body=with_body)
+            finally:
+                self._status_requests -= 1
+
+
+def _too_many(what: str) -> Answer:
+    sentence = f"Too many {what}: ask again in a few seconds.\n"
+    return Answer(
+        HTTPStatus.SERVICE_UNAVAILABLE, sentence.encode(), headers=(("Retry-After", "3"),)
+    )
 
 
 async def _send(writer: asyncio.StreamWriter, answer: Answer, *, with_body: bool = True) -> None:
     head = (
         f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
-        f"Content-Type: {answer.content_type}\r\n"
+        + "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
+        + f"Content-Type: {answer.content_type}\r\n"
         f"Content-Length: {len(answer.body)}\r\n"
         "Cache-Control: no-store\r\n"
+        "X-Content-Type-Options: nosniff\r\n"
         "Connection: close\r\n\r\n"
     )
     writer.write(head.encode("latin-1") + (answer.body if with_body else b""))

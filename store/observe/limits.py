@@ -23,3 +23,10 @@ MAX_HTTP_HEAD_BYTES: Final = 8 * 1024
 
 HTTP_TIMEOUT_S: Final = 10.0
 """How long one request may take, from the connection to the end of the response."""
+
+MAX_STATUS_REQUESTS: Final = 24
+"""Requests about the status page under way; the other connections are for probes and metrics."""
+
+RATE_INTERVAL_S: Final = 2.0
+RATE_SAMPLES: Final = 150
+"""How often the status page's rates are taken, and how many are kept: five minutes of them."""

@@ -23,6 +23,7 @@ from store.config.types import Address
 from store.domain.ports import StoreUnavailable
 from store.embedded.process import is_full_disk
 from store.observe.http import MetricsListener
+from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import Metrics
 from store.rpc.context import NodeIdentity, NodeState, RpcContext
@@ -49,6 +50,7 @@ from store.runtime.peering import Peering, open_peering
 from store.runtime.policy import PolicySource, client_limits, request_limits
 from store.runtime.readiness import Obstacle, Readiness
 from store.runtime.services import Wiring, open_wiring
+from store.runtime.status import Parts, StatusReport
 from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import Telemetry
 from store.runtime.tokens import TokenFile
@@ -70,6 +72,7 @@ class Node:
         self._health = Health()
         self._drain = Drain()
         self._readiness = Readiness(self._ready_changed)
+        self._status = StatusReport(version, self._metrics, self._readiness)
         self._policy = PolicySource(config, time.time_ns)
         self._tokens = TokenFile(config.client_token_file, client_limits(config))
         self._tasks = BackgroundTasks()
@@ -149,6 +152,7 @@ class Node:
             metrics=self._metrics,
         )
         self._gossiping = gossiping
+        self._status.complete(stack, Parts(identity, wiring, peering, gossiping, config.retention))
         context = self._rpc_context(identity, wiring, peering, gossiping)
         listeners = bind_listeners(config, wiring.services, context)
         stack.push_async_callback(stop_all, listeners.all, 0)
@@ -162,7 +166,9 @@ class Node:
 
     async def _open_metrics(self, stack: AsyncExitStack) -> str:
         where = self._config.metrics_listen
-        listener = MetricsListener(self._render_metrics, self._readiness.why_not)
+        listener = MetricsListener(
+            self._render_metrics, self._status.render, self._readiness.why_not
+        )
         try:
             port = await listener.open(where.host, where.port)
         except OSError as error:
@@ -186,6 +192,7 @@ class Node:
         tasks.start_every(CONDITION_INTERVAL_S, "condition", telemetry.read_condition)
         tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.reload_if_changed)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
+        tasks.start_every(RATE_INTERVAL_S, "rates", self._status.sample)
         tasks.start_every(TRIM_INTERVAL_S, "memory", Trimmer().trim_grown)
 
     def _show_options(self) -> None:

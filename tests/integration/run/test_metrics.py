@@ -61,7 +61,7 @@ def test_probes(node: NodeProcess) -> None:
 @pytest.mark.parametrize(
     ("request_bytes", "expected"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 "),
+        (b"GET /elsewhere HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 "),
         (b"POST /metrics HTTP/1.1\r\n\r\n", b"HTTP/1.1 405 "),
         (b"GET /metrics\r\n\r\n", b"HTTP/1.1 400 "),
         (b"\x00\xff\r\n\r\n", b"HTTP/1.1 400 "),

@@ -1,0 +1,586 @@
+"use strict";
+
+// The page asks for /status.json again and again and shows what it says. Whatever comes from there
+// is put in as text, never as markup: peers write some of it.
+
+const INTERVAL_MS = 2000;
+const TIMEOUT_MS = 8000;
+const HOUR_S = 3600;
+const DAY_S = 24 * HOUR_S;
+const LEVELS = 5;
+const RATES = [
+  ["published", "published here"],
+  ["queries", "queries"],
+  ["gossip_in", "in by gossip"],
+  ["gossip_out", "out by gossip"],
+  ["transfer_in", "in by reconciliation"],
+  ["transfer_out", "out by reconciliation"],
+];
+
+const byId = (id) => document.getElementById(id);
+
+function element(tag, text, className) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+// Only what changed is touched: a screen reader is not interrupted, a selection stays.
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function setClass(node, name) {
+  if (node.className !== name) node.className = name;
+}
+
+// Numbers and times as words
+
+const count = (value) => value.toLocaleString("en");
+const plural = (value, one, many = one + "s") => `${count(value)} ${value === 1 ? one : many}`;
+
+function moment(seconds) {
+  return new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC";
+}
+
+const day = (seconds) => new Date(seconds * 1000).toISOString().slice(0, 10);
+
+function duration(seconds) {
+  const units = [[DAY_S, "d"], [HOUR_S, "h"], [60, "min"], [1, "s"]];
+  const whole = Math.max(0, Math.round(seconds));
+  const first = units.findIndex(([length]) => whole >= length);
+  if (first < 0) return "0 s";
+  const [length, name] = units[first];
+  const rest = Math.floor((whole % length) / (units[first + 1] || [1])[0]);
+  const text = `${count(Math.floor(whole / length))} ${name}`;
+  return rest && first < 3 ? `${text} ${rest} ${units[first + 1][1]}` : text;
+}
+
+function bytes(size) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let step = 0;
+  while (size >= 1024 && step < units.length - 1) {
+    size /= 1024;
+    step += 1;
+  }
+  return `${size >= 100 || step === 0 ? Math.round(size) : size.toFixed(1)} ${units[step]}`;
+}
+
+function rate(value) {
+  if (value >= 100) return count(Math.round(value));
+  return value === 0 ? "0" : value.toFixed(value >= 10 ? 1 : 2);
+}
+
+const yetUnknown = "not known yet";
+
+// The header and the tiles
+
+function showHeader(data) {
+  const state = byId("state");
+  setText(state, data.ready ? "ready" : `not ready: ${data.why_not_ready}`);
+  setClass(state, data.ready ? "state good" : "state bad");
+  const parts = [`version ${data.version}`, `up for ${duration(data.time - data.started)}`];
+  if (data.node_id) parts.unshift(`node ${data.node_id}`);
+  if (data.store_id) parts.push(`store ${data.store_id}`);
+  setText(byId("identity"), parts.join(" · "));
+  document.title = `${data.ready ? "" : "! "}storenode${data.node_id ? ` ${data.node_id}` : ""}`;
+}
+
+function tilesOf(data) {
+  const held = data.held;
+  const gossip = data.gossip;
+  const last = (name) => data.rates.per_second[name].at(-1) || 0;
+  return [
+    ["messages", held ? count(held.messages) : "–", held ? "" : yetUnknown],
+    [
+      "oldest",
+      held && held.oldest ? duration(data.time - held.oldest) : "–",
+      held && held.oldest ? moment(held.oldest) : "nothing is held",
+    ],
+    [
+      "newest",
+      held && held.newest ? `${duration(data.time - held.newest)} ago` : "–",
+      held && held.newest ? moment(held.newest) : "nothing is held",
+    ],
+    ["published per second", rate(last("published")), `${count(data.publishes_in_flight)} in flight`],
+    unreadTile(gossip),
+    ["sessions", count(data.sessions.running), endedOf(data.sessions.ended)],
+    ["followers", count(data.followers), "live now"],
+    archiveTile(data),
+  ];
+}
+
+function unreadTile(gossip) {
+  if (!gossip) return ["unread events", "–", "gossip is off"];
+  if (gossip.unread === null) return ["unread events", "–", yetUnknown];
+  const oldest = gossip.unread ? `oldest waits for ${duration(gossip.oldest_unread_s)}` : "none waits";
+  const waiting = gossip.waiting ? `; ${plural(gossip.waiting, "parent")} missing` : "";
+  return ["unread events", count(gossip.unread), oldest + waiting];
+}
+
+function endedOf(ended) {
+  const words = { done: "done", failed: "failed", refused: "refused", aborted: "given up" };
+  const parts = Object.entries(ended).filter(([, number]) => number > 0);
+  if (!parts.length) return "none ended yet";
+  return parts.map(([name, number]) => `${count(number)} ${words[name] || name}`).join(", ");
+}
+
+function archiveTile(data) {
+  const name = "oldest unarchived hour";
+  if (!data.database) return [name, "–", yetUnknown];
+  if (!data.archive) return [name, "–", "nothing was ever archived"];
+  const oldest = data.archive.oldest_unarchived;
+  if (oldest === null) return [name, "none", "the archive holds all"];
+  return [name, `${duration(data.time - oldest)} ago`, moment(oldest)];
+}
+
+function showTiles(data) {
+  const list = byId("tiles");
+  tilesOf(data).forEach(([name, value, aside], place) => {
+    if (!list.children[place]) {
+      const tile = element("div");
+      tile.append(element("dt"), element("dd"), element("dd", "", "aside"));
+      list.append(tile);
+    }
+    const [term, number, note] = list.children[place].children;
+    setText(term, name);
+    setText(number, value);
+    setText(note, aside);
+  });
+}
+
+// Hours and days
+
+function levelsOf(hours) {
+  const most = Math.max(1, ...hours);
+  const bounds = [];
+  for (let level = 0; level < LEVELS; level += 1) {
+    bounds.push(level ? Math.ceil((most + 1) ** (level / LEVELS)) : 1);
+  }
+  return { most, bounds };
+}
+
+function levelOf(value, bounds) {
+  let level = 0;
+  while (level < LEVELS && value >= bounds[level]) level += 1;
+  return level;
+}
+
+function kindOf(data, start, value, bounds) {
+  if (value > 0) return `l${levelOf(value, bounds)}`;
+  if (start > data.time) return "future";
+  if (start + HOUR_S > data.time) return "open";
+  const oldest = data.held ? data.held.oldest : 0;
+  return !oldest || start + HOUR_S <= oldest ? "before" : "gap";
+}
+
+function wordsOf(kind, value) {
+  if (kind === "future") return "is to come";
+  if (kind === "open") return "no message so far";
+  if (kind === "before") return "older than all that is held";
+  return kind === "gap" ? "a gap: no message" : plural(value, "message");
+}
+
+function makeMap(start, days) {
+  const map = byId("map");
+  const head = element("tr");
+  head.setAttribute("role", "row");
+  const corner = element("th", "", "day");
+  corner.scope = "col";
+  corner.append(element("span", "day", "hidden"));
+  head.append(corner);
+  for (let hour = 0; hour < 24; hour += 3) {
+    const cell = element("th", String(hour).padStart(2, "0"));
+    cell.colSpan = 3;
+    cell.scope = "colgroup";
+    head.append(cell);
+  }
+  const top = element("thead");
+  top.append(head);
+  const body = element("tbody");
+  const cells = [];
+  for (let row = 0; row < days; row += 1) {
+    const line = element("tr");
+    line.setAttribute("role", "row");
+    const name = element("th", day(start + row * DAY_S).slice(5), "day");
+    name.scope = "row";
+    line.append(name);
+    for (let hour = 0; hour < 24; hour += 1) {
+      const cell = element("td");
+      cell.setAttribute("role", "gridcell");
+      cells.push(cell);
+      line.append(cell);
+    }
+    body.append(line);
+  }
+  map.replaceChildren(top, body);
+  map.dataset.start = String(start);
+  moveAmong(map, cells, 24);
+  return cells;
+}
+
+function showMap(data) {
+  const { hours, hours_start: start } = data.history;
+  const map = byId("map");
+  let cells = [...map.querySelectorAll("td")];
+  if (map.dataset.start !== String(start) || cells.length !== hours.length) {
+    cells = makeMap(start, hours.length / 24);
+  }
+  const { most, bounds } = levelsOf(hours);
+  const kinds = hours.map((value, place) => kindOf(data, start + place * HOUR_S, value, bounds));
+  cells.forEach((cell, place) => {
+    const from = start + place * HOUR_S;
+    const kind = kinds[place];
+    setClass(cell, kind);
+    const words = `${moment(from).slice(0, 16)} UTC: ${wordsOf(kind, hours[place])}`;
+    if (cell.getAttribute("aria-label") !== words) cell.setAttribute("aria-label", words);
+  });
+  showLegend(bounds, most);
+  repeatDetail();
+  setText(byId("gaps"), gapsOf(kinds, start));
+}
+
+function gapsOf(kinds, start) {
+  const all = kinds.filter((kind) => kind === "gap").length;
+  if (!all) return `No gap in these ${kinds.length / 24} days.`;
+  let length = 0;
+  let longest = [0, 0];
+  kinds.forEach((kind, place) => {
+    length = kind === "gap" ? length + 1 : 0;
+    if (length > longest[0]) longest = [length, place + 1 - length];
+  });
+  const from = moment(start + longest[1] * HOUR_S).slice(0, 16);
+  return `${plural(all, "hour")} without a message in these ${kinds.length / 24} days; ` +
+    `the longest gap is ${plural(longest[0], "hour")}, from ${from} UTC.`;
+}
+
+function showLegend(bounds, most) {
+  const rows = [];
+  bounds.forEach((from, place) => {
+    const to = place + 1 < LEVELS ? bounds[place + 1] - 1 : most;
+    if (to >= from) rows.push([`l${place + 1}`, from === to ? count(from) : `${count(from)}–${count(to)}`]);
+  });
+  rows.push(["gap", "a gap: none"], ["before", "older than what is held"], ["open", "this hour"]);
+  const wanted = JSON.stringify(rows);
+  const legend = byId("legend");
+  if (legend.dataset.rows === wanted) return;
+  legend.dataset.rows = wanted;
+  legend.replaceChildren(
+    ...rows.map(([kind, words]) => {
+      const entry = element("span");
+      entry.append(element("i", undefined, kind), words);
+      return entry;
+    }),
+  );
+}
+
+// One cell of a group can be reached by Tab; arrows go on from there.
+function moveAmong(group, cells, width) {
+  cells.forEach((cell, place) => {
+    cell.tabIndex = place === cells.length - 1 ? 0 : -1;
+    cell.dataset.place = String(place);
+  });
+  group.cells = cells;
+  group.width = width;
+}
+
+function moved(group, place, key) {
+  const { cells, width } = group;
+  const rowStart = place - (place % width);
+  const to = {
+    ArrowLeft: place - 1,
+    ArrowRight: place + 1,
+    ArrowUp: place - width,
+    ArrowDown: place + width,
+    Home: rowStart,
+    End: Math.min(rowStart + width, cells.length) - 1,
+  }[key];
+  return to >= 0 && to < cells.length ? cells[to] : null;
+}
+
+let shown = null;
+
+function showDetail(cell) {
+  shown = cell;
+  repeatDetail();
+}
+
+function repeatDetail() {
+  if (shown && shown.isConnected) setText(byId("detail"), shown.getAttribute("aria-label"));
+}
+
+function listenTo(group, selector) {
+  const cellOf = (event) => event.target.closest(selector);
+  group.addEventListener("pointerover", (event) => cellOf(event) && showDetail(cellOf(event)));
+  group.addEventListener("click", (event) => cellOf(event) && cellOf(event).focus());
+  group.addEventListener("focusin", (event) => {
+    const cell = cellOf(event);
+    if (!cell) return;
+    group.cells.forEach((each) => {
+      if (each.tabIndex === 0) each.tabIndex = -1;
+    });
+    cell.tabIndex = 0;
+    showDetail(cell);
+  });
+  group.addEventListener("keydown", (event) => {
+    const cell = cellOf(event);
+    const next = cell && moved(group, Number(cell.dataset.place), event.key);
+    if (!next) return;
+    event.preventDefault();
+    next.focus();
+  });
+}
+
+function showSlots(history) {
+  const list = byId("slots");
+  const { slots, slots_start: start, slot_days: days } = history;
+  if (list.children.length !== slots.length) {
+    list.replaceChildren(...slots.map(() => {
+      const item = element("li");
+      item.append(element("span"));
+      return item;
+    }));
+    moveAmong(list, [...list.children], Math.max(1, slots.length));
+  }
+  const most = Math.max(1, ...slots.map(([messages]) => messages));
+  slots.forEach(([messages, filled], place) => {
+    const item = list.children[place];
+    setClass(item, filled === 0 ? "empty" : filled < days ? "part" : "full");
+    const share = messages / most;
+    item.firstChild.style.height = filled ? `${Math.max(6, Math.round(100 * share))}%` : "100%";
+    const from = start + place * days * DAY_S;
+    const span = days === 1 ? day(from) : `${day(from)} to ${day(from + (days - 1) * DAY_S)}`;
+    const empty = days - filled;
+    const gaps = empty === 0 || days === 1 ? "" : `, ${plural(empty, "day")} without any`;
+    const words = filled ? plural(messages, "message") + gaps : "a gap: no message";
+    item.setAttribute("aria-label", `${span}: ${words}`);
+  });
+  const each = days === 1 ? "a day" : plural(days, "day");
+  const text = `From ${day(start)}; each part is ${each}. Striped: nothing held.`;
+  setText(byId("slots-note"), slots.length ? text : "Nothing is held.");
+}
+
+function showHistory(data) {
+  const note = "Messages by their timestamps, per hour, in UTC.";
+  if (!data.history) {
+    setText(byId("history-note"), `${note} Not read yet.`);
+    return;
+  }
+  const behind = data.history.complete ? "" : " The newest are not counted yet.";
+  setText(byId("history-note"), note + behind);
+  showMap(data);
+  showSlots(data.history);
+}
+
+// Rates
+
+function makeRate(words) {
+  const box = element("div", undefined, "rate");
+  const space = "http://www.w3.org/2000/svg";
+  const drawing = document.createElementNS(space, "svg");
+  drawing.setAttribute("viewBox", "0 0 150 32");
+  drawing.setAttribute("preserveAspectRatio", "none");
+  drawing.setAttribute("aria-hidden", "true");
+  drawing.append(document.createElementNS(space, "path"));
+  box.append(element("span", words), element("b"), drawing, element("span"));
+  return box;
+}
+
+function lineOf(values, length) {
+  const most = Math.max(1e-9, ...values);
+  const left = length - values.length;
+  return values
+    .map((value, place) => {
+      const x = ((left + place) / Math.max(1, length - 1)) * 150;
+      return `${place ? "L" : "M"}${x.toFixed(1)} ${(31 - (value / most) * 29).toFixed(1)}`;
+    })
+    .join("");
+}
+
+function showRates(data) {
+  const boxes = byId("rates");
+  RATES.forEach(([name, words], place) => {
+    if (!boxes.children[place]) boxes.append(makeRate(words));
+    const [, now, drawing, note] = boxes.children[place].children;
+    const values = data.rates.per_second[name];
+    const latest = values.slice(-3);
+    const mean = latest.reduce((sum, value) => sum + value, 0) / Math.max(1, latest.length);
+    setText(now, rate(mean));
+    setText(note, `at most ${rate(Math.max(0, ...values))}`);
+    drawing.firstChild.setAttribute("d", lineOf(values, 150));
+  });
+}
+
+// Peers
+
+function badgesOf(peer) {
+  const badges = [];
+  const live = peer.live;
+  if (peer.in_session) badges.push(["reconciling now", ""]);
+  if (peer.address === undefined) badges.push(["calls this node", ""]);
+  else if (peer.failures) badges.push([`failed ${plural(peer.failures, "time")} in a row`, "bad"]);
+  else badges.push(peer.connected ? ["connected", "good"] : ["not connected", ""]);
+  if (live && live.cut_off_until) badges.push(["turned away", "bad"]);
+  else if (live && live.slowed) badges.push(["live, slowed for its faults", "warn"]);
+  else if (live && live.connected) badges.push(["live", "good"]);
+  else badges.push(["not live", ""]);
+  if (peer.last && peer.last.outcome === "done") {
+    badges.push(peer.last.in_sync ? ["in sync", "good"] : ["differences left", "warn"]);
+  }
+  return badges;
+}
+
+function sentencesOf(peer, now) {
+  const lines = [];
+  const last = peer.last;
+  if (peer.address !== undefined) {
+    const when = peer.last_sync ? `${duration(now - peer.last_sync)} ago, ${moment(peer.last_sync)}` : "never";
+    lines.push([`Last reconciled: ${when}.`, ""]);
+  }
+  if (last && last.outcome === "done") {
+    lines.push([
+      `Found ${count(last.missing_here)} missing here, ${count(last.missing_there)} missing there; ` +
+        `${count(last.received)} received, ${count(last.sent)} sent.`,
+      "",
+    ]);
+  }
+  if (peer.lacks || peer.has) {
+    lines.push([`Still lacking: ${count(peer.has)} here, ${count(peer.lacks)} there.`, ""]);
+  }
+  if (peer.error) lines.push([`The last attempt failed: ${peer.error}.`, "fault"]);
+  if (peer.live && peer.live.reason) lines.push([`Turned away: ${peer.live.reason}.`, "fault"]);
+  if (last) last.notes.forEach((note) => lines.push([note, "quiet"]));
+  if (peer.address && peer.node_id) lines.push([`node ${peer.node_id}`, "quiet"]);
+  if (peer.store_id) lines.push([`store ${peer.store_id}`, "quiet"]);
+  return lines;
+}
+
+function peerCard(peer, now) {
+  const card = element("article", undefined, "peer");
+  card.append(element("h3", peer.address || peer.node_id));
+  const badges = element("div", undefined, "badges");
+  badgesOf(peer).forEach(([words, kind]) => badges.append(element("span", words, `badge ${kind}`.trim())));
+  card.append(badges);
+  sentencesOf(peer, now).forEach(([words, kind]) => card.append(element("p", words, kind)));
+  return card;
+}
+
+function showPeers(data) {
+  const cards = data.peers.map((peer) => peerCard(peer, data.time));
+  const box = byId("peers");
+  const same =
+    box.children.length === cards.length &&
+    cards.every((card, place) => card.isEqualNode(box.children[place]));
+  if (!same) box.replaceChildren(...cards);
+  const resume = data.resume;
+  let text = data.peers.length ? "" : "This node has no peers: give it some with --peer.";
+  if (resume && resume.running) {
+    text += ` Fetching what was missed from ${moment(resume.start)} to ${moment(resume.end)}: ` +
+      `${plural(resume.messages, "message")} so far.`;
+  }
+  setText(byId("peers-note"), text.trim());
+}
+
+// The database
+
+function showDatabase(data) {
+  const found = data.database;
+  const held = data.held;
+  const rows = [];
+  if (found) {
+    const all = found.rows + found.dead_rows;
+    const share = all ? ` (${((100 * found.dead_rows) / all).toFixed(1)} %)` : "";
+    const total = Object.values(found.partitions).reduce((sum, number) => sum + number, 0);
+    rows.push(
+      ["size", bytes(found.size_bytes)],
+      ["rows, about", count(found.rows)],
+      ["dead rows, about", count(found.dead_rows) + share],
+      ["partitions", `${count(total)}, of them ${count(found.partitions.messages || 0)} of messages`],
+      ["partitions made ahead", `for ${duration(found.ahead_s)}`],
+    );
+  }
+  if (held) {
+    rows.push(
+      ["retention", held.retention_s === null ? "off" : duration(held.retention_s)],
+      ["horizon", held.horizon ? moment(held.horizon) : "nothing dropped yet"],
+      ["IDs in memory", count(held.index_entries)],
+      ["read", `${duration(held.age_s)} ago`],
+    );
+  }
+  const list = byId("database");
+  while (list.children.length > rows.length) list.lastChild.remove();
+  rows.forEach(([name, value], place) => {
+    if (!list.children[place]) {
+      const row = element("div");
+      row.append(element("dt"), element("dd"));
+      list.append(row);
+    }
+    setText(list.children[place].firstChild, name);
+    setText(list.children[place].lastChild, value);
+  });
+}
+
+// Asking
+
+let failedSince = null;
+
+function show(data) {
+  failedSince = null;
+  byId("alarm").hidden = true;
+  document.body.classList.remove("stale");
+  showHeader(data);
+  showTiles(data);
+  showHistory(data);
+  showRates(data);
+  showPeers(data);
+  showDatabase(data);
+  setText(byId("updated"), `As of ${moment(data.time)}.`);
+}
+
+function showFailure() {
+  failedSince = failedSince || Date.now() / 1000;
+  const alarm = byId("alarm");
+  setText(
+    alarm,
+    `This node cannot be reached since ${moment(failedSince)}. ` +
+      "What is shown is what it said last. It is asked again every few seconds.",
+  );
+  alarm.hidden = false;
+  document.body.classList.add("stale");
+  setText(byId("state"), "not reachable");
+  setClass(byId("state"), "state bad");
+}
+
+async function ask() {
+  const response = await fetch("/status.json", {
+    cache: "no-store",
+    credentials: "omit",
+    signal: AbortSignal.timeout(TIMEOUT_MS),
+  });
+  if (!response.ok) throw new Error(`status ${response.status}`);
+  return response.json();
+}
+
+async function askOnce() {
+  let data;
+  try {
+    data = await ask();
+  } catch {
+    showFailure();
+    return;
+  }
+  show(data);
+}
+
+async function askAgain() {
+  try {
+    if (!document.hidden) await askOnce();
+  } finally {
+    setTimeout(askAgain, INTERVAL_MS);
+  }
+}
+
+listenTo(byId("map"), "td");
+listenTo(byId("slots"), "li");
+askAgain();

@@ -1,0 +1,74 @@
+"""What is read when somebody asks for it, however many ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, TypeVar
+
+from store.domain.ports import StoreBusy, StoreUnavailable
+from store.observe.logging import get_logger
+
+_LOG = get_logger("store.runtime.kept")
+_T = TypeVar("_T")
+
+READ_TIMEOUT_S: Final = 10.0
+"""A read that takes longer is given up."""
+
+REST_FACTOR: Final = 20
+"""A read is not begun again before so many times of what the last one took: whatever it costs, and
+however many ask, that is a twentieth of one connection's time at most."""
+
+
+class Kept(Generic[_T]):
+    """The last result of a read, which is shared by all who ask, and read again when it is old.
+
+    A read that fails because the database does not serve leaves the result as it is.
+    """
+
+    def __init__(self, name: str, read: Callable[[], Awaitable[_T]], rest_s: float) -> None:
+        self._name = name
+        self._read = read
+        self._rest_s = rest_s
+        self._clock = asyncio.get_running_loop().time
+        self._task: asyncio.Task[None] | None = None
+        self._next_s = 0.0
+        self._read_at_s = 0.0
+        self._value: _T | None = None
+
+    @property
+    def age_s(self) -> float | None:
+        """How old the result is; None: there is none yet."""
+        return None if self._value is None else self._clock() - self._read_at_s
+
+    async def get(self, patience_s: float) -> _T | None:
+        """The result, read anew if it is old and that takes no longer than this; else the last.
+
+        None: it was never read. What takes longer goes on, for whoever asks next.
+        """
+        if self._task is None and self._clock() >= self._next_s:
+            self._task = asyncio.create_task(self._refresh(), name=f"reading {self._name}")
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=patience_s)
+        return self._value
+
+    async def stop(self) -> None:
+        """End a read that is under way."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _refresh(self) -> None:
+        began_s = self._clock()
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                self._value = await self._read()
+            self._read_at_s = self._clock()
+        except (StoreUnavailable, StoreBusy, TimeoutError):
+            pass
+        except Exception:  # noqa: BLE001 - a fault of ours; whoever looks sees the last result
+            _LOG.exception("read_failed", what=self._name)
+        finally:
+            took_s = self._clock() - began_s
+            self._next_s = self._clock() + max(self._rest_s, REST_FACTOR * took_s)
+            self._task = None

@@ -1,0 +1,303 @@
+"""What the status page shows, as JSON: see docs/operations.md, "The status page".
+
+Times are Unix seconds, 0 for never; what is not known yet is null. Nothing secret is in it, and
+texts of peers are cut.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from message.limits import NS_PER_S
+from store.db.timeline import Timeline, Upkeep, read_timeline, read_upkeep
+from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
+from store.domain.unread import GossipPeerState, UnreadSummary
+from store.observe.limits import RATE_INTERVAL_S
+from store.observe.metrics import Metrics
+from store.observe.rates import Rates, total
+from store.rpc.context import NodeIdentity
+from store.runtime.gossiping import Gossiping
+from store.runtime.kept import Kept
+from store.runtime.limits import (
+    MAX_STATUS_NOTES,
+    MAX_STATUS_TEXT_CHARS,
+    STATUS_PATIENCE_S,
+    STATUS_REST_S,
+    SUMMARY_AGE_S,
+    TIMELINE_REST_S,
+    UPKEEP_REST_S,
+)
+from store.runtime.peering import Peering
+from store.runtime.readiness import Readiness
+from store.runtime.services import Wiring
+
+Fields = dict[str, Any]
+"""An object of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a node is put together from, as far as the page shows it."""
+
+    identity: NodeIdentity
+    wiring: Wiring
+    peering: Peering
+    gossiping: Gossiping
+    retention_ns: int | None
+
+
+class StatusReport:
+    """One per node; made before the database serves, and `complete` when the node does."""
+
+    def __init__(self, version: str, metrics: Metrics, readiness: Readiness) -> None:
+        self._version = version
+        self._metrics = metrics
+        self._readiness = readiness
+        self._started_s = time.time()
+        self._rates = Rates(metrics, time.monotonic())
+        self._database: _Database | None = None
+        self._parts: Parts | None = None
+        self._page = Kept("status", self._render, STATUS_REST_S)
+
+    def complete(self, stack: AsyncExitStack, parts: Parts) -> None:
+        """Show all of it from now on; `stack` ends what is being read."""
+        self._parts = parts
+        self._database = _Database(parts.wiring)
+        stack.push_async_callback(self._database.stop)
+        stack.push_async_callback(self._page.stop)
+
+    def sample(self) -> None:
+        """Note how much has happened, every `RATE_INTERVAL_S`."""
+        self._rates.sample(time.monotonic())
+
+    async def render(self) -> bytes:
+        """The page's data; however many ask, it is made once in `STATUS_REST_S`."""
+        found = await self._page.get(STATUS_PATIENCE_S * 2)
+        return await self._render() if found is None else found
+
+    async def _render(self) -> bytes:
+        now_s = time.time()
+        fields: Fields = {
+            "version": self._version,
+            "node_id": None,
+            "store_id": None,
+            "time": now_s,
+            "started": self._started_s,
+            "ready": self._readiness.ready,
+            "why_not_ready": self._readiness.why_not(),
+            "rates": {"interval_s": RATE_INTERVAL_S, "per_second": self._rates.series()},
+            "followers": total(self._metrics.followers, ""),
+            "publishes_in_flight": total(self._metrics.publishes_in_flight, ""),
+            "peers": [],
+            "gossip": None,
+            "resume": None,
+            "sessions": {"running": 0, "ended": self._sessions_ended()},
+            "held": None,
+            "history": None,
+            "database": None,
+            "archive": None,
+        }
+        if self._parts is not None and self._database is not None:
+            fields |= await self._database.fields(self._parts)
+            fields |= _exchange(self._parts, fields["sessions"])
+        return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
+
+    def _sessions_ended(self) -> Fields:
+        ended: Fields = {}
+        for family in self._metrics.sync_sessions.collect():
+            for sample in family.samples:
+                outcome = sample.labels["outcome"]
+                ended[outcome] = ended.get(outcome, 0) + int(sample.value)
+        return ended
+
+
+class _Database:
+    """What is read from the database, each thing as often as it is worth."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        database = wiring.database
+        self.summary = Kept("summary", wiring.services.reader.summary, SUMMARY_AGE_S)
+        self.unread = Kept("unread events", wiring.unread.summary, SUMMARY_AGE_S)
+        self.timeline = Kept(
+            "timeline",
+            lambda: database.read(lambda to: read_timeline(to, time.time_ns())),
+            TIMELINE_REST_S,
+        )
+        self.upkeep = Kept(
+            "upkeep",
+            lambda: database.read(lambda to: read_upkeep(to, time.time_ns())),
+            UPKEEP_REST_S,
+        )
+
+    async def stop(self) -> None:
+        for each in (self.summary, self.unread, self.timeline, self.upkeep):
+            await each.stop()
+
+    async def fields(self, parts: Parts) -> Fields:
+        deadline_s = time.monotonic() + STATUS_PATIENCE_S
+
+        def patience_s() -> float:
+            return max(0.0, deadline_s - time.monotonic())
+
+        summary = await self.summary.get(patience_s())
+        unread = await self.unread.get(patience_s())
+        timeline = await self.timeline.get(patience_s())
+        upkeep = await self.upkeep.get(patience_s())
+        return {
+            "node_id": parts.identity.node_id,
+            "store_id": parts.identity.store_id,
+            "held": _held(summary, self.summary.age_s, parts),
+            "history": _history(timeline),
+            "database": _upkeep(upkeep),
+            "archive": _archive(upkeep),
+            "gossip": _gossip(unread, parts.gossiping),
+        }
+
+
+def _held(summary: StoreSummary | None, age_s: float | None, parts: Parts) -> Fields | None:
+    if summary is None:
+        return None
+    retention_ns = parts.retention_ns
+    return {
+        "age_s": round(age_s or 0.0, 1),
+        "messages": summary.messages,
+        "oldest": _seconds(summary.oldest_timestamp_ns),
+        "newest": _seconds(summary.newest_timestamp_ns),
+        "horizon": _seconds(summary.horizon_ns),
+        "retention_s": None if retention_ns is None else _seconds(retention_ns),
+        "index_entries": parts.wiring.reconcilable.index_entries,
+    }
+
+
+def _history(timeline: Timeline | None) -> Fields | None:
+    if timeline is None:
+        return None
+    return {
+        "complete": timeline.complete,
+        "hours_start": _seconds(timeline.hours_start_ns),
+        "hours": timeline.hours,
+        "slots_start": _seconds(timeline.slots_start_ns),
+        "slot_days": timeline.slot_days,
+        "slots": timeline.slots,
+    }
+
+
+def _upkeep(upkeep: Upkeep | None) -> Fields | None:
+    if upkeep is None:
+        return None
+    return {
+        "size_bytes": upkeep.size_bytes,
+        "rows": upkeep.rows,
+        "dead_rows": upkeep.dead_rows,
+        "partitions": upkeep.partitions,
+        "ahead_s": _seconds(upkeep.ahead_ns),
+    }
+
+
+def _archive(upkeep: Upkeep | None) -> Fields | None:
+    """None also where nothing was ever archived: then there is no archive to lag behind."""
+    if upkeep is None or not upkeep.archives:
+        return None
+    oldest_ns = upkeep.unarchived_ns
+    return {"oldest_unarchived": None if oldest_ns is None else _seconds(oldest_ns)}
+
+
+def _gossip(unread: UnreadSummary | None, gossiping: Gossiping) -> Fields | None:
+    if gossiping.node is None:
+        return None
+    if unread is None:
+        return {"unread": None, "oldest_unread_s": None, "waiting": None}
+    return {
+        "unread": unread.count,
+        "oldest_unread_s": _seconds(unread.oldest_ns),
+        "waiting": unread.waiting,
+    }
+
+
+def _exchange(parts: Parts, sessions: Fields) -> Fields:
+    live = [] if parts.gossiping.node is None else parts.gossiping.node.peers()
+    peers = parts.peering.synchronizer.peers()
+    resume = parts.peering.synchronizer.resume()
+    return {
+        "peers": _peers(peers, live),
+        "resume": None if resume is None else _resume(resume),
+        "sessions": sessions | {"running": sum(peer.in_session for peer in peers)},
+    }
+
+
+def _peers(configured: Sequence[PeerState], live: Sequence[GossipPeerState]) -> list[Fields]:
+    """The configured peers, then those that only call this node."""
+    by_id = {each.node_id: each for each in live}
+    listed = [
+        _peer(peer) | {"live": _live(by_id.pop(peer.node_id, None))}
+        for peer in sorted(configured, key=lambda peer: peer.address)
+    ]
+    callers = [{"node_id": _text(name), "live": _live(by_id[name])} for name in sorted(by_id)]
+    return listed + callers
+
+
+def _peer(peer: PeerState) -> Fields:
+    return {
+        "address": peer.address,
+        "node_id": _text(peer.node_id),
+        "store_id": _text(peer.store_id),
+        "connected": peer.connected,
+        "in_session": peer.in_session,
+        "last_sync": _seconds(peer.last_sync_ns),
+        "failures": peer.failures,
+        "error": _text(peer.last_error),
+        "lacks": peer.lacks,
+        "has": peer.has,
+        "last": None if peer.last is None else _session(peer.last),
+    }
+
+
+def _session(done: SyncDone) -> Fields:
+    outcome = done.outcome
+    return {
+        "outcome": outcome.ending.value,
+        "in_sync": outcome.in_sync,
+        "missing_here": outcome.missing_here,
+        "missing_there": outcome.missing_there,
+        "received": outcome.messages_received,
+        "sent": outcome.messages_sent,
+        "seconds": round(outcome.seconds, 3),
+        "window": [_seconds(done.window.time_start_ns), _seconds(done.window.time_end_ns)],
+        "notes": [_text(note) for note in outcome.notes[:MAX_STATUS_NOTES]],
+    }
+
+
+def _live(peer: GossipPeerState | None) -> Fields | None:
+    if peer is None:
+        return None
+    return {
+        "connected": peer.connected,
+        "slowed": peer.slowed,
+        "cut_off_until": _seconds(peer.cut_off_until_ns),
+        "reason": _text(peer.reason),
+    }
+
+
+def _resume(resume: ResumeState) -> Fields:
+    return {
+        "running": resume.running,
+        "start": _seconds(resume.time_start_ns),
+        "end": _seconds(resume.time_end_ns),
+        "reached": _seconds(resume.reached_ns),
+        "messages": resume.messages,
+        "stored": resume.stored,
+        "error": _text(resume.error),
+    }
+
+
+def _seconds(time_ns: int) -> int:
+    return time_ns // NS_PER_S
+
+
+def _text(text: str) -> str:
+    return text if len(text) <= MAX_STATUS_TEXT_CHARS else text[:MAX_STATUS_TEXT_CHARS] + "…"

@@ -1,0 +1,100 @@
+"""All that is found in a history, as one table: `FINDINGS`."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+
+from pipeline.causal.blocks import Split, large_channels, outside_rows, rows_of, sizes
+from pipeline.causal.cycles import with_cycles_across
+from pipeline.causal.limits import MAX_BLOCK_ENTRIES
+from pipeline.causal.passes import examined
+from pipeline.causal.rounds import followed, kept
+from pipeline.causal.rows import BLOCK, COUNTS, CYCLE, MISSING, Kinds
+from pipeline.progress import Say, silent
+
+
+def audited(
+    stack: ExitStack,
+    claims: DataFrame,
+    kinds: Kinds,
+    outside: DataFrame | None = None,
+    say: Say = silent,
+) -> DataFrame:
+    """The findings of some kinds in a history.
+
+    ``claims`` have `CLAIMS`; ``outside`` are IDs (channel, message_id, lamport) that are held and
+    not audited. What Spark keeps for it is given back when the ``stack`` is closed.
+
+    Raises:
+        PipelineError: gaps go through too many blocks.
+    """
+    measured = sizes(claims)
+    if outside is None:
+        outside = claims.select("channel", "message_id", "lamport").limit(0)
+    if not measured.large:
+        rows = rows_of(claims).unionByName(outside_rows(outside))
+        return examined(rows, kinds, measured.entries)
+    say(f"audit: {measured.large:,} channels are large and are gone through in parts")
+    large = large_channels(claims)
+    small = rows_of(claims.join(large, "channel", "anti")).unionByName(
+        outside_rows(outside.join(large, "channel", "anti"))
+    )
+    split = Split.of(
+        claims.join(large, "channel", "semi"),
+        outside.join(large, "channel", "semi"),
+        partial(kept, stack),
+    )
+    rows = kept(stack, followed(stack, split.rows, measured.entries, say))
+    found = examined(rows, kinds, measured.entries)
+    if CYCLE in kinds:
+        found = with_cycles_across(stack, found, split)
+    return examined(small, kinds, measured.entries).unionByName(found)
+
+
+def missing_parents(claims: DataFrame) -> DataFrame:
+    """(channel, message_id, other) of every reference to a parent ``other`` that is not held."""
+    found = examined(rows_of(claims), frozenset({MISSING}), MAX_BLOCK_ENTRIES)
+    return found.select("channel", "message_id", "other")
+
+
+def channels_of(findings: DataFrame) -> DataFrame:
+    """Per channel its counts, and as ``point_…`` its last complete point (null: there is none).
+
+    The counts are those of `COUNTS`, and ``missing`` parents and ``cycles``.
+    """
+    blocks = findings.where(F.col("kind") == BLOCK)
+    incomplete = F.col("counts")[COUNTS.index("incomplete")]
+    broken = blocks.where(incomplete > 0).groupBy("channel").agg(F.min("block").alias("broken"))
+    sound = F.coalesce(F.col("block") <= F.col("broken"), F.lit(True))
+    point = F.struct("message_id", "lamport", "ts")
+    counted = (
+        blocks.join(broken, "channel", "left")
+        .groupBy("channel")
+        .agg(
+            *(F.sum(F.col("counts")[place]).alias(name) for place, name in enumerate(COUNTS)),
+            F.max_by(point, F.when(sound & F.col("message_id").isNotNull(), F.col("block"))).alias(
+                "point"
+            ),
+        )
+    )
+    distinct = (
+        findings.where(F.col("kind").isin(MISSING, CYCLE))
+        .groupBy("channel")
+        .agg(
+            F.count_distinct(F.when(F.col("kind") == MISSING, F.col("other"))).alias("missing"),
+            F.count_distinct(F.when(F.col("kind") == CYCLE, F.col("other"))).alias("cycles"),
+        )
+    )
+    return counted.join(distinct, "channel", "left").select(
+        "channel",
+        *COUNTS,
+        *(F.coalesce(name, F.lit(0)).alias(name) for name in ("missing", "cycles")),
+        *(
+            F.col(f"point.{name}").alias(f"point_{name}")
+            for name in ("message_id", "lamport", "ts")
+        ),
+    )

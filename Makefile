@@ -11,7 +11,7 @@ PURE_TESTS := tests/unit tests/sim tests/interop tests/layering
 PROCESS_TESTS := tests/embedded tests/faults tests/integration
 
 .DEFAULT_GOAL := help
-.PHONY: help run test sim bench lint format types proto proto-check lock clean
+.PHONY: help run demo test sim bench lint format types proto proto-check lock clean
 
 help: ## show this list
 	@echo "usage: make TARGET [ARGS='...']"
@@ -19,6 +19,9 @@ help: ## show this list
 
 run: $(STAMP) ## run a node with its own Postgres; ARGS are options of `storenode run`
 	@exec $(BIN)/storenode run $(ARGS)
+
+demo: $(STAMP) ## show the whole system at work for a minute; ARGS='--help' lists what can be varied
+	@exec $(BIN)/storenode demo $(ARGS)
 
 test: $(STAMP) ## run the tests; ARGS are arguments of pytest
 ifdef ARGS

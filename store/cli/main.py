@@ -19,6 +19,7 @@ INTERRUPTED: Final = 130
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "run": ("store.cli.run:run", "Run a node in the foreground."),
+    "demo": ("store.cli.demo:demo", "Show the whole system at work on this machine."),
     "publish": ("store.cli.client.publish:publish", "Publish messages."),
     "query": ("store.cli.client.query:query", "Fetch messages by hash, topic and time, in pages."),
     "scan": ("store.cli.client.scan:scan", "Fetch a whole time range in order."),

@@ -35,7 +35,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"store.db", "store.embedded", "store.rpc", "store.client", "store.config"},
     "store.cli": EDGES_SHARE
     | {"store.db", "store.embedded", "store.rpc", "store.client", "store.config", "store.runtime"}
-    | {"dial", "pipeline", "sds", "sds.aio"},
+    | {"demo", "dial", "pipeline", "sds", "sds.aio"},
+    # nodes seen from outside, as processes, and participants of theirs
+    "demo": frozenset({"dial", "sds", "sds.aio", "store.client"}),
     # jobs beside the nodes; restoring writes as a node does
     "pipeline": frozenset({"message", "sds", "store.db", "store.domain"}),
     # the parent package is a name and holds nothing

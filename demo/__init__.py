@@ -1,0 +1,1 @@
+"""The whole system at work on one machine: nodes, participants, faults, and a verdict."""

@@ -1,0 +1,221 @@
+"""The story: what happens to the nodes and the participants, in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from demo.auditor import Auditor
+from demo.cluster import NODES, Cluster
+from demo.device import Device
+from demo.limits import (
+    BURST_CUT_OFF,
+    BURST_OUTAGE,
+    OUTAGE_S,
+    PARTITION_S,
+    ROAM_AFTER,
+    TALK_S,
+)
+from demo.network import State
+from demo.people import CAST, LEAVER, NEIGHBOUR, ROAMER, Character, People, Person
+from demo.recovery import Recovery
+from demo.scene import Scene
+from demo.watch import Watch
+from dial.channel import TlsIdentity
+from sds.aio.node import StoreNode
+
+CUT_OFF: Final = "n3"
+KILLED: Final = "n2"
+DEVICE: Final = "n1"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is asked of a run.
+
+    ``pace`` above 1 makes the phases shorter; ``patience_s`` bounds each wait for what was lost;
+    ``without`` names what is switched off: gossip, reconciliation, repair.
+    """
+
+    directory: Path
+    pace: float
+    patience_s: float
+    without: Collection[str]
+
+
+class Story:
+    """Tells it once, a method for a chapter."""
+
+    def __init__(self, scene: Scene, plan: Plan) -> None:
+        self._scene = scene
+        self._plan = plan
+        self._cluster = Cluster(plan.directory, scene.network, plan.without)
+        self._fault_s = 0.0
+
+    async def tell(self) -> None:
+        """From the start of the nodes until all should be equal.
+
+        Raises:
+            NodeFailed: a node did not start.
+            NodeError: the device was refused.
+        """
+        await self._begin()
+        await self._talk()
+        await self._cut_off()
+        await self._heal()
+        await self._kill()
+        await self._bring_back()
+        await self._settle()
+
+    async def _begin(self) -> None:
+        scene, cluster = self._scene, self._cluster
+        scene.tell("Three nodes start, each with a Postgres and a certificate", chapter=True)
+        scene.cluster = cluster
+        await cluster.start()
+        for node in cluster.nodes.values():
+            scene.tasks.start(node.watch())
+        tls = cluster.tls
+        wires = {name: await scene.network.client_wire(name) for name in NODES}
+        addresses = {name: wire.address for name, wire in wires.items()}
+        scene.auditor = self._auditor = Auditor(addresses, tls, scene.tasks)
+        scene.watch = self._watch = Watch(cluster, scene.met)
+        scene.tasks.start(self._watch.run())
+        self._device = Device(cluster.addresses[DEVICE], tls, scene.ledger)
+        self._roamers_wire = await scene.network.client_wire(CUT_OFF)
+        scene.people = self._people = self._invite(tls)
+
+    def _invite(self, tls: TlsIdentity) -> People:
+        people = People(self._scene.tasks)
+        for who in CAST:
+            addresses = self._addresses(who)
+            people.add(
+                Person(
+                    who,
+                    [StoreNode(address, tls=tls) for address in addresses],
+                    self._plan.directory / f"{who.name}.db",
+                    self._scene.ledger,
+                    repairs="repair" not in self._plan.without,
+                )
+            )
+        return people
+
+    def _addresses(self, who: Character) -> list[str]:
+        """Where somebody reaches the nodes: the own one first, then the others in turn."""
+        first = NODES.index(who.home)
+        addresses = [self._cluster.addresses[name] for name in NODES[first:] + NODES[:first]]
+        if who.name == ROAMER:
+            addresses[0] = self._roamers_wire.address
+        return addresses
+
+    async def _talk(self) -> None:
+        self._scene.tell("Twelve participants talk; bad links lose a fifth", chapter=True)
+        await self._people.join()
+        self._people.bad_links(lose=True)
+        self._people.talk()
+        self._readings = self._scene.tasks.start(self._device.run())
+        await self._for(TALK_S)
+
+    async def _cut_off(self) -> None:
+        scene = self._scene
+        scene.tell(f"{CUT_OFF} is cut off from its peers; both sides go on", chapter=True)
+        self._fault_s = time.monotonic()
+        scene.troubles[CUT_OFF] = "cut off"
+        scene.network.cut_off(CUT_OFF)
+        scene.tell(f"a device has {BURST_CUT_OFF:,} readings for {DEVICE}")
+        burst = scene.tasks.start(self._device.burst(BURST_CUT_OFF))
+        await self._for(PARTITION_S * ROAM_AFTER)
+        await self._roam()
+        await self._for(PARTITION_S * (1 - ROAM_AFTER))
+        await burst
+
+    async def _roam(self) -> None:
+        """Somebody who alone has heard something leaves for the other side."""
+        neighbour, roamer = self._people[NEIGHBOUR], self._people[ROAMER]
+        for _ in range(3):
+            await neighbour.say()
+        await self._auditor.until(lambda: roamer.has_heard(neighbour), self._plan.patience_s)
+        self._roamers_wire.set(State.CLOSED)
+        self._scene.tell(
+            f"{ROAMER} goes from {CUT_OFF} to {DEVICE}, where nobody heard {NEIGHBOUR}"
+        )
+
+    async def _heal(self) -> None:
+        scene, away_s = self._scene, time.monotonic() - self._fault_s
+        scene.tell(f"{CUT_OFF} is reached again, and all tell each other", chapter=True)
+        await self._watch.look()
+        recoveries = [self._recovery(CUT_OFF, f"cut off for {away_s:.0f} s")]
+        recoveries += [
+            self._recovery(name, f"{CUT_OFF} not reached") for name in NODES if name != CUT_OFF
+        ]
+        lacking = ", ".join(
+            f"{name} lacks {len(each.lacked):,}"
+            for name, each in zip([CUT_OFF, *NODES], recoveries, strict=False)
+        )
+        scene.tell(lacking)
+        scene.network.heal()
+        self._roamers_wire.set(State.OPEN)
+        del scene.troubles[CUT_OFF]
+        if "reconciliation" not in self._plan.without:
+            await self._watch.synchronize(CUT_OFF, DEVICE)
+        await self._recover(recoveries)
+
+    async def _kill(self) -> None:
+        scene = self._scene
+        scene.tell(f"{KILLED} is killed; its participants go elsewhere", chapter=True)
+        await self._people[LEAVER].leave()
+        scene.tell(f"{LEAVER} closes the program")
+        await self._watch.look()
+        self._fault_s = time.monotonic()
+        await self._cluster.nodes[KILLED].kill()
+        scene.troubles[KILLED] = "killed"
+        scene.tell(f"a device has {BURST_OUTAGE:,} readings for {CUT_OFF}")
+        await self._device.burst(BURST_OUTAGE, self._cluster.addresses[CUT_OFF])
+        await self._for(OUTAGE_S)
+
+    async def _bring_back(self) -> None:
+        scene, down_s = self._scene, time.monotonic() - self._fault_s
+        scene.tell(f"{KILLED} is started again, with what is on its disk", chapter=True)
+        scene.troubles[KILLED] = "starting"
+        self._watch.sources[KILLED].restarted()
+        recovery = self._recovery(KILLED, f"killed, down for {down_s:.0f} s")
+        scene.tell(f"{KILLED} lacks {len(recovery.lacked):,}")
+        await self._cluster.serve(KILLED)
+        scene.tasks.start(self._cluster.nodes[KILLED].watch())
+        del scene.troubles[KILLED]
+        await self._people.rejoin(LEAVER)
+        scene.tell(f"{LEAVER} opens the program again")
+        await self._recover([recovery])
+
+    async def _settle(self) -> None:
+        """Nothing new is said, no link loses anything, and everybody has the time to catch up."""
+        scene = self._scene
+        scene.tell("Nobody says more; whoever lacks something gets it", chapter=True)
+        self._readings.cancel()
+        await self._people.be_silent()
+        self._people.bad_links(lose=False)
+        await self._auditor.until(self._complete, self._plan.patience_s)
+        await self._people.remember()
+        await self._people.leave()
+        await self._auditor.until(lambda: self._auditor.equal, self._plan.patience_s)
+
+    def _complete(self) -> bool:
+        said = self._scene.ledger.said
+        return (
+            self._people.settled
+            and all(each.length == len(said[each.who.channel_id]) for each in self._people)
+            and self._auditor.equal
+        )
+
+    def _recovery(self, node: str, what: str) -> Recovery:
+        return Recovery(self._auditor, self._watch, node, what)
+
+    async def _recover(self, recoveries: Sequence[Recovery]) -> None:
+        ended = (each.ended(self._plan.patience_s) for each in recoveries)
+        self._scene.incidents += await asyncio.gather(*ended)
+
+    async def _for(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / self._plan.pace)

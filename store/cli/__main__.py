@@ -1,0 +1,5 @@
+"""`python -m store.cli` is the command `storenode`."""
+
+from store.cli.main import main
+
+main()

@@ -1,0 +1,133 @@
+"""`storenode demo`: the whole system at work on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import click
+
+from message.limits import NS_PER_S
+from store.cli.client.text import safe
+from store.cli.errors import FAILED, OK, USAGE, CliError
+from store.client.errors import NodeError
+from store.config.layers import LayeredCommand, option
+from store.config.types import POSITIVE_DURATION
+
+_LIBRARIES: Final = ("rich", "cryptography")
+_PARTS: Final = ("gossip", "reconciliation", "repair")
+
+
+@click.command(cls=LayeredCommand)
+@option(
+    "--plain",
+    is_flag=True,
+    help="Print lines instead of drawing a screen, as is done without a terminal of 80 x 24.",
+)
+@option(
+    "--pace",
+    type=click.FloatRange(0.1, 10.0),
+    default=1.0,
+    show_default=True,
+    help="Make the phases so many times shorter.",
+)
+@option(
+    "--patience",
+    type=POSITIVE_DURATION,
+    default="30s",
+    show_default=True,
+    help="How long what was lost may take to come back, each time.",
+)
+@option(
+    "--without",
+    multiple=True,
+    type=click.Choice(_PARTS),
+    help="Switch a part off, to see what the others do alone; repeatable.",
+)
+@option(
+    "--keep",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep databases, certificates and logs there; by default they are removed.",
+)
+def demo(
+    *, plain: bool, pace: float, patience: int, without: tuple[str, ...], keep: Path | None
+) -> int:
+    """Show the whole system at work: nodes, participants, faults, and how all is healed.
+
+    Three nodes with a Postgres each talk TLS with each other; twelve SDS participants talk in four
+    channels. Links lose messages, a node is cut off, another is killed. It ends by itself after
+    about a minute, with a table of what was lost where and how it came back. The exit code is 0
+    when all stores and all logs are equal in the end.
+    """
+    # The library writes its own lines to standard error, across the screen.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    _require_libraries()
+    # Imported here, after the library's verbosity is set and its extra was looked for.
+    from demo import run, story, views  # noqa: PLC0415
+    from demo.node import NodeFailed  # noqa: PLC0415
+
+    directory = _Directory(keep)
+    plan = story.Plan(directory.path, pace, patience / NS_PER_S, frozenset(without))
+    try:
+        equal = asyncio.run(run.run(plan, views.view(plain=plain)))
+    except asyncio.CancelledError:
+        directory.remove()
+        raise click.Abort from None
+    except NodeFailed as error:
+        click.echo(error.tail, err=True)
+        raise CliError(FAILED, f"{error.sentence} {directory.kept}") from error
+    except NodeError as error:
+        raise CliError(FAILED, f"{safe(error.sentence)} {directory.kept}") from error
+    if not equal:
+        raise CliError(FAILED, f"Something was not brought back. {directory.kept}")
+    directory.remove()
+    return OK
+
+
+def _require_libraries() -> None:
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise CliError(
+            USAGE,
+            f"The demo needs {missing[0]}, which is not installed: install storenode with the"
+            " extra `demo`, as with `pip install 'storenode[demo]'`.",
+        )
+
+
+class _Directory:
+    """Where all files of a run are: the one that was named, or one that is made for it.
+
+    Raises:
+        CliError: it cannot be used.
+    """
+
+    def __init__(self, named: Path | None) -> None:
+        self._temporary = named is None
+        try:
+            if named is None:
+                self.path = Path(tempfile.mkdtemp(prefix="storenode-demo-"))
+            else:
+                self.path = named.absolute()
+                self.path.mkdir(parents=True, exist_ok=True)
+                if any(self.path.iterdir()):
+                    raise CliError(USAGE, f"The directory {named} is not empty: name a new one.")
+        except OSError as error:
+            raise CliError(
+                USAGE, f"The directory {error.filename} cannot be used: {error.strerror}."
+            ) from error
+
+    @property
+    def kept(self) -> str:
+        """The sentence that says where the files are."""
+        return f"Logs and databases are in {self.path}."
+
+    def remove(self) -> None:
+        """Remove it, unless somebody has named it."""
+        if self._temporary:
+            shutil.rmtree(self.path, ignore_errors=True)

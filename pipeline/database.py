@@ -20,7 +20,7 @@ from pipeline.limits import HOUR_NS
 from store.db.deltas import Buckets, merged, unpack
 from store.db.errors import SchemaError
 from store.db.locks import ARCHIVING, RESTORING
-from store.db.migrate import require_current
+from store.db.migrate import require_served
 from store.domain.partitioning import Bounds, parse_bounds
 
 Connection = psycopg.Connection[Any]
@@ -85,14 +85,14 @@ class State:
 
 @contextmanager
 def connected(url: str, what: str = "The database") -> Iterator[Connection]:
-    """A connection in autocommit mode to a database with the newest schema.
+    """A connection in autocommit mode to a database with a schema that serves this version.
 
     Raises:
         PipelineError: it cannot be reached, refuses, or has another schema; also for what the
             block raises as `psycopg.Error`.
     """
     try:
-        require_current(url)
+        require_served(url)
         with psycopg.connect(url, autocommit=True) as connection:
             yield connection
     except SchemaError as error:

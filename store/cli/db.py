@@ -120,12 +120,21 @@ def db() -> None:
 
 
 @db.command(cls=LayeredCommand)
+@option(
+    "--before-restart",
+    is_flag=True,
+    help="Only what nodes of the version before survive: run it before they are replaced one by"
+    " one, and the command without it afterwards.",
+)
 @on_database
-def upgrade(target: Target) -> int:
-    """Bring the schema to the newest revision; make it if there is none."""
+def upgrade(target: Target, before_restart: bool) -> int:
+    """Bring the schema to the newest revision; make it if there is none.
+
+    Refuses to take away what nodes of an older version need that are connected.
+    """
     with target.url() as url:
         before = migrate.current(url)
-        after = migrate.upgrade(url)
+        after = migrate.upgrade(url, before_restart=before_restart)
     target.print(
         {"previous": before, "revision": after},
         [
@@ -140,13 +149,23 @@ def upgrade(target: Target) -> int:
 @db.command(cls=LayeredCommand)
 @on_database
 def current(target: Target) -> int:
-    """Show the schema's revision and the newest one that this version knows."""
+    """Show the schema's revision, which nodes it serves, and the newest revision known here."""
     with target.url() as url:
         revision = migrate.current(url)
+        serves_from = migrate.serves_from(url) if revision else None
     newest = migrate.head()
     target.print(
-        {"revision": revision, "newest": newest, "up_to_date": revision == newest},
-        [f"revision  {revision or 'none'}", f"newest    {newest}"],
+        {
+            "revision": revision,
+            "newest": newest,
+            "up_to_date": revision == newest,
+            "serves_from": serves_from,
+        },
+        [
+            f"revision  {revision or 'none'}",
+            f"serves    {f'nodes from {serves_from} on' if serves_from else 'no nodes'}",
+            f"newest    {newest}",
+        ],
     )
     return OK
 
@@ -175,7 +194,7 @@ def check(target: Target, sample: int | None) -> int:
 def partitions(target: Target) -> int:
     """List the partitions of every table with their sizes."""
     with target.url() as url:
-        migrate.require_current(url)
+        migrate.require_served(url)
         inventory = asyncio.run(_with_connection(url, read_inventory))
     if target.as_json:
         for each in _sorted(inventory):
@@ -246,7 +265,7 @@ def prune_command(
         return reading, report
 
     with target.url() as url:
-        migrate.require_current(url)
+        migrate.require_served(url)
         reading, report = asyncio.run(_with_connection(url, work))
     target.print(
         {**_prune_json(report, dry_run=dry_run), "clock_ahead_s": reading.ahead_ns // NS_PER_S},

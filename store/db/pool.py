@@ -20,6 +20,7 @@ from psycopg import errors as pg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from store.db.arrays import register
+from store.db.migrate import application_name
 from store.domain.ports import StoreUnavailable
 
 Connection = AsyncConnection[tuple[object, ...]]
@@ -117,7 +118,7 @@ def complete_url(url: str) -> str:
         "keepalives_interval": "5",
         "keepalives_count": "3",
         "tcp_user_timeout": "20000",
-        "application_name": "storenode",
+        "application_name": application_name(),
     }
     return conninfo.make_conninfo(url, **{k: v for k, v in defaults.items() if k not in given})
 

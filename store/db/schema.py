@@ -55,6 +55,7 @@ sa.Table(
     sa.Column("folded_messages", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("folded_position", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("last_online_ns", sa.BigInteger),
+    sa.Column("serves_from", sa.Text, nullable=False, server_default="0005"),
     sa.Index("store_one_row_idx", sa.text("(true)"), unique=True),
 )
 

@@ -80,7 +80,7 @@ class EmbeddedHost:
         """
         try:
             url = await asyncio.to_thread(self._server.start)
-            await asyncio.to_thread(migrate.upgrade, url)
+            await asyncio.to_thread(migrate.upgrade, url, alone=True)
         except EmbeddedPostgresError as error:
             raise NodeError(str(error)) from error
         except (SchemaError, psycopg.Error) as error:
@@ -151,7 +151,7 @@ class ExternalHost:
         pause_s = CONNECT_RETRY_FIRST_S
         while True:
             try:
-                await asyncio.to_thread(migrate.require_current, url)
+                await asyncio.to_thread(migrate.require_served, url)
             except SchemaError as error:
                 raise NodeError(_sentence(error)) from error
             except psycopg.OperationalError as error:

@@ -86,10 +86,12 @@ def test_upgrade_and_current(storenode: Storenode, empty_database_url: str) -> N
         "revision": None,
         "newest": newest,
         "up_to_date": False,
+        "serves_from": None,
     }
     done = storenode("upgrade", *target)
     assert (done.code, done.value) == (0, {"previous": None, "revision": newest})
-    assert storenode("current", *target).value["up_to_date"] is True
+    now = storenode("current", *target).value
+    assert (now["up_to_date"], now["serves_from"]) == (True, "0005")
     again = storenode("upgrade", "--database-url", empty_database_url)
     assert (again.code, again.out) == (0, f"The schema is at revision {newest} already.\n")
 

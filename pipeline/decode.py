@@ -6,14 +6,14 @@ A *tail* is what follows the payload in a stored frame (`message.record`)::
     1A len pubsub topic
 
 All tails of a batch are read at once: a cursor per row moves from field to field. The two topics
-are read once per topic key.
+are read once per topic key (`Topics`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,11 +23,9 @@ from numpy.typing import NDArray
 from message.limits import HASH_BYTES
 from message.topics import parse_shard
 from pipeline.columns import ARROW, HASH_COLUMNS, PARENT, SDS_COLUMNS, TAIL_COLUMNS, TOPIC_COLUMNS
+from pipeline.copied import Octets, Places, gathered
 from pipeline.errors import PipelineError
-from pipeline.limits import DAY_NS, SHARD_PARTITIONS
-
-Octets = NDArray[np.uint8]
-Places = NDArray[np.int64]
+from pipeline.limits import DAY_NS, MAX_KNOWN_TOPICS, SHARD_PARTITIONS
 
 NO_SHARD: Final = -1
 _MORE: Final = 0x80
@@ -61,13 +59,59 @@ def shard_of(pubsub_topic: str) -> int:
     return NO_SHARD if shard is None else shard[1] % SHARD_PARTITIONS
 
 
+class Topics:
+    """The names behind topic keys, each read from the tail of one message and then remembered.
+
+    A history has few topics and many batches: reading them anew in each costs more than all else.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, _Topic] = {}
+
+    def columns(self, keys: pa.Array, tails: pa.Array) -> dict[str, pa.Array]:
+        """`TOPIC_COLUMNS` of some messages.
+
+        Raises:
+            DamagedRows: a tail names no topics.
+        """
+        coded = keys.dictionary_encode()
+        distinct = coded.dictionary.to_pylist()
+        self._learn(distinct, coded.indices, tails)
+        found = [self._known[key] for key in distinct]
+        return {
+            "pubsub_topic": pa.array([each.pubsub for each in found], pa.string()).take(
+                coded.indices
+            ),
+            "content_topic": pa.array([each.content for each in found], pa.string()).take(
+                coded.indices
+            ),
+            "shard": pa.array([each.shard for each in found], pa.int32()).take(coded.indices),
+        }
+
+    def _learn(self, keys: list[bytes], codes: pa.Array, tails: pa.Array) -> None:
+        new = [place for place, key in enumerate(keys) if key not in self._known]
+        if not new:
+            return
+        if len(self._known) + len(new) > MAX_KNOWN_TOPICS:
+            self._known.clear()
+            new = list(range(len(keys)))
+        _, first = np.unique(codes.to_numpy(zero_copy_only=False), return_index=True)
+        rows = first[new]
+        for place, found in zip(new, _names(tails.take(pa.array(rows)), rows), strict=True):
+            self._known[keys[place]] = found
+
+
 def decoded(
-    messages: pa.RecordBatch, sds: pa.Table | None, names: tuple[str, ...]
+    messages: pa.RecordBatch,
+    sds: pa.Table | None,
+    names: tuple[str, ...],
+    topics: Topics | None = None,
 ) -> pa.RecordBatch:
     """The wanted columns of a batch of `export_messages`.
 
     ``messages`` has ``ts`` and what `needed` says; ``sds`` the rows of `export_sds` of these
-    messages, and perhaps of others; None: there are none.
+    messages, and perhaps of others; None: there are none. ``topics`` is shared by the batches of a
+    database.
 
     Raises:
         DamagedRows: rows cannot be read.
@@ -79,7 +123,7 @@ def decoded(
     if wanted & HASH_COLUMNS:
         found |= _hashes(messages["hash"])
     if wanted & TOPIC_COLUMNS:
-        found |= _topics(messages["topic"], messages["tail"])
+        found |= (topics or Topics()).columns(messages["topic"], messages["tail"])
     if wanted & TAIL_COLUMNS:
         found |= _Tails.of(messages["tail"]).fields()
     if "payload" in wanted:
@@ -98,7 +142,7 @@ def needed(names: tuple[str, ...]) -> list[str]:
     if wanted & (HASH_COLUMNS | SDS_COLUMNS):
         selected.append("hash")
     if wanted & TOPIC_COLUMNS:
-        selected.append("uuid_send(topic) as topic")
+        selected.append("topic")
     if "payload" in wanted:
         selected.append("payload")
     if wanted & (TOPIC_COLUMNS | TAIL_COLUMNS):
@@ -122,27 +166,19 @@ def _hashes(hashes: pa.Array) -> dict[str, pa.Array]:
     return {"hash": hashes, **found}
 
 
-def _topics(keys: pa.Array, tails: pa.Array) -> dict[str, pa.Array]:
-    coded = keys.dictionary_encode()
-    codes = coded.indices.to_numpy(zero_copy_only=False)
-    _, first = np.unique(codes, return_index=True)
-    pairs = [_names(tails[int(place)].as_py(), int(place)) for place in first]
-    pubsub = pa.array([pair[0] for pair in pairs], pa.string())
-    content = pa.array([pair[1] for pair in pairs], pa.string())
-    shards = pa.array([shard_of(pair[0]) for pair in pairs], pa.int32())
-    return {
-        "pubsub_topic": pubsub.take(coded.indices),
-        "content_topic": content.take(coded.indices),
-        "shard": shards.take(coded.indices),
-    }
+class _Topic(NamedTuple):
+    pubsub: str
+    content: str
+    shard: int
 
 
-def _names(tail: bytes, place: int) -> tuple[str, str]:
+def _names(tails: pa.Array, rows: Places) -> list[_Topic]:
+    """The topics of some tails, which are from these rows of a batch."""
     try:
-        one = _Tails.of(pa.array([tail], pa.binary()))
-        return one.text(one.pubsub), one.text(one.content)
-    except (DamagedRows, UnicodeDecodeError) as error:
-        raise DamagedRows(np.array([place])) from error
+        found = _Tails.of(tails)
+    except DamagedRows as error:
+        raise DamagedRows(rows[error.places]) from error
+    return [found.topic(place, int(row)) for place, row in enumerate(rows)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +222,21 @@ class _Tails:
         flags = _numbers(self.octets, self.ephemeral)
         return {
             "version": pa.array(numbers, pa.int64(), mask=~self.version.present),
-            "meta": _gathered(self.octets, self.meta),
-            "rate_limit_proof": _gathered(self.octets, self.proof),
+            "meta": gathered(self.octets, self.meta.starts, self.meta.sizes),
+            "rate_limit_proof": gathered(self.octets, self.proof.starts, self.proof.sizes),
             "ephemeral": pa.array(flags != 0, pa.bool_(), mask=~self.ephemeral.present),
         }
 
-    def text(self, field: _Field) -> str:
-        """The text of a field of the only row."""
-        start, size = int(field.starts[0]), int(field.sizes[0])
+    def topic(self, place: int, row: int) -> _Topic:
+        """The topics of one tail, which is from a row of the batch."""
+        try:
+            pubsub = self._text(self.pubsub, place)
+            return _Topic(pubsub, self._text(self.content, place), shard_of(pubsub))
+        except UnicodeDecodeError as error:
+            raise DamagedRows(np.array([row])) from error
+
+    def _text(self, field: _Field, place: int) -> str:
+        start, size = int(field.starts[place]), int(field.sizes[place])
         return self.octets[start : start + size].tobytes().decode()
 
 
@@ -269,18 +312,6 @@ def _numbers(octets: Octets, field: _Field) -> Places:
         part = octets[field.starts[rows] + offset].astype(np.int64) & (_MORE - 1)
         values[rows] |= part << min(7 * offset, 62)
     return values
-
-
-def _gathered(octets: Octets, field: _Field) -> pa.Array:
-    """The bytes of a field, null where it is absent."""
-    sizes = np.maximum(field.sizes, 0)
-    offsets = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
-    places = np.arange(offsets[-1]) + np.repeat(field.starts - offsets[:-1], sizes)
-    values = pa.py_buffer(octets[places])
-    valid = pa.array(field.present).buffers()[1]
-    laid_out = pa.py_buffer(offsets.astype(np.int32))
-    return pa.Array.from_buffers(pa.binary(), len(sizes), [valid, laid_out, values])
 
 
 def _layout(values: pa.Array) -> tuple[Places, Places, Octets]:

@@ -20,13 +20,18 @@ MIN_SLICE_ROWS: Final = 20_000
 SHARD_PARTITIONS: Final = 64
 """Shards that have directories of their own in the lake. Strangers invent topics, not files."""
 
+MAX_KNOWN_TOPICS: Final = 100_000
+"""Pairs of topics whose names a task keeps in memory while it reads a database."""
+
 OPEN_FILES: Final = 128
 """Files that one task writes side by side before it sorts its rows by directory instead."""
 
 COMPACT_AT_FILES: Final = 8
-"""Files of one day and shard from which on they are made one."""
+"""Files of one day and shard, of about the same size, from which on they are made one."""
 
-COMPACTED_FILE_BYTES: Final = 256 * 1024 * 1024
+COMPACTION_STEPS: Final = (4 * 1024 * 1024, 32 * 1024 * 1024, 256 * 1024 * 1024)
+"""Bytes that small files are brought to one after the other: each step writes a message again a
+few times, however small the portions were in which it came."""
 
 VACUUM_AFTER_HOURS: Final = 7 * 24
 """How long files stay that the newest state of a lake does not name: somebody may read an older

@@ -6,24 +6,18 @@ neither vacuum nor the drop of a partition waits. What was committed later is to
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-import adbc_driver_manager as adbc
 import pyarrow as pa
-from adbc_driver_postgresql import StatementOptions, dbapi
 
 from pipeline.columns import SDS_COLUMNS
-from pipeline.decode import DamagedRows, damaged, decoded, needed, rows_of
-from pipeline.errors import UNREACHABLE, PipelineError
+from pipeline.decode import DamagedRows, Topics, damaged, decoded, needed, rows_of
+from pipeline.readers import AUTO, Connection, connection
 from pipeline.slices import Slice
 
-BATCH_BYTES: Final = 4 * 1024 * 1024
-"""About so many bytes of rows are in one batch."""
-
-_SETTINGS: Final = "set jit = off"
 _UP_TO: Final = """
  and batch not in (select batch from storenode.export_commits where position > {position})"""
 _BEHIND: Final = """
@@ -33,8 +27,33 @@ _MESSAGES: Final = """
 select {columns} from storenode.export_messages
 where ts >= {low} and ts < {high}{committed} order by ts, hash"""
 _SDS: Final = """
-select ts, hash, channel, message_id, sender, lamport, parent_ids, parent_hints
-from storenode.export_sds where ts >= {low} and ts < {high} order by ts, hash"""
+select {columns} from storenode.export_sds where ts >= {low} and ts < {high} order by ts, hash"""
+
+_EXPRESSIONS: Final = {"topic": "uuid_send(topic) as topic"}
+MESSAGES: Final = pa.schema(
+    [
+        ("ts", pa.int64()),
+        ("hash", pa.binary()),
+        ("topic", pa.binary()),
+        ("payload", pa.binary()),
+        ("tail", pa.binary()),
+    ]
+)
+"""What is read of `export_messages`; ``topic`` is a topic key's 16 bytes."""
+
+SDS: Final = pa.schema(
+    [
+        ("ts", pa.int64()),
+        ("hash", pa.binary()),
+        ("channel", pa.binary()),
+        ("message_id", pa.binary()),
+        ("sender", pa.binary()),
+        ("lamport", pa.int64()),
+        ("parent_ids", pa.list_(pa.binary())),
+        ("parent_hints", pa.list_(pa.binary())),
+    ]
+)
+"""What is read of `export_sds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,48 +74,64 @@ class Cut:
 
 
 def read_slices(
-    url: str, slices: list[Slice], cut: Cut, names: tuple[str, ...]
+    url: str, slices: list[Slice], cut: Cut, names: tuple[str, ...], reader: str = AUTO
 ) -> Iterator[pa.RecordBatch]:
     """The wanted columns of the messages of some slices, one slice after the other.
+
+    ``reader`` is one of `pipeline.readers.READERS`.
 
     Raises:
         PipelineError: the database cannot be reached, refuses, or holds what cannot be read.
     """
     if not slices:
         return
-    with _connection(url) as connection:
-        if set(names) & SDS_COLUMNS:
-            with _connection(url) as second:
-                for each in slices:
-                    yield from _with_sds(connection, second, each, cut, names)
-        else:
+    with connection(url, reader) as first:
+        reading = _Reading(first, cut, names)
+        if not set(names) & SDS_COLUMNS:
             for each in slices:
-                for batch in _messages(connection, each, cut, names):
-                    yield _decoded(batch, None, names)
+                yield from reading.without_sds(each)
+            return
+        with connection(url, reader) as second:
+            for each in slices:
+                yield from reading.with_sds(each, second)
 
 
-def read_statement(url: str, statement: str) -> Iterator[pa.RecordBatch]:
-    """What a statement selects.
+class _Reading:
+    """Reads slices one after the other, for one task."""
 
-    Raises:
-        PipelineError: the database cannot be reached, or refuses.
-    """
-    with _connection(url) as connection:
-        yield from _batches(connection, statement)
+    def __init__(self, connection: Connection, cut: Cut, names: tuple[str, ...]) -> None:
+        self._connection = connection
+        self._cut = cut
+        self._names = names
+        self._columns = needed(names)
+        self._topics = Topics()
 
+    def without_sds(self, each: Slice) -> Iterator[pa.RecordBatch]:
+        for batch in self._messages(each):
+            yield self._decoded(batch, None)
 
-def _with_sds(
-    connection: dbapi.Connection,
-    second: dbapi.Connection,
-    each: Slice,
-    cut: Cut,
-    names: tuple[str, ...],
-) -> Iterator[pa.RecordBatch]:
-    statement = _SDS.format(low=each.low_ns, high=each.high_ns)
-    with closing(_batches(second, statement)) as batches:
-        following = _Following(batches)
-        for batch in _messages(connection, each, cut, names):
-            yield _decoded(batch, following.up_to(batch["ts"][-1].as_py()), names)
+    def with_sds(self, each: Slice, second: Connection) -> Iterator[pa.RecordBatch]:
+        statement = _SDS.format(columns=", ".join(SDS.names), low=each.low_ns, high=each.high_ns)
+        with closing(second.batches(statement, SDS)) as batches:
+            following = _Following(batches)
+            for batch in self._messages(each):
+                yield self._decoded(batch, following.up_to(batch["ts"][-1].as_py()))
+
+    def _messages(self, each: Slice) -> Iterator[pa.RecordBatch]:
+        statement = _MESSAGES.format(
+            columns=", ".join(_EXPRESSIONS.get(name, name) for name in self._columns),
+            low=each.low_ns,
+            high=each.high_ns,
+            committed=self._cut.condition,
+        )
+        schema = pa.schema([MESSAGES.field(name) for name in self._columns])
+        return self._connection.batches(statement, schema)
+
+    def _decoded(self, batch: pa.RecordBatch, sds: pa.Table | None) -> pa.RecordBatch:
+        try:
+            return decoded(batch, sds, self._names, self._topics)
+        except DamagedRows as error:
+            raise damaged(error, batch["ts"]) from error
 
 
 class _Following:
@@ -119,56 +154,3 @@ class _Following:
         # Another message with the same timestamp may come in the next batch.
         self._held = [each for each in self._held if each["ts"][-1].as_py() >= ts]
         return found
-
-
-def _messages(
-    connection: dbapi.Connection, each: Slice, cut: Cut, names: tuple[str, ...]
-) -> Iterator[pa.RecordBatch]:
-    statement = _MESSAGES.format(
-        columns=", ".join(needed(names)),
-        low=each.low_ns,
-        high=each.high_ns,
-        committed=cut.condition,
-    )
-    return _batches(connection, statement)
-
-
-def _decoded(batch: pa.RecordBatch, sds: pa.Table | None, names: tuple[str, ...]) -> pa.RecordBatch:
-    try:
-        return decoded(batch, sds, names)
-    except DamagedRows as error:
-        raise damaged(error, batch["ts"]) from error
-
-
-def _batches(connection: dbapi.Connection, statement: str) -> Generator[pa.RecordBatch]:
-    options = {StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(BATCH_BYTES)}
-    with connection.cursor(adbc_stmt_kwargs=options) as cursor:
-        cursor.execute(statement)
-        for batch in cursor.fetch_record_batch():
-            if batch.num_rows:
-                yield batch
-
-
-@contextmanager
-def _connection(url: str) -> Iterator[dbapi.Connection]:
-    try:
-        connection = dbapi.connect(url, autocommit=True)
-    except adbc.Error as error:
-        raise PipelineError(
-            f"The database could not be reached ({_said(error)}): check that Postgres runs, and the"
-            " URL.",
-            UNREACHABLE,
-        ) from error
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute(_SETTINGS)
-        yield connection
-    except adbc.Error as error:
-        raise PipelineError(f"The database refused ({_said(error)}).") from error
-    finally:
-        connection.close()
-
-
-def _said(error: adbc.Error) -> str:
-    text = str(error).split("[libpq] ", 1)[-1]
-    return text.splitlines()[0].strip()

@@ -3,7 +3,8 @@
 Options: ``url`` of the database; ``columns``, a list with commas (all of `pipeline.columns`);
 ``from`` and ``to`` in nanoseconds, the end exclusive; ``position``, a commit position up to which
 messages are read (the newest); ``slices``, made by `pipeline.slices.to_text`, instead of a range;
-``connections``, how many tasks may read at a time; and ``tasks``, how many there should be.
+``connections``, how many tasks may read at a time; ``tasks``, how many there should be; and
+``reader``, one of `pipeline.readers.READERS`.
 
 A stream's offset is a commit position: below one that is visible no further commit appears, so no
 message is passed over, and the messages between two offsets are the same whenever they are read.
@@ -31,6 +32,7 @@ from pipeline.columns import NAMES, spark_schema
 from pipeline.database import FOREVER, connected, read_state
 from pipeline.errors import USAGE, PipelineError
 from pipeline.limits import HOUR_NS, MAX_CONNECTIONS, STREAM_BATCH_ROWS
+from pipeline.readers import AUTO, READERS
 from pipeline.reading import Cut, read_slices
 from pipeline.slices import Slice, from_text, good_slice_rows, grouped, plan_slices
 from pipeline.storing import StoringWriter
@@ -50,6 +52,7 @@ _OPTIONS: Final = frozenset(
         "tasks",
         "maxrows",
         "start",
+        "reader",
     }
 )
 
@@ -90,6 +93,12 @@ class Options:
         self.connections = self._number("connections", MAX_CONNECTIONS)
         self.tasks = self._number("tasks", self.connections)
         self.max_rows = self._number("maxrows", STREAM_BATCH_ROWS)
+        self.reader = given.get("reader", AUTO)
+        if self.reader not in READERS:
+            raise PipelineError(
+                f"The option `reader` must be one of {', '.join(READERS)}, not {self.reader!r}.",
+                USAGE,
+            )
 
     @property
     def slices(self) -> list[Slice] | None:
@@ -99,6 +108,10 @@ class Options:
             return None if text is None else from_text(text)
         except ValueError as error:
             raise PipelineError(f"The option `slices` cannot be read: {error}.", USAGE) from error
+
+    def read(self, partition: SlicesPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one partition."""
+        return read_slices(self.url, partition.slices, partition.cut, self.names, self.reader)
 
     def _columns(self) -> tuple[str, ...]:
         text = self._given.get("columns")
@@ -185,7 +198,7 @@ class StorenodeReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         assert isinstance(partition, SlicesPartition)
-        return read_slices(self._options.url, partition.slices, partition.cut, self._options.names)
+        return self._options.read(partition)
 
 
 class StorenodeStreamReader(DataSourceStreamReader):
@@ -221,7 +234,7 @@ class StorenodeStreamReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         assert isinstance(partition, SlicesPartition)
-        return read_slices(self._options.url, partition.slices, partition.cut, self._options.names)
+        return self._options.read(partition)
 
 
 def read_options(url: str, **options: Any) -> dict[str, str]:  # noqa: ANN401 - shown as text

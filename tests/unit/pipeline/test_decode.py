@@ -104,7 +104,7 @@ def test_only_what_is_needed_is_asked_for() -> None:
     assert needed(("ts",)) == ["ts"]
     assert needed(("h0",)) == ["ts", "hash"]
     assert needed(("channel",)) == ["ts", "hash"]
-    assert needed(("shard",)) == ["ts", "uuid_send(topic) as topic", "tail"]
+    assert needed(("shard",)) == ["ts", "topic", "tail"]
     assert needed(("payload", "meta")) == ["ts", "payload", "tail"]
 
 

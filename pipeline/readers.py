@@ -1,0 +1,120 @@
+"""The two ways to read a statement of a database as Arrow batches: ADBC's driver, and psycopg.
+
+ADBC is the quick one. Where its driver cannot be imported psycopg serves, which every installation
+has; both give the same columns. Either holds one batch at a time, however long the answer is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any, Final, Protocol
+
+import psycopg
+import pyarrow as pa
+
+from pipeline.copied import batches_of
+from pipeline.errors import UNREACHABLE, USAGE, PipelineError, of_database
+
+BATCH_BYTES: Final = 4 * 1024 * 1024
+"""About so many bytes of rows are in one batch."""
+
+AUTO: Final = "auto"
+ADBC: Final = "adbc"
+PSYCOPG: Final = "psycopg"
+READERS: Final = (AUTO, ADBC, PSYCOPG)
+"""What may be asked for: `AUTO` is ADBC where it is installed."""
+
+_SETTINGS: Final = "set jit = off"
+_DRIVER: Final = "adbc_driver_postgresql"
+
+
+class Connection(Protocol):
+    """An open connection; it reads one statement at a time."""
+
+    def batches(self, statement: str, schema: pa.Schema) -> Generator[pa.RecordBatch]:
+        """The rows of a query, whose columns have the names and types of ``schema``.
+
+        No batch is empty. Binary values may come with wider offsets than ``schema`` says.
+        """
+
+
+@contextmanager
+def connection(url: str, reader: str = AUTO) -> Iterator[Connection]:
+    """A connection by one of `READERS`.
+
+    Raises:
+        PipelineError: the database cannot be reached or refuses, also inside of the block, or the
+            reader is not installed.
+    """
+    installed = find_spec(_DRIVER) is not None
+    if reader == ADBC and not installed:
+        raise PipelineError(
+            f"The reader `{ADBC}` needs {_DRIVER}, which is not installed: install it, or use the"
+            f" reader `{PSYCOPG}`.",
+            USAGE,
+        )
+    opened = _by_adbc if installed and reader != PSYCOPG else _by_psycopg
+    with opened(url) as found:
+        yield found
+
+
+class _Adbc:
+    def __init__(self, held: Any, size_hint: str) -> None:  # noqa: ANN401 - imported where it is
+        self._held = held
+        self._options = {size_hint: str(BATCH_BYTES)}
+
+    def batches(self, statement: str, schema: pa.Schema) -> Generator[pa.RecordBatch]:  # noqa: ARG002
+        with self._held.cursor(adbc_stmt_kwargs=self._options) as cursor:
+            cursor.execute(statement)
+            for batch in cursor.fetch_record_batch():
+                if batch.num_rows:
+                    yield batch
+
+
+@contextmanager
+def _by_adbc(url: str) -> Iterator[Connection]:
+    # Not every installation has it.
+    import adbc_driver_manager as adbc  # noqa: PLC0415
+    from adbc_driver_postgresql import StatementOptions, dbapi  # noqa: PLC0415
+
+    def said(error: adbc.Error) -> str:
+        return str(error).split("[libpq] ", 1)[-1].splitlines()[0].strip()
+
+    try:
+        held = dbapi.connect(url, autocommit=True)
+    except adbc.Error as error:
+        raise PipelineError(
+            f"The database could not be reached ({said(error)}): check that Postgres runs, and the"
+            " URL.",
+            UNREACHABLE,
+        ) from error
+    try:
+        with held.cursor() as cursor:
+            cursor.execute(_SETTINGS)
+        yield _Adbc(held, StatementOptions.BATCH_SIZE_HINT_BYTES.value)
+    except adbc.Error as error:
+        raise PipelineError(f"The database refused ({said(error)}).") from error
+    finally:
+        held.close()
+
+
+class _Psycopg:
+    def __init__(self, held: psycopg.Connection[Any]) -> None:
+        self._held = held
+
+    def batches(self, statement: str, schema: pa.Schema) -> Generator[pa.RecordBatch]:
+        copying = f"copy ({statement}) to stdout (format binary)"
+        with self._held.cursor() as cursor, cursor.copy(copying.encode()) as rows:
+            yield from batches_of(rows, schema, BATCH_BYTES)
+
+
+@contextmanager
+def _by_psycopg(url: str) -> Iterator[Connection]:
+    try:
+        with psycopg.connect(url, autocommit=True) as held:
+            held.execute(_SETTINGS)
+            yield _Psycopg(held)
+    except psycopg.Error as error:
+        raise of_database(error, "The database") from error

@@ -40,8 +40,8 @@ class Cluster:
             NodeFailed: one did not start.
         """
         for name in NODES:
-            self.addresses[name] = (await self._network.client_wire(name)).address
-            self.admin_addresses[name] = (await self._network.client_wire(name, "admin")).address
+            self.addresses[name] = (await self._network.wire(name)).address
+            self.admin_addresses[name] = (await self._network.wire(name, "admin")).address
             self.nodes[name] = NodeProcess(name, self._directory, await self._options(name))
         starting = (self.serve(name) for name in NODES)
         for result in await asyncio.gather(*starting, return_exceptions=True):

@@ -14,7 +14,7 @@ DEFAULT_PATIENCE_S: Final = 40.0
 CALL_TIMEOUT_S: Final = 20.0
 """How long one answer of a node may take."""
 
-TALK_S: Final = 8.0
+TALK_S: Final = 10.0
 PARTITION_S: Final = 12.0
 OUTAGE_S: Final = 6.0
 """Lengths of the phases at pace 1."""
@@ -22,7 +22,7 @@ OUTAGE_S: Final = 6.0
 ROAM_AFTER: Final = 0.4
 """The share of the partition after which a participant leaves the side that is cut off."""
 
-SAY_EVERY_S: Final = 0.12
+SAY_EVERY_S: Final = 0.06
 """Mean pause between two lines of the conversation, of all channels together."""
 
 READINGS_PER_S: Final = 150

@@ -9,6 +9,7 @@ has lost bytes is broken when the wire is opened again, since what was on it is 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from enum import Enum
 from typing import Final
 
@@ -31,7 +32,6 @@ class Wire:
     def __init__(self) -> None:
         self.target = ""
         self.address = ""
-        self.dropped_bytes = 0
         self._state = State.OPEN
         self._server: asyncio.Server | None = None
         self._connections = Tasks()
@@ -52,7 +52,7 @@ class Wire:
 
     def set(self, state: State) -> None:
         """Carry on, break, or drop from now on."""
-        if self._state is not State.OPEN or state is State.CLOSED:
+        if state is State.CLOSED or self._state is State.DROPPING:
             self._abort()
         self._state = state
 
@@ -104,29 +104,39 @@ class Wire:
     ) -> None:
         while data := await reader.read(_CHUNK_BYTES):
             if writer is None or self._state is State.DROPPING:
-                self.dropped_bytes += len(data)
                 continue
             writer.write(data)
             await writer.drain()
 
 
 class Network:
-    """All wires: one for each pair of nodes that call each other, and those of clients."""
+    """All wires: of nodes that call each other, of participants, and of those who look on.
+
+    A fault splits it: one node and the participants behind it on one side, all others on the other.
+    """
 
     def __init__(self) -> None:
         self._peers: dict[tuple[str, str], Wire] = {}
+        self._people: dict[tuple[str, str], Wire] = {}
         self._wires: list[tuple[str, str, Wire]] = []
         self._ready: dict[str, dict[str, str]] = {}
 
     async def peer_wire(self, caller: str, callee: str) -> Wire:
         """The wire by which one node calls another."""
-        wire = await self._wire(callee, "peer")
-        self._peers[caller, callee] = wire
+        wire = self._peers[caller, callee] = await self.wire(callee, "peer")
         return wire
 
-    async def client_wire(self, node: str, listener: str = "listen") -> Wire:
-        """A new wire by which clients, or operators (``admin``), reach a node."""
-        return await self._wire(node, listener)
+    async def person_wire(self, person: str, node: str) -> Wire:
+        """The wire by which a participant reaches a node."""
+        wire = self._people[person, node] = await self.wire(node)
+        return wire
+
+    async def wire(self, node: str, listener: str = "listen") -> Wire:
+        """A wire to a node that no fault touches; ``listener`` is its name in the ready line."""
+        wire = await Wire().open()
+        wire.target = self._ready.get(node, {}).get(listener, "")
+        self._wires.append((node, listener, wire))
+        return wire
 
     def moved(self, node: str, ready: dict[str, str]) -> None:
         """A node serves, at the addresses of its ready line."""
@@ -139,29 +149,26 @@ class Network:
         """The node that an address leads to; empty where it leads nowhere."""
         return next((node for node, _, wire in self._wires if wire.address == address), "")
 
-    def cut_off(self, node: str) -> None:
-        """Drop all that a node and its peers send each other."""
+    def split(self, node: str, people: Collection[str]) -> None:
+        """Cut off a node with these people: between peers everything is lost without a word."""
         for ends, wire in self._peers.items():
             if node in ends:
                 wire.set(State.DROPPING)
+        for person, _ in self._people:
+            self.place(person, node, inside=person in people)
+
+    def place(self, person: str, cut_off: str, *, inside: bool) -> None:
+        """Put somebody on one side of the split: what is on the other can not be reached."""
+        for (who, node), wire in self._people.items():
+            if who == person:
+                wire.set(State.OPEN if (node == cut_off) == inside else State.CLOSED)
 
     def heal(self) -> None:
-        """Let peers reach each other again."""
-        for wire in self._peers.values():
+        """Let everybody reach everybody."""
+        for wire in (*self._peers.values(), *self._people.values()):
             wire.set(State.OPEN)
-
-    @property
-    def dropped_bytes(self) -> int:
-        """Bytes between peers that were lost so far."""
-        return sum(wire.dropped_bytes for wire in self._peers.values())
 
     async def close(self) -> None:
         """Break everything."""
         for _, _, wire in self._wires:
             await wire.close()
-
-    async def _wire(self, callee: str, listener: str) -> Wire:
-        wire = await Wire().open()
-        wire.target = self._ready.get(callee, {}).get(listener, "")
-        self._wires.append((callee, listener, wire))
-        return wire

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from sds.config import ChannelConfig, RepairConfig
 from sds.events import Missing
 
 CHANNELS: Final = ("atlas", "birch", "cedar", "delta")
-_REPAIR: Final = RepairConfig(request_min_ms=800, request_max_ms=3_000)
+_REPAIR: Final = RepairConfig(request_min_ms=500, request_max_ms=1_500, requests_per_message=16)
 _LOG_PAGE: Final = 1_000
 
 
@@ -38,11 +38,14 @@ class Character:
     bad_link: bool = False
 
 
-ROAMER: Final = "kim"
-"""Hears, behind the node that is cut off, what nobody else hears, and leaves that side."""
-
 NEIGHBOUR: Final = "lena"
-"""Says it."""
+"""Says something behind the node that is cut off."""
+
+ROAMER: Final = "kim"
+"""Alone has heard it, and goes to the other side."""
+
+LISTENER: Final = "joe"
+"""Is there, in the same channel."""
 
 LEAVER: Final = "hugo"
 """Closes the program for a while, and begins it again on the same state."""
@@ -57,7 +60,7 @@ CAST: Final = (
     Character("gina", "cedar", "n1"),
     Character(LEAVER, "cedar", "n2"),
     Character("ines", "cedar", "n3", bad_link=True),
-    Character("joe", "delta", "n1"),
+    Character(LISTENER, "delta", "n1"),
     Character(ROAMER, "delta", "n3"),
     Character(NEIGHBOUR, "delta", "n3"),
 )
@@ -143,9 +146,9 @@ class Person:
                 self.said.append(message_id)
                 self._ledger.say(self.who.channel_id, message_id, content)
 
-    def has_heard(self, other: Person) -> bool:
-        """Whether all that another has said came to it."""
-        return all(message_id in self.passage.came for message_id in other.said)
+    def has_met(self, message_ids: Iterable[str]) -> bool:
+        """Whether all of some messages came to it."""
+        return all(message_id in self.passage.came for message_id in message_ids)
 
     async def log(self) -> list[Message]:
         """The whole log in order; empty when away."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,10 +20,10 @@ from demo.limits import (
     ROAM_AFTER,
     TALK_S,
 )
-from demo.network import State
-from demo.people import CAST, LEAVER, NEIGHBOUR, ROAMER, Character, People, Person
+from demo.people import CAST, LEAVER, LISTENER, NEIGHBOUR, ROAMER, People, Person
 from demo.recovery import Recovery
 from demo.scene import Scene
+from demo.tap import Way
 from demo.watch import Watch
 from dial.channel import TlsIdentity
 from sds.aio.node import StoreNode
@@ -79,37 +79,33 @@ class Story:
         for node in cluster.nodes.values():
             scene.tasks.start(node.watch())
         tls = cluster.tls
-        wires = {name: await scene.network.client_wire(name) for name in NODES}
+        wires = {name: await scene.network.wire(name) for name in NODES}
         addresses = {name: wire.address for name, wire in wires.items()}
         scene.auditor = self._auditor = Auditor(addresses, tls, scene.tasks)
         scene.watch = self._watch = Watch(cluster, scene.met)
         scene.tasks.start(self._watch.run())
         self._device = Device(cluster.addresses[DEVICE], tls, scene.ledger)
-        self._roamers_wire = await scene.network.client_wire(CUT_OFF)
-        scene.people = self._people = self._invite(tls)
+        scene.people = self._people = await self._invite(tls)
 
-    def _invite(self, tls: TlsIdentity) -> People:
+    async def _invite(self, tls: TlsIdentity) -> People:
         people = People(self._scene.tasks)
         for who in CAST:
-            addresses = self._addresses(who)
+            first = NODES.index(who.home)
+            # The own node first, then the others in turn.
+            wires = [
+                await self._scene.network.person_wire(who.name, node)
+                for node in NODES[first:] + NODES[:first]
+            ]
             people.add(
                 Person(
                     who,
-                    [StoreNode(address, tls=tls) for address in addresses],
+                    [StoreNode(wire.address, tls=tls) for wire in wires],
                     self._plan.directory / f"{who.name}.db",
                     self._scene.ledger,
                     repairs="repair" not in self._plan.without,
                 )
             )
         return people
-
-    def _addresses(self, who: Character) -> list[str]:
-        """Where somebody reaches the nodes: the own one first, then the others in turn."""
-        first = NODES.index(who.home)
-        addresses = [self._cluster.addresses[name] for name in NODES[first:] + NODES[:first]]
-        if who.name == ROAMER:
-            addresses[0] = self._roamers_wire.address
-        return addresses
 
     async def _talk(self) -> None:
         self._scene.tell("Twelve participants talk; bad links lose a fifth", chapter=True)
@@ -121,10 +117,10 @@ class Story:
 
     async def _cut_off(self) -> None:
         scene = self._scene
-        scene.tell(f"{CUT_OFF} is cut off from its peers; both sides go on", chapter=True)
+        scene.tell(f"{CUT_OFF} is cut off with those behind it; both sides go on", chapter=True)
         self._fault_s = time.monotonic()
         scene.troubles[CUT_OFF] = "cut off"
-        scene.network.cut_off(CUT_OFF)
+        scene.network.split(CUT_OFF, [who.name for who in CAST if who.home == CUT_OFF])
         scene.tell(f"a device has {BURST_CUT_OFF:,} readings for {DEVICE}")
         burst = scene.tasks.start(self._device.burst(BURST_CUT_OFF))
         await self._for(PARTITION_S * ROAM_AFTER)
@@ -133,14 +129,24 @@ class Story:
         await burst
 
     async def _roam(self) -> None:
-        """Somebody who alone has heard something leaves for the other side."""
-        neighbour, roamer = self._people[NEIGHBOUR], self._people[ROAMER]
+        """Somebody goes to the other side, where the messages that they know of are at no node."""
+        scene, people = self._scene, self._people
+        neighbour, roamer, listener = people[NEIGHBOUR], people[ROAMER], people[LISTENER]
         for _ in range(3):
             await neighbour.say()
-        await self._auditor.until(lambda: roamer.has_heard(neighbour), self._plan.patience_s)
-        self._roamers_wire.set(State.CLOSED)
-        self._scene.tell(
-            f"{ROAMER} goes from {CUT_OFF} to {DEVICE}, where nobody heard {NEIGHBOUR}"
+        told = tuple(neighbour.said)
+        await self._until(lambda: roamer.has_met(told))
+        scene.network.place(ROAMER, CUT_OFF, inside=False)
+        await self._until(lambda: scene.network.node_at(roamer.look().node) not in ("", CUT_OFF))
+        place = scene.network.node_at(roamer.status.node)
+        scene.tell(
+            f"{ROAMER} goes from {CUT_OFF} to {place}; no node there has {NEIGHBOUR}'s lines"
+        )
+        await roamer.say()
+        await self._until(lambda: listener.has_met(told))
+        asked = sum(listener.passage.came.get(each) is Way.SDS_REPAIR for each in told)
+        scene.tell(
+            f"{LISTENER} asks whoever has them, and gets {asked:,} from {ROAMER} (SDS-Repair)"
         )
 
     async def _heal(self) -> None:
@@ -157,7 +163,6 @@ class Story:
         )
         scene.tell(lacking)
         scene.network.heal()
-        self._roamers_wire.set(State.OPEN)
         del scene.troubles[CUT_OFF]
         if "reconciliation" not in self._plan.without:
             await self._watch.synchronize(CUT_OFF, DEVICE)
@@ -197,10 +202,10 @@ class Story:
         self._readings.cancel()
         await self._people.be_silent()
         self._people.bad_links(lose=False)
-        await self._auditor.until(self._complete, self._plan.patience_s)
+        await self._until(self._complete)
         await self._people.remember()
         await self._people.leave()
-        await self._auditor.until(lambda: self._auditor.equal, self._plan.patience_s)
+        await self._until(lambda: self._auditor.equal)
 
     def _complete(self) -> bool:
         said = self._scene.ledger.said
@@ -216,6 +221,10 @@ class Story:
     async def _recover(self, recoveries: Sequence[Recovery]) -> None:
         ended = (each.ended(self._plan.patience_s) for each in recoveries)
         self._scene.incidents += await asyncio.gather(*ended)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something, but not for ever: the verdict says what it comes to in the end."""
+        await self._auditor.until(condition, self._plan.patience_s)
 
     async def _for(self, seconds: float) -> None:
         await asyncio.sleep(seconds / self._plan.pace)

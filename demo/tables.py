@@ -125,8 +125,8 @@ def _sources(scene: Scene, verdict: Verdict) -> Table:
 
 
 def _recovered(people: People) -> Table:
-    heads = ("live", "cursor", "scan", "hint", "ID", "history", "SDS-R")
-    table = _table("what", ">lacked", *(f">{head}" for head in heads), ">not back")
+    heads = ("live", "cursor", "scan", "hint", "ID", "causal", "SDS-R")
+    table = _table("what", ">all", *(f">{head}" for head in heads), ">gone")
     for what, lacked, ways in _losses(list(people)):
         back = sum(ways.values())
         cells = [_number(ways[way]) for way in _WAYS]
@@ -152,7 +152,7 @@ def _losses(people: Sequence[Person]) -> Iterable[tuple[str, int, Counter[Way]]]
             elif way in (Way.CURSOR, Way.SCAN):
                 away[way] += 1
     yield "lost on a bad link", lost_count, lost
-    yield "named by others, not met", named_count, named
+    yield "named, not heard", named_count, named
     yield "said while away", away.total(), away
 
 

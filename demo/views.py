@@ -114,7 +114,7 @@ class Plain:
         """See `View`."""
         while True:
             await asyncio.sleep(PLAIN_EVERY_S)
-            if scene.auditor is not None and scene.people is not None:
+            if scene.people is not None and any(person.here for person in scene.people):
                 self._told(Line(scene.elapsed_s, _in_short(scene)))
 
     def conclude(self, parts: Iterable[RenderableType]) -> None:

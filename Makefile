@@ -11,11 +11,11 @@ PURE_TESTS := tests/unit tests/sim tests/interop tests/layering
 PROCESS_TESTS := tests/embedded tests/faults tests/integration
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test sim bench lint format types proto proto-check lock clean
+.PHONY: help run demo test check-browser sim bench lint format types proto proto-check lock clean
 
 help: ## show this list
 	@echo "usage: make TARGET [ARGS='...']"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
 
 run: $(STAMP) ## run a node with its own Postgres; ARGS are options of `storenode run`
 	@exec $(BIN)/storenode run $(ARGS)
@@ -30,6 +30,9 @@ else
 	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(PURE_TESTS)
 	@$(BIN)/python -m pytest $(PROCESS_TESTS)
 endif
+
+check-browser: $(STAMP) ## try the status page in the system's Chromium, which must be installed
+	@exec $(BIN)/python -m pytest tests/browser $(ARGS)
 
 sim: $(STAMP) ## simulate nodes, or SDS groups, under faults; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m sim $(ARGS)

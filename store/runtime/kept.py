@@ -12,12 +12,15 @@ from store.observe.logging import get_logger
 _LOG = get_logger("store.runtime.kept")
 _T = TypeVar("_T")
 
-READ_TIMEOUT_S: Final = 10.0
-"""A read that takes longer is given up."""
+READ_TIMEOUT_S: Final = 20.0
+"""A read that takes longer is given up; a database that is away has been given up before."""
 
 REST_FACTOR: Final = 20
 """A read is not begun again before so many times of what the last one took: whatever it costs, and
 however many ask, that is a twentieth of one connection's time at most."""
+
+MAX_REST_S: Final = 60.0
+"""It is begun again after so long in any case: a database that was slow once may be well."""
 
 
 class Kept(Generic[_T]):
@@ -64,11 +67,13 @@ class Kept(Generic[_T]):
             async with asyncio.timeout(READ_TIMEOUT_S):
                 self._value = await self._read()
             self._read_at_s = self._clock()
-        except (StoreUnavailable, StoreBusy, TimeoutError):
+        except (StoreUnavailable, StoreBusy):
+            began_s = self._clock()  # what waited for a database has cost it nothing
+        except TimeoutError:
             pass
         except Exception:  # noqa: BLE001 - a fault of ours; whoever looks sees the last result
             _LOG.exception("read_failed", what=self._name)
         finally:
             took_s = self._clock() - began_s
-            self._next_s = self._clock() + max(self._rest_s, REST_FACTOR * took_s)
+            self._next_s = self._clock() + max(self._rest_s, min(REST_FACTOR * took_s, MAX_REST_S))
             self._task = None

@@ -96,7 +96,6 @@ class StatusReport:
             "peers": [],
             "gossip": None,
             "resume": None,
-            "sessions": {"running": 0, "ended": self._sessions_ended()},
             "held": None,
             "history": None,
             "database": None,
@@ -104,7 +103,9 @@ class StatusReport:
         }
         if self._parts is not None and self._database is not None:
             fields |= await self._database.fields(self._parts)
-            fields |= _exchange(self._parts, fields["sessions"])
+            fields |= _exchange(self._parts)
+        running = sum(peer.get("in_session", False) for peer in fields["peers"])
+        fields["sessions"] = {"running": running, "ended": self._sessions_ended()}
         return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
 
     def _sessions_ended(self) -> Fields:
@@ -219,14 +220,13 @@ def _gossip(unread: UnreadSummary | None, gossiping: Gossiping) -> Fields | None
     }
 
 
-def _exchange(parts: Parts, sessions: Fields) -> Fields:
+def _exchange(parts: Parts) -> Fields:
     live = [] if parts.gossiping.node is None else parts.gossiping.node.peers()
     peers = parts.peering.synchronizer.peers()
     resume = parts.peering.synchronizer.resume()
     return {
         "peers": _peers(peers, live),
         "resume": None if resume is None else _resume(resume),
-        "sessions": sessions | {"running": sum(peer.in_session for peer in peers)},
     }
 
 

@@ -528,6 +528,7 @@ let failedSince = null;
 function show(data) {
   failedSince = null;
   byId("alarm").hidden = true;
+  setText(byId("alarm"), "");
   document.body.classList.remove("stale");
   showHeader(data);
   showTiles(data);

@@ -1,0 +1,31 @@
+"""One browser for all tests of this folder; a machine without one fails at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.browser.browser import Page, found_chromium, opened
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A headless Chromium."""
+    try:
+        found_chromium()
+    except FileNotFoundError as error:
+        pytest.exit(str(error), returncode=1)
+    with opened(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser: Page) -> Iterator[Page]:
+    """The browser on an empty page, as wide as a desk's screen, in light colours."""
+    browser.driver.get("about:blank")
+    browser.look("light", 1200)
+    browser.requests()
+    browser.complaints()
+    yield browser
+    browser.driver.get("about:blank")

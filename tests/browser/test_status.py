@@ -1,0 +1,279 @@
+"""The status page in a browser: what it shows is true, live, harmless, and can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from store.observe.page import DATA_PATH, HEADERS, PATH, asset
+from tests.browser.browser import Page, host_of
+from tests.integration.run.helpers import get, occupied_port
+from tests.support.fleet import made, publish
+from tests.support.node import NodeProcess, running_node
+from tests.support.postgres import PostgresServer
+
+PATIENCE_S: Final = 120.0
+HOUR_S: Final = 3_600
+LEAST_CONTRAST: Final = 4.5
+"""WCAG 2.2, success criterion 1.4.3, for text of any size."""
+
+WIDTHS: Final = (360, 768, 1_200)
+HOSTILE: Final = (
+    "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    "<b>bold</b>\u202e" + "w" * 400
+)
+
+
+@pytest.fixture(scope="module")
+def dead() -> str:
+    """Where nobody listens."""
+    with occupied_port() as address:
+        return address
+
+
+@pytest.fixture(scope="module")
+def node(
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres: PostgresServer,
+    template_database: str,
+    dead: str,
+) -> Iterator[NodeProcess]:
+    """A node that holds some hours and a gap, and has a peer that cannot be reached."""
+    name = postgres.create_database(template_database)
+    arguments = ("--max-clock-drift", "off", "--peer", dead, "--sync-interval", "1s")
+    directory = tmp_path_factory.mktemp("node") / "data"
+    with running_node(directory, *arguments, database_url=postgres.url(name)) as node:
+        hour_ns = HOUR_S * 10**9
+        begin_ns = time.time_ns() // hour_ns * hour_ns
+        for back, count in ((1, 7), (2, 300), (6, 41)):
+            newest_ns = begin_ns - (back - 1) * hour_ns
+            asyncio.run(publish(node, made(count, newest_ns, span_s=HOUR_S, seed=back)))
+        yield node
+    postgres.drop_database(name)
+
+
+def until(page: Page, right: Callable[[], object], what: str) -> None:
+    """Wait until the page shows something, without touching it; each look is a request to it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not right():
+        assert time.monotonic() < deadline, f"{what}; the page says:\n{page.text()}"
+
+
+def hour(start_s: int) -> str:
+    """How the page names an hour."""
+    return time.strftime("%Y-%m-%d %H:00 UTC", time.gmtime(start_s))
+
+
+def label_of(page: Page, start_s: int) -> str:
+    """What the heat map says of the hour that begins then."""
+    wanted = hour(start_s)
+    return next((each for each in page.labels("#map td") if each and each.startswith(wanted)), "")
+
+
+def tile(page: Page, name: str) -> str:
+    """The value of one of the tiles."""
+    script = (
+        "return [...document.querySelectorAll('#tiles > div')]"
+        ".find(each => each.children[0].textContent === arguments[0])?.children[1].textContent"
+    )
+    return str(page.run(script, name) or "")
+
+
+def held(node: NodeProcess) -> str:
+    """How many messages the node says that it holds, as the page writes it."""
+    return f"{json.loads(get(node.metrics, DATA_PATH)[1])['held']['messages']:,}"
+
+
+def test_it_shows_what_the_node_holds_with_its_gap(page: Page, node: NodeProcess) -> None:
+    page.open(node.metrics)
+    until(page, lambda: tile(page, "messages") == held(node), "the messages are counted")
+    now_hour = int(time.time()) // HOUR_S * HOUR_S
+    first = now_hour - 6 * HOUR_S
+    until(page, lambda: "41 messages" in label_of(page, first), "the first hour is there")
+    assert label_of(page, first + HOUR_S).endswith("a gap: no message")
+    assert label_of(page, first - HOUR_S).endswith("older than all that is held")
+    assert label_of(page, now_hour - 2 * HOUR_S).endswith("300 messages")
+    kinds = page.classes("#map td")
+    assert len(kinds) == 720
+    assert kinds.count("gap") == 3
+    assert kinds.count("l5") == 1
+    assert "3 hours without a message" in page.text("#gaps")
+    assert "the longest gap is 3 hours" in page.text("#gaps")
+    assert page.text("#state") == "ready"
+    assert node.ready["node_id"] in page.text("#identity")
+
+
+def test_what_is_published_appears_by_itself(page: Page, node: NodeProcess) -> None:
+    page.open(node.metrics)
+    until(page, lambda: tile(page, "messages") == held(node), "the messages are counted")
+    before = int(held(node).replace(",", ""))
+    page.run("window.stays = true")
+    asyncio.run(publish(node, made(12, time.time_ns(), span_s=1, seed=before)))
+    until(page, lambda: tile(page, "messages") == f"{before + 12:,}", "the new ones are there")
+    now_hour = int(time.time()) // HOUR_S * HOUR_S
+    until(
+        page,
+        lambda: any("message" in label_of(page, now_hour - back * HOUR_S) for back in (0, 1)),
+        "their hour is there",
+    )
+    assert page.run("return window.stays") is True, "the page was loaded anew"
+
+
+def test_a_peer_that_cannot_be_reached_is_described_in_words(
+    page: Page, node: NodeProcess, dead: str
+) -> None:
+    page.open(node.metrics)
+    until(page, lambda: "in a row" in page.text("#peers"), "the failures are counted")
+    text = page.text("#peers")
+    assert dead in text
+    assert "could not be reached" in text
+    assert "Last reconciled: never." in text
+
+
+def test_the_hours_can_be_read_by_keyboard_and_by_touch(page: Page, node: NodeProcess) -> None:
+    page.open(node.metrics)
+    until(page, lambda: page.labels("#map td"), "the map is there")
+    page.run("document.querySelector('#map td[tabindex=\"0\"]').focus()")
+    until(page, lambda: "23:00 UTC" in page.text("#detail"), "the focus is described")
+    for key, hour_of_day in ((Keys.ARROW_LEFT, 22), (Keys.HOME, 0), (Keys.ARROW_RIGHT, 1)):
+        page.driver.switch_to.active_element.send_keys(key)
+        assert f" {hour_of_day:02}:00 UTC" in page.text("#detail")
+    before = page.text("#detail")
+    page.driver.switch_to.active_element.send_keys(Keys.ARROW_UP)
+    assert page.text("#detail")[:10] < before[:10]
+    assert page.run("return document.querySelectorAll('#map td[tabindex=\"0\"]').length") == 1
+    page.run("document.querySelectorAll('#map td')[30].click()")
+    assert " 06:00 UTC" in page.text("#detail")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_fits_and_can_be_read(page: Page, node: NodeProcess, scheme: str, width: int) -> None:
+    page.look(scheme, width)
+    page.open(node.metrics)
+    until(page, lambda: "in a row" in page.text("#peers"), "the page is filled")
+    assert page.run("return matchMedia('(prefers-color-scheme: dark)').matches") is (
+        scheme == "dark"
+    )
+    assert page.run("return innerWidth") == width
+    assert page.run("return document.documentElement.scrollWidth") <= width
+    worst, text = page.contrasts()[0]
+    assert worst >= LEAST_CONTRAST, text
+
+
+def test_it_asks_nobody_else_and_the_browser_does_not_complain(
+    page: Page, node: NodeProcess
+) -> None:
+    page.open(node.metrics)
+    until(page, lambda: tile(page, "messages") == held(node), "the messages are counted")
+    asked = page.requests()
+    assert {host_of(url) for url in asked if url.startswith("http")} == {node.metrics}
+    assert any(url.endswith(DATA_PATH) for url in asked)
+    assert page.complaints() == []
+    assert page.run("return document.cookie") == ""
+
+
+def test_a_node_that_stops_is_missed_and_found_again(page: Page, tmp_path: Path) -> None:
+    with running_node(tmp_path / "data") as node:
+        asyncio.run(publish(node, made(9, time.time_ns(), span_s=1)))
+        page.open(node.metrics)
+        until(page, lambda: tile(page, "messages") == "9", "the messages are counted")
+        node.terminate()
+        until(page, lambda: "cannot be reached" in page.text("#alarm"), "the page says so")
+        assert page.text("#state") == "not reachable"
+        assert tile(page, "messages") == "9", "what is known stays"
+        page.look("dark", 360)
+        assert page.contrasts()[0][0] >= LEAST_CONTRAST
+        node.start()
+        until(page, lambda: page.text("#state") == "ready", "the node is back")
+        assert page.text("#alarm") == ""
+        asyncio.run(publish(node, made(3, time.time_ns(), span_s=1, seed=2)))
+        until(page, lambda: tile(page, "messages") == "12", "the page goes on")
+
+
+@contextmanager
+def served(data: bytes) -> Iterator[str]:
+    """The page with other data: a node that passes on what enemies have made it believe."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = (data, "application/json") if self.path == DATA_PATH else asset(self.path)
+            if found is None:
+                self.send_error(404)
+                return
+            body, kind = found
+            self.send_response(200)
+            for name, value in (*HEADERS, ("Content-Type", kind)):
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def with_hostile_texts(given: Any, path: str = "") -> Any:  # noqa: ANN401 - JSON
+    """The same data with every text replaced, also where only the node itself writes."""
+    if isinstance(given, dict):
+        return {name: with_hostile_texts(value, name) for name, value in given.items()}
+    if isinstance(given, list):
+        return [with_hostile_texts(each, path) for each in given]
+    return HOSTILE if isinstance(given, str) and path != "outcome" else given
+
+
+def test_texts_of_peers_are_shown_and_never_obeyed(page: Page, node: NodeProcess) -> None:
+    page.open(node.metrics)
+    until(page, lambda: "in a row" in page.text("#peers"), "the peer is known")
+    data = with_hostile_texts(json.loads(get(node.metrics, DATA_PATH)[1]))
+    data["peers"][0]["last"]["notes"] = [HOSTILE] * 5
+    data["peers"].append({"node_id": HOSTILE, "live": {"reason": HOSTILE, "cut_off_until": 9e9}})
+    data["why_not_ready"], data["ready"] = HOSTILE, False
+    with served(json.dumps(data).encode()) as address:
+        for width in WIDTHS:
+            page.look("light", width)
+            page.open(address)
+            until(page, lambda: "<script>" in page.text("#peers"), "the text is shown as it is")
+            assert "<img src=x" in page.text("#state")
+            assert (
+                page.run("return document.querySelectorAll('main img, main b:not(.rate b)').length")
+                == 0
+            )
+            assert "owned" not in page.driver.title.replace(HOSTILE, "")
+            assert page.run("return document.querySelectorAll('script').length") == 1
+            assert page.run("return document.documentElement.scrollWidth") <= width
+        page.driver.get("about:blank")
+
+
+def test_the_policy_keeps_out_what_might_be_slipped_in(page: Page, node: NodeProcess) -> None:
+    page.open(node.metrics)
+    page.run(
+        "const made = document.createElement('div');"
+        "made.innerHTML = '<img src=x onerror=\"window.owned = 1\">';"
+        "document.body.append(made);"
+        "const script = document.createElement('script');"
+        "script.textContent = 'window.owned = 2'; document.body.append(script);"
+    )
+    until(page, lambda: any("Content Security" in each for each in page.complaints()), "it is told")
+    assert page.run("return window.owned") is None
+    assert PATH in page.driver.current_url

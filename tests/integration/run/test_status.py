@@ -1,0 +1,176 @@
+"""The status page of a running node, without a browser: its data, its files, its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from store.observe.limits import MAX_STATUS_REQUESTS
+from tests.integration.run.helpers import TIMEOUT_S, get, occupied_port, raw_exchange
+from tests.support.fleet import eventually, made, publish
+from tests.support.node import NodeProcess, running_node
+from tests.support.postgres import PostgresServer
+
+HOUR_S = 3_600
+FILES = {
+    "/status": "text/html; charset=utf-8",
+    "/status.css": "text/css; charset=utf-8",
+    "/status.js": "text/javascript; charset=utf-8",
+    "/status.svg": "image/svg+xml",
+    "/status.json": "application/json",
+}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    with running_node(tmp_path_factory.mktemp("node") / "data") as node:
+        yield node
+
+
+def status(address: str) -> dict[str, Any]:
+    code, text = get(address, "/status.json")
+    assert code == 200
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def wait_for(address: str, right: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """The first answer that is right."""
+
+    def look() -> dict[str, Any] | None:
+        found = status(address)
+        return found if right(found) else None
+
+    return eventually(look)
+
+
+def test_it_says_what_is_held_and_when(node: NodeProcess) -> None:
+    now_ns = time.time_ns()
+    asyncio.run(publish(node, made(40, now_ns, span_s=5)))
+    found = wait_for(
+        node.metrics,
+        lambda it: it["held"]["messages"] >= 40 and it["history"] and sum(it["history"]["hours"]),
+    )
+    assert found["ready"]
+    assert found["why_not_ready"] is None
+    assert found["node_id"] == node.ready["node_id"]
+    assert abs(found["held"]["newest"] - now_ns // 10**9) <= 1
+    history = found["history"]
+    assert history["complete"]
+    start, hours = history["hours_start"], history["hours"]
+    assert len(hours) == 720
+    held = {start + place * HOUR_S for place, count in enumerate(hours) if count}
+    seconds = now_ns // 10**9
+    assert held <= {(seconds - back) // HOUR_S * HOUR_S for back in range(7)}
+    assert sum(count for count, _ in history["slots"]) == sum(hours)
+    assert found["database"]["partitions"]["messages"] >= 1
+    assert found["archive"] is None
+    assert found["peers"] == []
+    assert found["gossip"] == {"unread": 0, "oldest_unread_s": 0, "waiting": 0}
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_a_browser_may_do_with_it_only_what_it_must(node: NodeProcess, path: str) -> None:
+    with closing(HTTPConnection(node.metrics, timeout=TIMEOUT_S)) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert answer.getheader("Content-Type") == FILES[path]
+        policy = answer.getheader("Content-Security-Policy", "")
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.getheader("X-Content-Type-Options") == "nosniff"
+        assert answer.getheader("Cross-Origin-Resource-Policy") == "same-origin"
+        assert answer.getheader("Set-Cookie") is None
+        assert answer.getheader("Access-Control-Allow-Origin") is None
+        body = answer.read().decode()
+    elsewhere = body.replace("http://www.w3.org/2000/svg", "")
+    assert "://" not in elsewhere
+    assert get(node.metrics, path, "HEAD") == (200, "")
+    assert get(node.metrics, path, "POST")[0] == 405
+
+
+def test_the_root_leads_to_it_and_no_other_file_is_served(node: NodeProcess) -> None:
+    answer = raw_exchange(node.metrics, b"GET / HTTP/1.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 302 ")
+    assert b"\r\nLocation: /status\r\n" in answer
+    for path in ("/status.html", "/status/", "/status/../page.py", "/page.py", "/web/status.js"):
+        assert get(node.metrics, path)[0] == 404
+
+
+def test_a_hundred_browsers_get_the_same_and_keep_no_probe_out(node: NodeProcess) -> None:
+    with ThreadPoolExecutor(16) as browsers:
+        found = list(browsers.map(lambda _: status(node.metrics), range(100)))
+    assert len({each["time"] for each in found}) < len(found), "each had its own"
+
+    host, port = node.metrics.rsplit(":", 1)
+    with ExitStack() as stack:
+        for _ in range(MAX_STATUS_REQUESTS):
+            slow = stack.enter_context(socket.create_connection((host, int(port))))
+            slow.sendall(b"GET /status HTTP/1.1\r\n")
+        assert get(node.metrics, "/readyz")[0] == 200
+
+
+def test_what_cannot_be_reached_is_said_in_words(tmp_path: Path) -> None:
+    with occupied_port() as address:
+        dead = address
+    arguments = ("--peer", dead, "--sync-interval", "1s")
+    with running_node(tmp_path / "data", *arguments) as node:
+        found = wait_for(node.metrics, lambda it: it["peers"] and it["peers"][0]["failures"])
+        (peer,) = found["peers"]
+        assert peer["address"] == dead
+        assert not peer["connected"]
+        assert peer["last_sync"] == 0
+        assert "could not be reached" in peer["error"]
+        assert found["sessions"]["ended"]["failed"] >= 1
+
+
+def test_a_node_without_its_database_shows_what_it_last_knew(
+    tmp_path: Path, postgres: PostgresServer, database_url: str
+) -> None:
+    url = f"{database_url}{'&' if '?' in database_url else '?'}application_name=hunter2"
+    with running_node(tmp_path / "data", database_url=url) as node:
+        asyncio.run(publish(node, made(5, time.time_ns(), span_s=5)))
+        wait_for(node.metrics, lambda it: it["held"]["messages"] == 5)
+        name = conninfo_to_dict(url)["dbname"]
+        with psycopg.connect(postgres.url("postgres"), autocommit=True) as connection:
+            connection.execute(f'alter database "{name}" allow_connections false'.encode())
+            connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,)
+            )
+            found = wait_for(node.metrics, lambda it: not it["ready"])
+            assert found["why_not_ready"] == "the database does not answer"
+            assert found["held"]["messages"] == 5
+            assert sum(found["history"]["hours"]) == 5
+            assert "hunter2" not in json.dumps(found)
+            connection.execute(f'alter database "{name}" allow_connections true'.encode())
+        wait_for(node.metrics, lambda it: it["ready"] and it["held"]["age_s"] < 5)
+
+
+def test_a_node_that_starts_says_so(tmp_path: Path) -> None:
+    with occupied_port() as metrics:
+        pass
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/d"
+        node = NodeProcess(tmp_path / "data", ("--metrics-listen", metrics), url)
+        node.launch()
+        try:
+            connection, _ = silent.accept()
+            found = status(metrics)
+            assert (found["ready"], found["why_not_ready"]) == (False, "the node is starting")
+            assert (found["held"], found["history"], found["peers"]) == (None, None, [])
+            connection.close()
+        finally:
+            node.kill()

@@ -1,0 +1,106 @@
+"""What the status page shows over time is what is held, folded or not, whatever its age."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from store.db.deltas import DAY_NS, HOUR_NS
+from store.db.fold import fold_until
+from store.db.timeline import MAX_SLOTS, TIMELINE_DAYS, Timeline, read_timeline, read_upkeep
+from tests.integration.storage.node import Node
+from tests.integration.storage.world import DAY, NOW, random_batch
+
+SEED = 20261122
+TODAY = NOW - NOW % DAY_NS
+FIRST_HOUR = TODAY - (TIMELINE_DAYS - 1) * DAY_NS
+
+
+async def timeline(node: Node) -> Timeline:
+    async with await node.database.connect() as connection:
+        return await read_timeline(connection, NOW)
+
+
+def assert_says(found: Timeline, timestamps: list[int]) -> None:
+    """The naive way: every message is looked at."""
+    by_hour = Counter(ts - ts % HOUR_NS for ts in timestamps)
+    assert found.hours_start_ns == FIRST_HOUR
+    assert found.hours == [
+        by_hour[FIRST_HOUR + hour * HOUR_NS] for hour in range(24 * TIMELINE_DAYS)
+    ]
+    first = min(timestamps) // DAY_NS * DAY_NS
+    assert found.slots_start_ns == first
+    assert len(found.slots) <= MAX_SLOTS
+    length = found.slot_days * DAY_NS
+    for slot, (messages, days) in enumerate(found.slots):
+        low = first + slot * length
+        inside = [ts for ts in timestamps if low <= ts < low + length]
+        assert messages == len(inside)
+        assert days == len({ts // DAY_NS for ts in inside})
+    assert sum(messages for messages, _ in found.slots) == len(timestamps)
+    assert first + len(found.slots) * length > TODAY
+    assert found.complete
+
+
+async def test_nothing_is_held(node: Node) -> None:
+    found = await timeline(node)
+    assert sum(found.hours) == 0
+    assert found.slots == []
+    assert found.complete
+
+
+async def test_it_is_what_is_held_before_and_after_folding(node: Node) -> None:
+    dice = random.Random(SEED)
+    edges = [TODAY, TODAY - 1, FIRST_HOUR, FIRST_HOUR - 1, NOW, 5, NOW - 900 * DAY]
+    recent = [NOW - dice.randrange(40 * DAY) for _ in range(200)]
+    timestamps: list[int] = []
+    for moments in (recent[:100], edges, recent[100:], [*edges, *recent]):
+        batch = random_batch(dice, 60, moments)
+        await node.store(batch)
+        timestamps += batch.timestamps
+        assert_says(await timeline(node), timestamps)
+        if moments is not edges:
+            async with await node.database.connect() as connection:
+                await fold_until(connection)
+            assert_says(await timeline(node), timestamps)
+
+
+async def test_the_first_hour_that_is_not_archived_is_found(node: Node) -> None:
+    async with await node.database.connect() as connection:
+        batch = random_batch(random.Random(SEED), 50, [NOW - hour * HOUR_NS for hour in range(5)])
+        await node.store(batch)
+        await fold_until(connection)
+        hours = sorted({ts - ts % HOUR_NS for ts in batch.timestamps})
+
+        found = await read_upkeep(connection, NOW)
+        assert not found.archives
+        assert found.unarchived_ns == hours[0]
+
+        await connection.execute(
+            "insert into storenode.archived (start_ns, count, x0, x1, x2, x3, position, archive)"
+            " select start_ns, count, x0, x1, x2, x3, 1, 'here' from storenode.buckets"
+            " where level = 1 and start_ns < %s",
+            (hours[2],),
+        )
+        found = await read_upkeep(connection, NOW)
+        assert found.archives
+        assert found.unarchived_ns == hours[2]
+
+        await node.store(random_batch(random.Random(SEED + 1), 1, [hours[1]]))
+        await fold_until(connection)
+        assert (await read_upkeep(connection, NOW)).unarchived_ns == hours[1]
+
+
+async def test_upkeep_is_what_postgres_says(node: Node) -> None:
+    await node.store(random_batch(random.Random(SEED), 200, [NOW]))
+    async with await node.database.connect() as connection:
+        found = await read_upkeep(connection, NOW)
+    size = await node.value("select pg_database_size(current_database())")
+    assert isinstance(size, int)
+    assert size / 2 < found.size_bytes < size * 2
+    tables = await node.rows(
+        "select inhparent::regclass::text, count(*) from pg_inherits"
+        " join pg_class c on c.oid = inhrelid where c.relkind = 'r' group by 1"
+    )
+    assert found.partitions == {str(name).removeprefix("storenode."): n for name, n in tables}
+    assert 0 < found.ahead_ns <= 3 * DAY_NS

@@ -1,0 +1,246 @@
+"""An SDS participant as a program of its own, which tells on its standard output what it does.
+
+It says something every so often until a line ``stop`` comes on its standard input; a line ``state``
+is answered by how it is; a path is where it then writes its log. The end of the input ends it.
+Before it publishes anything it tells the hash and the fingerprint of that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from bench.soak.checker.hashing import fingerprint, message_hash
+from sds.aio.channel import Channel
+from sds.aio.events import NotStored
+from sds.aio.node import NodeLink, StoreNode
+from sds.aio.transport import FeedPage, Fetched, Outbound, Route, Verdict
+from sds.bloom import FilterShape
+from sds.config import ChannelConfig, RepairConfig
+from sds.envelope import Entry
+from sds.events import Lost
+from wire.waku.message.v1.message_pb2 import WakuMessage
+
+_PAGE = 1_000
+
+
+def tell(**what: object) -> None:
+    """One line."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True)
+class Telling:
+    """A store node, all that is published at which is told first."""
+
+    inner: StoreNode
+
+    @property
+    def name(self) -> str:
+        """Its address."""
+        return self.inner.name
+
+    def open(self, route: Route) -> TellingLink:
+        """A link of it."""
+        return TellingLink(self.inner.open(route), route)
+
+
+@dataclass(frozen=True)
+class TellingLink:
+    """A link of it; methods are those of `sds.aio.transport.Link`."""
+
+    inner: NodeLink
+    route: Route
+
+    @property
+    def name(self) -> str:
+        """The node's address."""
+        return self.inner.name
+
+    async def publish(
+        self, batches: AsyncIterator[Sequence[Outbound]]
+    ) -> AsyncGenerator[Sequence[Verdict], None]:
+        """Tell what leaves, and what a node says that it holds."""
+
+        async def told() -> AsyncIterator[Sequence[Outbound]]:
+            async for batch in batches:
+                tell(publishes=[self._named(each) for each in batch])
+                yield batch
+
+        async with aclosing(self.inner.publish(told())) as answers:
+            async for verdicts in answers:
+                tell(held=[each.hint.hex() for each in verdicts if each.held], node=self.name)
+                yield verdicts
+
+    def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        """As it is."""
+        return self.inner.follow(cursor)
+
+    def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+        """As it is."""
+        return self.inner.scan(since_ns)
+
+    def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """As it is."""
+        return self.inner.by_hint(hints)
+
+    def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """As it is."""
+        return self.inner.by_id(entries)
+
+    def closure(
+        self, heads: Sequence[Entry], known_ids: Sequence[str]
+    ) -> AsyncGenerator[Sequence[Fetched], None]:
+        """As it is."""
+        return self.inner.closure(heads, known_ids)
+
+    async def close(self) -> None:
+        """As it is."""
+        await self.inner.close()
+
+    def _named(self, each: Outbound) -> tuple[str, str, int]:
+        message = WakuMessage(
+            payload=each.payload,
+            content_topic=self.route.content_topic,
+            timestamp=each.timestamp_ns,
+            ephemeral=each.ephemeral or None,
+        )
+        topic = self.route.pubsub_topic
+        return (
+            message_hash(message, topic).hex(),
+            fingerprint(message, topic).hex(),
+            each.timestamp_ns,
+        )
+
+
+@dataclass
+class Talker:
+    """Says things, listens, and answers what it is asked."""
+
+    channel: Channel
+    name: str
+    pace_s: float
+    lost: set[str] = field(default_factory=set)
+    length: int = 0
+
+    async def run(self) -> None:
+        """Until the input ends."""
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            listening = [tasks.create_task(self._listen()), tasks.create_task(self._count())]
+            saying = tasks.create_task(self._say(stop))
+            while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
+                if line == "stop":
+                    stop.set()
+                    await saying
+                    tell(stopped=True)
+                elif line == "state":
+                    self._tell_state()
+                else:
+                    await self._write_log(Path(line))
+                    tell(written=line)
+            for task in (*listening, saying):
+                task.cancel()
+
+    async def _say(self, stop: asyncio.Event) -> None:
+        dice, number = Random(self.name), 0
+        while not stop.is_set():
+            content = f"{self.name} says {number} {dice.random()}".encode()
+            number += 1
+            # Told before it is sent: others may have it before `send` returns.
+            said = f"{self.name}-{number}"
+            tell(says=said, content=hashlib.sha256(content).hexdigest())
+            await self.channel.send(content, said)
+            try:
+                await asyncio.wait_for(stop.wait(), dice.uniform(0.5, 1.5) * self.pace_s)
+            except TimeoutError:
+                continue
+
+    async def _listen(self) -> None:
+        async for event in self.channel.events():
+            if isinstance(event, Lost):
+                self.lost.update(event.message_ids)
+                tell(lost=list(event.message_ids))
+            elif isinstance(event, NotStored):
+                tell(not_stored=event.message_id, reason=event.reason)
+
+    async def _count(self) -> None:
+        async for _ in self.channel.messages():
+            self.length += 1
+
+    def _tell_state(self) -> None:
+        status = self.channel.status
+        tell(
+            length=self.length,
+            synced=status.synced,
+            unpublished=status.unpublished,
+            status=f"{status}; {status.trouble}",
+        )
+
+    async def _write_log(self, path: Path) -> None:
+        pages, before = [], None
+        while page := await self.channel.log(_PAGE, before=before):
+            pages.append(page)
+            before = page[0].key
+        rows = [
+            (
+                message.lamport,
+                message.message_id,
+                message.sender_id,
+                hashlib.sha256(message.content).hexdigest(),
+            )
+            for page in reversed(pages)
+            for message in page
+        ]
+        await asyncio.to_thread(path.write_text, json.dumps(rows))
+
+
+def config_of(channel_id: str, sender_id: str) -> ChannelConfig:
+    """Small filters, and resends that outlast every fault."""
+    return ChannelConfig(
+        channel_id,
+        sender_id,
+        filter=FilterShape(500, 0.01),
+        resend_ms=5_000,
+        resend_possible_ms=15_000,
+        max_sends=1_000,
+        sync_min_ms=5_000,
+        sync_max_ms=10_000,
+        repair=RepairConfig(2_000, 8_000),
+    )
+
+
+async def run(given: argparse.Namespace) -> None:
+    """Join, and talk."""
+    places = [Telling(StoreNode(address)) for address in given.nodes.split(",")]
+    async with Channel.join(
+        places,
+        given.channel,
+        given.name,
+        state=given.state,
+        config=config_of(given.channel, given.name),
+    ) as channel:
+        tell(joined=given.name)
+        await Talker(channel, given.name, given.pace).run()
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("--nodes", "--channel", "--name", "--state"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--pace", type=float, required=True, help="seconds between two messages")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""A file system of its own, of a few MiB, which can be filled without harm to anybody else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Final
+
+# An unprivileged user gets the right to mount in a user namespace, and keeps its ID, since Postgres
+# does not run as root.
+_ROOT: Final = os.geteuid() == 0
+_UNSHARE: Final = ["unshare", "--mount", *([] if _ROOT else ["--map-current-user", "--keep-caps"])]
+_ENTER: Final = ["nsenter", "--mount", *([] if _ROOT else ["--user", "--preserve-credentials"])]
+_MOUNT: Final = 'mount -t tmpfs -o size="$1"m,mode=755 tmpfs "$0" && echo mounted && exec cat'
+
+
+class CannotMountError(Exception):
+    """This machine does not let us mount; the text says why."""
+
+
+class SmallDisk:
+    """A disk in memory, mounted on an existing directory, for programs started with `enter`.
+
+    It lasts until `close`, or the end of the process that made it, whatever becomes of them.
+    """
+
+    def __init__(self, directory: Path, size_mib: int) -> None:
+        self._directory = directory
+        # Its standard input ends with this process, and it with that.
+        self._holder = subprocess.Popen(
+            [*_UNSHARE, "sh", "-c", _MOUNT, str(directory), str(size_mib)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != b"mounted\n":
+            reason = self._holder.communicate()[1].decode().strip()
+            raise CannotMountError(reason or "the command ended without a word")
+
+    def enter(self, command: list[str]) -> list[str]:
+        """The same command where the disk is mounted."""
+        return [*_ENTER, f"--target={self._holder.pid}", *command]
+
+    @property
+    def path(self) -> Path:
+        """The file system, as this process gets at it."""
+        return Path(f"/proc/{self._holder.pid}/root{self._directory}")
+
+    def fill(self, left_bytes: int) -> None:
+        """Take all space but this."""
+        about = os.statvfs(self.path)
+        with self._ballast.open("ab") as file:
+            size = file.tell() + about.f_bavail * about.f_frsize - left_bytes
+            os.posix_fallocate(file.fileno(), 0, size)
+
+    def free(self) -> None:
+        """Give back what was taken."""
+        self._ballast.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let it go, once nobody uses it."""
+        self._holder.kill()
+        self._holder.communicate()
+
+    @property
+    def _ballast(self) -> Path:
+        return self.path / "ballast"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -15,7 +15,7 @@ from pipeline.database import FOREVER, State, connected, read_state
 from pipeline.fingerprints import LEVELS_NS, Fingerprints, coarser, start_of
 from pipeline.lake import Lake
 from pipeline.limits import DAY_NS, MAX_CONNECTIONS, MINUTE_NS
-from pipeline.slices import good_slice_rows, plan_slices, to_text
+from pipeline.slices import Slice, good_slice_rows, plan_slices, to_text
 from pipeline.source import FORMAT, read_options
 from store.domain.partitioning import Bounds
 
@@ -35,6 +35,9 @@ class Side(Protocol):
 
     def ids(self, starts: list[int], level: str) -> DataFrame:
         """`ID_COLUMNS` of the messages in some slices."""
+
+    def messages(self, names: Sequence[str], low_ns: int, high_ns: int) -> DataFrame:
+        """Some columns, ``ts`` among them, of the messages of a range of time."""
 
 
 class LakeSide:
@@ -69,6 +72,15 @@ class LakeSide:
         rows = rows.withColumn("start_ns", start_of(length_ns))
         return rows.join(F.broadcast(wanted), "start_ns", "left_semi").select(*ID_COLUMNS)
 
+    def messages(self, names: Sequence[str], low_ns: int, high_ns: int) -> DataFrame:
+        """See `Side`."""
+        low, high = low_ns // DAY_NS, -(-high_ns // DAY_NS)
+        paths = [each.path for each in self._lake.files() if low <= each.day < high]
+        if not paths:
+            return self._session.createDataFrame([], spark_schema(names))
+        rows = read_files(self._session, paths, names)
+        return rows.where((F.col("ts") >= low_ns) & (F.col("ts") < high_ns))
+
     def _paths(self, starts: Iterable[int]) -> list[str]:
         return [each.path for each in self._lake.files({start // DAY_NS for start in starts})]
 
@@ -102,11 +114,22 @@ class DatabaseSide:
         rows = sum(each.messages for each in minutes.values())
         size = good_slice_rows(rows, self._connections)
         slices = plan_slices(minutes, state.partitions, Bounds(0, FOREVER), size, MINUTE_NS)
+        return self._read(slices, ID_COLUMNS)
+
+    def messages(self, names: Sequence[str], low_ns: int, high_ns: int) -> DataFrame:
+        """See `Side`."""
+        state = self._state
+        size = good_slice_rows(state.messages, self._connections)
+        within = Bounds(low_ns, high_ns)
+        slices = plan_slices(state.fingerprints, state.partitions, within, size, MINUTE_NS)
+        return self._read(slices, names)
+
+    def _read(self, slices: list[Slice], names: Sequence[str]) -> DataFrame:
         options = read_options(
             self._url,
-            columns=",".join(ID_COLUMNS),
+            columns=",".join(names),
             slices=to_text(slices),
-            position=state.position,
+            position=self._state.position,
             connections=self._connections,
         )
         return self._session.read.format(FORMAT).options(**options).load()

@@ -287,6 +287,39 @@ def diff(
 
 
 @pipeline.command(cls=LayeredCommand)
+@click.argument("archive", required=False)
+@option("--output", metavar="DIR", help="Write all that is found there, as Parquet.")
+@option(
+    "--missing",
+    metavar="FILE",
+    help="Write the missing IDs there, for `storenode sync --ids`.",
+)
+@between
+@job
+def audit(
+    runner: Runner,
+    *,
+    archive: str | None,
+    output: str | None,
+    missing: str | None,
+    low_ns: int,
+    high_ns: int,
+) -> int:
+    """Look for causal gaps in ARCHIVE, or without it in the database.
+
+    Finds parents that are missing, messages whose past is incomplete at any depth, how far each
+    channel is complete, and claims that cannot all be true. Parents outside of --from and --to are
+    looked for, too. Changes nothing. The exit code is 1 if anything was found.
+    """
+    from pipeline.jobs.audit import Auditing  # noqa: PLC0415
+    from pipeline.jobs.audit import audit as audit_job  # noqa: PLC0415
+
+    with runner.place(archive) as place, runner.session() as session:
+        work = Auditing(place(session), low_ns, high_ns, output, missing, runner.say)
+        return runner.finish(audit_job(session, work))
+
+
+@pipeline.command(cls=LayeredCommand)
 @click.argument("archive")
 @option("--diff", metavar="DIR", help="Only messages that a diff has named, from its --output.")
 @option("--dry-run", is_flag=True, help="Only check, and say how many messages it would be.")

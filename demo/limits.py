@@ -15,8 +15,8 @@ CALL_TIMEOUT_S: Final = 20.0
 """How long one answer of a node may take."""
 
 TALK_S: Final = 10.0
-PARTITION_S: Final = 12.0
-OUTAGE_S: Final = 6.0
+PARTITION_S: Final = 14.0
+OUTAGE_S: Final = 8.0
 """Lengths of the phases at pace 1."""
 
 ROAM_AFTER: Final = 0.4
@@ -35,7 +35,7 @@ BURST_CUT_OFF: Final = 12_000
 """Readings that come at once while a node is cut off: more than the 8,192 that gossip announces to
 a peer which joins, so that reconciliation has something to find."""
 
-BURST_OUTAGE: Final = 4_000
+BURST_OUTAGE: Final = 10_000
 """Readings that come at once while a node is down."""
 
 LOSS: Final = 0.2

@@ -57,7 +57,8 @@ class Scene:
     watch: Watch | None = None
     people: People | None = None
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=MAX_STORY_LINES))
-    sessions: deque[Session] = field(default_factory=lambda: deque(maxlen=MAX_STORY_LINES))
+    sessions: int = 0
+    last_session: Session | None = None
     incidents: list[Incident] = field(default_factory=list)
     troubles: dict[str, str] = field(default_factory=dict)
     """Nodes that a fault is about just now, and which: "cut off", "killed", "starting"."""
@@ -82,7 +83,8 @@ class Scene:
             listener(line)
 
     def met(self, session: Session) -> None:
-        """A reconciliation has ended; those that found nothing are only counted."""
-        self.sessions.append(session)
+        """A reconciliation has ended; those that moved nothing are only counted."""
+        self.sessions += 1
+        self.last_session = session
         if session.received or session.sent:
             self.tell(str(session))

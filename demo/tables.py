@@ -41,6 +41,14 @@ def nodes_now(scene: Scene) -> Table:
     return table
 
 
+def sessions_now(scene: Scene) -> Text:
+    """How many reconciliations there were, and what the last one found."""
+    text = f"{scene.sessions} syncs"
+    if scene.last_session is not None:
+        text += f"; {scene.last_session} in {scene.last_session.seconds:.1f} s"
+    return Text(text, _FAINT, no_wrap=True, overflow="ellipsis")
+
+
 def people_now(scene: Scene) -> Table:
     """How each participant is now, what its link has lost, and how much of that is back."""
     table = _table(
@@ -88,14 +96,21 @@ def line_text(at_s: float, text: str, *, chapter: bool) -> Text:
 
 def summary(scene: Scene, verdict: Verdict) -> Iterable[RenderableType]:
     """The end: what was lost where, how it came back, and whether all is well."""
-    yield Text("\nWhat the nodes lacked, and how it came back", "bold")
+    yield Text(f"{scene.elapsed_s:.0f} seconds, {scene.sessions} reconciliations\n", _FAINT)
+    yield Text("What the nodes lacked when a fault was over, and how it came back", "bold")
     yield _incidents(scene)
-    yield Text("\nHow the nodes came by what they hold", "bold")
+    yield Text("What was new meanwhile came by the same ways and is counted too.\n", _FAINT)
+    yield Text("How the nodes came by what they hold", "bold")
     yield _sources(scene, verdict)
+    yield Text("uncounted: stored by a node between its last answer and its being killed\n", _FAINT)
     if scene.people is not None:
-        yield Text("\nWhat the participants lacked, and how it came to them", "bold")
+        yield Text("What the participants lacked, and how it came to them", "bold")
         yield _recovered(scene.people)
-    yield Text()
+        yield Text(
+            "later: by the feed; cursor, scan: after an absence; hint, ID, causal: asked of\n"
+            "nodes; SDS-R: asked of participants\n",
+            _FAINT,
+        )
     yield from _conclusion(scene, verdict)
 
 
@@ -125,7 +140,7 @@ def _sources(scene: Scene, verdict: Verdict) -> Table:
 
 
 def _recovered(people: People) -> Table:
-    heads = ("live", "cursor", "scan", "hint", "ID", "causal", "SDS-R")
+    heads = ("later", "cursor", "scan", "hint", "ID", "causal", "SDS-R")
     table = _table("what", ">all", *(f">{head}" for head in heads), ">gone")
     for what, lacked, ways in _losses(list(people)):
         back = sum(ways.values())
@@ -152,7 +167,7 @@ def _losses(people: Sequence[Person]) -> Iterable[tuple[str, int, Counter[Way]]]
             elif way in (Way.CURSOR, Way.SCAN):
                 away[way] += 1
     yield "lost on a bad link", lost_count, lost
-    yield "named, not heard", named_count, named
+    yield "named by others", named_count, named
     yield "said while away", away.total(), away
 
 
@@ -165,13 +180,12 @@ def _conclusion(scene: Scene, verdict: Verdict) -> Iterable[Text]:
     held = len(verdict.held[NODES[0]])
     lines = sum(len(said) for said in scene.ledger.said.values())
     yield Text(
-        f"The {len(NODES)} stores are equal: {held:,} messages, compared by hashes computed anew.",
+        f"The {len(NODES)} stores are equal: {held:,} messages, by hashes computed anew.",
         _GOOD,
     )
-    people = len(list(scene.people or ()))
+    people, channels = len(list(scene.people or ())), len(scene.ledger.said)
     yield Text(
-        f"The logs are equal: {people} participants have all {lines:,} lines of their "
-        f"{len(scene.ledger.said)} channels, in one order.",
+        f"The {people} logs are equal: all {lines:,} lines of {channels} channels, in one order.",
         _GOOD,
     )
 

@@ -16,13 +16,13 @@ from demo.cluster import NODES
 from demo.limits import DRAW_EVERY_S, PLAIN_EVERY_S
 from demo.people import CAST
 from demo.scene import Line, Scene
-from demo.tables import line_text, nodes_now, people_now, story_now
+from demo.tables import line_text, nodes_now, people_now, sessions_now, story_now
 
 MIN_COLUMNS: Final = 80
 MIN_ROWS: Final = 24
 _WIDE_COLUMNS: Final = 132
-_TABLES_COLUMNS: Final = 80
-_TAKEN_ROWS: Final = 1 + (1 + len(NODES)) + 1 + (1 + len(CAST)) + 1
+_TABLES_COLUMNS: Final = 74
+_TAKEN_ROWS: Final = 1 + (1 + len(NODES)) + 2 + (1 + len(CAST)) + 1
 
 
 class View(Protocol):
@@ -86,7 +86,7 @@ class Screen:
 
     def _picture(self, scene: Scene) -> RenderableType:
         width, rows = self._console.width, self._console.height
-        tables = Group(nodes_now(scene), Text(), people_now(scene))
+        tables = Group(nodes_now(scene), sessions_now(scene), Text(), people_now(scene))
         if width < _WIDE_COLUMNS:
             story = story_now(scene, rows - _TAKEN_ROWS)
             return Group(_title(scene, width), tables, Text(), story)

@@ -38,13 +38,11 @@ class Session:
     error: str
 
     def __str__(self) -> str:
-        if self.error:
-            return f"sync {self.caller} with {self.callee}: {self.error}"
-        return (
-            f"sync {self.caller} with {self.callee}: {self.missing_here:,} and "
-            f"{self.missing_there:,} missing, {self.received + self.sent:,} moved "
-            f"in {self.seconds:.1f} s"
+        found = self.error or (
+            f"{self.missing_here:,} and {self.missing_there:,} missing, "
+            f"{self.received + self.sent:,} moved"
         )
+        return f"sync {self.caller}-{self.callee}: {found}"
 
 
 @dataclass(slots=True)
@@ -74,7 +72,7 @@ class Watch:
         self._cluster = cluster
         self._found = found
         self._tls = cluster.tls
-        self._known: set[tuple[str, str, int]] = set()
+        self._known: set[tuple[str, int, float]] = set()
         self.sources = {name: Sources() for name in cluster.nodes}
         self.statuses: dict[str, NodeStatus] = {}
 
@@ -88,17 +86,16 @@ class Watch:
         """Ask all nodes once; one that does not answer is as it was."""
         await asyncio.gather(*(self._look_at(name) for name in self._cluster.nodes))
 
-    async def synchronize(self, caller: str, callee: str) -> SyncReport | None:
-        """Have two nodes reconcile everything now; None when the caller does not answer."""
+    async def synchronize(self, caller: str, callee: str) -> None:
+        """Have two nodes reconcile everything now, if the caller answers."""
         peers = self.statuses[caller].peers if caller in self.statuses else ()
         peer = next((each for each in peers if short_name(each.node_id) == callee), None)
-        try:
+        with suppress(NodeError):
             async with connect(self._cluster.admin_addresses[caller], tls=self._tls) as client:
-                return await client.synchronize(
+                report = await client.synchronize(
                     "" if peer is None else peer.address, time_start=0, timeout_s=CALL_TIMEOUT_S
                 )
-        except NodeError:
-            return None
+            self._meet(caller, callee, report)
 
     async def _look_at(self, name: str) -> None:
         node = self._cluster.nodes[name]
@@ -111,27 +108,28 @@ class Watch:
         with suppress(NodeError):
             async with connect(self._cluster.admin_addresses[name], tls=self._tls) as client:
                 self.statuses[name] = await client.status(timeout_s=CALL_TIMEOUT_S)
-            self._read_sessions(name)
+            for peer in self.statuses[name].peers:
+                if peer.last_sync:
+                    self._meet(name, short_name(peer.node_id), peer.last_report)
 
-    def _read_sessions(self, name: str) -> None:
-        for peer in self.statuses[name].peers:
-            key = name, peer.address, peer.last_sync
-            if not peer.last_sync or key in self._known:
-                continue
-            self._known.add(key)
-            report = peer.last_report
-            self._found(
-                Session(
-                    name,
-                    short_name(peer.node_id or report.peer),
-                    report.missing_here,
-                    report.missing_there,
-                    report.messages_received,
-                    report.messages_sent,
-                    report.seconds,
-                    report.error,
-                )
+    def _meet(self, caller: str, callee: str, report: SyncReport) -> None:
+        """A session has ended, which may be known already."""
+        key = caller, report.time_end, report.seconds
+        if key in self._known or report.outcome == "aborted":
+            return
+        self._known.add(key)
+        self._found(
+            Session(
+                caller,
+                callee,
+                report.missing_here,
+                report.missing_there,
+                report.messages_received,
+                report.messages_sent,
+                report.seconds,
+                report.error,
             )
+        )
 
 
 def _metrics(address: str) -> bytes:

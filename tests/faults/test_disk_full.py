@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.integration.run.helpers import get
 from tests.support.acknowledged import Ledger, Publisher, attempted, check_node
 from tests.support.command import Command
 from tests.support.node import NodeProcess
+from tests.support.small_disk import SmallDisk
 
 DISK_MIB = 192
 SPARE_MIB = 2
@@ -26,60 +26,43 @@ SEGMENT_BYTES = 16 * MIB
 EMIT = "select pg_logical_emit_message(false, 'test', repeat('x', %s))"
 SMALL_LOG = ("--postgres-setting", "max_wal_size=64MB", "--postgres-setting", "min_wal_size=32MB")
 
-# A mount of the node's own, which ends with it. An unprivileged user gets the right to mount in a
-# user namespace, and keeps its ID, since Postgres does not run as root.
-UNSHARE = ["unshare", "--mount"]
-if os.geteuid() != 0:
-    UNSHARE += ["--map-current-user", "--keep-caps"]
-MOUNT = f'mount -t tmpfs -o size={DISK_MIB}m,mode=755 tmpfs "$0" && exec "$@"'
-
 
 @dataclass
 class NodeOnSmallDisk(NodeProcess):
     """A node whose data directory lies on a file system of its own."""
 
+    disk: SmallDisk | None = None
+
     def command(self) -> list[str]:
-        """The node's command line behind that of the mount."""
-        return [*UNSHARE, "sh", "-c", MOUNT, str(self.data_dir.parent), *super().command()]
+        """The node's command line where the disk is mounted."""
+        return self.mounted.enter(super().command())
 
     @property
-    def disk(self) -> Path:
-        """The file system, as this process gets at it."""
-        return Path(f"/proc/{self.process.pid}/root{self.data_dir.parent}")
+    def mounted(self) -> SmallDisk:
+        """The file system."""
+        assert self.disk is not None
+        return self.disk
 
     @property
     def database(self) -> str:
         """URL of its database."""
-        url = running_url(self.disk / "data")
+        url = running_url(self.mounted.path / "data")
         assert url is not None
         return url
-
-    @property
-    def _ballast(self) -> Path:
-        return self.disk / "ballast"
-
-    def fill(self, left_bytes: int) -> None:
-        """Take all space but this."""
-        about = os.statvfs(self.disk)
-        with self._ballast.open("ab") as file:
-            size = file.tell() + about.f_bavail * about.f_frsize - left_bytes
-            os.posix_fallocate(file.fileno(), 0, size)
-
-    def free(self) -> None:
-        """Give back what was taken."""
-        self._ballast.unlink()
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[NodeOnSmallDisk]:
     """A node on a small disk, which serves."""
     (tmp_path / "disk").mkdir()
-    node = NodeOnSmallDisk(tmp_path / "disk" / "data", SMALL_LOG)
+    disk = SmallDisk(tmp_path / "disk", DISK_MIB)
+    node = NodeOnSmallDisk(tmp_path / "disk" / "data", SMALL_LOG, disk=disk)
     try:
         node.start()
         yield node
     finally:
         node.close()
+        disk.close()
 
 
 def to_next_segment(node: NodeOnSmallDisk) -> None:
@@ -110,7 +93,7 @@ async def check_after(node: NodeOnSmallDisk, publisher: Publisher) -> None:
     """Once there is space again, everything is there, and more is taken."""
     assert await attempted(publisher) is None
     await check_node(node.listen, publisher.ledger)
-    Command().ok("db", "check", "--data-dir", str(node.disk / "data"))
+    Command().ok("db", "check", "--data-dir", str(node.mounted.path / "data"))
 
 
 async def test_publishing_says_that_the_disk_is_full_and_reading_goes_on(
@@ -120,14 +103,14 @@ async def test_publishing_says_that_the_disk_is_full_and_reading_goes_on(
     publisher = Publisher(small.listen, ledger, dice, payload_bytes=20_000)
     assert await attempted(publisher) is None
     to_next_segment(small)
-    small.fill(SPARE_MIB * MIB)
+    small.mounted.fill(SPARE_MIB * MIB)
     for error in [await refused(publisher), await attempted(publisher)]:
         assert error is not None
         assert error.code == "UNAVAILABLE"
         assert "disk is full; free space" in error.sentence
     held = await check_node(small.listen, ledger)
     assert len(held) >= len(ledger.acknowledged) > 0
-    small.free()
+    small.mounted.free()
     await check_after(small, publisher)
 
 
@@ -142,7 +125,7 @@ async def test_a_log_without_space_ends_postgres_and_nothing_else(
     readiness = Readiness(small)
     try:
         await readiness.is_ready()
-        small.fill(0)
+        small.mounted.fill(0)
         with pytest.raises(psycopg.OperationalError):
             exhaust_log(small)
         await logged(small, "No space left on device")
@@ -150,7 +133,7 @@ async def test_a_log_without_space_ends_postgres_and_nothing_else(
         assert error.code == "UNAVAILABLE"
         assert "disk is full; free space" in error.sentence
         assert get(small.metrics, "/healthz")[0] == 200
-        small.free()
+        small.mounted.free()
         await readiness.was_away()
     finally:
         readiness.close()

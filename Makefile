@@ -11,7 +11,7 @@ PURE_TESTS := tests/unit tests/sim tests/interop tests/layering
 PROCESS_TESTS := tests/embedded tests/faults tests/integration
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check-browser sim bench lint format types proto proto-check lock clean
+.PHONY: help run demo test check-browser sim bench soak lint format types proto proto-check lock clean
 
 help: ## show this list
 	@echo "usage: make TARGET [ARGS='...']"
@@ -39,6 +39,9 @@ sim: $(STAMP) ## simulate nodes, or SDS groups, under faults; ARGS='--help' list
 
 bench: $(STAMP) ## run the benchmarks; ARGS are names of some and --messages N
 	@exec $(BIN)/python -m bench $(ARGS)
+
+soak: $(STAMP) ## three nodes under fire for twenty minutes; ARGS='--help' lists what can be asked
+	@exec $(BIN)/python -m bench soak $(ARGS)
 
 lint: $(STAMP) ## check format and style
 	$(BIN)/ruff format --check .

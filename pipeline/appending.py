@@ -9,12 +9,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from pipeline.columns import PARTITIONS, file_columns, spark_schema
-from pipeline.contents import KEY, known_hours, without_known
+from pipeline.contents import (
+    KEY,
+    fingerprints_of,
+    known_hours,
+    part_of,
+    read_files,
+    without_known,
+)
 from pipeline.database import State
 from pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from pipeline.fingerprints import NOTHING, Fingerprints, aggregates, collected, start_of
-from pipeline.lake import Lake, Written
+from pipeline.lake import Lake, LakeFile, Written
 from pipeline.limits import DAY_NS, HOUR_NS
+from pipeline.paths import literally
 from pipeline.progress import Say, shown, silent
 
 
@@ -66,13 +74,45 @@ class Appender:
     def compact(self) -> int:
         """Make small files into larger ones; returns how many are gone.
 
-        What they hold is computed anew afterwards.
+        As with messages that are new: written, read back, compared, and published in one commit.
+
+        Raises:
+            PipelineError: files could not be read or written, they do not hold the same, or
+                somebody else has published.
         """
-        crowded = self._lake.crowded()
-        removed = self._lake.compact(crowded) if crowded else 0
-        if removed:
-            self.held = known_hours(self._session, self._lake, keep=True, say=self._say)
-        return removed
+        gone = 0
+        while files := self._lake.crowded():
+            self._replace(files)
+            gone += len(files)
+        return gone
+
+    def _replace(self, files: list[LakeFile]) -> None:
+        run = f"run-{uuid.uuid4().hex}"
+        paths = [each.path for each in files]
+        rows = sum(each.rows for each in files)
+        try:
+            with shown(self._session, self._say, "compact", rows):
+                write_files(_gathered(self._session, paths), f"{self._lake.messages}/{run}")
+            written, added = read_back(self._session, self._lake, run)
+        except SPARK_ERRORS as error:
+            raise of_spark(error) from error
+        if added != fingerprints_of(self._session, paths, HOUR_NS):
+            raise PipelineError(
+                "Small files that were made into larger ones did not hold the same, so they stay:"
+                " `storenode pipeline verify` says whether the archive is sound."
+            )
+        self._lake.replace(files, written)
+        self._lake.note_hours({each.day for each in files}, self.held)
+
+
+def _gathered(session: SparkSession, paths: list[str]) -> DataFrame:
+    """All columns of some files, those of a directory in one task and in order."""
+    place = F.col("_metadata.file_path")
+    day, shard = (part_of(place, f"/{name}=") for name in PARTITIONS)
+    rows = read_files(session, paths, file_columns()).select(
+        "*", day.cast("date").alias("day"), shard.cast("int").alias("shard")
+    )
+    return rows.repartition(*PARTITIONS).sortWithinPartitions(*PARTITIONS, "ts", "hash")
 
 
 def write_files(rows: DataFrame, path: str) -> None:
@@ -85,7 +125,9 @@ def read_back(session: SparkSession, lake: Lake, run: str) -> tuple[list[Written
     """The files that a run has written, and what they hold by hour."""
     folder = f"{lake.messages}/{run}"
     schema = spark_schema(KEY)
-    rows = session.read.schema(schema).option("recursiveFileLookup", "true").parquet(folder)
+    rows = (
+        session.read.schema(schema).option("recursiveFileLookup", "true").parquet(literally(folder))
+    )
     by_file = (
         rows.groupBy("_metadata.file_path", "_metadata.file_size", start_of(HOUR_NS))
         .agg(*aggregates(), F.min("ts").alias("low"), F.max("ts").alias("high"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from pipeline.columns import spark_schema
@@ -13,6 +13,7 @@ from pipeline.errors import SPARK_ERRORS, of_spark
 from pipeline.fingerprints import HASH_WORDS, Fingerprints, by_slice, collected
 from pipeline.lake import Lake
 from pipeline.limits import DAY_NS, HOUR_NS
+from pipeline.paths import literally
 from pipeline.progress import Say, shown, silent
 
 KEY: Final = ("ts", *HASH_WORDS)
@@ -53,7 +54,12 @@ def fingerprints_of(session: SparkSession, paths: list[str], length_ns: int) -> 
 
 def read_files(session: SparkSession, paths: list[str], names: Iterable[str]) -> DataFrame:
     """Some columns of some files of a lake."""
-    return session.read.schema(spark_schema(names)).parquet(*paths)
+    return session.read.schema(spark_schema(names)).parquet(*map(literally, paths))
+
+
+def part_of(path: Column, name: str) -> Column:
+    """What follows ``name`` in a path, up to the next slash."""
+    return F.substring_index(F.substring_index(path, name, -1), "/", 1)
 
 
 def without_known(

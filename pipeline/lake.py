@@ -20,11 +20,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import accumulate
 from typing import Final, NamedTuple
-from urllib.parse import unquote, urlparse
+from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
@@ -33,16 +34,19 @@ from pipeline.errors import USAGE, PipelineError
 from pipeline.fingerprints import XOR_WORDS, Fingerprint, Fingerprints
 from pipeline.limits import (
     COMPACT_AT_FILES,
-    COMPACTED_FILE_BYTES,
+    COMPACTION_STEPS,
     DAY_NS,
     MAX_PARQUET_FILES,
     VACUUM_AFTER_HOURS,
 )
+from pipeline.paths import checked, for_delta, for_spark
 
 FORMAT_VERSION: Final = "1"
 _NAME: Final = "storenode messages"
 _FORMAT: Final = "messages of a store node, format "
-_SCHEMES: Final[Mapping[str, str]] = {"s3a": "s3", "s3n": "s3", "file": "file"}
+_KEPT: Final = {"delta.logRetentionDuration": f"interval {VACUUM_AFTER_HOURS} hours"}
+"""Of the log as long as of the files: who follows commits every minute."""
+
 _HOURS: Final = pa.schema(
     [
         pa.field("start_ns", pa.int64(), nullable=False),
@@ -89,19 +93,18 @@ class Lake:
         """No file is looked at yet.
 
         Raises:
-            PipelineError: the path is a database's URL, or empty.
+            PipelineError: the path is none, see `pipeline.paths.checked`.
         """
-        if not path or path.startswith(("postgresql:", "postgres:")):
-            raise PipelineError("An archive is a directory, not a database: give its path.", USAGE)
-        self.path = path.rstrip("/") or path
-        self.messages = f"{self.path}/messages"
-        self._hours = _for_delta(f"{self.path}/hours")
+        self.path = checked(path)
+        self.messages = for_spark(f"{self.path}/messages")
+        self._log = for_delta(f"{self.path}/messages")
+        self._hours = for_delta(f"{self.path}/hours")
         self._table: DeltaTable | None = None
 
     @property
     def exists(self) -> bool:
         """Whether an archive was begun there."""
-        return _is_table(_for_delta(self.messages))
+        return _is_table(self._log)
 
     def open(self) -> Lake:
         """Read the newest state.
@@ -110,7 +113,7 @@ class Lake:
             PipelineError: there is no archive, or something that is none.
         """
         try:
-            self._table = DeltaTable(_for_delta(self.messages))
+            self._table = DeltaTable(self._log)
         except TableNotFoundError as error:
             raise PipelineError(
                 f"There is no archive in {self.path}: check the path, or make one with"
@@ -127,13 +130,14 @@ class Lake:
         if not self.exists:
             try:
                 create_table_with_add_actions(
-                    _for_delta(self.messages),
+                    self._log,
                     Schema.from_arrow(ARROW),
                     [],
                     mode="error",
                     partition_by=list(PARTITIONS),
                     name=_NAME,
                     description=f"{_FORMAT}{FORMAT_VERSION}",
+                    configuration=_KEPT,
                 )
             except (DeltaError, OSError, ValueError) as error:
                 if not self.exists:  # else another job was faster
@@ -169,7 +173,15 @@ class Lake:
         Raises:
             PipelineError: somebody else has published since the state was read.
         """
-        actions: list[AddAction | RemoveAction] = [_action(each) for each in written]
+        self._write(
+            [_action(each, new=True) for each in written],
+            {f"storenode.{name}": text for name, text in note.items()},
+        )
+
+    def _within(self, file: LakeFile) -> str:
+        return file.path.removeprefix(f"{self.messages}/")
+
+    def _write(self, actions: list[AddAction | RemoveAction], note: dict[str, str]) -> None:
         self._commit(
             lambda: self._opened.create_write_transaction(
                 actions,
@@ -177,43 +189,32 @@ class Lake:
                 Schema.from_arrow(ARROW),
                 list(PARTITIONS),
                 commit_properties=CommitProperties(
-                    custom_metadata={f"storenode.{name}": text for name, text in note.items()},
+                    custom_metadata=note,
                     max_commit_retries=0,
                 ),
             )
         )
         self.open()
 
-    def crowded(self) -> list[int]:
-        """Days of which a directory has so many small files that they should be made one."""
-        small: dict[tuple[int, int], int] = {}
-        for each in self.files():
-            if each.size_bytes < COMPACTED_FILE_BYTES // 2:
-                small[each.key] = small.get(each.key, 0) + 1
-        return sorted({day for (day, _), count in small.items() if count >= COMPACT_AT_FILES})
-
-    def compact(self, days: Iterable[int]) -> int:
-        """Make the small files of some days one per directory; returns how many are gone.
+    def replace(self, gone: Iterable[LakeFile], written: Sequence[Written]) -> None:
+        """Let files take the place of others that hold the same messages, all or none.
 
         Raises:
-            PipelineError: somebody else has published meanwhile; nothing is changed then.
+            PipelineError: somebody else has published since the state was read.
         """
-        removed = 0
-        for day in days:
-            done: list[int] = []
-            self._commit(
-                lambda day=day, done=done: done.append(  # type: ignore[misc]
-                    self._opened.optimize.compact(
-                        partition_filters=[("day", "=", _day_text(day))],
-                        target_size=COMPACTED_FILE_BYTES,
-                        writer_properties=WriterProperties(compression="ZSTD"),
-                        commit_properties=CommitProperties(max_commit_retries=0),
-                    )["numFilesRemoved"]
-                )
-            )
-            removed += sum(done)
-            self.open()
-        return removed
+        actions: list[AddAction | RemoveAction] = [_removal(self._within(each)) for each in gone]
+        self._write([*actions, *(_action(each, new=False) for each in written)], {})
+
+    def crowded(self) -> list[LakeFile]:
+        """Small files that should be made one per directory, since it has so many of their size.
+
+        Files of about the same size are taken together, so that no message is written again with
+        every few that come: a few times in all, see `COMPACTION_STEPS`.
+        """
+        by_directory: dict[tuple[int, int], list[LakeFile]] = {}
+        for each in self.files():
+            by_directory.setdefault(each.key, []).append(each)
+        return [each for files in by_directory.values() for each in _together(files)]
 
     def vacuum(self) -> int:
         """Delete files that no state of the last `VACUUM_AFTER_HOURS` names; how many."""
@@ -266,7 +267,9 @@ class Lake:
         ]
         table = pa.Table.from_pylist(rows, _HOURS)
         if not _is_table(self._hours):
-            write_deltalake(self._hours, table, mode="append", name="storenode hours")
+            write_deltalake(
+                self._hours, table, mode="append", name="storenode hours", configuration=_KEPT
+            )
             return
         listed = ", ".join(map(str, wanted))
         write_deltalake(self._hours, table, mode="overwrite", predicate=f"day in ({listed})")
@@ -313,7 +316,22 @@ class Lake:
             raise _unreadable(self.path, error) from error
 
 
-def _action(each: Written) -> AddAction:
+def _together(files: Iterable[LakeFile]) -> list[LakeFile]:
+    """Files of one directory that are to be made one: none, or two at least."""
+    by_size = sorted(files, key=lambda each: each.size_bytes)
+    for target in COMPACTION_STEPS:
+        small = [each for each in by_size if each.size_bytes < target // 2]
+        if len(small) >= COMPACT_AT_FILES:
+            sizes = accumulate(each.size_bytes for each in small)
+            return [each for each, size in zip(small, sizes, strict=True) if size <= target]
+    return []
+
+
+def _removal(path: str) -> RemoveAction:
+    return RemoveAction(path, False, time.time_ns() // 1_000_000)
+
+
+def _action(each: Written, *, new: bool) -> AddAction:
     stats = {
         "numRecords": each.rows,
         "minValues": {"ts": each.min_ts},
@@ -322,7 +340,7 @@ def _action(each: Written) -> AddAction:
     }
     values = {"day": each.day, "shard": str(each.shard)}
     now_ms = time.time_ns() // 1_000_000
-    return AddAction(each.path, each.size_bytes, values, now_ms, True, json.dumps(stats))
+    return AddAction(each.path, each.size_bytes, values, now_ms, new, json.dumps(stats))
 
 
 def _is_table(path: str) -> bool:
@@ -330,14 +348,6 @@ def _is_table(path: str) -> bool:
         return bool(DeltaTable.is_deltatable(path))
     except (DeltaError, OSError, ValueError):
         return False
-
-
-def _for_delta(path: str) -> str:
-    """A path of Spark's as delta-rs names it."""
-    scheme = urlparse(path).scheme
-    if not scheme:
-        return path
-    return path.replace(scheme, _SCHEMES.get(scheme, scheme), 1)
 
 
 def _day_number(day: object) -> int:

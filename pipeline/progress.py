@@ -91,7 +91,7 @@ class _Reported:
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self._last = _Counts(0, 0)
-        session.registerProgressHandler(self)
+        session.registerProgressHandler(self)  # type: ignore[arg-type]
 
     def __call__(
         self,
@@ -109,7 +109,7 @@ class _Reported:
         return self._last
 
     def close(self) -> None:
-        self._session.removeProgressHandler(self)
+        self._session.removeProgressHandler(self)  # type: ignore[arg-type]
 
 
 def _tasks_of(session: SparkSession) -> _Tasks:

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 
 from pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from pipeline.fingerprints import LEVELS_NS, differing
+from pipeline.paths import checked, for_spark, literally
 from pipeline.progress import Say, shown, silent
 from pipeline.sides import ID_COLUMNS, Side
 
@@ -81,8 +82,9 @@ def diff(
     """
     result = Differences(first.name, second.name, output=output)
     low_ns, high_ns = bounds
-    if output is not None:
-        _require_absent(session, output)
+    target = None if output is None else for_spark(checked(output, "The output"))
+    if target is not None:
+        _require_absent(session, target)
     starts: list[int] | None = None
     for level, length_ns in LEVELS_NS.items():
         starts = [
@@ -103,8 +105,8 @@ def diff(
             found = _compared(first.ids(starts, level), second.ids(starts, level))
             found = _bounded(found, low_ns, high_ns).cache()
             _count(found, result)
-            if output is not None:
-                found.write.mode("append").partitionBy("lacks").parquet(output)
+            if target is not None:
+                found.write.mode("append").partitionBy("lacks").parquet(target)
             found.unpersist()
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
@@ -132,7 +134,7 @@ def _count(found: DataFrame, result: Differences) -> None:
 
 def _require_absent(session: SparkSession, output: str) -> None:
     try:
-        session.read.format("binaryFile").load(output)
+        session.read.format("binaryFile").load(literally(output))
     except AnalysisException:
         return
     raise PipelineError(

@@ -21,6 +21,7 @@ from pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from pipeline.jobs.verify import row_faults
 from pipeline.lake import Lake
 from pipeline.limits import DAY_NS, MAX_CONNECTIONS
+from pipeline.paths import checked, for_spark, literally
 from pipeline.progress import Say, shown, silent
 from pipeline.source import FORMAT
 
@@ -106,7 +107,7 @@ def _wanted(session: SparkSession, job: Restoring) -> DataFrame | None:
 
 def _ids(session: SparkSession, path: str) -> DataFrame:
     try:
-        found = session.read.parquet(path)
+        found = session.read.parquet(literally(for_spark(checked(path, "A diff"))))
     except SPARK_ERRORS as error:
         raise PipelineError(
             f"{path} cannot be read as the output of a diff: name a directory that"

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 
 from message.limits import MAX_TOPIC_BYTES
 from pipeline.columns import spark_schema
+from pipeline.contents import part_of
 from pipeline.database import FOREVER, connected, read_state
 from pipeline.decode import NO_SHARD
 from pipeline.errors import SPARK_ERRORS, of_spark
@@ -32,6 +33,7 @@ from pipeline.fingerprints import (
 )
 from pipeline.lake import Lake, LakeFile
 from pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
+from pipeline.paths import literally
 from pipeline.progress import Say, shown, silent
 from pipeline.reports import time_text
 
@@ -206,17 +208,12 @@ def _in_place() -> Column:
     The usual topic is put together again from its directory's shard, which needs no expression to
     be matched with every row.
     """
-    topic, held = F.col("pubsub_topic"), _part(F.col("path"), "/shard=")
+    topic, held = F.col("pubsub_topic"), part_of(F.col("path"), "/shard=")
     cluster = F.substring_index(F.substring_index(topic, "/", -2), "/", 1)
     usual = F.concat(F.lit(_STATIC_PREFIX), cluster, F.lit("/"), held)
     shard = F.regexp_extract(topic, _STATIC, 1)
     number = F.when(shard == "", NO_SHARD).otherwise(shard.cast("int") % SHARD_PARTITIONS)
     return F.when(topic == usual, True).otherwise(held == number.cast("string"))
-
-
-def _part(path: Column, name: str) -> Column:
-    """What follows ``name`` in a path, up to the next slash."""
-    return F.substring_index(F.substring_index(path, name, -1), "/", 1)
 
 
 class _Rows:
@@ -281,7 +278,7 @@ class _Rows:
         return self._read().groupBy("path", start_of(HOUR_NS)).agg(*aggregates(), *faults)
 
     def _read(self) -> DataFrame:
-        paths = [each.path for each in self._files.values()]
+        paths = [literally(each.path) for each in self._files.values()]
         rows = self._session.read.schema(spark_schema(_CHECKED)).parquet(*paths)
         return rows.withColumn("path", F.col("_metadata.file_path"))
 

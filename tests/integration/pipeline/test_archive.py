@@ -17,8 +17,12 @@ from pipeline.database import connected, lock_archiving
 from pipeline.errors import PipelineError
 from pipeline.jobs import archive as archive_module
 from pipeline.jobs.archive import Archived, Archiving, archive
+from pipeline.jobs.diff import diff
+from pipeline.jobs.restore import Restoring, restore
+from pipeline.jobs.verify import Verifying, verify
 from pipeline.lake import Lake
 from pipeline.limits import VACUUM_AFTER_HOURS
+from pipeline.sides import LakeSide
 from tests.integration.pipeline.conftest import QUICK_START
 from tests.integration.pipeline.world import (
     DAY,
@@ -38,7 +42,8 @@ from tests.integration.pipeline.world import (
 )
 from tests.support.command import Command
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
+POLL_S = 0.05
 
 
 class Killed(BaseException):
@@ -181,6 +186,7 @@ def wait_for(reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not reached():
         assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(POLL_S)
 
 
 def test_two_jobs_at_once_are_one_too_many(spark: SparkSession, url: str, lake_path: Path) -> None:
@@ -259,6 +265,23 @@ def test_messages_that_the_database_lost_keep_their_hour_unmarked(
 def bytes_of_removal(message: tuple[int, bytes]) -> bytes:
     minute = message[0] // (HOUR // 60) * (HOUR // 60)
     return minute.to_bytes(8, "little") + (-1).to_bytes(8, "little", signed=True) + message[1]
+
+
+def test_a_path_may_look_like_a_pattern(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    """Of two directories that a pattern would match, each is itself."""
+    lake, other = tmp_path / "{a,b} l*ke?" / "day=3#", tmp_path / "a lake1" / "day=3#"
+    run(spark, url, lake)
+    more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
+    assert run(spark, url, other).published == len(held(url))
+    output = tmp_path / "o{u}t*"
+    sides = [LakeSide(spark, Lake(str(each))) for each in (lake, other)]
+    assert diff(spark, *sides, output=str(output)).lacking == {"first": 9, "second": 0}
+    with pytest.raises(PipelineError, match="exists already"):
+        diff(spark, *sides, output=str(output))
+    assert restore(spark, Restoring(Lake(str(other)), url, diff=str(output))).given == 9
+    assert run(spark, url, lake).published == 9
+    result = verify(spark, Verifying(Lake(str(lake)), url))
+    assert (result.sound, result.messages) == (True, len(held(url)))
 
 
 def test_what_is_no_archive_is_refused(

@@ -20,7 +20,8 @@ from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.node import running
 from tests.integration.storage.world import random_batch
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
+POLL_S = 0.05
 
 
 def wait_for(following: Following, reached: Callable[[], bool]) -> None:
@@ -28,6 +29,7 @@ def wait_for(following: Following, reached: Callable[[], bool]) -> None:
     while not reached():
         assert following.query.isActive, following.query.exception()
         assert time.monotonic() < deadline, "it was not archived"
+        time.sleep(POLL_S)
 
 
 def test_what_is_published_is_archived_as_it_comes(
@@ -36,11 +38,11 @@ def test_what_is_published_is_archived_as_it_comes(
     job = Archiving(url, Lake(str(lake_path)))
     with connected(url) as connection:
         lock_archiving(connection)
-        following = Following(spark, job, connection)
+        following = Following(spark, job, connection, 1)
         more(url, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
-        wait_for(following, lambda: following.result.published == 9)
+        wait_for(following, lambda: following.so_far().published == 9)
         asyncio.run(late_transaction(url))
-        wait_for(following, lambda: following.result.published == 22)
+        wait_for(following, lambda: following.so_far().published == 22)
         following.stop()
         result = following.wait()
     assert in_lake(lake_path) == sorted(held(url))
@@ -49,9 +51,9 @@ def test_what_is_published_is_archived_as_it_comes(
     more(url, plain(95_000, TODAY - DAY))
     with connected(url) as connection:
         lock_archiving(connection)
-        again = Following(spark, job, connection)
+        again = Following(spark, job, connection, 1)
         more(url, plain(95_001, TODAY - DAY + 1))
-        wait_for(again, lambda: again.result.published == 2)
+        wait_for(again, lambda: again.so_far().published == 2)
         again.stop()
         again.wait()
     assert in_lake(lake_path) == sorted(held(url))

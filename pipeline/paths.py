@@ -1,0 +1,57 @@
+"""Paths of archives and other outputs, as Spark and as delta-rs take them.
+
+Spark takes a path without a scheme for one of its default file system, and `*`, `?`, `{` and `}` in
+it for a pattern; delta-rs takes it for a local one, as it is. Both are told the same here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pipeline.errors import USAGE, PipelineError
+
+_LOCAL: Final = "file://"
+_FILE_SCHEME: Final = re.compile(r"\Afile:(?://(?=/))?")
+_DATABASE: Final = ("postgresql:", "postgres:")
+_PATTERN: Final = re.compile(r"[{}*?]")
+_UNUSABLE: Final = re.compile(r"[][\\%\x00-\x1f\x7f]")
+_SCHEMES: Final[Mapping[str, str]] = {"s3a": "s3", "s3n": "s3"}
+
+
+def checked(path: str, what: str = "An archive") -> str:
+    """A path without its last slash; one of this machine is absolute, and has no scheme.
+
+    Raises:
+        PipelineError: it is empty, a database's URL, or has characters that delta-rs takes for
+            others or gives up on; ``what`` is it for the sentence.
+    """
+    if not path or path.startswith(_DATABASE):
+        raise PipelineError(f"{what} is a directory, not a database: give its path.", USAGE)
+    unusable = _UNUSABLE.search(path)
+    if unusable is not None:
+        raise PipelineError(
+            f"{what} cannot be in {path!r}: choose a path without {unusable[0]!r}.", USAGE
+        )
+    plain = _FILE_SCHEME.sub("", path)
+    if "://" not in plain:
+        plain = str(Path(plain).absolute())
+    return plain.rstrip("/") or plain
+
+
+def for_spark(path: str) -> str:
+    """A path that was `checked`, for what Spark writes."""
+    return _LOCAL + path if path.startswith("/") else path
+
+
+def literally(path: str) -> str:
+    """A path for what Spark reads, where it would look for a pattern: it means itself."""
+    return _PATTERN.sub(r"\\\g<0>", path)
+
+
+def for_delta(path: str) -> str:
+    """A path that was `checked`, for delta-rs, which has names of its own for some schemes."""
+    scheme, colon, rest = path.partition(":")
+    return f"{_SCHEMES[scheme]}:{rest}" if colon and scheme in _SCHEMES else path

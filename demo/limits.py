@@ -8,9 +8,6 @@ READY_PATIENCE_S: Final = 60.0
 STOP_PATIENCE_S: Final = 20.0
 """How long a node may take to stop before it is killed."""
 
-DEFAULT_PATIENCE_S: Final = 40.0
-"""How long stores and participants may take to become equal, after a fault and at the end."""
-
 CALL_TIMEOUT_S: Final = 20.0
 """How long one answer of a node may take."""
 

@@ -37,13 +37,15 @@ DEVICE: Final = "n1"
 class Plan:
     """What is asked of a run.
 
-    ``pace`` above 1 makes the phases shorter; ``patience_s`` bounds each wait for what was lost;
-    ``without`` names what is switched off: gossip, reconciliation, repair.
+    ``pace`` above 1 makes the phases shorter; ``patience_s`` bounds each wait for what was lost,
+    and nothing is waited for beyond ``limit_s`` after the beginning. ``without`` names what is
+    switched off: gossip, reconciliation, repair.
     """
 
     directory: Path
     pace: float
     patience_s: float
+    limit_s: float
     without: Collection[str]
 
 
@@ -209,22 +211,28 @@ class Story:
 
     def _complete(self) -> bool:
         said = self._scene.ledger.said
-        return (
-            self._people.settled
-            and all(each.length == len(said[each.who.channel_id]) for each in self._people)
-            and self._auditor.equal
+        return self._people.settled and all(
+            each.length == len(said[each.who.channel_id]) for each in self._people
         )
 
     def _recovery(self, node: str, what: str) -> Recovery:
         return Recovery(self._auditor, self._watch, node, what)
 
     async def _recover(self, recoveries: Sequence[Recovery]) -> None:
-        ended = (each.ended(self._plan.patience_s) for each in recoveries)
+        ended = (each.ended(self._patience_s) for each in recoveries)
         self._scene.incidents += await asyncio.gather(*ended)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait for something, but not for ever: the verdict says what it comes to in the end."""
-        await self._auditor.until(condition, self._plan.patience_s)
+        await self._auditor.until(condition, self._patience_s)
 
     async def _for(self, seconds: float) -> None:
-        await asyncio.sleep(seconds / self._plan.pace)
+        await asyncio.sleep(min(seconds / self._plan.pace, self._left_s))
+
+    @property
+    def _patience_s(self) -> float:
+        return min(self._plan.patience_s, self._left_s)
+
+    @property
+    def _left_s(self) -> float:
+        return max(self._plan.limit_s - self._scene.elapsed_s, 0.0)

@@ -39,9 +39,16 @@ _PARTS: Final = ("gossip", "reconciliation", "repair")
 @option(
     "--patience",
     type=POSITIVE_DURATION,
-    default="30s",
+    default="20s",
     show_default=True,
     help="How long what was lost may take to come back, each time.",
+)
+@option(
+    "--limit",
+    type=POSITIVE_DURATION,
+    default="110s",
+    show_default=True,
+    help="Wait for nothing any longer after this time in all; the verdict follows.",
 )
 @option(
     "--without",
@@ -56,7 +63,13 @@ _PARTS: Final = ("gossip", "reconciliation", "repair")
     help="Keep databases, certificates and logs there; by default they are removed.",
 )
 def demo(
-    *, plain: bool, pace: float, patience: int, without: tuple[str, ...], keep: Path | None
+    *,
+    plain: bool,
+    pace: float,
+    patience: int,
+    limit: int,
+    without: tuple[str, ...],
+    keep: Path | None,
 ) -> int:
     """Show the whole system at work: nodes, participants, faults, and how all is healed.
 
@@ -73,7 +86,9 @@ def demo(
     from demo.node import NodeFailed  # noqa: PLC0415
 
     directory = _Directory(keep)
-    plan = story.Plan(directory.path, pace, patience / NS_PER_S, frozenset(without))
+    plan = story.Plan(
+        directory.path, pace, patience / NS_PER_S, limit / NS_PER_S, frozenset(without)
+    )
     try:
         equal = asyncio.run(run.run(plan, views.view(plain=plain)))
     except asyncio.CancelledError:

@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import update_wrapper
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from store.cli.admin import ask_status, peers_of
+from store.cli.client.session import credential_options
 from store.cli.client.text import parse_time_ns
 from store.cli.db import Target, on_database
 from store.cli.errors import FAILED, OK, USAGE, CliError
 from store.config.layers import LayeredCommand, option
-from store.config.types import Parsed
+from store.config.types import DURATION_OR_OFF, SIZE, Parsed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +32,16 @@ if TYPE_CHECKING:
 TIME: Final = Parsed("time", "TIME", parse_time_ns)
 MOST_CONNECTIONS: Final = 64
 _FOREVER: Final = 2**63 - 1
-_LIBRARIES: Final = ("adbc_driver_postgresql", "deltalake", "pandas", "pyarrow", "pyspark")
+_NEW_FILE: Final = click.Path(path_type=Path)
+_LIBRARIES: Final = (
+    "adbc_driver_postgresql",
+    "deltalake",
+    "jinja2",
+    "matplotlib",
+    "pandas",
+    "pyarrow",
+    "pyspark",
+)
 
 
 Decorator = Callable[[Callable[..., int]], Callable[..., int]]
@@ -164,6 +176,10 @@ def _with(options: Sequence[Decorator], command: Callable[..., int]) -> Callable
     return command
 
 
+def _with_credentials(command: Callable[..., int]) -> Callable[..., int]:
+    return _with(credential_options(), command)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def pipeline() -> None:
     """Archive, verify, compare and restore a history of any size, on Spark.
@@ -177,11 +193,26 @@ def pipeline() -> None:
 @pipeline.command(cls=LayeredCommand)
 @click.argument("archive")
 @option("--follow", is_flag=True, help="Go on archiving what is published, until interrupted.")
+@option(
+    "--interval",
+    type=click.IntRange(1, 86_400),
+    metavar="SECONDS",
+    default=60,
+    show_default=True,
+    help="How often --follow looks for messages, and makes a commit of them.",
+)
 @option("--dry-run", is_flag=True, help="Only say how many messages would be archived.")
 @between
 @job
 def archive(
-    runner: Runner, *, archive: str, follow: bool, dry_run: bool, low_ns: int, high_ns: int
+    runner: Runner,
+    *,
+    archive: str,
+    follow: bool,
+    interval: int,
+    dry_run: bool,
+    low_ns: int,
+    high_ns: int,
 ) -> int:
     """Bring ARCHIVE up to what the database holds.
 
@@ -202,7 +233,7 @@ def archive(
         if follow:
             from pipeline.jobs.follow import follow as follow_job  # noqa: PLC0415
 
-            return runner.finish(follow_job(session, work))
+            return runner.finish(follow_job(session, work, interval))
         return runner.finish(archive_job(session, work))
 
 
@@ -340,6 +371,71 @@ def restore(
     with runner.url() as url, runner.session() as session:
         work = Restoring(lake, url, low_ns, high_ns, diff, runner.connections, dry_run, runner.say)
         return runner.finish(restore_job(session, work))
+
+
+@pipeline.command(cls=LayeredCommand)
+@click.argument("archive", required=False)
+@option("--output", metavar="FILE", required=True, type=_NEW_FILE, help="The page, which is new.")
+@option(
+    "--with-database",
+    is_flag=True,
+    help="Besides ARCHIVE: how late messages were stored, and hours that differ.",
+)
+@option("--retention", type=DURATION_OR_OFF, help="Look ahead at a node that drops what is older.")
+@option("--retention-size", type=SIZE, help="Look ahead at a node that keeps to this size.")
+@option(
+    "--disk",
+    type=SIZE,
+    help="Say when ARCHIVE fills this; without ARCHIVE, when the database does.",
+)
+@option("--admin", metavar="HOST:PORT", help="Ask this node about its peers.")
+@_with_credentials
+@between
+@job
+def report(
+    runner: Runner,
+    *,
+    archive: str | None,
+    output: Path,
+    with_database: bool,
+    retention: int | None,
+    retention_size: int | None,
+    disk: int | None,
+    admin: str | None,
+    low_ns: int,
+    high_ns: int,
+    **credentials: Path | None,
+) -> int:
+    """Write a page on how ARCHIVE has fared, for people: traffic, gaps, lateness, growth, peers.
+
+    Without ARCHIVE it is about the database. The page needs nothing but itself and a browser;
+    --json prints the figures behind it.
+    """
+    from pipeline.figures.outlook import Limits  # noqa: PLC0415
+    from pipeline.jobs.report import Reporting, require_absent  # noqa: PLC0415
+    from pipeline.jobs.report import report as report_job  # noqa: PLC0415
+    from pipeline.lake import Lake  # noqa: PLC0415
+
+    require_absent(output)
+    lake = None if archive is None else Lake(archive).open()
+    peers = () if admin is None else peers_of(ask_status(admin, **credentials))
+    with (
+        runner.url() if with_database or archive is None else nullcontext() as url,
+        runner.session() as session,
+    ):
+        work = Reporting(
+            output,
+            lake,
+            url,
+            low_ns,
+            high_ns,
+            Limits(retention, retention_size, disk),
+            admin,
+            peers,
+            runner.connections,
+            runner.say,
+        )
+        return runner.finish(report_job(session, work))
 
 
 def _require_libraries() -> None:

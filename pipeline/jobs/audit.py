@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 from pyspark import StorageLevel
@@ -40,6 +41,7 @@ from pipeline.progress import Say, shown, silent
 from pipeline.sides import DatabaseSide, Side
 
 _READ: Final = (*CLAIMS, "sender", "hash")
+_OUTSIDE: Final = ("ts", "channel", "message_id", "lamport")
 _ALWAYS: Final = frozenset({BLOCK, MISSING, VIOLATION, CYCLE, CLAIMED, ORPHAN})
 _WRITTEN: Final = frozenset({INCOMPLETE, HEAD})
 
@@ -100,8 +102,8 @@ class _Audit:
         findings = self._findings(None)
         references = self._references(findings)
         if not references.isEmpty():
-            outside = kept(self._stack, self._outside(references))
-            if not outside.isEmpty():
+            outside = self._outside(references)
+            if outside is not None and not (outside := kept(self._stack, outside)).isEmpty():
                 findings = self._findings(outside)
                 references = self._references(findings)
         known = elsewhere(references, self._claims)
@@ -122,17 +124,18 @@ class _Audit:
         missing = findings.where(F.col("kind") == MISSING)
         return kept(self._stack, references_to(missing, self._claims))
 
-    def _outside(self, references: DataFrame) -> DataFrame:
-        """What is missing in the range and held all the same."""
-        job, names = self._job, ("ts", "channel", "message_id", "lamport")
-        hashes = ("ts", "hash", "channel")
-        hinted = not references.where(F.col("hint").isNotNull()).isEmpty()
-        found = held_unread(references, job.side.messages(hashes, 0, FOREVER if hinted else 0))
+    def _outside(self, references: DataFrame) -> DataFrame | None:
+        """What is missing in the range and held all the same; None: nothing can be."""
+        job = self._job
+        found: list[DataFrame] = []
+        if not references.where(F.col("hint").isNotNull()).isEmpty():
+            messages = job.side.messages(("ts", "hash", "channel"), 0, FOREVER)
+            found.append(held_unread(references, messages))
         for low_ns, high_ns in ((0, job.low_ns), (job.high_ns, FOREVER)):
             if low_ns < high_ns:
-                claims = job.side.messages(names, low_ns, high_ns)
-                found = found.unionByName(held_outside(references, claims))
-        return found
+                claims = job.side.messages(_OUTSIDE, low_ns, high_ns)
+                found.append(held_outside(references, claims))
+        return reduce(DataFrame.unionByName, found) if found else None
 
     def _conflicts(self, findings: DataFrame) -> DataFrame:
         claimed = findings.where(F.col("kind") == CLAIMED)

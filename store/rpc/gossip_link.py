@@ -97,6 +97,8 @@ class Link:
         """End the stream for this reason; nothing to do when it has ended."""
         if not self._closed.done():
             self._closed.set_exception(failure)
+            # Whoever runs the stream may be cancelled before it looks; asyncio would then complain.
+            self._closed.exception()
 
     async def _read(self, user: LinkUser) -> None:
         while True:

@@ -13,5 +13,6 @@ PATRONI_RESTAPI_CONNECT_ADDRESS=$PATRONI_NAME:8008
 PATRONI_POSTGRESQL_CONNECT_ADDRESS=$PATRONI_NAME:5432
 export PATRONI_RESTAPI_CONNECT_ADDRESS PATRONI_POSTGRESQL_CONNECT_ADDRESS
 
+chown postgres:postgres /var/lib/postgresql/data
 install -d -o postgres -g postgres -m 0700 /var/lib/postgresql/data/node
 exec gosu postgres patroni /etc/patroni/patroni.yml

@@ -26,6 +26,7 @@ BENCHMARKS = (
     "sds",
     "catchup",
     "groups",
+    "pipeline",
 )
 
 

@@ -1,0 +1,1 @@
+"""The jobs of `storenode pipeline` against what one machine does without Spark."""

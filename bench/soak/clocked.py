@@ -8,12 +8,15 @@ somebody has set the clock of the node's machine, and the database is on another
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import signal
 import sys
 import time
 from pathlib import Path
 
 BYTES = 8
+_PR_SET_PDEATHSIG = 1
 _NS_PER_S = 1_000_000_000
 
 
@@ -36,8 +39,15 @@ def set_offset(path: Path, offset_ns: int) -> None:
         file.write(offset_ns.to_bytes(BYTES, "big", signed=True))
 
 
+def end_with_parent() -> None:
+    """Have the kernel end this process with the one that started it, where it can (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
 def main() -> None:
     """Run the command."""
+    end_with_parent()
     wear(Path(sys.argv.pop(1)))
     from store.cli.main import main as storenode  # noqa: PLC0415 - the clock comes first
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import psycopg
+
 from bench.soak.checker.asking import NoAnswerError, held, scan, scan_hashes
 from bench.soak.checker.flatness import Rule, check_flat
 from bench.soak.checker.following import Follower
@@ -22,8 +24,22 @@ from bench.soak.plan import Planned, plan
 from bench.soak.sampling import Sampler
 from bench.soak.summary import Befallen, Summary
 from bench.soak.world import NAMES, World, open_world
+from store.embedded.errors import EmbeddedPostgresError
+from tests.support.node import NodeFailed
 
 Say = Callable[[str], None]
+RULE = Rule(warm_up_s=60.0, least_s=120.0)
+"""A node fills its caches and pools in its first minute."""
+
+_STUCK = (
+    StuckError,
+    NoAnswerError,
+    NodeFailed,
+    EmbeddedPostgresError,
+    psycopg.Error,
+    TimeoutError,
+)
+"""What ends a run before its time, since a process that must run does not, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +51,6 @@ class Wanted:
     seed: int
     faults: Sequence[str]
     interval_s: float
-
-    @property
-    def rule(self) -> Rule:
-        """Which lives are judged: in a long run those of three minutes, after a minute."""
-        return Rule(min(60.0, self.minutes * 6), min(120.0, self.minutes * 12))
 
 
 class Soak:
@@ -67,8 +78,8 @@ class Soak:
             try:
                 self._under_fire(world, talking)
                 self._reckon(world, clients, talking, sampler)
-            except (StuckError, NoAnswerError) as error:
-                self._broken("stuck", str(error))
+            except _STUCK as error:
+                self._broken("stuck", f"{type(error).__name__}: {error}")
         self.summary.seconds = time.monotonic() - self._begun_s
         return self.summary
 
@@ -135,7 +146,7 @@ class Soak:
         summary.violations += check_stores(history, holdings)
         summary.violations += check_participants(logs)
         lives = sampler.lives()
-        summary.violations += check_flat(lives, self._wanted.rule)
+        summary.violations += check_flat(lives, RULE)
         summary.violations += [Violation("strange answer", each) for each in clients.strange()]
         summary.violations += _checked(world)
         summary.published, summary.acknowledged = len(history.published), len(history.acks)
@@ -147,7 +158,7 @@ class Soak:
         for confirms, tally in clients.tallies.items():
             summary.add_tally(f"publishers, {confirms} confirmations", tally, loaded_s)
         summary.participants = _told(talking)
-        summary.add_usage(lives, self._wanted.rule)
+        summary.add_usage(lives, RULE)
 
     def _attempt(self, rule: str, work: Callable[[], None]) -> None:
         try:

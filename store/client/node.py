@@ -283,6 +283,23 @@ class NodeClient:
                 request, metadata=self._metadata, timeout=timeout_s
             )
 
+    async def fetch_messages(
+        self,
+        peer: str,
+        channel_id: str,
+        entries: Iterable[Entry],
+        *,
+        timeout_s: float | None = None,
+    ) -> admin_pb2.FetchReport:
+        """Have the node ask a peer for some SDS messages; only the admin listener answers."""
+        request = admin_pb2.FetchMessagesRequest(
+            peer=peer, channel_id=channel_id, entries=_history(entries)
+        )
+        with translated(self.address):
+            return await self._admin.FetchMessages(
+                request, metadata=self._metadata, timeout=timeout_s
+            )
+
 
 def _history(entries: Iterable[Entry]) -> list[HistoryEntry]:
     return [HistoryEntry(message_id=name, retrieval_hint=hint) for name, hint in entries]

@@ -408,6 +408,16 @@ class PeerCaller(Protocol):
         """
         ...
 
+    def lookup(
+        self, peer: PeerAddress, channel_id: bytes, entries: Sequence[HistoryEntry]
+    ) -> AsyncGenerator[list[bytes], None]:
+        """What a peer holds of some SDS messages: pages of encoded ``WakuMessageAndTopic``.
+
+        Raises:
+            PeerFailed: the call failed, or the peer does not keep to its rules.
+        """
+        ...
+
     def connected(self, peer: PeerAddress) -> bool:
         """True while there is a connection to the peer."""
         ...
@@ -469,6 +479,33 @@ class SyncDone:
     outcome: SyncOutcome
 
 
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """SDS messages of a channel that a peer is to be asked for."""
+
+    peer: str
+    channel_id: bytes
+    entries: tuple[HistoryEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDone:
+    """What became of each entry of a `FetchRequest`, and of what came.
+
+    ``held`` here already; ``found`` at the peer, and held here now; ``missing`` there; ``refused``
+    by this node's rules, which ``notes`` name. ``error``: why the peer was not asked to the end.
+    """
+
+    peer: PeerAddress
+    held: tuple[HistoryEntry, ...] = ()
+    found: tuple[HistoryEntry, ...] = ()
+    missing: tuple[HistoryEntry, ...] = ()
+    refused: tuple[HistoryEntry, ...] = ()
+    stored: int = 0
+    notes: tuple[str, ...] = ()
+    error: str = ""
+
+
 class UnknownPeer(Exception):
     """The peer that was asked for is not configured; the sentence names those that are."""
 
@@ -528,6 +565,16 @@ class Synchronization(Protocol):
             NoPeers: none is.
             EmptyWindow: it would end where it begins, or before.
             StoreBusy: too many wait already, or the node is stopping.
+        """
+        ...
+
+    async def fetch(self, request: FetchRequest) -> FetchDone:
+        """Ask a peer for some SDS messages, and store what comes.
+
+        Raises:
+            UnknownPeer: the peer is not configured.
+            NoPeers: none is.
+            StoreBusy, StoreUnavailable: the database takes nothing now.
         """
         ...
 

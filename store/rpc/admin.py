@@ -9,17 +9,22 @@ import grpc
 from message.limits import MAX_TIMESTAMP_NS
 from store.domain.ports import (
     EmptyWindow,
+    FetchRequest,
+    HistoryEntry,
     NoPeers,
     PeerState,
     ResumeState,
     SyncDone,
     SyncRequest,
+    TopicFilter,
     UnknownPeer,
 )
+from store.domain.query import sds_lookup
 from store.domain.unread import GossipState
 from store.rpc.call import Call
-from store.rpc.decode import decode
+from store.rpc.decode import decode, decode_read, history_entries
 from store.rpc.failure import RpcFailure, malformed
+from wire.sds.v1 import message_pb2
 from wire.storenode.v1 import admin_pb2
 
 _MAX_COUNT = 2**32 - 1
@@ -66,6 +71,44 @@ async def synchronize(call: Call, request: bytes) -> bytes:
     except NoPeers as error:
         raise RpcFailure(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
     return report_of(done).SerializeToString()
+
+
+async def fetch_messages(call: Call, request: bytes) -> bytes:
+    """Answer ``FetchMessages``: when the peer has answered, or failed, what came of it."""
+    limits = call.node.limits
+    asked = decode_read(admin_pb2.FetchMessagesRequest, request, 4 * limits.sds_entries)
+    if call.node.exchange is None:
+        raise RpcFailure(grpc.StatusCode.UNAVAILABLE, "the node is starting; retry", retry=True)
+    lookup = sds_lookup(
+        asked.channel_id,
+        history_entries("entries", asked.entries, limits.sds_entries),
+        TopicFilter(),
+        limits,
+    )
+    try:
+        done = await call.node.exchange.fetch(
+            FetchRequest(asked.peer, lookup.channel_id, lookup.entries)
+        )
+    except UnknownPeer as error:
+        raise malformed(str(error)) from error
+    except NoPeers as error:
+        raise RpcFailure(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+    return admin_pb2.FetchReport(
+        peer=str(done.peer),
+        held=map(_entry, done.held),
+        found=map(_entry, done.found),
+        missing=map(_entry, done.missing),
+        refused=map(_entry, done.refused),
+        messages_stored=done.stored,
+        notes=done.notes,
+        error=done.error,
+    ).SerializeToString()
+
+
+def _entry(entry: HistoryEntry) -> message_pb2.HistoryEntry:
+    return message_pb2.HistoryEntry(
+        message_id=entry.message_id.decode(), retrieval_hint=entry.retrieval_hint
+    )
 
 
 def _check_window(wanted: SyncRequest) -> None:

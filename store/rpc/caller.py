@@ -8,7 +8,7 @@ peer does becomes a `SyncOutcome`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 import grpc
@@ -19,6 +19,7 @@ from reconcile.ids import SyncId
 from reconcile.session import Begin, Result, Role, SessionConfig
 from reconcile.session import Session as Machine
 from store.domain.ports import (
+    HistoryEntry,
     PeerAddress,
     PeerFailed,
     StoreBusy,
@@ -34,6 +35,7 @@ from store.rpc.dial import CallFailed, PeerCall, PeerDialer
 from store.rpc.exchange import Account, Exchange, GaveWay
 from store.rpc.failure import RpcFailure
 from store.rpc.peer_errors import ProtocolBroken
+from store.rpc.peer_lookup import lookup
 from store.rpc.peer_scan import scan
 from store.rpc.reconciling import Reconciling, end_of_frames, time_limit
 from store.rpc.transferring import transfer
@@ -74,6 +76,13 @@ class Caller:
         """What a peer holds of a time range (see `store.domain.ports.PeerCaller`)."""
         silence_s = self._exchange.work.silence_s
         return scan(self._dialer, peer, start_ns, end_ns, cursor, silence_s=silence_s)
+
+    def lookup(
+        self, peer: PeerAddress, channel_id: bytes, entries: Sequence[HistoryEntry]
+    ) -> AsyncGenerator[list[bytes], None]:
+        """What a peer holds of some SDS messages (see `store.domain.ports.PeerCaller`)."""
+        silence_s = self._exchange.work.silence_s
+        return lookup(self._dialer, peer, channel_id, entries, silence_s=silence_s)
 
     def connected(self, peer: PeerAddress) -> bool:
         """True while there is a connection to the peer."""

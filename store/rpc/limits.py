@@ -96,6 +96,10 @@ THREADED_PAYLOAD_BYTES: Final = 64 * 1024
 PEER_SCAN_PAGE_MESSAGES: Final = 2_000
 """Messages that are asked for in a page of a peer's ``Scan``."""
 
+MAX_LOOKUP_MESSAGES: Final = 20_000
+"""Messages that are taken from a peer for one look-up of SDS message IDs: 1,000 IDs with as many
+claimants as a node returns, and one more that a hint names, fit."""
+
 MAX_UNCUT_ENTRIES: Final = 131_072
 """Entries that a ``TransferFrame`` may seem to have and is still decoded at one go; such a frame
 has less than 20 MiB of objects. An honest one of 1 MiB seems to have 30,000."""

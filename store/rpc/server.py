@@ -17,7 +17,7 @@ from store.domain.access import Right
 from store.domain.ports import Services
 from store.domain.quota import CallKind
 from store.rpc import health, reflection
-from store.rpc.admin import get_status, synchronize
+from store.rpc.admin import fetch_messages, get_status, synchronize
 from store.rpc.call import ListenerKind, Method, Wrapper
 from store.rpc.context import RpcContext
 from store.rpc.gossiping import GossipService
@@ -126,9 +126,13 @@ def _gossip(wrapper: Wrapper, service: GossipService) -> _Handlers:
 def _admin(wrapper: Wrapper) -> _Handlers:
     status = Method("GetStatus", Right.ADMIN, CallKind.CALL, always=True)
     session = Method("Synchronize", Right.ADMIN, CallKind.CALL)
+    fetch = Method(
+        "FetchMessages", Right.ADMIN, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES
+    )
     return {
         status.name: wrapper.unary(status, get_status),
         session.name: wrapper.unary(session, synchronize),
+        fetch.name: wrapper.unary(fetch, fetch_messages),
     }
 
 

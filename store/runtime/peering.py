@@ -23,6 +23,7 @@ from store.rpc.dial import PeerDialer
 from store.rpc.exchange import Exchange, ExchangeWork
 from store.rpc.tls import TlsFiles
 from store.rpc.transferring import TransferWork
+from store.runtime.fetching import Fetcher
 from store.runtime.peer_book import PeerBook
 from store.runtime.policy import PolicySource
 from store.runtime.resume import Resumer
@@ -74,7 +75,8 @@ def open_peering(
     stack.push_async_callback(caller.close)
     book.connections = caller
     clocks = Clocks(time.time_ns, time.monotonic_ns)
-    synchronizer = Synchronizer(_schedule(config, peers), caller, book, clocks)
+    fetcher = Fetcher(caller, wiring.services, policy.current, metrics)
+    synchronizer = Synchronizer(_schedule(config, peers), caller, book, clocks, fetcher)
     stack.push_async_callback(synchronizer.stop)
     resumer = Resumer(
         _resume(config, peers),

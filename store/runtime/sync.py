@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from store.domain.ports import (
     EmptyWindow,
+    FetchDone,
+    FetchRequest,
     NoPeers,
     PeerAddress,
     PeerCaller,
@@ -43,6 +45,7 @@ from store.domain.schedule import (
 )
 from store.observe.logging import get_logger
 from store.rpc.outcome import unsuccessful
+from store.runtime.fetching import Fetcher
 from store.runtime.peer_book import PeerBook
 
 _LOG = get_logger("store.runtime.sync")
@@ -62,13 +65,19 @@ class Synchronizer:
     """Implements `store.domain.ports.Synchronization`; all on the event loop's thread."""
 
     def __init__(
-        self, config: ScheduleConfig, caller: PeerCaller, book: PeerBook, clocks: Clocks
+        self,
+        config: ScheduleConfig,
+        caller: PeerCaller,
+        book: PeerBook,
+        clocks: Clocks,
+        fetcher: Fetcher,
     ) -> None:
         self._peers = config.peers
         self._schedule = Schedule(config, random.SystemRandom())
         self._caller = caller
         self._book = book
         self._clocks = clocks
+        self._fetcher = fetcher
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[SyncDone]] = {}
         self._sessions: set[asyncio.Task[None]] = set()
@@ -115,6 +124,15 @@ class Synchronizer:
             if not self._stopped:
                 self._step(Withdrawn(number))
 
+    async def fetch(self, request: FetchRequest) -> FetchDone:
+        """Ask a peer for some SDS messages (see `store.domain.ports.Synchronization`)."""
+        if self._stopped:
+            raise StoreBusy(_STOPPING)
+        peer = self._find(request.peer)
+        if peer is None:
+            raise UnknownPeer(f"name the peer to ask: one of {self._known()}")
+        return await self._fetcher.fetch(peer, request)
+
     def peers(self) -> list[PeerState]:
         """The configured peers."""
         return self._book.states()
@@ -132,8 +150,10 @@ class Synchronizer:
             node_id = self._caller.node_id(peer)
             if name in (peer.target, str(peer), f"{node_id}@{peer.target}"):
                 return peer
-        known = ", ".join(str(peer) for peer in self._peers)
-        raise UnknownPeer(f"{name} is none of this node's peers: name one of {known}")
+        raise UnknownPeer(f"{name} is none of this node's peers: name one of {self._known()}")
+
+    def _known(self) -> str:
+        return ", ".join(str(peer) for peer in self._peers)
 
     def _demand_time(self, asked: Asked) -> None:
         """Nothing would be compared in an empty window, and everything would seem to be equal."""

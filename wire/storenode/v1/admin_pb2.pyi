@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from wire.sds.v1 import message_pb2 as _message_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -403,3 +404,90 @@ class SyncReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__peer_count) -> _WhichOneofReturnType__peer_count | None: ...
 
 Global___SyncReport: _TypeAlias = SyncReport  # noqa: Y015
+
+@_typing.final
+class FetchMessagesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    CHANNEL_ID_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """must be given"""
+    channel_id: _builtins.str
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.HistoryEntry]:
+        """at most 1,000; what the node holds is not asked for"""
+
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        channel_id: _builtins.str = ...,
+        entries: _abc.Iterable[_message_pb2.HistoryEntry] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_id", b"channel_id", "entries", b"entries", "peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchMessagesRequest: _TypeAlias = FetchMessagesRequest  # noqa: Y015
+
+@_typing.final
+class FetchReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    MESSAGES_STORED_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """who was asked"""
+    messages_stored: _builtins.int
+    """new here; several may claim one ID"""
+    error: _builtins.str
+    """why the peer was not asked to the end; what came is stored"""
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.HistoryEntry]:
+        """held here already"""
+
+    @_builtins.property
+    def found(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.HistoryEntry]:
+        """came from the peer, and are held here now"""
+
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.HistoryEntry]:
+        """the peer does not hold them"""
+
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.HistoryEntry]:
+        """came, and this node does not take them"""
+
+    @_builtins.property
+    def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """why messages were refused"""
+
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        held: _abc.Iterable[_message_pb2.HistoryEntry] | None = ...,
+        found: _abc.Iterable[_message_pb2.HistoryEntry] | None = ...,
+        missing: _abc.Iterable[_message_pb2.HistoryEntry] | None = ...,
+        refused: _abc.Iterable[_message_pb2.HistoryEntry] | None = ...,
+        messages_stored: _builtins.int = ...,
+        notes: _abc.Iterable[_builtins.str] | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "found", b"found", "held", b"held", "messages_stored", b"messages_stored", "missing", b"missing", "notes", b"notes", "peer", b"peer", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchReport: _TypeAlias = FetchReport  # noqa: Y015

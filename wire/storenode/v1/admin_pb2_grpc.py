@@ -44,6 +44,11 @@ class AdminStub:
                 request_serializer=storenode_dot_v1_dot_admin__pb2.SynchronizeRequest.SerializeToString,
                 response_deserializer=storenode_dot_v1_dot_admin__pb2.SyncReport.FromString,
                 _registered_method=True)
+        self.FetchMessages = channel.unary_unary(
+                '/storenode.v1.Admin/FetchMessages',
+                request_serializer=storenode_dot_v1_dot_admin__pb2.FetchMessagesRequest.SerializeToString,
+                response_deserializer=storenode_dot_v1_dot_admin__pb2.FetchReport.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -62,6 +67,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchMessages(self, request, context):
+        """ask a peer for some SDS messages
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -74,6 +86,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Synchronize,
                     request_deserializer=storenode_dot_v1_dot_admin__pb2.SynchronizeRequest.FromString,
                     response_serializer=storenode_dot_v1_dot_admin__pb2.SyncReport.SerializeToString,
+            ),
+            'FetchMessages': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchMessages,
+                    request_deserializer=storenode_dot_v1_dot_admin__pb2.FetchMessagesRequest.FromString,
+                    response_serializer=storenode_dot_v1_dot_admin__pb2.FetchReport.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -130,6 +147,33 @@ class Admin:
             '/storenode.v1.Admin/Synchronize',
             storenode_dot_v1_dot_admin__pb2.SynchronizeRequest.SerializeToString,
             storenode_dot_v1_dot_admin__pb2.SyncReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchMessages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/storenode.v1.Admin/FetchMessages',
+            storenode_dot_v1_dot_admin__pb2.FetchMessagesRequest.SerializeToString,
+            storenode_dot_v1_dot_admin__pb2.FetchReport.FromString,
             options,
             channel_credentials,
             insecure,

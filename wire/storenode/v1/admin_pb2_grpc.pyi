@@ -34,6 +34,8 @@ class AdminStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.NodeStatus]
     Synchronize: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SynchronizeRequest, _admin_pb2.SyncReport]
     """one reconciliation, now"""
+    FetchMessages: _grpc.UnaryUnaryMultiCallable[_admin_pb2.FetchMessagesRequest, _admin_pb2.FetchReport]
+    """ask a peer for some SDS messages"""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -41,6 +43,8 @@ class AdminAsyncStub(AdminStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.NodeStatus]  # type: ignore[assignment]
     Synchronize: _aio.UnaryUnaryMultiCallable[_admin_pb2.SynchronizeRequest, _admin_pb2.SyncReport]  # type: ignore[assignment]
     """one reconciliation, now"""
+    FetchMessages: _aio.UnaryUnaryMultiCallable[_admin_pb2.FetchMessagesRequest, _admin_pb2.FetchReport]  # type: ignore[assignment]
+    """ask a peer for some SDS messages"""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -57,5 +61,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SyncReport, _abc.Awaitable[_admin_pb2.SyncReport]]:
         """one reconciliation, now"""
+
+    @_abc_1.abstractmethod
+    def FetchMessages(
+        self,
+        request: _admin_pb2.FetchMessagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.FetchReport, _abc.Awaitable[_admin_pb2.FetchReport]]:
+        """ask a peer for some SDS messages"""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,111 @@
+"""Reads what a peer holds of some SDS messages, by its ``GetSdsMessages``.
+
+What comes is bounded, and of each message it is checked that it was asked for: its payload claims
+one of the IDs in the channel, or cannot be read and has the hash that a hint names. The messages
+themselves are judged at the door, like all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
+
+from message.hashing import message_hash
+from sds.codec import decode as decode_sds
+from store.domain.ports import HistoryEntry, PeerAddress
+from store.rpc.decode import clip, decode
+from store.rpc.dial import PeerDialer
+from store.rpc.failure import RpcFailure
+from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_LOOKUP_MESSAGES
+from store.rpc.peer_errors import ProtocolBroken
+from store.rpc.reconciling import in_time
+from wire.sds.v1 import message_pb2
+from wire.storenode.v1 import store_pb2
+from wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+LOOKUP: Final = f"/{store_pb2.DESCRIPTOR.services_by_name['Store'].full_name}/GetSdsMessages"
+
+_MESSAGES: Final = store_pb2.SdsMessagesPage.DESCRIPTOR.fields_by_name["messages"].number
+
+
+async def lookup(
+    dialer: PeerDialer,
+    peer: PeerAddress,
+    channel_id: bytes,
+    entries: Sequence[HistoryEntry],
+    *,
+    silence_s: float,
+) -> AsyncGenerator[list[bytes], None]:
+    """Pages of encoded ``WakuMessageAndTopic`` of what the entries select.
+
+    Raises:
+        PeerFailed: the call failed, or the peer does not keep to its rules.
+    """
+    request = store_pb2.GetSdsMessagesRequest(
+        channel_id=channel_id.decode(),
+        entries=[
+            message_pb2.HistoryEntry(
+                message_id=entry.message_id.decode(), retrieval_hint=entry.retrieval_hint
+            )
+            for entry in entries
+        ],
+    ).SerializeToString()
+    asked = _Asked(channel_id, entries)
+    async with dialer.ask(peer, LOOKUP, request) as call:
+        while (data := await in_time(call.read(), silence_s)) is not None:
+            yield [asked.checked(each.stored) for each in _decoded(data, asked.left).messages]
+
+
+class _Asked:
+    """What was asked for, and how many messages more may come."""
+
+    def __init__(self, channel_id: bytes, entries: Sequence[HistoryEntry]) -> None:
+        self._channel_id = channel_id
+        self._ids = {entry.message_id for entry in entries}
+        self._hints = {entry.retrieval_hint for entry in entries}
+        self.left = MAX_LOOKUP_MESSAGES
+
+    def checked(self, stored: WakuMessageKeyValue) -> bytes:
+        """A message as it is judged.
+
+        Raises:
+            ProtocolBroken: it was not asked for.
+        """
+        self.left -= 1
+        message = stored.message
+        metadata = decode_sds(message.payload)
+        if metadata is None:
+            wanted = _hash_of(stored) in self._hints
+        else:
+            wanted = metadata.channel_id == self._channel_id and metadata.message_id in self._ids
+        if not wanted:
+            raise ProtocolBroken("the peer sends a message that was not asked for")
+        return WakuMessageAndTopic(
+            message=message, pubsub_topic=stored.pubsub_topic
+        ).SerializeToString()
+
+
+def _hash_of(stored: WakuMessageKeyValue) -> bytes:
+    message = stored.message
+    meta = message.meta if message.HasField("meta") else None
+    try:
+        return message_hash(
+            stored.pubsub_topic, message.payload, message.content_topic, meta, message.timestamp
+        )
+    except ValueError as error:
+        raise ProtocolBroken(f"the peer sends a message without a hash: {error}") from None
+
+
+def _decoded(data: bytes, left: int) -> store_pb2.SdsMessagesPage:
+    try:
+        if len(data) > COUNTED_REQUEST_BYTES:
+            data = clip(data, _MESSAGES, left + 1)
+        page = decode(store_pb2.SdsMessagesPage, data)
+    except RpcFailure:
+        raise ProtocolBroken("the peer sends a page that cannot be decoded") from None
+    if len(page.messages) > left:
+        raise ProtocolBroken(
+            f"the peer sends more than {MAX_LOOKUP_MESSAGES:,} messages: ask for fewer IDs at once"
+        )
+    return page

@@ -54,7 +54,7 @@ class NodeProcess:
         line = [sys.executable, "-P", "-m", "store.cli", "run", "--data-dir", str(self._data_dir)]
         for listener in _LISTENERS:
             line += [listener, _ANY_PORT]
-        return [*line, "--log-format", "json", *self._options]
+        return [*line, "--log-format", "text", *self._options]
 
     async def start(self) -> None:
         """Start, and wait until it serves.
@@ -80,7 +80,7 @@ class NodeProcess:
         except TimeoutError:
             raise self._failed(f"did not serve within {READY_PATIENCE_S:.0f} s") from None
         if not line.endswith(b"\n"):
-            raise self._failed(f"ended with code {await self._process.wait()} while it started")
+            raise self._failed(f"{_ending(await self._process.wait())} while it started")
         self.ready = json.loads(line)
 
     async def watch(self) -> None:
@@ -92,7 +92,7 @@ class NodeProcess:
         assert self._process is not None
         code = await self._process.wait()
         if not self._expected_to_end:
-            raise self._failed(f"ended with code {code}")
+            raise self._failed(_ending(code))
 
     async def kill(self) -> None:
         """SIGKILL: it has no time to say or write anything."""
@@ -124,7 +124,7 @@ class NodeProcess:
         await self._process.wait()
 
     def _failed(self, what: str) -> NodeFailed:
-        return NodeFailed(f"Node {self.name} {what}: see {self.log_path}.", self._log_tail())
+        return NodeFailed(f"The node {self.name} {what}: see {self.log_path}.", self._log_tail())
 
     def _log_tail(self) -> str:
         """The last lines of the log."""
@@ -132,6 +132,11 @@ class NodeProcess:
             log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LOG_TAIL_BYTES))
             text = log.read().decode("utf-8", "replace")
         return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+
+
+def _ending(code: int) -> str:
+    """How a process with an exit code, or the negative number of a signal, has ended."""
+    return f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
 
 
 def _environment() -> dict[str, str]:

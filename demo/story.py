@@ -129,6 +129,7 @@ class Story:
         await self._roam()
         await self._for(PARTITION_S * (1 - ROAM_AFTER))
         await burst
+        await self._seen()
 
     async def _roam(self) -> None:
         """Somebody goes to the other side, where the messages that they know of are at no node."""
@@ -182,6 +183,7 @@ class Story:
         scene.tell(f"a device has {BURST_OUTAGE:,} readings for {CUT_OFF}")
         await self._device.burst(BURST_OUTAGE, self._cluster.addresses[CUT_OFF])
         await self._for(OUTAGE_S)
+        await self._seen()
 
     async def _bring_back(self) -> None:
         scene, down_s = self._scene, time.monotonic() - self._fault_s
@@ -221,6 +223,11 @@ class Story:
     async def _recover(self, recoveries: Sequence[Recovery]) -> None:
         ended = (each.ended(self._patience_s) for each in recoveries)
         self._scene.incidents += await asyncio.gather(*ended)
+
+    async def _seen(self) -> None:
+        """Wait until all that was acknowledged by now was seen in some node's feed."""
+        acknowledged = frozenset(self._scene.ledger.acknowledged)
+        await self._until(lambda: acknowledged <= self._auditor.all)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait for something, but not for ever: the verdict says what it comes to in the end."""

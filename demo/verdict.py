@@ -7,13 +7,14 @@ what a node or a participant thinks of itself counts for nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from demo.cluster import Cluster
 from demo.ledger import Ledger, hash_of
 from demo.people import CHANNELS, People
+from sds.aio.events import Message
 from store.client.errors import NodeError
 from store.client.node import connect
 
@@ -33,9 +34,10 @@ async def judge(cluster: Cluster, ledger: Ledger, people: People) -> Verdict:
     for name, (held, differences) in zip(cluster.nodes, results, strict=True):
         verdict.held[name] = held
         verdict.differences += differences
-    verdict.differences += _stores(verdict.held, ledger)
+    verdict.differences += store_differences(verdict.held, ledger)
     for channel_id in CHANNELS:
-        verdict.differences += _logs(channel_id, ledger, people)
+        logs = {each.who.name: each.final for each in people.members(channel_id)}
+        verdict.differences += log_differences(channel_id, ledger.said.get(channel_id, {}), logs)
     return verdict
 
 
@@ -64,7 +66,8 @@ async def _scan(cluster: Cluster, name: str) -> tuple[set[bytes], list[str]]:
     return held, differences
 
 
-def _stores(held: dict[str, set[bytes]], ledger: Ledger) -> Iterator[str]:
+def store_differences(held: dict[str, set[bytes]], ledger: Ledger) -> Iterator[str]:
+    """Where stores, by the hashes that they hold, are not equal, or not what was published."""
     everything = set().union(*held.values())
     for name, own in held.items():
         if lacking := len(everything - own):
@@ -75,17 +78,18 @@ def _stores(held: dict[str, set[bytes]], ledger: Ledger) -> Iterator[str]:
             yield f"{name} holds {strange:,} messages that nobody published."
 
 
-def _logs(channel_id: str, ledger: Ledger, people: People) -> Iterator[str]:
-    said = ledger.said.get(channel_id, {})
-    members = people.members(channel_id)
-    orders = {tuple(message.message_id for message in each.final) for each in members}
+def log_differences(
+    channel_id: str, said: Mapping[str, bytes], logs: Mapping[str, Sequence[Message]]
+) -> Iterator[str]:
+    """Where the logs of a channel, by participant, are not equal, or not what was said, by ID."""
+    orders = {tuple(message.message_id for message in log) for log in logs.values()}
     if len(orders) > 1:
-        yield f"In {channel_id} the logs of {len(members)} participants are not the same."
-    for person in members:
-        found = {message.message_id: message.content for message in person.final}
-        if len(found) != len(person.final):
-            yield f"The log of {person.who.name} has a message twice."
+        yield f"In {channel_id} the logs of {len(logs)} participants are not the same."
+    for name, log in logs.items():
+        found = {message.message_id: message.content for message in log}
+        if len(found) != len(log):
+            yield f"The log of {name} has a message twice."
         if lost := len(said.keys() - found.keys()):
-            yield f"The log of {person.who.name} lacks {lost:,} of {len(said):,} messages."
+            yield f"The log of {name} lacks {lost:,} of {len(said):,} messages."
         if any(said.get(message_id) != content for message_id, content in found.items()):
-            yield f"The log of {person.who.name} has a message that nobody has said so."
+            yield f"The log of {name} has a message that nobody has said so."

@@ -96,7 +96,7 @@ def demo(
         raise click.Abort from None
     except NodeFailed as error:
         click.echo(error.tail, err=True)
-        raise CliError(FAILED, f"{error.sentence} {directory.kept}") from error
+        raise CliError(FAILED, error.sentence) from error
     except NodeError as error:
         raise CliError(FAILED, f"{safe(error.sentence)} {directory.kept}") from error
     if not equal:

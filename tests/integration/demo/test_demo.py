@@ -1,0 +1,148 @@
+"""The demo as a user runs it, only quicker: how it ends, what it says, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.node import COMMAND, clean_environment
+
+TIMEOUT_S = 280.0
+QUICK = ("--pace", "5", "--limit", "4m")
+
+
+def environment(directory: Path) -> dict[str, str]:
+    return clean_environment(TMPDIR=str(directory), COLUMNS="100")
+
+
+def table(output: str, title: str) -> list[list[str]]:
+    """The cells of a table below its heads; they are two spaces or more apart."""
+    lines = output.split(title, 1)[1].splitlines()[2:]
+    rows: list[list[str]] = []
+    for line in lines:
+        cells = re.split(r" {2,}", line.strip())
+        if len(cells) < 3:
+            return rows
+        rows.append(cells)
+    return rows
+
+
+def number(cell: str) -> int:
+    return 0 if cell == "-" else int(cell.replace(",", ""))
+
+
+def left_behind(directory: Path) -> list[str]:
+    """Files in a directory, and processes whose command line names it."""
+    processes = [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])]
+    named = [" ".join(line) for line in processes if line and str(directory) in " ".join(line)]
+    return [*named, *(str(path) for path in directory.iterdir())]
+
+
+@pytest.mark.timeout(TIMEOUT_S + 20)
+def test_everything_is_everywhere_in_the_end(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [COMMAND, "demo", *QUICK, "--patience", "60s"],
+        capture_output=True,
+        text=True,
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert "\x1b" not in done.stdout
+
+    incidents = table(done.stdout, "What the nodes lacked")
+    assert [row[0] for row in incidents] == ["n3", "n1", "n2", "n2"]
+    assert {row[-1] for row in incidents} == {"yes"}
+    assert number(incidents[0][2]) >= 12_000
+    assert number(incidents[3][2]) >= 10_000
+
+    held = int(done.stdout.split("stores are equal: ")[1].split()[0].replace(",", ""))
+    for node, holds, *sources in table(done.stdout, "How the nodes came by"):
+        assert number(holds) == held, node
+        assert sum(map(number, sources)) == held, node
+
+    lacked = {
+        row[0]: [number(cell) for cell in row[1:]]
+        for row in table(done.stdout, "What the participants lacked")
+    }
+    for what, (count, *ways, gone) in lacked.items():
+        assert (sum(ways), gone) == (count, 0), what
+    # What lena says behind the node that is cut off can reach the others in no other way.
+    assert lacked["named by others"][-2] >= 3
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.timeout(TIMEOUT_S + 20)
+def test_what_does_not_come_back_is_told(tmp_path: Path) -> None:
+    without = ("--without", "gossip", "--without", "reconciliation")
+    done = subprocess.run(
+        [COMMAND, "demo", *QUICK, "--patience", "1s", *without],
+        capture_output=True,
+        text=True,
+        env=environment(tmp_path),
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Not everything is everywhere" in done.stdout
+    assert re.search(r"n3 lacks [\d,]+ messages that were acknowledged", done.stdout)
+    assert re.search(r"The log of \w+ lacks", done.stdout)
+    (kept,) = tmp_path.iterdir()
+    assert done.stderr == (
+        f"storenode: Something was not brought back. Logs and databases are in {kept}.\n"
+    )
+    assert {"n1.log", "n2.log", "n3.log"} <= {path.name for path in kept.iterdir()}
+
+
+@contextmanager
+def started(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run whose participants talk already."""
+    process = subprocess.Popen(
+        [COMMAND, "demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environment(directory), "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        assert any("participants talk" in line for line in process.stdout)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    with started(tmp_path) as process:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, errors) == (130, "")
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_a_node_that_ends_by_itself_is_told_with_its_log(tmp_path: Path) -> None:
+    with started(tmp_path) as process:
+        (directory,) = tmp_path.iterdir()
+        nodes = [each for each in psutil.Process(process.pid).children() if each.is_running()]
+        victim = next(each for each in nodes if str(directory / "n1") in each.cmdline())
+        os.kill(victim.pid, signal.SIGKILL)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    *tail, sentence = errors.splitlines()
+    log = directory / "n1.log"
+    assert sentence == f"storenode: The node n1 was ended by SIGKILL: see {log}."
+    assert tail == log.read_text().splitlines()[-len(tail) :]
+    assert len(tail) > 3

@@ -1,0 +1,105 @@
+"""The judge of the demo finds every kind of difference, and no other."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from demo.ledger import Ledger, hash_of
+from demo.verdict import log_differences, store_differences
+from message.hashing import message_hash
+from sds.aio.events import Message
+from sds.aio.transport import Route
+
+PUBSUB, CONTENT = "/waku/2/rs/1/0", "/demo/1/room/proto"
+
+
+def ledger(payloads: list[bytes]) -> tuple[Ledger, set[bytes]]:
+    made = Ledger()
+    for number, payload in enumerate(payloads, 1):
+        made.offer(Route("room", PUBSUB, CONTENT), payload, number)
+    made.acknowledged |= made.offered
+    return made, set(made.offered)
+
+
+def log(*said: tuple[str, str]) -> list[Message]:
+    return [
+        Message(message_id, "ada", place, content.encode())
+        for place, (message_id, content) in enumerate(said, 1)
+    ]
+
+
+def test_hashes_are_those_of_the_nodes() -> None:
+    rng = Random(5)
+    for _ in range(200):
+        payload, time_ns = rng.randbytes(rng.randrange(200)), rng.randrange(1, 2**62)
+        other = message_hash(PUBSUB, payload, CONTENT, None, time_ns)
+        assert hash_of(PUBSUB, payload, CONTENT, time_ns) == other
+
+
+def test_equal_stores_have_no_difference() -> None:
+    made, hashes = ledger([b"a", b"b", b"c"])
+    assert list(store_differences({"n1": hashes, "n2": set(hashes)}, made)) == []
+
+
+def test_what_one_store_lacks_is_told() -> None:
+    made, hashes = ledger([b"a", b"b", b"c"])
+    found = list(store_differences({"n1": hashes, "n2": set(sorted(hashes)[1:])}, made))
+    assert found == [
+        "n2 lacks 1 of 3 messages that others hold.",
+        "n2 lacks 1 messages that were acknowledged.",
+    ]
+
+
+def test_what_all_stores_lack_is_told() -> None:
+    made, hashes = ledger([b"a", b"b", b"c"])
+    less = set(sorted(hashes)[1:])
+    found = list(store_differences({"n1": less, "n2": set(less)}, made))
+    assert found == [
+        "n1 lacks 1 messages that were acknowledged.",
+        "n2 lacks 1 messages that were acknowledged.",
+    ]
+
+
+def test_what_nobody_published_is_told() -> None:
+    made, hashes = ledger([b"a"])
+    more = hashes | {bytes(32)}
+    found = list(store_differences({"n1": more, "n2": set(more)}, made))
+    assert found == [
+        "n1 holds 1 messages that nobody published.",
+        "n2 holds 1 messages that nobody published.",
+    ]
+
+
+def test_what_was_offered_and_not_acknowledged_may_be_held_or_not() -> None:
+    made, hashes = ledger([b"a", b"b"])
+    made.offer(Route("room", PUBSUB, CONTENT), b"c", 3)
+    assert list(store_differences({"n1": hashes}, made)) == []
+    assert list(store_differences({"n1": set(made.offered)}, made)) == []
+
+
+SAID = {"1": b"one", "2": b"two"}
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        (log(("1", "one"), ("2", "two")), []),
+        (log(("2", "two"), ("1", "one")), ["are not the same"]),
+        (log(("1", "one")), ["are not the same", "bea lacks 1 of 2"]),
+        (log(("1", "one"), ("2", "two"), ("2", "two")), ["are not the same", "bea has a message"]),
+        (log(("1", "one"), ("2", "too")), ["bea has a message that nobody has said so"]),
+        (
+            log(("1", "one"), ("2", "two"), ("3", "three")),
+            ["are not the same", "bea has a message that nobody has said so"],
+        ),
+    ],
+)
+def test_logs_are_compared_in_order_and_with_what_was_said(
+    second: list[Message], told: list[str]
+) -> None:
+    logs = {"ada": log(("1", "one"), ("2", "two")), "bea": second}
+    found = list(log_differences("room", SAID, logs))
+    assert len(found) == len(told)
+    assert all(part in sentence for part, sentence in zip(told, found, strict=True))

@@ -1,4 +1,7 @@
-"""The command line of a run; see docs/soak.md."""
+"""Runs three nodes under fire, and checks that everything was kept; see docs/soak.md.
+
+The exit code is 0 when it was, and 1 when a rule was broken.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ _MAX_MINUTES = 24 * 60.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; 0 when everything was kept, 1 when a rule was broken."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.json is not None and not given.json.absolute().parent.is_dir():
+        parser.error(f"argument --json: {given.json.parent} is no directory")
     seed = SystemRandom().randrange(10**6) if given.seed is None else given.seed
     wanted = Wanted(
         given.minutes, given.every, seed, tuple(given.fault or FAULTS), 1.0 / given.rate
@@ -57,13 +63,17 @@ def _parser() -> argparse.ArgumentParser:
         help="length of the run; default: 20",
     )
     parser.add_argument(
-        "--every", type=_number(5, 3_600), default=120.0, help="seconds from fault to fault; 120"
+        "--every",
+        type=_number(5, 3_600),
+        default=120.0,
+        help="seconds from fault to fault; default: 120",
     )
     parser.add_argument(
         "--fault",
         action="append",
         choices=tuple(FAULTS),
-        help="only this one; repeatable; default: all",
+        metavar="FAULT",
+        help=f"only this kind; repeatable; default: all, {', '.join(FAULTS)}",
     )
     parser.add_argument(
         "--rate",
@@ -78,13 +88,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _number(least: float, most: float) -> Callable[[str], float]:
-    def read(text: str) -> float:
+    def number(text: str) -> float:
         value = float(text)
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{text} is not between {least:g} and {most:g}")
         return value
 
-    return read
+    return number
 
 
 def _say(text: str) -> None:

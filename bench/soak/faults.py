@@ -165,15 +165,15 @@ def _nothing(world: World, name: str) -> None:
 FAULTS: Final[Mapping[str, Fault]] = {
     fault.name: fault
     for fault in (
-        Fault("node killed", NAMES, _kill_node, _start_node),
-        Fault("postgres killed", NAMES, _kill_postgres, _start_postgres),
+        Fault("node-killed", NAMES, _kill_node, _start_node),
+        Fault("postgres-killed", NAMES, _kill_postgres, _start_postgres),
         Fault("failover", ("a",), _fail_over, _rebuild),
         Fault("partition", NAMES, _part, _heal),
-        Fault("slow link", NAMES, _slow, _heal),
-        Fault("clock jump", NAMES, _jump, _set_right),
-        Fault("disk full", ("c",), _fill, _free),
+        Fault("slow-link", NAMES, _slow, _heal),
+        Fault("clock-jump", NAMES, _jump, _set_right),
+        Fault("disk-full", ("c",), _fill, _free),
         Fault("retention", NAMES, _prune, _nothing),
-        Fault("node replaced", ("b",), _throw_away, _replace),
+        Fault("node-replaced", ("b",), _throw_away, _replace),
     )
 }
 """By name, as it is given on the command line."""

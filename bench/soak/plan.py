@@ -22,13 +22,14 @@ class Planned:
 
 
 def plan(seed: int, names: Sequence[str], minutes: float, every_s: float) -> Iterator[Planned]:
-    """One fault for every ``every_s`` of a run; each kind once before any comes again.
+    """One fault for every ``every_s`` of a run, each kind once before any comes again.
 
-    The last one begins early enough that there is an interval of calm after it.
+    Each begins after a quarter of its time and lasts a third of it at most; the rest is calm.
     """
     dice = Random(f"{seed}/plan")
     deck: list[str] = []
-    for number in range(max(1, int(minutes * 60 / every_s))):
+    every_s = min(every_s, minutes * 60)
+    for number in range(int(minutes * 60 / every_s) if names else 0):
         if not deck:
             deck = dice.sample(list(names), len(names))
         fault = FAULTS[deck.pop()]

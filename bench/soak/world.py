@@ -132,7 +132,7 @@ def _small_disk(world: World, directory: Path, minutes: float) -> SmallDisk | No
     try:
         return SmallDisk(place, int(_DISK_MIB + minutes * _DISK_MIB_PER_MINUTE))
     except (CannotMountError, OSError) as error:
-        world.left_out["disk full"] = f"no disk could be mounted: {error}"
+        world.left_out["disk-full"] = f"no disk could be mounted: {error}"
         return None
 
 

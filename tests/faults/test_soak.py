@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FAULTS = ("node killed", "postgres killed", "partition", "failover", "node replaced")
+FAULTS = ("node-killed", "postgres-killed", "partition", "failover", "node-replaced")
 SEED = 20
 LIMIT_S = 900
 

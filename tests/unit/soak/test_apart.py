@@ -9,7 +9,7 @@ from bench.soak.plan import plan
 from tests.layering.sources import PACKAGES, ROOT, Module, imports_of
 
 CHECKER = ROOT / "bench/soak/checker"
-NEEDED = ["node killed", "postgres killed", "failover", "partition"]
+NEEDED = ["node-killed", "postgres-killed", "failover", "partition"]
 
 
 def test_the_checker_imports_no_room_but_the_generated_classes() -> None:
@@ -42,5 +42,10 @@ def test_every_kind_comes_before_any_comes_again_and_in_time() -> None:
         assert planned[-1].at_s + planned[-1].hold_s < 20 * 60
 
 
-def test_a_run_shorter_than_the_interval_has_one_fault() -> None:
-    assert len(list(plan(1, NEEDED, 1, 120))) == 1
+def test_a_run_shorter_than_the_interval_has_one_fault_within_it() -> None:
+    (planned,) = plan(1, NEEDED, 1, 120)
+    assert planned.at_s + planned.hold_s < 60
+
+
+def test_where_no_kind_is_possible_nothing_befalls() -> None:
+    assert list(plan(1, [], 20, 120)) == []

@@ -1,7 +1,8 @@
-"""`storenode sync`: one reconciliation with a peer, now, and what came of it."""
+"""`storenode sync`: one reconciliation with a peer, now, or a list of messages asked for."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -9,7 +10,8 @@ import click
 from message.limits import NS_PER_S
 from store.cli.client.session import DEFAULT_ADMIN, TIME, Session, connected
 from store.cli.client.text import format_time, safe
-from store.cli.errors import FAILED, OK
+from store.cli.errors import FAILED, OK, USAGE, CliError
+from store.cli.fetch import fetch_listed
 from store.config.layers import LayeredCommand, option
 from store.config.types import POSITIVE_DURATION
 
@@ -47,6 +49,12 @@ _LABEL_CHARS = 10
     show_default=True,
     help="Give up when it has not ended by then; the node goes on with what it began.",
 )
+@option(
+    "--ids",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Instead ask for the SDS messages of this list, as pipeline audit --missing writes it.",
+)
 @connected("--admin", DEFAULT_ADMIN)
 async def sync(
     session: Session,
@@ -55,13 +63,22 @@ async def sync(
     time_start: int | None,
     time_end: int | None,
     timeout: int,  # noqa: ASYNC109 - the option's name
+    ids: Path | None,
 ) -> int:
     """Reconcile a node with a peer now, and transfer both ways what either lacks.
 
     Without --from and --to the window is the one that the node uses by itself. The exit code is 0
     when both sides hold the same messages afterwards, or have given way to another session with
     this peer that does the same; else 1, and the report says why.
+
+    With --ids nothing is reconciled: the peer, or without --peer each peer of the node in turn, is
+    asked for exactly the listed messages, and what comes is stored. The exit code is 0 when the
+    node holds all of them then. What is held is not asked for: the list may be given again.
     """
+    if ids is not None:
+        if time_start is not None or time_end is not None:
+            raise CliError(USAGE, "--ids asks for listed messages: leave --from and --to out.")
+        return await fetch_listed(session, ids, peer, timeout / NS_PER_S)
     report = await session.client.synchronize(
         peer, time_start=time_start, time_end=time_end, timeout_s=timeout / NS_PER_S
     )

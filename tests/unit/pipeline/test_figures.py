@@ -1,0 +1,134 @@
+"""What a report is computed from and written with, without Spark."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.figures import names
+from pipeline.figures.axis import axis_of, usual_days
+from pipeline.figures.limits import MAX_NAME_CHARS, MAX_STEPS, OUTLIERS
+from pipeline.figures.outlook import Limits, outlook_of
+from pipeline.limits import DAY_NS, HOUR_NS
+
+TIMES = st.integers(0, 2**63 - 1)
+MB = 1_000_000
+
+
+@given(st.text(max_size=300))
+def test_a_name_is_shown_by_what_prints_alone(name: str) -> None:
+    text = names.shown(name)
+    assert text.strip()
+    categories = {unicodedata.category(char) for char in text}
+    assert not categories & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    assert len(text) <= 10 * MAX_NAME_CHARS + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("room", "room"),
+        ("", "(empty)"),
+        (" \t", "(empty)"),
+        ("a\x1b[31m\n", r"a\x1b[31m\n"),
+        ("\u202egnp.exe", r"\u202egnp.exe"),
+        ("\ud800", r"\ud800"),
+        ("چت日本", "چت日本"),
+        ("e" + 4 * "\u0301", "e\u0301\u0301" + 2 * r"\u0301"),
+        ("x" * 121, "x" * 120 + "…"),
+        ("x" * 120, "x" * 120),
+    ],
+)
+def test_names_of_strangers(name: str, text: str) -> None:
+    assert names.shown(name) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 ms"),
+        (-0.03, "-30 ms"),
+        (1.26, "1.26 s"),
+        (300, "5 min"),
+        (5_400, "90 min"),
+        (9_000, "2.5 h"),
+        (864_000, "10 days"),
+    ],
+)
+def test_spans_have_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert names.span(seconds) == text
+
+
+@given(TIMES, TIMES)
+def test_an_axis_holds_every_hour_once(one: int, other: int) -> None:
+    first, last = sorted((one, other))
+    axis = axis_of(first, last)
+    assert axis.first_ns <= first
+    assert last < axis.last_ns
+    assert axis.low_ns <= axis.first_ns
+    assert axis.last_ns <= axis.high_ns
+    assert len(axis.starts) <= MAX_STEPS
+    assert all(start % axis.step_ns == 0 for start in axis.starts)
+    hours = sum(map(axis.hours, axis.starts))
+    assert hours == (axis.last_ns - axis.first_ns) // HOUR_NS
+
+
+@given(st.dictionaries(st.integers(0, 30_000), st.integers(1, 1_000), min_size=1))
+def test_few_messages_are_left_out_of_an_axis_and_only_if_it_shrinks(days: dict[int, int]) -> None:
+    first, last = usual_days(days)
+    assert {first, last} <= days.keys()
+    left_out = [day for day in days if not first <= day <= last]
+    assert sum(days[day] for day in left_out) <= 2 * OUTLIERS * sum(days.values())
+    if left_out:
+        assert 2 * (last - first + 1) < max(days) - min(days) + 1
+
+
+def test_a_message_of_1970_does_not_stretch_the_axis() -> None:
+    assert usual_days({0: 1} | dict.fromkeys(range(20_000, 20_010), 100)) == (20_000, 20_009)
+    assert usual_days({0: 1, 20_000: 3}) == (0, 20_000)
+
+
+STEADY = {1_010: 7} | dict.fromkeys(range(1_011, 1_021), 100) | {1_021: 30}
+"""1,037 messages: ten whole days of 100 each."""
+
+
+def test_the_outlook_is_that_of_whole_days() -> None:
+    outlook = outlook_of(STEADY, 1_037 * 1_000, Limits())
+    assert (outlook.days, outlook.messages_a_day, outlook.bytes_a_day) == (10, 100, 100_000)
+    assert (outlook.settled_bytes, outlook.held_days, outlook.full_in_days) == (None, None, None)
+    far = outlook_of(STEADY | {0: 1}, 1_038 * 1_000, Limits())
+    assert (far.days, far.messages_a_day) == (10, 100)
+    silent = outlook_of(STEADY | {1_050: 100}, 1_137 * 1_000, Limits())
+    assert (silent.days, silent.messages_a_day) == (28, 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "settled", "held", "full"),
+    [
+        (Limits(retention_ns=9 * DAY_NS), MB, None, None),
+        (Limits(retention_bytes=5 * MB), None, 50, None),
+        (Limits(retention_ns=9 * DAY_NS, retention_bytes=MB // 2), MB // 2, 5, None),
+        (Limits(retention_ns=4 * DAY_NS, retention_bytes=5 * MB), MB // 2, 4, None),
+        (Limits(disk_bytes=2_037_000), None, None, 10),
+        (Limits(disk_bytes=MB), None, None, 0),
+        (Limits(retention_ns=9 * DAY_NS, disk_bytes=2 * MB), MB, None, None),
+        (Limits(retention_ns=99 * DAY_NS, disk_bytes=2_037_000), 10 * MB, None, 10),
+        (Limits(retention_bytes=2 * MB, disk_bytes=2 * MB), None, 20, None),
+    ],
+)
+def test_what_limits_make_of_it(
+    limits: Limits, settled: float | None, held: float | None, full: float | None
+) -> None:
+    outlook = outlook_of(STEADY, 1_037 * 1_000, limits)
+    assert outlook.settled_bytes == settled
+    assert outlook.held_days == held
+    assert outlook.full_in_days == full
+
+
+@pytest.mark.parametrize("days", [{}, {5: 10}, {5: 10, 6: 10}])
+def test_without_a_whole_day_nothing_is_foretold(days: dict[int, int]) -> None:
+    outlook = outlook_of(days, 1_000, Limits(DAY_NS, 10, 10))
+    assert (outlook.days, outlook.bytes_a_day, outlook.full_in_days) == (0, 0, None)

@@ -1,0 +1,202 @@
+"""The page of a report: nothing of a stranger's gets out of its place, and nothing is loaded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from message.limits import NS_PER_S
+from pipeline.figures.arrivals import EDGES_S, Arrivals, Lateness
+from pipeline.figures.axis import Axis, axis_of
+from pipeline.figures.gathered import Compared, Difference, Gathered, Peer, Place
+from pipeline.figures.limits import MAX_GAPS, MAX_PEERS, MAX_STEPS, TOP
+from pipeline.figures.outlook import Limits, outlook_of
+from pipeline.figures.page import page_of
+from pipeline.figures.traffic import Cell, Gap, Named, Ranking, Traffic
+from pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
+
+START = 20_000 * DAY_NS
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</title></style></svg><a href=//evil.example>",
+    "{{ 7 * 7 }}{% raw %}",
+    "$\\frac{1}{2}$",
+    "&lt;b&gt;",
+    "\u202egnp.exe",
+    "a\nb\x1b[31m\x00",
+    "",
+    "x" * 121,
+    "\U0001f600" * 121,
+]
+MAX_PAGE_BYTES = 2_500_000
+
+
+def ranking(names: list[str], parts: int) -> Ranking:
+    top = tuple(
+        Named((*["/pubsub"] * (parts - 1), name), 100 - place, 5_000, START, START + place)
+        for place, name in enumerate(names[:TOP])
+    )
+    return Ranking(top, 10_000, 20_000, 400)
+
+
+def traffic(shards: int, axis: Axis, names: list[str]) -> Traffic:
+    cells = {
+        (start, shard): Cell(1 + (start // axis.step_ns * 7 + shard * 13) % 50, 1)
+        for start in axis.starts
+        for shard in range(-1, shards - 1)
+    }
+    steps = {
+        start: sum(cell.messages for (at, _), cell in cells.items() if at == start)
+        for start in axis.starts
+    }
+    days: dict[int, tuple[int, int]] = {}
+    for start, messages in steps.items():
+        held = days.get(start // DAY_NS, (0, 0))
+        days[start // DAY_NS] = held[0] + messages, held[1] + 10 * messages
+    gaps = tuple(
+        Gap(number % shards - 1, START + number * HOUR_NS, START + (number + 3) * HOUR_NS, 12)
+        for number in range(MAX_GAPS)
+    )
+    topics, channels = ranking(names, 2), ranking(names, 1)
+    return Traffic(axis, days, steps, cells, gaps, 99, topics, channels, 17)
+
+
+def arrivals(axis: Axis) -> Arrivals:
+    late = Lateness(10, 0.2, 1.0, 70.0, 4_000.0)
+    return Arrivals(
+        {"client": late, "transfer": late},
+        tuple(range(len(EDGES_S) + 1)),
+        dict.fromkeys(axis.starts, late),
+        3,
+    )
+
+
+def gathered(shards: int = 3, names: list[str] = HOSTILE, steps: int = MAX_STEPS) -> Gathered:
+    axis = axis_of(START, START + steps * HOUR_NS - 1)
+    found = traffic(shards, axis, names)
+    limits = Limits(30 * DAY_NS, 10**9, 10**9)
+    outlook = outlook_of({day: count for day, (count, _) in found.days.items()}, 10**6, limits)
+    listed = tuple(Difference(START + hour * HOUR_NS, 1, 2) for hour in range(MAX_LISTED))
+    peers = tuple(
+        Peer(names[place % len(names)], True, START, 2, names[place % len(names)], 1, 2)
+        for place in range(MAX_PEERS)
+    )
+    return Gathered(
+        "/archive/" + names[0],
+        START + 10 * DAY_NS,
+        found,
+        Compared(500, 200, listed),
+        arrivals(axis),
+        (Place("the archive", limits, outlook),),
+        "127.0.0.1:7421",
+        peers,
+        MAX_PEERS + 1,
+    )
+
+
+class Elements(HTMLParser):
+    """The elements and the text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data.strip())
+
+
+PAGE = page_of(gathered())
+ELEMENTS = Elements(PAGE)
+
+
+def test_a_page_loads_nothing_and_runs_nothing() -> None:
+    forbidden = {"script", "link", "img", "iframe", "object", "embed", "base", "form", "image"}
+    assert not forbidden & set(ELEMENTS.tags)
+    for name, value in ELEMENTS.attributes:
+        assert not name.startswith("on")
+        assert name not in {"src", "srcset", "action", "data", "xmlns", "xmlns:xlink"}
+        if name.endswith("href"):
+            assert value.startswith("#")
+    assert "http:" not in PAGE
+    assert "https:" not in PAGE
+    assert "@import" not in PAGE
+    assert "default-src 'none'" in PAGE
+    assert set(re.findall(r"url\((.)", PAGE)) <= {"#"}
+
+
+def test_names_of_strangers_are_text_and_nothing_else() -> None:
+    tame = Elements(page_of(gathered(names=["room"] * len(HOSTILE))))
+    assert ELEMENTS.tags == tame.tags
+    for name in ("<script>alert(1)</script>", "{{ 7 * 7 }}{% raw %}", "&lt;b&gt;"):
+        assert name in ELEMENTS.texts
+    for escape in (r"\u202egnp.exe", r"a\nb\x1b[31m\x00", "(empty)", "x" * 120 + "…"):
+        assert escape in ELEMENTS.texts
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", PAGE)
+
+
+def test_every_name_within_the_page_is_there_once() -> None:
+    ids = [value for name, value in ELEMENTS.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    wanted = set(re.findall(r'(?:href="|url\()#([^")]+)', PAGE))
+    assert wanted <= set(ids)
+
+
+def test_drawings_have_the_colours_of_the_page() -> None:
+    style, _, body = PAGE.partition("</style>")
+    assert "prefers-color-scheme: dark" in style
+    assert set(re.findall(r"#[0-9a-f]{6}\b", body)) <= {"#000000", "#ffffff"}
+    assert set(re.findall(r"var\((--\w+)\)", body)) <= set(re.findall(r"(--\w+):", style))
+
+
+def test_every_drawing_is_named_and_made_for_both_kinds_of_screens() -> None:
+    drawings = re.findall(r"<svg([^>]*)>", PAGE)
+    assert len(drawings) == 2 * 5
+    assert all('role="img"' in each and "aria-label=" in each for each in drawings)
+    assert PAGE.count('<div class="wide">') == PAGE.count('<div class="narrow">') == 5
+
+
+def test_the_largest_page_is_bounded() -> None:
+    page = page_of(gathered(65, ["\U0001f600" * 121] * TOP))
+    assert len(page.encode()) < MAX_PAGE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (replace(gathered(), traffic=None, arrivals=None), "holds no messages of this time"),
+        (replace(gathered(), arrivals=None), "an archive does not hold when messages were stored"),
+        (replace(gathered(), node=None), "only a node knows its peers"),
+        (replace(gathered(), peers=(), peer_count=0), "The node has no peers"),
+        (replace(gathered(), compared=None), "Gaps"),
+        (replace(gathered(), compared=Compared(0, 0, ())), "holds no hour that is over"),
+        (
+            replace(gathered(), arrivals=Arrivals({}, (0,) * (len(EDGES_S) + 1), {}, 5)),
+            "Of no message is it known",
+        ),
+        (gathered(1, [""], 1), "Messages per hour"),
+    ],
+)
+def test_what_is_not_there_is_said_in_words(part: Gathered, told: str) -> None:
+    page = page_of(part)
+    assert told in page
+    assert Elements(page).tags[0] == "html"
+
+
+def test_peers_that_never_reconciled_come_first_to_mind() -> None:
+    peers = (Peer("two@h:1", False, 0, 3, "gone", 0, 0), Peer("one@h:1", True, START, 0, "", 0, 0))
+    page = page_of(replace(gathered(), peers=peers, peer_count=2))
+    assert "1 of 2 peers never reconciled with the node since it started: two@h:1." in page
+    recent = (Peer("one@h:1", True, START + 10 * DAY_NS - 60 * NS_PER_S, 0, "", 0, 0),)
+    page = page_of(replace(gathered(), peers=recent, peer_count=1))
+    assert "the one longest ago 60 s before this report." in page

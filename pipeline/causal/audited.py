@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from functools import partial
-
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
@@ -12,13 +9,12 @@ from pipeline.causal.blocks import Split, large_channels, outside_rows, rows_of,
 from pipeline.causal.cycles import with_cycles_across
 from pipeline.causal.limits import MAX_BLOCK_ENTRIES
 from pipeline.causal.passes import examined
-from pipeline.causal.rounds import followed, kept
+from pipeline.causal.rounds import followed, settled
 from pipeline.causal.rows import BLOCK, COUNTS, CYCLE, MISSING, Kinds
 from pipeline.progress import Say, silent
 
 
 def audited(
-    stack: ExitStack,
     claims: DataFrame,
     kinds: Kinds,
     outside: DataFrame | None = None,
@@ -27,7 +23,7 @@ def audited(
     """The findings of some kinds in a history.
 
     ``claims`` have `CLAIMS`; ``outside`` are IDs (channel, message_id, lamport) that are held and
-    not audited. What Spark keeps for it is given back when the ``stack`` is closed.
+    not audited.
 
     Raises:
         PipelineError: gaps go through too many blocks.
@@ -46,12 +42,12 @@ def audited(
     split = Split.of(
         claims.join(large, "channel", "semi"),
         outside.join(large, "channel", "semi"),
-        partial(kept, stack),
+        settled,
     )
-    rows = kept(stack, followed(stack, split.rows, measured.entries, say))
+    rows = settled(followed(split.rows, measured.entries, say))
     found = examined(rows, kinds, measured.entries)
     if CYCLE in kinds:
-        found = with_cycles_across(stack, found, split)
+        found = with_cycles_across(found, split)
     return examined(small, kinds, measured.entries).unionByName(found)
 
 

@@ -7,7 +7,6 @@ there is examined as one block, if it is no more than a block may be.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Final
 
 from pyspark.sql import DataFrame
@@ -16,21 +15,21 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 from pipeline.causal.blocks import Split
 from pipeline.causal.limits import MAX_BLOCK_ENTRIES
 from pipeline.causal.passes import examined
-from pipeline.causal.rounds import kept
+from pipeline.causal.rounds import settled
 from pipeline.causal.rows import CYCLE, UNSEARCHED
 
 _GIVEN: Final = frozenset({"channel", "message_id", "counts"})
 
 
-def with_cycles_across(stack: ExitStack, found: DataFrame, split: Split) -> DataFrame:
+def with_cycles_across(found: DataFrame, split: Split) -> DataFrame:
     """Findings together with the cycles across blocks, each ID named once.
 
     Channels in which these could not be looked for are findings too: `UNSEARCHED`.
     """
-    spans = kept(stack, _spans(split.edges))
+    spans = settled(_spans(split.edges))
     if spans.isEmpty():
         return found
-    between = kept(stack, _between(split, spans))
+    between = settled(_between(split, spans))
     sizes = between.groupBy("channel").agg(F.sum(1 + F.size("parents")).alias("entries"))
     fits = F.col("entries") <= MAX_BLOCK_ENTRIES
     searched = between.join(sizes.where(fits), "channel", "semi")

@@ -8,9 +8,9 @@ grows.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Final
 
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
@@ -25,33 +25,35 @@ _PLACE: Final = ("channel", "block", "message_id")
 _ONLY: Final = frozenset({INCOMPLETE})
 
 
-def kept(stack: ExitStack, rows: DataFrame) -> DataFrame:
-    """Rows that are kept where Spark has room, until the stack is closed."""
-    rows = rows.persist()
-    stack.callback(rows.unpersist)
-    return rows
+def settled(rows: DataFrame) -> DataFrame:
+    """The same rows, computed now, and kept by two workers as long as somebody has them.
+
+    What is made of them is planned from here on: else plans would grow with each round.
+    """
+    return rows.localCheckpoint(eager=True, storageLevel=StorageLevel.MEMORY_AND_DISK_2)
 
 
-def followed(stack: ExitStack, rows: DataFrame, entries: int, say: Say) -> DataFrame:
+def followed(rows: DataFrame, entries: int, say: Say) -> DataFrame:
     """The same rows, with those known from other blocks marked whose past is incomplete.
 
     Raises:
         PipelineError: that takes more than `MAX_ROUNDS`.
     """
-    known = kept(stack, _incomplete(rows, entries))
+    known = settled(_incomplete(rows, entries))
     fresh = known
-    tainted = known.select(*ID).withColumn("block", F.lit(0)).select(*_PLACE).limit(0)
+    tainted = rows.select(*_PLACE).limit(0)
     for number in range(1, MAX_ROUNDS + 1):
-        hit = kept(stack, _referring(rows, fresh))
-        blocks = hit.select("channel", "block").distinct().count()
+        hit = settled(_referring(rows, fresh))
+        touched = hit.select("channel", "block").distinct()
+        blocks = touched.count()
         if not blocks:
             return _marked(rows, tainted)
         say(f"audit: round {number}: gaps reach into {blocks:,} more blocks of large channels")
-        tainted = kept(stack, tainted.union(hit))
-        touched = rows.join(hit.select("channel", "block").distinct(), ["channel", "block"], "semi")
-        found = _incomplete(_marked(touched, tainted), entries)
-        fresh = kept(stack, found.join(known, list(ID), "anti"))
-        known = kept(stack, known.union(fresh))
+        tainted = settled(tainted.union(hit))
+        again = rows.join(touched, ["channel", "block"], "semi")
+        found = _incomplete(_marked(again, tainted), entries)
+        fresh = settled(found.join(known, list(ID), "anti"))
+        known = settled(known.union(fresh))
     raise PipelineError(
         f"Gaps were followed {MAX_ROUNDS:,} times from one part of a large channel into others, and"
         " there is more: audit it in shorter ranges of time, with --from and --to."

@@ -21,7 +21,7 @@ from pipeline.causal.audited import audited, channels_of
 from pipeline.causal.conflicts import conflicting
 from pipeline.causal.missing import elsewhere, held_outside, held_unread, references_to
 from pipeline.causal.reported import Audited, Tables, reported
-from pipeline.causal.rounds import kept
+from pipeline.causal.rounds import settled
 from pipeline.causal.rows import (
     BLOCK,
     CLAIMED,
@@ -87,7 +87,6 @@ def audit(session: SparkSession, job: Auditing) -> Audited:
 
 class _Audit:
     def __init__(self, stack: ExitStack, job: Auditing) -> None:
-        self._stack = stack
         self._job = job
         claims = self._messages(_READ).where(F.col("channel").isNotNull())
         if isinstance(job.side, DatabaseSide):
@@ -103,26 +102,26 @@ class _Audit:
         references = self._references(findings)
         if not references.isEmpty():
             outside = self._outside(references)
-            if outside is not None and not (outside := kept(self._stack, outside)).isEmpty():
+            if outside is not None and not (outside := settled(outside)).isEmpty():
                 findings = self._findings(outside)
                 references = self._references(findings)
         known = elsewhere(references, self._claims)
         located = references.join(known, ["channel", "parent"], "left")
         return Tables(
             findings,
-            kept(self._stack, channels_of(findings)),
-            kept(self._stack, located),
-            kept(self._stack, self._conflicts(findings)),
+            settled(channels_of(findings)),
+            settled(located),
+            settled(self._conflicts(findings)),
         )
 
     def _findings(self, outside: DataFrame | None) -> DataFrame:
         claims = self._claims.select(*CLAIMS)
-        found = audited(self._stack, claims, self._kinds, outside, self._job.say)
-        return kept(self._stack, found)
+        found = audited(claims, self._kinds, outside, self._job.say)
+        return settled(found)
 
     def _references(self, findings: DataFrame) -> DataFrame:
         missing = findings.where(F.col("kind") == MISSING)
-        return kept(self._stack, references_to(missing, self._claims))
+        return settled(references_to(missing, self._claims))
 
     def _outside(self, references: DataFrame) -> DataFrame | None:
         """What is missing in the range and held all the same; None: nothing can be."""

@@ -1,0 +1,133 @@
+"""`storenode sync --ids`: peers are asked for exactly the listed messages."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store.client.messages import hash_of, new_message
+from store.client.sds_messages import sds_payload
+from store.client.types import WakuMessageAndTopic
+from tests.support.command import Command, Ended
+from tests.support.fleet import CONTENT, PUBSUB, Fleet, hashes, held, publish
+from tests.support.node import NodeProcess
+from tests.support.postgres import PostgresServer
+
+HOUR_NS = 3_600_000_000_000
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, postgres: PostgresServer, template_database: str) -> Iterator[Fleet]:
+    names: list[str] = []
+
+    def new_database() -> str:
+        names.append(postgres.copy_store(template_database))
+        return postgres.url(names[-1])
+
+    nodes = Fleet(tmp_path, new_database=new_database)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+        for name in names:
+            postgres.drop_database(name)
+
+
+def said(number: int, *, channel: str = "room", at: int | None = None) -> WakuMessageAndTopic:
+    payload = sds_payload(channel, f"id-{number}", b"content", lamport=number)
+    return new_message(payload, CONTENT, PUBSUB, at or time.time_ns() - HOUR_NS + number)
+
+
+def encrypted(number: int) -> WakuMessageAndTopic:
+    return new_message(b"\0sealed%d" % number, CONTENT, PUBSUB, time.time_ns() - HOUR_NS + number)
+
+
+def wanted(name: str, hint: bytes | None = None, channel: str = "room") -> dict[str, str]:
+    given = {"channel": channel, "message_id": name}
+    return given if hint is None else {**given, "hint": hint.hex()}
+
+
+def write(path: Path, lines: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    return path
+
+
+def fetch(node: NodeProcess, path: Path, *arguments: str) -> tuple[Ended, list[Any], Any]:
+    """How it ended, what it says of IDs that did not come, and its summary."""
+    ended = Command.of(node)("sync", "--json", "--ids", str(path), *arguments)
+    assert ended.objects, ended
+    return ended, ended.objects[:-1], ended.objects[-1]
+
+
+async def test_exactly_what_is_listed_comes_from_whoever_holds_it(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    first, second = fleet.start(), fleet.start()
+    asking = fleet.start(peers=[first, second])
+    everything = [said(number) for number in range(1_200)]
+    sealed = encrypted(1)
+    await publish(first, [each for number, each in enumerate(everything) if number % 2])
+    await publish(second, [*everything[::4], sealed])
+    await publish(asking, [everything[8]])
+    ids = [wanted(f"id-{number}") for number in range(4, 1_200)]
+    hidden = [wanted("sealed", hash_of(sealed)), wanted("lost", bytes(32)), wanted("long" * 100)]
+    path = write(tmp_path / "ids", [*ids, *hidden])
+
+    ended, left, summary = fetch(asking, path)
+    numbers = [number for number in range(4, 1_200) if number % 2 or number % 4 == 0]
+    assert held(asking) == hashes([everything[number] for number in numbers]) | {hash_of(sealed)}
+    nobody = [wanted(f"id-{number}") for number in range(6, 1_200, 4)]
+    assert sorted(map(str, left)) == sorted(
+        str({**line, "outcome": "missing"}) for line in [*nobody, *hidden[1:]]
+    )
+    assert ended.code == 1
+    assert summary["held"] == 1
+    assert summary["found"] == {first.peer: 598, second.peer: 299}
+    assert (summary["missing"], summary["refused"], summary["unasked"]) == (len(left), 0, 0)
+    assert summary["messages_stored"] == 897
+
+    ended, left, again = fetch(asking, path, "--peer", second.peer)
+    assert (again["held"], again["messages_stored"], again["found"]) == (898, 0, {})
+    assert len(left) == summary["missing"]
+
+    known = write(tmp_path / "known", ids[:1])
+    assert fetch(asking, known)[0].code == 0
+    told = Command.of(asking)("sync", "--ids", str(path))
+    assert told.code == 1
+    assert "id-6 of room" in told.out
+    assert "and 201 more" in told.out
+
+
+async def test_what_a_node_does_not_take_and_whom_it_cannot_ask_are_told(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    first = fleet.start("--retention", "off")
+    asking = fleet.start("--retention", "2d", peers=[NOBODY, first])
+    old, young = said(1, at=time.time_ns() - 100 * HOUR_NS), said(2)
+    await publish(first, [old, young])
+    path = write(tmp_path / "ids", [wanted(f"id-{number}") for number in (1, 2, 3)])
+    ended, left, summary = fetch(asking, path)
+    assert ended.code == 1
+    assert held(asking) == hashes([young])
+    assert [(line["message_id"], line["outcome"]) for line in left] == [
+        ("id-1", "refused"),
+        ("id-3", "unasked"),
+    ]
+    assert list(summary["failed"]) == [NOBODY]
+    assert "could not be reached" in summary["failed"][NOBODY]
+    assert "1 refused" in summary["notes"][0]
+
+
+async def test_a_node_without_peers_says_so(fleet: Fleet, tmp_path: Path) -> None:
+    alone = fleet.start()
+    path = write(tmp_path / "ids", [wanted("id-1")])
+    for arguments in ([], ["--peer", NOBODY]):
+        ended = Command.of(alone)("sync", "--ids", str(path), *arguments)
+        assert (ended.code, len(ended.err.splitlines())) == (1, 1), ended
+        assert "has no peers" in ended.err

@@ -1,0 +1,80 @@
+"""Lists of SDS messages as `storenode sync --ids` reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.cli.errors import USAGE, CliError
+from store.cli.fetch import listed
+from store.cli.main import main
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
+
+
+@given(st.lists(st.tuples(texts, texts, st.none() | st.binary(min_size=32, max_size=32))))
+def test_what_is_written_line_by_line_is_read(
+    tmp_path_factory: pytest.TempPathFactory, given: list[tuple[str, str, bytes | None]]
+) -> None:
+    path = tmp_path_factory.mktemp("list") / "ids"
+    lines = [
+        {"channel": channel, "message_id": name, "hint": hint and hint.hex(), "other": 1}
+        for channel, name, hint in given
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert list(listed(path)) == [(channel, (name, hint)) for channel, name, hint in given]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "Line 1 of"),
+        ("[]", "is not like"),
+        ("\n", "is not like"),
+        ('{"channel": "a"}', "is not like"),
+        ('{"channel": "a", "message_id": ""}', "is not like"),
+        ('{"channel": 1, "message_id": "b"}', "is not like"),
+        ('{"channel": "a", "message_id": "b", "hint": 7}', "is not like"),
+        ('{"channel": "a", "message_id": "b", "hint": "00"}', "64 hexadecimal digits"),
+        ('{"channel": "a", "message_id": "\\ud800"}', "is not like"),
+        ("[" * 100_000, "is not like"),
+        ("x" * 300_000, "is longer than"),
+        ('{"channel": "a", "message_id": "b"}\n{}', "Line 2 of"),
+    ],
+)
+def test_a_line_that_is_none_is_named(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "ids"
+    path.write_text(text)
+    with pytest.raises(CliError, match=sentence) as caught:
+        list(listed(path))
+    assert caught.value.code == USAGE
+    assert len(caught.value.sentence.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [(["--ids", "{tmp}/none"], "does not exist"), (["--ids", "{tmp}"], "is a directory")],
+)
+def test_a_list_that_is_not_there_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["sync", *(each.format(tmp=tmp_path) for each in arguments)])
+    said = capsys.readouterr().err
+    assert (ended.value.code, len(said.splitlines())) == (USAGE, 1)
+    assert sentence in said
+
+
+def test_a_list_and_a_range_do_not_go_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "ids"
+    path.touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["sync", "--ids", str(path), "--from", "0"])
+    assert ended.value.code == USAGE
+    assert "leave --from and --to out" in capsys.readouterr().err

@@ -115,8 +115,7 @@ def incomplete(files: list[str]) -> Ran[int]:
     """The number of messages whose causal past is incomplete."""
 
     def work(session: SparkSession) -> int:
-        with ExitStack() as stack:
-            return audited(stack, _claims(session, files), frozenset({INCOMPLETE})).count()
+        return audited(_claims(session, files), frozenset({INCOMPLETE})).count()
 
     return _run(work)
 
@@ -134,8 +133,7 @@ def audit_all(files: list[str], master: str) -> Ran[int]:
     """All that an audit finds, on so many cores; how many findings."""
 
     def work(session: SparkSession) -> int:
-        with ExitStack() as stack:
-            return audited(stack, _claims(session, files), _KINDS).count()
+        return audited(_claims(session, files), _KINDS).count()
 
     return _run(work, again=False, master=master)
 

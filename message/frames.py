@@ -4,7 +4,7 @@ A frame is one entry of a repeated field 1 (see `message.record`), so pages whos
 field 1 take frames as they are; elsewhere only the first byte, the tag, is replaced.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from message.limits import HASH_BYTES
@@ -17,6 +17,7 @@ _FIELD_20: Final = b"\xa2\x01"
 _FIELD_51: Final = b"\x9a\x03"
 _FIELD_10_VARINT: Final = b"\x50"
 _FIELD_3_TRUE: Final = b"\x18\x01"
+_HASH_AT: Final = len(_FIELD_1 + varint(HASH_BYTES))
 _PRESENCE: Final = b"\x0a%b\x0a%b" % (varint(2 + HASH_BYTES), varint(HASH_BYTES))
 
 
@@ -28,6 +29,20 @@ def presence(digest: bytes) -> bytes:
 def presences(digests: Iterable[bytes]) -> bytes:
     """Frames without data of several messages, joined."""
     return b"".join([_PRESENCE + digest for digest in digests])
+
+
+def digests(frames: bytes) -> Iterator[bytes]:
+    """The 32-byte hashes of the messages of joined frames, in their order."""
+    at = 0
+    while at < len(frames):
+        at, length, shift = at + 1, 0, 0  # behind the tag
+        while frames[at] & 0x80:
+            length |= (frames[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+        length |= frames[at] << shift
+        at += 1
+        yield frames[at + _HASH_AT : at + _HASH_AT + HASH_BYTES]
+        at += length
 
 
 def scan_page(frames: bytes, cursor: bytes) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import grpc
 
@@ -17,6 +17,7 @@ from dial.errors import NodeError, query_error, translated
 from store.client.messages import new_request, publish_requests
 from store.client.publishing import PublishPipeline
 from store.client.retry import Retry, resumed
+from store.client.tracing import Metadata, client_span, trace_metadata
 from wire.sds.v1.message_pb2 import HistoryEntry
 from wire.storenode.v1 import admin_pb2, admin_pb2_grpc, store_pb2, store_pb2_grpc
 from wire.waku.store.v3 import store_pb2 as waku_pb2
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+_STORE: Final = "storenode.v1.Store"
 
 Entry = tuple[str, bytes | None]
 """An SDS message ID, and the retrieval hint (32-byte message hash) where one is known."""
@@ -68,9 +71,14 @@ class NodeClient:
     def __init__(self, node: str, token: str | None, tls: TlsIdentity | None, retry: Retry) -> None:
         self.address = node
         self._retry = retry
-        self._channel, self._metadata = open_channel(node, token, tls)
+        self._channel, self._own_metadata = open_channel(node, token, tls)
         self._store: store_pb2_grpc.StoreAsyncStub = store_pb2_grpc.StoreStub(self._channel)
         self._admin: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(self._channel)
+
+    @property
+    def _metadata(self) -> Metadata:
+        """What goes with a call that begins now."""
+        return (*self._own_metadata, *trace_metadata())
 
     async def __aenter__(self) -> Self:
         return self
@@ -97,7 +105,7 @@ class NodeClient:
     ) -> Sequence[store_pb2.PublishResult]:
         """Store one batch; the results come in its order, and STORED is durable."""
         request = new_request(messages, min_confirms, confirm_timeout_s)
-        with translated(self.address):
+        with translated(self.address), client_span(_STORE, "Publish"):
             response = await self._store.Publish(
                 request, metadata=self._metadata, timeout=timeout_s
             )

@@ -93,6 +93,8 @@ class NodeConfig:
     drain_timeout: int
     log_format: str | None
     log_level: str
+    tracing: bool
+    trace_sample: float | None
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> NodeConfig:

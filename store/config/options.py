@@ -374,6 +374,23 @@ _RUNNING: Final[tuple[Decorator, ...]] = (
         section="Running",
         help="Least level that is logged.",
     ),
+    option(
+        "--tracing",
+        type=SWITCH,
+        default="off",
+        show_default=True,
+        section="Running",
+        help="Send OpenTelemetry traces to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, by"
+        " gRPC; needs the extra `tracing`.",
+    ),
+    option(
+        "--trace-sample",
+        type=click.FloatRange(0, 1),
+        metavar="SHARE",
+        show_default="as OTEL_TRACES_SAMPLER says, else 1",
+        section="Running",
+        help="Share of the calls to trace that come without a trace of their caller.",
+    ),
 )
 
 _ALL: Final[tuple[Decorator, ...]] = (

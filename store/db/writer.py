@@ -15,8 +15,9 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import errors as pg
@@ -41,6 +42,9 @@ from store.db.topics import KnownTopics
 from store.db.tracking import Tracking, Written
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 
+if TYPE_CHECKING:
+    from store.observe.tracing import Tracing, Wait
+
 MAX_GROUP_MESSAGES: Final = 10_000
 """A group takes about 60 ms. To begin its COPYs costs 2 ms, shared by so many messages."""
 
@@ -63,6 +67,7 @@ class _Waiting:
     size_bytes: int
     min_confirms: int
     answer: asyncio.Future[list[bool]]
+    trace: Wait | None = None
 
 
 @dataclass(slots=True)
@@ -150,8 +155,10 @@ class DatabaseWriter:
         on_stored: StoredListener | None = None,
         handover: Handover | None = None,
         tracking: Tracking | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._database = database
+        self._tracing = tracing
         self._handover = handover
         self._tracking = tracking
         self._partitions = partitions
@@ -210,7 +217,8 @@ class DatabaseWriter:
                 f"more than {MAX_QUEUED_BYTES // 2**20} MiB wait to be stored; retry with backoff"
             )
         answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Waiting(batch, source, size, min_confirms, answer))
+        trace = None if self._tracing is None else self._tracing.waiting()
+        self._queue.append(_Waiting(batch, source, size, min_confirms, answer, trace))
         self._queued_bytes += size
         self._arrived.set()
         return await self._in_time(answer)
@@ -256,7 +264,8 @@ class DatabaseWriter:
     async def _serve(self, group: _Group) -> None:
         try:
             started = time.perf_counter()
-            added = await self._write_until_known(group)
+            with self._traced(group):
+                added = await self._write_until_known(group)
         except asyncio.CancelledError:
             self._fail(group, StoreBusy(_STOPPING))
             raise
@@ -266,6 +275,24 @@ class DatabaseWriter:
             _answer(group, added)
             if self._on_stored is not None:
                 self._on_stored(group.source, added.count, time.perf_counter() - started)
+
+    def _traced(self, group: _Group) -> AbstractContextManager[None]:
+        """The transaction of a group, for those of its members that are traced."""
+        if self._tracing is None:
+            return contextlib.nullcontext()
+        served = [
+            (member.trace, member.batch.hashes)
+            for member in group.members
+            if member.trace is not None
+        ]
+        if not served:
+            return contextlib.nullcontext()
+        return self._tracing.committing(
+            served,
+            messages=len(group.batch),
+            requests=len(group.members),
+            source=group.source.value,
+        )
 
     async def _isolate(self, group: _Group, error: Exception) -> None:
         """Keep what one member did from failing the others that shared its transaction."""

@@ -30,3 +30,15 @@ MAX_STATUS_REQUESTS: Final = 24
 RATE_INTERVAL_S: Final = 2.0
 RATE_SAMPLES: Final = 150
 """How often the status page's rates are taken, and how many are kept: five minutes of them."""
+
+MAX_TRACED_MESSAGES: Final = 16_384
+"""Messages whose trace is known, and bodies on their way to peers; the oldest make room."""
+
+MAX_FRAME_TRACES: Final = 16
+"""Traces that one frame or page goes on with; what is of others goes untraced."""
+
+MAX_TRACE_FIELD_CHARS: Final = 512
+"""Of a caller's `traceparent` or `tracestate`; a longer one is passed over."""
+
+TRACE_FLUSH_S: Final = 3.0
+"""How long the end of the node waits for a collector to take the last spans."""

@@ -344,6 +344,13 @@ class Metrics:
             "Log events that were held back since the start because there were too many.",
             registry=registry,
         )
+        self.trace_spans = Counter(
+            "storenode_trace_spans_total",
+            "Spans of traces: sent to the collector, not taken by it (failed), or dropped since too"
+            " many waited.",
+            ["outcome"],
+            registry=registry,
+        )
         build = Gauge(
             "storenode_build_info", "1, with the version.", ["version"], registry=registry
         )

@@ -31,6 +31,7 @@ from store.rpc.identity import (
     read_metadata,
     remote,
     request_id,
+    trace_fields,
 )
 from store.rpc.limits import (
     COUNTED_REQUEST_BYTES,
@@ -71,6 +72,11 @@ class Method:
     always: bool = False
     timed: bool = False
     max_request_bytes: int = MAX_SMALL_REQUEST_BYTES
+
+    @property
+    def traced(self) -> bool:
+        """True for what applications ask, and what ends; probes and peers are left out."""
+        return not (self.right is None or self.endless or self.always or self.peers_only)
 
 
 @dataclass(slots=True)
@@ -151,6 +157,7 @@ class Wrapper:
 
     def __init__(self, listener: ListenerKind, node: RpcContext) -> None:
         self._listener = listener
+        self._service = f"storenode.v1.{'Admin' if listener == 'admin' else 'Store'}"
         self._node = node
         self._own_metadata = own_metadata(node.identity)
         self._large_reads = Budget(MAX_LARGE_READ_BYTES)
@@ -235,6 +242,9 @@ class Wrapper:
         request_context(request_id=call_id)
         try:
             call = await self._open(method, context, call_id)
+            if node.tracing is not None and method.traced:
+                with node.tracing.serving(self._service, method.name, trace_fields(context)):
+                    return await answer(call)
             if not method.endless:
                 return await answer(call)
             with node.drain.endless():

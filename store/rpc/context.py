@@ -19,6 +19,7 @@ from store.rpc.limits import MAX_IN_FLIGHT_PUBLISH_BYTES
 from store.rpc.window import Budget
 
 if TYPE_CHECKING:
+    from store.observe.tracing import Tracing
     from store.rpc.exchange import Exchange
     from store.rpc.gossiping import Links
 
@@ -80,6 +81,7 @@ class RpcContext:
     ``peers``: None when no peer may call on these listeners.
     ``gossip``: the streams of live exchange; None while it is switched off.
     ``confirmations``: who waits for other stores to confirm what a publisher wants confirmed.
+    ``tracing``: None while it is off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     """
 
@@ -102,4 +104,5 @@ class RpcContext:
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False
     drain: Drain = field(default_factory=Drain)
+    tracing: Tracing | None = None
     in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
@@ -24,11 +24,15 @@ from message.limits import HASH_BYTES
 from message.validate import MalformedMessage
 from message.varint import delimited, varint
 from store.domain.door import Door, Published
+from store.observe.limits import MAX_FRAME_TRACES
 from store.rpc.failure import malformed, over_limit
 from store.rpc.gossip_limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from store.rpc.publish import chunk_messages
 from wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
 from wire.storenode.v1 import peer_pb2
+
+if TYPE_CHECKING:
+    from store.observe.tracing import FrameTrace, Tracing
 
 _EVENTS: Final = b"\x0a"
 _INV: Final = b"\x12"
@@ -42,12 +46,12 @@ _NO_REST: Final = bytes(HASH_BYTES)
 _NO_FRAME: Final = "the frame is no GossipFrame: encode it as the schema says"
 
 
-def encode_gossip(frame: FrameOut) -> bytes:
-    """The bytes of a frame to send."""
+def encode_gossip(frame: FrameOut, traces: Sequence[FrameTrace] = ()) -> bytes:
+    """The bytes of a frame to send; ``traces``: what of its messages is traced."""
     match frame:
         case Events():
             body = b"".join([delimited(_MESSAGE, message) for message in frame.messages])
-            return delimited(_EVENTS, body)
+            return delimited(_EVENTS, body) + _encode_traces(traces)
         case Inventory():
             return delimited(_INV, _ids(frame.ids))
         case GetEvents():
@@ -59,8 +63,10 @@ def encode_gossip(frame: FrameOut) -> bytes:
             return delimited(_SYNC_LEAVES, _ids(frame.ids) + rest)
 
 
-async def decode_gossip(frame: bytes, door: Door) -> FrameIn:
+async def decode_gossip(frame: bytes, door: Door, tracing: Tracing | None = None) -> FrameIn:
     """Read a frame; messages are judged by the door, which lets others have a turn now and then.
+
+    ``tracing`` is told of messages that the peer traces.
 
     Raises:
         RpcFailure: INVALID_ARGUMENT, it is none; RESOURCE_EXHAUSTED, it passes a limit.
@@ -75,7 +81,10 @@ async def decode_gossip(frame: bytes, door: Door) -> FrameIn:
         raise malformed(_NO_FRAME) from None
     match raw.WhichOneof("kind"):
         case "events":
-            return await _bodies(raw.events.messages, len(frame), door)
+            bodies = await _bodies(raw.events.messages, len(frame), door)
+            if tracing is not None:
+                _note_traces(raw.traces, door.published, tracing)
+            return bodies
         case "inv":
             return Inventory(_checked(raw.inv))
         case "get_events":
@@ -84,6 +93,28 @@ async def decode_gossip(frame: bytes, door: Door) -> FrameIn:
             return _leaves(raw.sync_leaves)
         case _:
             raise malformed("the frame holds nothing that this version knows: send one of its kind")
+
+
+def _encode_traces(traces: Sequence[FrameTrace]) -> bytes:
+    if not traces:
+        return b""
+    return peer_pb2.GossipFrame(
+        traces=[
+            peer_pb2.FrameTrace(traceparent=each.traceparent, messages=each.places)
+            for each in traces
+        ]
+    ).SerializeToString()
+
+
+def _note_traces(
+    traces: Sequence[peer_pb2.FrameTrace], published: Published, tracing: Tracing
+) -> None:
+    hashes = published.hashes
+    for each in traces[:MAX_FRAME_TRACES]:
+        places = each.messages[: len(hashes)]
+        # What cannot be read has no hash.
+        named = [hashes[at] for at in places if at < len(hashes) and hashes[at]]
+        tracing.arrived(each.traceparent, named)
 
 
 def _ids(ids: Sequence[bytes]) -> bytes:

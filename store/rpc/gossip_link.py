@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from gossip.events import FrameIn, FrameOut
+from gossip.events import Events, FrameIn, FrameOut
 from store.domain.door import Door
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from store.rpc.gossip_limits import GOSSIP_WRITE_TIMEOUT_S
 from store.rpc.peer_errors import PeerSilent
 from store.rpc.streams import FrameStream
+
+if TYPE_CHECKING:
+    from store.observe.tracing import Tracing
 
 
 class LinkUser(Protocol):
@@ -44,12 +47,15 @@ class Link:
         store_id: str,
         dialler: str,
         door: Callable[[], Door],
+        *,
+        tracing: Tracing | None = None,
     ) -> None:
         self.peer = peer
         self.store_id = store_id
         self.dialler = dialler
         self._stream = stream
         self._door = door
+        self._tracing = tracing
         self._listening = asyncio.Event()
         self._listening.set()
         self._to_send: asyncio.Queue[FrameOut] = asyncio.Queue()
@@ -107,7 +113,7 @@ class Link:
             if data is None:
                 return
             try:
-                frame = await decode_gossip(data, self._door())
+                frame = await decode_gossip(data, self._door(), self._tracing)
             except RpcFailure as failure:
                 self.fault = failure
                 raise
@@ -117,14 +123,21 @@ class Link:
 
     async def _write(self, user: LinkUser) -> None:
         while True:
-            data = encode_gossip(await self._to_send.get())
-            try:
-                async with asyncio.timeout(GOSSIP_WRITE_TIMEOUT_S):
-                    await self._stream.write(data)
-            except TimeoutError:
-                raise PeerSilent(
-                    f"the peer has taken no frame for {GOSSIP_WRITE_TIMEOUT_S:.0f} s: it hangs, or "
-                    "the connection is dead"
-                ) from None
+            frame = await self._to_send.get()
+            if self._tracing is None or not isinstance(frame, Events):
+                await self._write_frame(encode_gossip(frame))
+            else:
+                with self._tracing.pushing(frame.messages, self.peer) as traces:
+                    await self._write_frame(encode_gossip(frame, traces))
             if not self._closed.done():
                 user.sent(self)
+
+    async def _write_frame(self, data: bytes) -> None:
+        try:
+            async with asyncio.timeout(GOSSIP_WRITE_TIMEOUT_S):
+                await self._stream.write(data)
+        except TimeoutError:
+            raise PeerSilent(
+                f"the peer has taken no frame for {GOSSIP_WRITE_TIMEOUT_S:.0f} s: it hangs, or "
+                "the connection is dead"
+            ) from None

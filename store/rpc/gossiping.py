@@ -6,7 +6,7 @@ its peer begins anew takes the place of the one before, which may be dead withou
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import grpc
 
@@ -17,8 +17,11 @@ from store.rpc.dial import PeerDialer
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_link import Link, LinkUser
 from store.rpc.identity import NODE_ID, STORE_ID, read_metadata
-from store.rpc.streams import CallerStream
+from store.rpc.streams import CallerStream, FrameStream
 from wire.storenode.v1 import peer_pb2
+
+if TYPE_CHECKING:
+    from store.observe.tracing import Tracing
 
 GOSSIP: Final = f"/{peer_pb2.DESCRIPTOR.services_by_name['Peer'].full_name}/Gossip"
 
@@ -42,8 +45,11 @@ class GossipUser(LinkUser, Protocol):
 class Links:
     """The streams there are; one per node."""
 
-    def __init__(self, node_id: str, user: GossipUser, dialer: PeerDialer) -> None:
+    def __init__(
+        self, node_id: str, user: GossipUser, dialer: PeerDialer, tracing: Tracing | None = None
+    ) -> None:
         self._node_id = node_id
+        self._tracing = tracing
         self._user = user
         self._dialer = dialer
         self._links: dict[str, Link] = {}
@@ -52,7 +58,7 @@ class Links:
         """Answer ``Gossip``."""
         told = read_metadata(context)
         peer = told[NODE_ID]
-        await self._run(Link(CallerStream(context), peer, told[STORE_ID], peer, self._user.door))
+        await self._run(self._link(CallerStream(context), peer, told[STORE_ID], peer))
 
     async def dial(self, peer: PeerAddress) -> None:
         """Begin a stream, and pass frames on until it ends.
@@ -63,8 +69,10 @@ class Links:
         """
         async with self._dialer.call(peer, GOSSIP) as call:
             callee = call.callee
-            link = Link(call, callee.node_id, callee.store_id, self._node_id, self._user.door)
-            await self._run(link)
+            await self._run(self._link(call, callee.node_id, callee.store_id, self._node_id))
+
+    def _link(self, stream: FrameStream, peer: str, store_id: str, dialler: str) -> Link:
+        return Link(stream, peer, store_id, dialler, self._user.door, tracing=self._tracing)
 
     async def absence(self, peer: PeerAddress) -> None:
         """Wait until there is no stream with a peer, as far as it is known who that is."""

@@ -1,7 +1,8 @@
 """Who calls: the metadata, the address and the certificate of a call.
 
-Metadata that is read: ``authorization``, ``x-request-id``, and of peers ``storenode-node-id``,
-``storenode-store-id`` and ``storenode-version``. Source: the contract, "Clients" and "Peers".
+Metadata that is read: ``authorization``, ``x-request-id``, ``traceparent``, ``tracestate``, and of
+peers ``storenode-node-id``, ``storenode-store-id`` and ``storenode-version``. Source: the contract,
+"Clients" and "Peers".
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ VERSION: Final = "storenode-version"
 PEER_RIGHTS: Final = frozenset({Right.READ, Right.FOLLOW})
 
 _WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION})
+_TRACE: Final = frozenset({"traceparent", "tracestate"})
 _SANE_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
 _CACHED_ADDRESSES: Final = 4_096
@@ -92,6 +94,11 @@ def request_id(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
         if name == REQUEST_ID and _SANE_REQUEST_ID.fullmatch(value):
             return str(value)
     return f"{_process}-{next(_numbers):x}"
+
+
+def trace_fields(context: grpc.aio.ServicerContext[bytes, bytes]) -> dict[str, str]:
+    """The caller's place in a trace (W3C Trace Context), as it is given."""
+    return {name: value for name, value in _pairs(context) if name in _TRACE}
 
 
 def is_believed_peer(metadata: dict[str, str], rules: PeerRules, origin: Remote) -> bool:

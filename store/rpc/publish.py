@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -131,7 +132,8 @@ class Publisher:
         hashes = published.batch.hashes
         # Nobody needs the bytes any more, and the wait may be long.
         published.batch = RecordBatch(hashes=hashes)
-        found = await call.node.confirmations.confirmed(hashes, stored, wanted, batch.timeout_s)
+        with _part(call, "confirm", min_confirms=wanted):
+            found = await call.node.confirmations.confirmed(hashes, stored, wanted, batch.timeout_s)
         return publish_response(published, stored, found)
 
 
@@ -199,11 +201,18 @@ class _Stream:
         self._answers.put_nowait(answer)
 
     async def _respond(self, batch: Batch, held: list[Budget], size: int) -> bytes:
-        try:
-            stored = await self._publisher.store(self._call, batch)
-        finally:
-            _give_back(held, size)
-        return await self._publisher.answer(self._call, batch, stored)
+        with _part(self._call, "request", messages=len(batch.published.batch)):
+            try:
+                stored = await self._publisher.store(self._call, batch)
+            finally:
+                _give_back(held, size)
+            return await self._publisher.answer(self._call, batch, stored)
+
+
+def _part(call: Call, name: str, **attributes: int) -> AbstractContextManager[None]:
+    """A part of a call, where calls are traced."""
+    tracing = call.node.tracing
+    return nullcontext() if tracing is None else tracing.within(name, **attributes)
 
 
 def chunk_messages(count: int, size_bytes: int) -> int:

@@ -13,7 +13,7 @@ from typing import Final
 import grpc
 
 from message.cursor import FollowCursor, ScanCursor
-from message.frames import follow_page, query_response, scan_page
+from message.frames import digests, follow_page, query_response, scan_page
 from store.domain.ports import FollowRequest, QueryPage, ScanRequest, Services
 from store.domain.query import (
     BAD_REQUEST,
@@ -105,11 +105,16 @@ class Reads:
             follow.from_beginning,
             follow.include_data,
         )
-        followers = call.node.metrics.followers
+        followers, tracing = call.node.metrics.followers, call.node.tracing
         followers.inc()
         try:
             async for page in self._services.feed.follow(wanted):
-                yield follow_page(page.frames, page.cursor.encode(), live=page.live)
+                response = follow_page(page.frames, page.cursor.encode(), live=page.live)
+                if tracing is None:
+                    yield response
+                    continue
+                with tracing.delivering(digests(page.frames), live=page.live):
+                    yield response
         finally:
             followers.dec()
 

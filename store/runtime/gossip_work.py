@@ -7,7 +7,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gossip.events import (
     Confirm,
@@ -28,6 +28,9 @@ from store.domain.ports import Source, StoreBusy, StoreUnavailable, Writer
 from store.domain.unread import Confirmed
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
+
+if TYPE_CHECKING:
+    from store.observe.tracing import Tracing
 
 _LOG = get_logger("store.runtime.gossip")
 
@@ -52,6 +55,7 @@ class GossipWork:
     unread: UnreadEvents
     writer: Writer
     metrics: Metrics
+    tracing: Tracing | None = None
 
     async def answer(self, request: Request) -> Answer:
         """Do what the machine asks the database for."""
@@ -61,6 +65,8 @@ class GossipWork:
                     return await self._persist(request)
                 case Load():
                     found = await self.reads.load(request.ids, request.max_bytes)
+                    if self.tracing is not None:
+                        self.tracing.bodies(request.ids, found)
                     return Loaded(request.token, found)
                 case LookUp():
                     return Known(request.token, await self.reads.held(request.ids))
@@ -71,7 +77,11 @@ class GossipWork:
             return Failed(request.token)
 
     async def _persist(self, request: Persist) -> Persisted:
-        new = await self.writer.store(request.batch, Source.GOSSIP)
+        if self.tracing is None:
+            new = await self.writer.store(request.batch, Source.GOSSIP)
+        else:
+            with self.tracing.receiving(request.batch.hashes, request.peer):
+                new = await self.writer.store(request.batch, Source.GOSSIP)
         stored = sum(new)
         self.metrics.count_intake(Source.GOSSIP.value, stored, len(new) - stored, {})
         return Persisted(request.token, new)

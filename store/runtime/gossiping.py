@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -24,6 +25,9 @@ from store.runtime.peering import Peering
 from store.runtime.policy import PolicySource
 from store.runtime.services import Wiring
 from store.runtime.tasks import BackgroundTasks
+
+if TYPE_CHECKING:
+    from store.observe.tracing import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,19 @@ async def open_gossip(
     peering: Peering,
     policy: PolicySource,
     metrics: Metrics,
+    tracing: Tracing | None,
 ) -> Gossiping:
     """Make the parts and begin to dial; `stack` takes them apart."""
     tracking = wiring.tracking
     if tracking is None:
         return Gossiping(wiring)
     work = GossipWork(
-        GossipReads(wiring.database), tracking, wiring.unread, wiring.services.writer, metrics
+        GossipReads(wiring.database),
+        tracking,
+        wiring.unread,
+        wiring.services.writer,
+        metrics,
+        tracing,
     )
     machine = GossipConfig(store_id=identity.store_id, max_confirms=config.max_confirms)
     node = GossipNode(machine, work, policy.current, len(peering.peers))
@@ -91,7 +101,7 @@ async def open_gossip(
     )
     node.on_confirmed = waiting.confirm
     peering.sessions.on_found = node.found
-    links = Links(identity.node_id, node, peering.dialer)
+    links = Links(identity.node_id, node, peering.dialer, tracing)
     tasks = BackgroundTasks()
     stack.callback(node.stop)
     stack.push_async_callback(tasks.stop)

@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -54,6 +55,7 @@ from store.runtime.status import Parts, StatusReport
 from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import Telemetry
 from store.runtime.tokens import TokenFile
+from store.runtime.tracing import check_tracing, open_tracing
 
 _LOG = get_logger("store.runtime.node")
 _T = TypeVar("_T")
@@ -131,11 +133,13 @@ class Node:
         config = self._config
         self._tokens.load()
         certificate_name = check_certificates(config)
+        check_tracing(config)
         metrics_address = await self._open_metrics(stack)
         stack.push_async_callback(self._host.stop)
         url = await self._host.start()
         node_id = certificate_name or kept_node_id(config.data_dir)
-        wiring = await open_wiring(stack, config, url, self._metrics)
+        tracing = open_tracing(stack, config, self._metrics, node_id, self._version)
+        wiring = await open_wiring(stack, config, url, self._metrics, tracing)
         self._wiring = wiring
         await self._start_tasks(stack, wiring)
         identity = NodeIdentity(node_id, str(UUID(bytes=wiring.database.store_id)), self._version)
@@ -150,10 +154,12 @@ class Node:
             peering=peering,
             policy=self._policy,
             metrics=self._metrics,
+            tracing=tracing,
         )
         self._gossiping = gossiping
         self._status.complete(stack, Parts(identity, wiring, peering, gossiping, config.retention))
         context = self._rpc_context(identity, wiring, peering, gossiping)
+        context = replace(context, tracing=tracing)
         listeners = bind_listeners(config, wiring.services, context)
         stack.push_async_callback(stop_all, listeners.all, 0)
         for listener in listeners.all:

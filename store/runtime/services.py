@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from message.limits import NS_PER_S
 from store.config.node import NodeConfig
@@ -34,6 +34,9 @@ from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
 from store.runtime.policy import request_limits
+
+if TYPE_CHECKING:
+    from store.observe.tracing import Tracing
 
 _LOG = get_logger("store.runtime.services")
 _NS_PER_MS = 1_000_000
@@ -96,7 +99,11 @@ class Wiring:
 
 
 async def open_wiring(
-    stack: AsyncExitStack, config: NodeConfig, url: str, metrics: Metrics
+    stack: AsyncExitStack,
+    config: NodeConfig,
+    url: str,
+    metrics: Metrics,
+    tracing: Tracing | None,
 ) -> Wiring:
     """Open the pools and start what lives on them.
 
@@ -108,7 +115,9 @@ async def open_wiring(
     handover, unread = Handover(), UnreadEvents(database)
     tracking = Tracking(unread, config.max_confirms) if config.gossip else None
     partitions = PartitionMap(time.time_ns, config.retention)
-    writer = DatabaseWriter(database, partitions, handover=handover, tracking=tracking)
+    writer = DatabaseWriter(
+        database, partitions, handover=handover, tracking=tracking, tracing=tracing
+    )
     await writer.start()
     stack.push_async_callback(writer.stop)
     hot = _hot_index(config, database, handover)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from wire.waku.sync.transfer.v1 import transfer_pb2 as waku_dot_sync_dot_transfer_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17storenode/v1/peer.proto\x12\x0cstorenode.v1\x1a$waku/sync/transfer/v1/transfer.proto\"h\n\x0eReconcileFrame\x12\x13\n\x0branges_data\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0f\n\x07refusal\x18\x03 \x01(\t\x12\x12\n\x05\x63ount\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_count\"\xaf\x01\n\rTransferFrame\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12<\n\x08messages\x18\x02 \x03(\x0b\x32*.waku.sync.transfer.v1.WakuMessageAndTopic\x12\x0e\n\x06stored\x18\x03 \x03(\x0c\x12.\n\x07refused\x18\x04 \x03(\x0b\x32\x1d.storenode.v1.TransferRefusal\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\"7\n\x0fTransferRefusal\x12\x14\n\x0cmessage_hash\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xc4\x01\n\x0bGossipFrame\x12&\n\x06\x65vents\x18\x01 \x01(\x0b\x32\x14.storenode.v1.EventsH\x00\x12&\n\x03inv\x18\x02 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12-\n\nget_events\x18\x03 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12.\n\x0bsync_leaves\x18\x04 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x42\x06\n\x04kind\"F\n\x06\x45vents\x12<\n\x08messages\x18\x01 \x03(\x0b\x32*.waku.sync.transfer.v1.WakuMessageAndTopic\"d\n\tInventory\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x15\n\x08rest_xor\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x17\n\nrest_count\x18\x03 \x01(\x04H\x01\x88\x01\x01\x42\x0b\n\t_rest_xorB\r\n\x0b_rest_count2\xe1\x01\n\x04Peer\x12K\n\tReconcile\x12\x1c.storenode.v1.ReconcileFrame\x1a\x1c.storenode.v1.ReconcileFrame(\x01\x30\x01\x12H\n\x08Transfer\x12\x1b.storenode.v1.TransferFrame\x1a\x1b.storenode.v1.TransferFrame(\x01\x30\x01\x12\x42\n\x06Gossip\x12\x19.storenode.v1.GossipFrame\x1a\x19.storenode.v1.GossipFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17storenode/v1/peer.proto\x12\x0cstorenode.v1\x1a$waku/sync/transfer/v1/transfer.proto\"h\n\x0eReconcileFrame\x12\x13\n\x0branges_data\x18\x01 \x01(\x0c\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x0f\n\x07refusal\x18\x03 \x01(\t\x12\x12\n\x05\x63ount\x18\x04 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_count\"\xaf\x01\n\rTransferFrame\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12<\n\x08messages\x18\x02 \x03(\x0b\x32*.waku.sync.transfer.v1.WakuMessageAndTopic\x12\x0e\n\x06stored\x18\x03 \x03(\x0c\x12.\n\x07refused\x18\x04 \x03(\x0b\x32\x1d.storenode.v1.TransferRefusal\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\"7\n\x0fTransferRefusal\x12\x14\n\x0cmessage_hash\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xee\x01\n\x0bGossipFrame\x12&\n\x06\x65vents\x18\x01 \x01(\x0b\x32\x14.storenode.v1.EventsH\x00\x12&\n\x03inv\x18\x02 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12-\n\nget_events\x18\x03 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12.\n\x0bsync_leaves\x18\x04 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12(\n\x06traces\x18\x05 \x03(\x0b\x32\x18.storenode.v1.FrameTraceB\x06\n\x04kind\"3\n\nFrameTrace\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x10\n\x08messages\x18\x02 \x03(\r\"F\n\x06\x45vents\x12<\n\x08messages\x18\x01 \x03(\x0b\x32*.waku.sync.transfer.v1.WakuMessageAndTopic\"d\n\tInventory\x12\x0b\n\x03ids\x18\x01 \x03(\x0c\x12\x15\n\x08rest_xor\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x17\n\nrest_count\x18\x03 \x01(\x04H\x01\x88\x01\x01\x42\x0b\n\t_rest_xorB\r\n\x0b_rest_count2\xe1\x01\n\x04Peer\x12K\n\tReconcile\x12\x1c.storenode.v1.ReconcileFrame\x1a\x1c.storenode.v1.ReconcileFrame(\x01\x30\x01\x12H\n\x08Transfer\x12\x1b.storenode.v1.TransferFrame\x1a\x1b.storenode.v1.TransferFrame(\x01\x30\x01\x12\x42\n\x06Gossip\x12\x19.storenode.v1.GossipFrame\x1a\x19.storenode.v1.GossipFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,11 +39,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSFERREFUSAL']._serialized_start=363
   _globals['_TRANSFERREFUSAL']._serialized_end=418
   _globals['_GOSSIPFRAME']._serialized_start=421
-  _globals['_GOSSIPFRAME']._serialized_end=617
-  _globals['_EVENTS']._serialized_start=619
-  _globals['_EVENTS']._serialized_end=689
-  _globals['_INVENTORY']._serialized_start=691
-  _globals['_INVENTORY']._serialized_end=791
-  _globals['_PEER']._serialized_start=794
-  _globals['_PEER']._serialized_end=1019
+  _globals['_GOSSIPFRAME']._serialized_end=659
+  _globals['_FRAMETRACE']._serialized_start=661
+  _globals['_FRAMETRACE']._serialized_end=712
+  _globals['_EVENTS']._serialized_start=714
+  _globals['_EVENTS']._serialized_end=784
+  _globals['_INVENTORY']._serialized_start=786
+  _globals['_INVENTORY']._serialized_end=886
+  _globals['_PEER']._serialized_start=889
+  _globals['_PEER']._serialized_end=1114
 # @@protoc_insertion_point(module_scope)

@@ -133,6 +133,7 @@ class GossipFrame(_message.Message):
     INV_FIELD_NUMBER: _builtins.int
     GET_EVENTS_FIELD_NUMBER: _builtins.int
     SYNC_LEAVES_FIELD_NUMBER: _builtins.int
+    TRACES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def events(self) -> Global___Events: ...
     @_builtins.property
@@ -143,6 +144,10 @@ class GossipFrame(_message.Message):
     def get_events(self) -> Global___Inventory: ...
     @_builtins.property
     def sync_leaves(self) -> Global___Inventory: ...
+    @_builtins.property
+    def traces(self) -> _containers.RepeatedCompositeFieldContainer[Global___FrameTrace]:
+        """Of `events`, where the sender traces: nodes that do not trace pass it over."""
+
     def __init__(
         self,
         *,
@@ -150,16 +155,43 @@ class GossipFrame(_message.Message):
         inv: Global___Inventory | None = ...,
         get_events: Global___Inventory | None = ...,
         sync_leaves: Global___Inventory | None = ...,
+        traces: _abc.Iterable[Global___FrameTrace] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "get_events", b"get_events", "inv", b"inv", "kind", b"kind", "sync_leaves", b"sync_leaves"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "get_events", b"get_events", "inv", b"inv", "kind", b"kind", "sync_leaves", b"sync_leaves"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "get_events", b"get_events", "inv", b"inv", "kind", b"kind", "sync_leaves", b"sync_leaves", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["events", "inv", "get_events", "sync_leaves"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___GossipFrame: _TypeAlias = GossipFrame  # noqa: Y015
+
+@_typing.final
+class FrameTrace(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    traceparent: _builtins.str
+    """of the sender's span (W3C Trace Context)"""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """places of the messages that it is about"""
+
+    def __init__(
+        self,
+        *,
+        traceparent: _builtins.str = ...,
+        messages: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FrameTrace: _TypeAlias = FrameTrace  # noqa: Y015
 
 @_typing.final
 class Events(_message.Message):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from wire.storenode.v1 import peer_pb2 as storenode_dot_v1_dot_peer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&storenode/internal/v1/gossip_raw.proto\x12\x15storenode.internal.v1\x1a\x17storenode/v1/peer.proto\"\xd3\x01\n\x0eRawGossipFrame\x12\x32\n\x06\x65vents\x18\x01 \x01(\x0b\x32 .storenode.internal.v1.RawEventsH\x00\x12&\n\x03inv\x18\x02 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12-\n\nget_events\x18\x03 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12.\n\x0bsync_leaves\x18\x04 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x42\x06\n\x04kind\"\x1d\n\tRawEvents\x12\x10\n\x08messages\x18\x01 \x03(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&storenode/internal/v1/gossip_raw.proto\x12\x15storenode.internal.v1\x1a\x17storenode/v1/peer.proto\"\xfd\x01\n\x0eRawGossipFrame\x12\x32\n\x06\x65vents\x18\x01 \x01(\x0b\x32 .storenode.internal.v1.RawEventsH\x00\x12&\n\x03inv\x18\x02 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12-\n\nget_events\x18\x03 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12.\n\x0bsync_leaves\x18\x04 \x01(\x0b\x32\x17.storenode.v1.InventoryH\x00\x12(\n\x06traces\x18\x05 \x03(\x0b\x32\x18.storenode.v1.FrameTraceB\x06\n\x04kind\"\x1d\n\tRawEvents\x12\x10\n\x08messages\x18\x01 \x03(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,7 +33,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wire.storenode.internal.v1.
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RAWGOSSIPFRAME']._serialized_start=91
-  _globals['_RAWGOSSIPFRAME']._serialized_end=302
-  _globals['_RAWEVENTS']._serialized_start=304
-  _globals['_RAWEVENTS']._serialized_end=333
+  _globals['_RAWGOSSIPFRAME']._serialized_end=344
+  _globals['_RAWEVENTS']._serialized_start=346
+  _globals['_RAWEVENTS']._serialized_end=375
 # @@protoc_insertion_point(module_scope)

@@ -31,6 +31,7 @@ class RawGossipFrame(_message.Message):
     INV_FIELD_NUMBER: _builtins.int
     GET_EVENTS_FIELD_NUMBER: _builtins.int
     SYNC_LEAVES_FIELD_NUMBER: _builtins.int
+    TRACES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def events(self) -> Global___RawEvents: ...
     @_builtins.property
@@ -39,6 +40,8 @@ class RawGossipFrame(_message.Message):
     def get_events(self) -> _peer_pb2.Inventory: ...
     @_builtins.property
     def sync_leaves(self) -> _peer_pb2.Inventory: ...
+    @_builtins.property
+    def traces(self) -> _containers.RepeatedCompositeFieldContainer[_peer_pb2.FrameTrace]: ...
     def __init__(
         self,
         *,
@@ -46,10 +49,11 @@ class RawGossipFrame(_message.Message):
         inv: _peer_pb2.Inventory | None = ...,
         get_events: _peer_pb2.Inventory | None = ...,
         sync_leaves: _peer_pb2.Inventory | None = ...,
+        traces: _abc.Iterable[_peer_pb2.FrameTrace] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "get_events", b"get_events", "inv", b"inv", "kind", b"kind", "sync_leaves", b"sync_leaves"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "get_events", b"get_events", "inv", b"inv", "kind", b"kind", "sync_leaves", b"sync_leaves"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "get_events", b"get_events", "inv", b"inv", "kind", b"kind", "sync_leaves", b"sync_leaves", "traces", b"traces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["events", "inv", "get_events", "sync_leaves"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

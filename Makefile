@@ -11,7 +11,8 @@ PURE_TESTS := tests/unit tests/sim tests/interop tests/layering
 PROCESS_TESTS := tests/embedded tests/faults tests/integration
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test check-browser sim bench soak lint format types proto proto-check lock clean
+.PHONY: help run demo test check-browser sim bench soak lint format types proto proto-check \
+	check-deploy audit-dependencies lock clean
 
 help: ## show this list
 	@echo "usage: make TARGET [ARGS='...']"
@@ -59,6 +60,13 @@ proto: $(STAMP) ## generate wire/ from proto/
 
 proto-check: $(STAMP) ## fail if wire/ is not what proto/ gives
 	$(BIN)/python tools/generate_wire.py --check
+
+check-deploy: $(STAMP) ## validate deploy/ with docker-compose, promtool, kubectl and systemd-analyze
+	@$(BIN)/python tools/generate_dashboard.py --check
+	@$(BIN)/python -m pytest tests/deploy
+
+audit-dependencies: $(STAMP) ## ask for known vulnerabilities of dependencies; code 3: not known
+	@$(BIN)/python tools/audit_dependencies.py
 
 lock: $(STAMP) ## pin all dependencies with hashes; ARGS=--upgrade takes newer versions
 	$(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --all-extras \

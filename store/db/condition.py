@@ -32,7 +32,8 @@ group by 1 order by 1
 _STANDBYS: Final = """
 select coalesce(application_name, '')::text,
        pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::bigint
-from pg_stat_replication where not pg_is_in_recovery()
+from pg_stat_replication
+where not pg_is_in_recovery() and state is distinct from 'backup'
 """
 
 

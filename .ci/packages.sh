@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that the checks need and that are missing; names them where it may not.
+set -euo pipefail
+
+# program package
+wanted=(
+    "docker-compose docker-compose"
+    "promtool prometheus"
+    "systemd-analyze systemd"
+    "openssl openssl"
+    "chromium chromium"
+    "chromedriver chromium-driver"
+)
+missing=()
+for pair in "${wanted[@]}"; do
+    read -r program package <<<"$pair"
+    command -v "$program" >/dev/null || missing+=("$package")
+done
+
+if ! command -v kubectl >/dev/null; then
+    echo "kubectl is missing and not among Debian's packages: install 1.30 or newer for make check-deploy." >&2
+    exit 1
+fi
+if [ ${#missing[@]} -eq 0 ]; then
+    exit 0
+fi
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+    echo "Missing: ${missing[*]} (names of Debian's packages). Install them, or run this as root on Debian." >&2
+    exit 1
+fi
+
+# Some packages start a service when they are installed; nothing here wants it to run.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 0755 "$policy"
+fi
+
+echo "Installing ${missing[*]} ..."
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+if ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+    cat "$log" >&2
+    echo "The packages ${missing[*]} could not be installed: the lines above say why." >&2
+    exit 1
+fi
+rm -f "$log"

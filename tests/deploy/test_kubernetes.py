@@ -1,0 +1,96 @@
+"""The manifests: valid for Kubernetes, with no more rights than the restricted standard allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.tools import DEPLOY, run
+
+OVERLAYS = sorted(path.name for path in (DEPLOY / "kubernetes/overlays").iterdir())
+OF_OTHERS = {"ServiceMonitor"}
+"""Kinds whose schema Kubernetes does not know."""
+
+VERSIONS = ("1.30", kubernetes_validate.latest_version())
+
+Manifest = dict[str, Any]
+
+
+@cache
+def rendered(overlay: str) -> list[Manifest]:
+    text = run("kubectl", "kustomize", str(DEPLOY / "kubernetes/overlays" / overlay))
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+def pods(manifest: Manifest) -> Iterator[Manifest]:
+    """The specifications of pods in a manifest."""
+    spec = manifest.get("spec", {})
+    spec = spec.get("jobTemplate", {}).get("spec", spec)
+    if "template" in spec:
+        yield spec["template"]["spec"]
+
+
+def test_there_is_an_overlay_for_each_way_to_run() -> None:
+    assert OVERLAYS == ["embedded", "production", "spark-cluster"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_it_is_valid(overlay: str, version: str) -> None:
+    for manifest in rendered(overlay):
+        if manifest["kind"] not in OF_OTHERS:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pods_are_restricted_and_bounded(overlay: str) -> None:
+    found = [(each["metadata"]["name"], pod) for each in rendered(overlay) for pod in pods(each)]
+    assert found
+    for name, pod in found:
+        assert pod["securityContext"]["runAsNonRoot"], name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert pod["automountServiceAccountToken"] is False, name
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            assert context["readOnlyRootFilesystem"], name
+            assert container["resources"]["limits"]["memory"], name
+            assert container["image"].startswith("registry.example/"), "the overlay names no image"
+            assert not container["image"].endswith(":latest"), name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_secrets_are_only_referred_to(overlay: str) -> None:
+    manifests = rendered(overlay)
+    assert "Secret" not in {each["kind"] for each in manifests}
+    assert "postgresql://" not in yaml.safe_dump_all(manifests)
+
+
+def test_probes_ask_what_the_node_answers() -> None:
+    (nodes,) = [each for each in rendered("production") if each["kind"] == "StatefulSet"]
+    (container,) = nodes["spec"]["template"]["spec"]["containers"]
+    paths = {
+        probe: container[probe]["httpGet"]["path"]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe")
+    }
+    assert paths == {
+        "startupProbe": "/healthz",
+        "readinessProbe": "/readyz",
+        "livenessProbe": "/healthz",
+    }
+
+
+def test_the_small_overlay_has_its_data_on_a_volume_and_no_database_elsewhere() -> None:
+    manifests = rendered("embedded")
+    assert not {"Job", "PodDisruptionBudget"} & {each["kind"] for each in manifests}
+    (node,) = [each for each in manifests if each["kind"] == "StatefulSet"]
+    (container,) = node["spec"]["template"]["spec"]["containers"]
+    assert [each["name"] for each in container["env"]] == ["POD_NAME"]
+    assert [each["metadata"]["name"] for each in node["spec"]["volumeClaimTemplates"]] == ["data"]
+    assert "data" not in {each["name"] for each in node["spec"]["template"]["spec"]["volumes"]}

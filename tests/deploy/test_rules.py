@@ -1,0 +1,59 @@
+"""Alert rules: valid, tested, each with a page that says what to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.tools import DEPLOY, ROOT, run
+
+PROMETHEUS = DEPLOY / "prometheus"
+RULES = PROMETHEUS / "rules/storenode.yml"
+TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
+RUNBOOKS = ROOT / "docs/runbooks"
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+
+
+def test_prometheus_accepts_rules_and_configuration() -> None:
+    run("promtool", "check", "rules", str(RULES))
+    run("promtool", "check", "config", "--syntax-only", str(PROMETHEUS / "prometheus.yml"))
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_rules_fire_when_they_must(path: Path) -> None:
+    run("promtool", "test", "rules", str(path))
+
+
+def test_every_alert_is_tested_to_fire() -> None:
+    text = "".join(path.read_text("utf-8") for path in TESTS)
+    fired = set(re.findall(r'alertname="(\w+)"', text))
+    fired |= set(re.findall(r"alertname: (\w+)\n\s+exp_alerts:\n", text))
+    assert fired == {each["alert"] for each in alerts()}
+
+
+def test_every_alert_has_a_severity_and_texts() -> None:
+    for each in alerts():
+        assert each["labels"]["severity"] in ("critical", "warning"), each["alert"]
+        assert each["annotations"].keys() == {"summary", "description", "runbook_url"}
+
+
+def test_every_alert_has_its_page_and_every_page_its_alert() -> None:
+    named = {each["annotations"]["runbook_url"] for each in alerts()}
+    pages = {f"docs/runbooks/{path.name}" for path in RUNBOOKS.glob("*.md")}
+    assert pages - {"docs/runbooks/README.md"} == named
+    index = (RUNBOOKS / "README.md").read_text("utf-8")
+    for each in alerts():
+        name = each["annotations"]["runbook_url"].removeprefix("docs/runbooks/")
+        page = (RUNBOOKS / name).read_text("utf-8")
+        assert page.startswith(f"# {each['alert']}\n"), f"{name} is about another alert"
+        for section in ("## What it means", "## Look at", "## Do", "## Escalate"):
+            assert section in page, f"{name} lacks {section}"
+        assert f"[{each['alert']}]({name})" in index, f"the index lacks {each['alert']}"

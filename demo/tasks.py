@@ -16,10 +16,7 @@ class Tasks:
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin something."""
-        return self.adopt(asyncio.create_task(work))
-
-    def adopt(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
-        """Take a task that was begun elsewhere."""
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task

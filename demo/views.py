@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
@@ -53,8 +54,14 @@ def has_screen(console: Console) -> bool:
 
 def view(*, plain: bool) -> View:
     """A screen where there is a terminal for it, unless plain lines are asked for."""
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
     return Plain(console) if plain or not has_screen(console) else Screen(console)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        # The library would exit at once, past everything that must be ended first.
+        raise BrokenPipeError(errno.EPIPE, "nobody reads the output")
 
 
 class Screen:
@@ -139,4 +146,4 @@ def _in_short(scene: Scene) -> str:
     here = [person for person in scene.people or () if person.here]
     synced = sum(person.look().synced for person in here)
     missing = sum(person.status.missing for person in here)
-    return f"held: {held}; participants: {synced} of {len(here)} synced, {missing:,} missing"
+    return f"held: {held}; {synced} of {len(here)} synced, {missing:,} missing"

@@ -6,6 +6,8 @@ import asyncio
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -85,23 +87,21 @@ def demo(
     from demo import run, story, views  # noqa: PLC0415
     from demo.node import NodeFailed  # noqa: PLC0415
 
-    directory = _Directory(keep)
-    plan = story.Plan(
-        directory.path, pace, patience / NS_PER_S, limit / NS_PER_S, frozenset(without)
-    )
     try:
-        equal = asyncio.run(run.run(plan, views.view(plain=plain)))
+        with _directory(keep) as directory:
+            plan = story.Plan(
+                directory, pace, patience / NS_PER_S, limit / NS_PER_S, frozenset(without)
+            )
+            kept = f"Logs and databases are in {directory}."
+            if not asyncio.run(run.run(plan, views.view(plain=plain))):
+                raise CliError(FAILED, f"Something was not brought back. {kept}")
     except asyncio.CancelledError:
-        directory.remove()
         raise click.Abort from None
     except NodeFailed as error:
         click.echo(error.tail, err=True)
         raise CliError(FAILED, error.sentence) from error
     except NodeError as error:
-        raise CliError(FAILED, f"{safe(error.sentence)} {directory.kept}") from error
-    if not equal:
-        raise CliError(FAILED, f"Something was not brought back. {directory.kept}")
-    directory.remove()
+        raise CliError(FAILED, f"{safe(error.sentence)} {kept}") from error
     return OK
 
 
@@ -115,34 +115,38 @@ def _require_libraries() -> None:
         )
 
 
-class _Directory:
-    """Where all files of a run are: the one that was named, or one that is made for it.
+@contextmanager
+def _directory(named: Path | None) -> Iterator[Path]:
+    """Where all files of a run are: a directory that somebody has named, or one for the time.
+
+    The latter is removed at the end, unless something went wrong that can be looked into.
 
     Raises:
         CliError: it cannot be used.
     """
+    path = _made(named)
+    try:
+        yield path
+    except (asyncio.CancelledError, KeyboardInterrupt, BrokenPipeError):
+        _remove(path, named)
+        raise
+    _remove(path, named)
 
-    def __init__(self, named: Path | None) -> None:
-        self._temporary = named is None
-        try:
-            if named is None:
-                self.path = Path(tempfile.mkdtemp(prefix="storenode-demo-"))
-            else:
-                self.path = named.absolute()
-                self.path.mkdir(parents=True, exist_ok=True)
-                if any(self.path.iterdir()):
-                    raise CliError(USAGE, f"The directory {named} is not empty: name a new one.")
-        except OSError as error:
-            raise CliError(
-                USAGE, f"The directory {error.filename} cannot be used: {error.strerror}."
-            ) from error
 
-    @property
-    def kept(self) -> str:
-        """The sentence that says where the files are."""
-        return f"Logs and databases are in {self.path}."
+def _made(named: Path | None) -> Path:
+    try:
+        if named is None:
+            return Path(tempfile.mkdtemp(prefix="storenode-demo-"))
+        named.mkdir(parents=True, exist_ok=True)
+        if any(named.iterdir()):
+            raise CliError(USAGE, f"The directory {named} is not empty: name a new one.")
+        return named.absolute()
+    except OSError as error:
+        raise CliError(
+            USAGE, f"The directory {error.filename} cannot be used: {error.strerror}."
+        ) from error
 
-    def remove(self) -> None:
-        """Remove it, unless somebody has named it."""
-        if self._temporary:
-            shutil.rmtree(self.path, ignore_errors=True)
+
+def _remove(path: Path, named: Path | None) -> None:
+    if named is None:
+        shutil.rmtree(path, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
@@ -13,7 +14,7 @@ from pipeline.errors import SPARK_ERRORS, of_spark
 from pipeline.fingerprints import HASH_WORDS, Fingerprints, by_slice, collected
 from pipeline.lake import Lake
 from pipeline.limits import DAY_NS, HOUR_NS
-from pipeline.paths import literally
+from pipeline.paths import for_spark, literally
 from pipeline.progress import Say, shown, silent
 
 KEY: Final = ("ts", *HASH_WORDS)
@@ -50,6 +51,16 @@ def fingerprints_of(session: SparkSession, paths: list[str], length_ns: int) -> 
         return collected(by_slice(rows, length_ns).toLocalIterator())
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
+
+
+def is_there(session: SparkSession, path: str) -> bool:
+    """Whether there is anything at a path, as Spark sees it."""
+    found = session.read.format("binaryFile").option("recursiveFileLookup", "true")
+    try:
+        # A session of Spark Connect looks when it is asked for something, and no sooner.
+        return bool(found.load(literally(for_spark(path))).columns)
+    except PySparkException as error:
+        return error.getCondition() != "PATH_NOT_FOUND"
 
 
 def read_files(session: SparkSession, paths: list[str], names: Iterable[str]) -> DataFrame:

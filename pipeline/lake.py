@@ -39,7 +39,7 @@ from pipeline.limits import (
     MAX_PARQUET_FILES,
     VACUUM_AFTER_HOURS,
 )
-from pipeline.paths import checked, for_delta, for_spark
+from pipeline.paths import checked, for_delta, for_spark, require_visible
 
 FORMAT_VERSION: Final = "1"
 _NAME: Final = "storenode messages"
@@ -171,8 +171,10 @@ class Lake:
         """Add files to the table, all or none.
 
         Raises:
-            PipelineError: somebody else has published since the state was read.
+            PipelineError: somebody else has published since the state was read, or this process
+                does not see the files.
         """
+        require_visible(self.path, [f"messages/{each.path}" for each in written])
         self._write(
             [_action(each, new=True) for each in written],
             {f"storenode.{name}": text for name, text in note.items()},
@@ -202,6 +204,7 @@ class Lake:
         Raises:
             PipelineError: somebody else has published since the state was read.
         """
+        require_visible(self.path, [f"messages/{each.path}" for each in written])
         actions: list[AddAction | RemoveAction] = [_removal(self._within(each)) for each in gone]
         self._write([*actions, *(_action(each, new=False) for each in written)], {})
 

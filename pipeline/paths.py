@@ -7,7 +7,7 @@ it for a pattern; delta-rs takes it for a local one, as it is. Both are told the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +39,22 @@ def checked(path: str, what: str = "An archive") -> str:
     if "://" not in plain:
         plain = str(Path(plain).absolute())
     return plain.rstrip("/") or plain
+
+
+def require_visible(path: str, files: Iterable[str]) -> None:
+    """Make sure that this process sees files that Spark has written below a path.
+
+    Raises:
+        PipelineError: the path is one of this machine, and what Spark wrote there is elsewhere.
+    """
+    if not path.startswith("/"):
+        return
+    for each in files:
+        if not Path(path, each).is_file():
+            raise PipelineError(
+                f"What Spark has written to {path} is not there for this process: name a directory"
+                " that both share, or one of an object store. Nothing was published."
+            )
 
 
 def for_spark(path: str) -> str:

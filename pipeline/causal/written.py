@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from pipeline.causal.reported import Tables
 from pipeline.causal.rows import CYCLE, HEAD, INCOMPLETE, ORPHAN, VIOLATION
+from pipeline.contents import is_there
 from pipeline.errors import USAGE, PipelineError
+from pipeline.paths import checked, for_spark
 
 _LISTED: Final = {"incomplete": (INCOMPLETE,), "heads": (HEAD,), "orphans": (ORPHAN,)}
 _FAULTS: Final = {"violations": "parent", "cycles": "cycle"}
@@ -25,7 +26,7 @@ class Outputs:
 
     def __init__(self, session: SparkSession, output: str | None, missing: str | None) -> None:
         self._session = session
-        self._output = output
+        self._output = None if output is None else checked(output, "The output")
         self._missing = None if missing is None else Path(missing)
 
     @property
@@ -39,7 +40,7 @@ class Outputs:
         Raises:
             PipelineError: something is there, or there is no directory for the file.
         """
-        if self._output is not None and _is_there(self._session, self._output):
+        if self._output is not None and is_there(self._session, self._output):
             raise PipelineError(
                 f"{self._output} exists already: name a directory that does not, for what is"
                 " found.",
@@ -65,17 +66,9 @@ class Outputs:
         """
         if self._output is not None:
             for name, rows in _tables(tables).items():
-                rows.write.mode("append").parquet(f"{self._output}/{name}")
+                rows.write.mode("append").parquet(for_spark(f"{self._output}/{name}"))
         if self._missing is not None:
             _write_ids(self._missing, _ids(tables.references))
-
-
-def _is_there(session: SparkSession, path: str) -> bool:
-    try:
-        session.read.format("binaryFile").load(path)
-    except AnalysisException:
-        return False
-    return True
 
 
 def _tables(tables: Tables) -> dict[str, DataFrame]:

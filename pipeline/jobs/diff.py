@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
+from pipeline.contents import is_there
 from pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from pipeline.fingerprints import LEVELS_NS, differing
-from pipeline.paths import checked, for_spark, literally
+from pipeline.paths import checked, for_spark
 from pipeline.progress import Say, shown, silent
 from pipeline.sides import ID_COLUMNS, Side
 
@@ -82,9 +82,12 @@ def diff(
     """
     result = Differences(first.name, second.name, output=output)
     low_ns, high_ns = bounds
-    target = None if output is None else for_spark(checked(output, "The output"))
-    if target is not None:
-        _require_absent(session, target)
+    target = None if output is None else checked(output, "The output")
+    if target is not None and is_there(session, target):
+        raise PipelineError(
+            f"{output} exists already: name a directory that does not, for the IDs that differ.",
+            USAGE,
+        )
     starts: list[int] | None = None
     for level, length_ns in LEVELS_NS.items():
         starts = [
@@ -106,7 +109,7 @@ def diff(
             found = _bounded(found, low_ns, high_ns).cache()
             _count(found, result)
             if target is not None:
-                found.write.mode("append").partitionBy("lacks").parquet(target)
+                found.write.mode("append").partitionBy("lacks").parquet(for_spark(target))
             found.unpersist()
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
@@ -130,13 +133,3 @@ def _bounded(found: DataFrame, low_ns: int | None, high_ns: int | None) -> DataF
 def _count(found: DataFrame, result: Differences) -> None:
     for row in found.groupBy("lacks").count().collect():
         result.lacking[row["lacks"]] = row["count"]
-
-
-def _require_absent(session: SparkSession, output: str) -> None:
-    try:
-        session.read.format("binaryFile").load(literally(output))
-    except AnalysisException:
-        return
-    raise PipelineError(
-        f"{output} exists already: name a directory that does not, for the IDs that differ.", USAGE
-    )

@@ -108,13 +108,14 @@ def _wanted(session: SparkSession, job: Restoring) -> DataFrame | None:
 def _ids(session: SparkSession, path: str) -> DataFrame:
     try:
         found = session.read.parquet(literally(for_spark(checked(path, "A diff"))))
+        names = set(found.columns)
     except SPARK_ERRORS as error:
         raise PipelineError(
             f"{path} cannot be read as the output of a diff: name a directory that"
             " `storenode pipeline diff --output` has written.",
             USAGE,
         ) from error
-    if not set(KEY) <= set(found.columns):
+    if not set(KEY) <= names:
         raise PipelineError(f"{path} is not the output of a diff.", USAGE)
     return found.select(*KEY)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.paths import checked, for_delta, for_spark, literally
+from pipeline.paths import checked, for_delta, for_spark, literally, require_visible
 
 
 @pytest.mark.parametrize(
@@ -57,3 +57,11 @@ def test_what_delta_cannot_name_is_refused(path: str) -> None:
 def test_what_spark_would_take_for_a_pattern_means_itself() -> None:
     assert literally("/plain/day=3/ü") == "/plain/day=3/ü"
     assert literally("/st*r/{a,b}?") == "/st\\*r/\\{a,b\\}\\?"
+
+
+def test_files_that_this_process_does_not_see_are_told(tmp_path: Path) -> None:
+    tmp_path.joinpath("part").write_bytes(b"")
+    require_visible(str(tmp_path), ["part"])
+    require_visible("s3a://bucket/archive", ["part"])
+    with pytest.raises(PipelineError, match="Nothing was published"):
+        require_visible(str(tmp_path), ["part", "run-1/part"])

@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOCK := requirements.lock
-# What only computes runs on all cores; what starts servers and nodes has the machine to itself.
+# What only computes runs on all cores; of what starts servers and nodes, two run at a time.
 PURE_TESTS := tests/unit tests/sim tests/interop tests/layering
 PROCESS_TESTS := tests/embedded tests/faults tests/integration
 
@@ -29,7 +29,7 @@ ifdef ARGS
 	@exec $(BIN)/python -m pytest $(ARGS)
 else
 	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(PURE_TESTS)
-	@$(BIN)/python -m pytest $(PROCESS_TESTS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PROCESS_TESTS)
 endif
 
 check-browser: $(STAMP) ## try the status page in the system's Chromium, which must be installed

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from store.db.migrate import upgrade
 from tests.support.postgres import PostgresServer
@@ -24,6 +25,19 @@ settings.register_profile(
 )
 settings.register_profile("search", parent=settings.get_profile("ci"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+class _OneSpark(LoadFileScheduling):  # type: ignore[misc] - xdist has no types
+    """Gives a process whole files of tests, and one process all that share a session of Spark."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        spark = "tests/integration/pipeline/"
+        return spark if nodeid.startswith(spark) else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling:
+    """Where several processes run tests: who runs which."""
+    return _OneSpark(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ settings.register_profile("search", parent=settings.get_profile("ci"), derandomi
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-class _OneSpark(LoadFileScheduling):  # type: ignore[misc] - xdist has no types
+class _OneSpark(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Gives a process whole files of tests, and one process all that share a session of Spark."""
 
     def _split_scope(self, nodeid: str) -> str:

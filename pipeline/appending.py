@@ -60,11 +60,6 @@ class Appender:
             written, added = read_back(self._session, self._lake, run)
         except SPARK_ERRORS as error:
             raise of_spark(error) from error
-        if messages and not written:
-            raise PipelineError(
-                f"What Spark has written is not in {self._lake.path}: its workers, and this"
-                " process, must all see the same directory there."
-            )
         if written:
             self._publish(written, added, state)
 

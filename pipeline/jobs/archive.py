@@ -26,6 +26,7 @@ from pipeline.database import (
     read_archived,
     read_state,
 )
+from pipeline.errors import PipelineError
 from pipeline.fingerprints import (
     NOTHING,
     Fingerprints,
@@ -113,6 +114,11 @@ class Archiving:
     dry_run: bool = False
     say: Say = silent
 
+    @property
+    def everything(self) -> bool:
+        """Whether nothing is left out."""
+        return (self.low_ns, self.high_ns) == (0, FOREVER)
+
 
 def archive(session: SparkSession, job: Archiving) -> Archived:
     """Bring an archive up to what the database holds now.
@@ -152,6 +158,11 @@ class _Run:
         if to_do:
             rows = self._lacking(state, to_do)
             appender.append(rows, to_do, state, result.to_do)
+            if job.everything and result.to_do and not appender.messages:
+                raise PipelineError(
+                    f"What Spark's workers have written is not in {lake.path}: they and this"
+                    " process must all see the same directory there."
+                )
         result.published, result.files = appender.messages, appender.files
         note(self._connection, job, state, appender.held, result)
         result.compacted = appender.compact()

@@ -36,6 +36,12 @@ EDGES_S: Final = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 3_600.0, 86_
 """Where classes of lateness end; the first holds what came before its own time."""
 
 _READ: Final = pa.schema([("ts", pa.int64()), ("late_ns", pa.int64()), ("source", pa.binary())])
+_SOURCE: Final = ("source",)
+_CLASS: Final = ("live", "class")
+_STEP: Final = ("live", "step_ns")
+_OF_SOURCE: Final = 0b0111
+"""The grouping of `_SOURCE`: a bit for each key that it is not by."""
+
 _ACCURACY: Final = 1_000
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 
@@ -155,29 +161,37 @@ def arrivals_of(
         url, slices=to_text(slices), position=state.position, connections=connections
     )
     rows = session.read.format(FORMAT).options(**options).load()
-    rows = rows.withColumn("source", F.col("source").cast("string")).cache()
-    try:
-        return _gathered(rows, axis)
-    finally:
-        rows.unpersist()
+    return _gathered(rows.withColumn("source", F.col("source").cast("string")), axis)
 
 
 def _gathered(rows: DataFrame, axis: Axis) -> Arrivals:
-    known = rows.where(F.col("source").isNotNull())
-    live = known.where(F.col("source").isin(*LIVE))
-    step = (F.col("ts") - F.col("ts") % F.lit(axis.step_ns)).alias("step_ns")
-    drawn = live.where((F.col("ts") >= axis.first_ns) & (F.col("ts") < axis.last_ns))
-    sources = known.groupBy("source").agg(*_quantiles()).collect()
-    classes = {row["class"]: row["count"] for row in live.groupBy(_class()).count().collect()}
+    """Group once, in three ways at a time: nothing but the few groups is kept."""
+    found = _groups(rows, axis).collect()
+    live = [row for row in found if row["live"]]
+    classes = {row["class"]: row["messages"] for row in live if row["class"] is not None}
     return Arrivals(
-        {row["source"]: _lateness(row) for row in sources},
+        {row["source"]: _lateness(row) for row in found if row["source"] is not None},
         tuple(classes.get(number, 0) for number in range(len(EDGES_S) + 1)),
-        {
-            row["step_ns"]: _lateness(row)
-            for row in drawn.groupBy(step).agg(*_quantiles()).collect()
-        },
-        rows.where(F.col("source").isNull()).count(),
+        {row["step_ns"]: _lateness(row) for row in live if row["step_ns"] is not None},
+        sum(
+            row["messages"] for row in found if row["grouping"] == _OF_SOURCE and not row["source"]
+        ),
     )
+
+
+def _groups(rows: DataFrame, axis: Axis) -> DataFrame:
+    step = F.col("ts") - F.col("ts") % F.lit(axis.step_ns)
+    drawn = (F.col("ts") >= axis.first_ns) & (F.col("ts") < axis.last_ns)
+    keyed = rows.select(
+        "source",
+        F.col("source").isin(*LIVE).alias("live"),
+        _class().alias("class"),
+        F.when(drawn, step).alias("step_ns"),
+        "late_ns",
+    )
+    sets = [[keyed[name] for name in keys] for keys in (_SOURCE, _CLASS, _STEP)]
+    every = [keyed[name] for name in (*_SOURCE, *_CLASS, "step_ns")]
+    return keyed.groupingSets(sets, *every).agg(F.grouping_id().alias("grouping"), *_quantiles())
 
 
 def _class() -> Column:
@@ -187,7 +201,7 @@ def _class() -> Column:
     total = F.lit(0)
     for each in beyond:
         total = total + each
-    return total.alias("class")
+    return total
 
 
 def _quantiles() -> list[Column]:

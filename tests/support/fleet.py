@@ -23,7 +23,7 @@ from tests.support.node import NodeProcess
 PUBSUB = "/waku/2/rs/1/0"
 CONTENT = "/fleet/1/chat/proto"
 NS_PER_S = 1_000_000_000
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 _T = TypeVar("_T")
 OWN_SCHEDULE = ("--sync-interval", "0", "--gossip", "off")
 """Nothing but what a test asks for."""

@@ -30,6 +30,8 @@ CHAIN = 20
 CLAIMANTS = 5
 MAX_RESPONSE_BYTES = 88 * KIB
 MESSAGES_OF_A_PAGE = 2
+ANY_TIME = ("--max-clock-drift", "off")
+"""Messages are made before their nodes start, which takes a busy machine its time."""
 
 LIMITS = {
     "--max-message-size": "20KiB",
@@ -97,9 +99,11 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     start_ns = time.time_ns()
     earlier = new_message(bytes(100 * KIB), EARLIER_TOPIC, PUBSUB_TOPIC, start_ns - 1)
     chain, claimants = made(start_ns)
-    with running_node(data_dir) as ordinary:
+    with running_node(data_dir, *ANY_TIME) as ordinary:
         asyncio.run(publish(ordinary, [earlier]))
-    with running_node(data_dir, *(part for pair in LIMITS.items() for part in pair)) as limited:
+    with running_node(
+        data_dir, *ANY_TIME, *(part for pair in LIMITS.items() for part in pair)
+    ) as limited:
         asyncio.run(publish(limited, chain))
         asyncio.run(publish(limited, claimants))
         yield Held(limited, chain, claimants, earlier)
@@ -308,7 +312,7 @@ async def test_limits_may_be_larger_too(tmp_path: Path) -> None:
         for n in range(40)
     ]
     topics = [TOPIC, *(f"/test/1/{n}/proto" for n in range(100))]
-    with running_node(tmp_path / "node", *LARGER) as process:
+    with running_node(tmp_path / "node", *ANY_TIME, *LARGER) as process:
         await publish(process, small)
         await publish(process, claims)
         async with connect(process.listen) as client:

@@ -26,27 +26,23 @@ class Ledger:
     """All messages of a run, by hash; and all lines of each channel, by ID.
 
     ``offered``: sent to a node, whatever became of it. ``acknowledged``: a node said that it holds
-    it. ``answers``: what others published again for whoever asked (SDS-Repair).
+    it. ``answers``: what was published again for whoever asked (SDS-Repair).
     """
 
     offered: set[bytes] = field(default_factory=set)
     acknowledged: set[bytes] = field(default_factory=set)
     said: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    answers: dict[bytes, str] = field(default_factory=dict)
+    answers: set[bytes] = field(default_factory=set)
 
     def say(self, channel_id: str, message_id: str, content: bytes) -> None:
         """Somebody said something in a channel."""
         self.said.setdefault(channel_id, {})[message_id] = content
 
     def offer(
-        self, route: Route, payload: bytes, timestamp_ns: int, answers: str | None = None
+        self, route: Route, payload: bytes, timestamp_ns: int, *, answers: bool = False
     ) -> None:
-        """Something is sent to a node; ``answers`` is the ID that it answers a request for."""
+        """Something is sent to a node; ``answers`` if it is the answer to a request for repair."""
         digest = hash_of(route.pubsub_topic, payload, route.content_topic, timestamp_ns)
         self.offered.add(digest)
-        if answers is not None:
-            self.answers[digest] = answers
-
-    def is_answer(self, digest: bytes) -> bool:
-        """Whether a message is the answer to a request for repair."""
-        return digest in self.answers
+        if answers:
+            self.answers.add(digest)

@@ -32,7 +32,7 @@ class Wire:
     def __init__(self) -> None:
         self.target = ""
         self.address = ""
-        self._state = State.OPEN
+        self.state = State.OPEN
         self._server: asyncio.Server | None = None
         self._connections = Tasks()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -52,9 +52,9 @@ class Wire:
 
     def set(self, state: State) -> None:
         """Carry on, break, or drop from now on."""
-        if state is State.CLOSED or self._state is State.DROPPING:
+        if state is State.CLOSED or self.state is State.DROPPING:
             self._abort()
-        self._state = state
+        self.state = state
 
     def _abort(self) -> None:
         for writer in tuple(self._writers):
@@ -64,7 +64,7 @@ class Wire:
         self._connections.start(self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._state is State.CLOSED:
+        if self.state is State.CLOSED:
             writer.transport.abort()
             return
         self._writers.add(writer)
@@ -77,7 +77,7 @@ class Wire:
             writer.transport.abort()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._state is State.DROPPING:
+        if self.state is State.DROPPING:
             await self._pump(reader, None)
             return
         host, _, port = self.target.rpartition(":")
@@ -103,7 +103,7 @@ class Wire:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter | None
     ) -> None:
         while data := await reader.read(_CHUNK_BYTES):
-            if writer is None or self._state is State.DROPPING:
+            if writer is None or self.state is State.DROPPING:
                 continue
             writer.write(data)
             await writer.drain()

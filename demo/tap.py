@@ -132,12 +132,11 @@ class TapLink:
     def _offer(self, outbound: Outbound) -> None:
         if outbound.ephemeral:
             return
-        answers = None
         message = content_of(outbound.payload)
-        if message is not None and message.sender_id != self.passage.name:
-            # Nobody publishes what somebody else has said, unless to answer a request for repair.
-            answers = message.message_id
-        self.ledger.offer(self.route, outbound.payload, outbound.timestamp_ns, answers)
+        # An answer to a request for repair is the bare message. All else that these participants
+        # publish carries their filter.
+        answers = message is not None and message.bloom_filter is None
+        self.ledger.offer(self.route, outbound.payload, outbound.timestamp_ns, answers=answers)
 
     def _lose(self, fetched: Fetched) -> bool:
         message = self._from_others(fetched)
@@ -150,8 +149,7 @@ class TapLink:
         for fetched in page:
             message = self._from_others(fetched)
             if message is not None:
-                answer = self.ledger.is_answer(fetched.hint)
-                came = Way.SDS_REPAIR if answer else way
+                came = Way.SDS_REPAIR if fetched.hint in self.ledger.answers else way
                 self.passage.came.setdefault(message.message_id, came)
 
     def _from_others(self, fetched: Fetched) -> SdsMessage | None:

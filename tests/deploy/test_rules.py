@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,20 @@ def alerts() -> list[dict[str, Any]]:
 def test_prometheus_accepts_rules_and_configuration() -> None:
     run("promtool", "check", "rules", str(RULES))
     run("promtool", "check", "config", "--syntax-only", str(PROMETHEUS / "prometheus.yml"))
+
+
+def test_prometheus_can_read_what_the_dashboard_asks(tmp_path: Path) -> None:
+    dashboard = json.loads((DEPLOY / "grafana/dashboards/storenode.json").read_text("utf-8"))
+    asked = [
+        target["expr"].replace("$__rate_interval", "1m")
+        for panel in dashboard["panels"]
+        for target in panel.get("targets", ())
+    ]
+    assert len(asked) > 40
+    rules = [{"record": f"panel:{number}", "expr": expr} for number, expr in enumerate(asked)]
+    path = tmp_path / "panels.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}), "utf-8")
+    run("promtool", "check", "rules", str(path))
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)

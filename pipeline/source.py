@@ -35,7 +35,6 @@ from pipeline.limits import HOUR_NS, MAX_CONNECTIONS, STREAM_BATCH_ROWS
 from pipeline.readers import AUTO, READERS
 from pipeline.reading import Cut, read_slices
 from pipeline.slices import Slice, from_text, good_slice_rows, grouped, plan_slices
-from pipeline.storing import StoringWriter
 from pipeline.stream import Spans, end_of_batch, spans_between
 from store.domain.partitioning import Bounds
 
@@ -165,6 +164,9 @@ class StorenodeSource(DataSource):
             raise PipelineError(
                 "A store node's database is only added to: use the mode `append`.", USAGE
             )
+        # Workers that read need not load what writes.
+        from pipeline.storing import StoringWriter  # noqa: PLC0415
+
         options = Options(self.options)
         return StoringWriter(options.url, schema.names)
 

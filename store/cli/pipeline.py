@@ -34,7 +34,6 @@ MOST_CONNECTIONS: Final = 64
 _FOREVER: Final = 2**63 - 1
 _NEW_FILE: Final = click.Path(path_type=Path)
 _LIBRARIES: Final = (
-    "adbc_driver_postgresql",
     "deltalake",
     "jinja2",
     "matplotlib",

@@ -2,12 +2,14 @@
 
 Names choose measures; without any, all are taken. ``ratio`` is the baseline's processor time
 against the job's: higher is better. Of ``verify`` and ``audit`` it is the time that passes on
-``local[1]`` against ``local[2]``.
+``local[1]`` against ``local[2]``. ``per_cpu_s`` is messages, or edges, per second of one core.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, Final
 
 from bench.pipeline import baselines, jobs
 from bench.pipeline.claims import EDGES_PER_CHANNEL, write_claims
-from bench.pipeline.cpu import Used, apart
+from bench.pipeline.cpu import Used, apart, postgres_cpu_s
 from bench.pipeline.world import filled_database
 from bench.support import report
 
@@ -49,21 +51,28 @@ class Measures:
             (None, (baselines.MESSAGES, baselines.SDS)),
             (FEW, (baselines.FEW,)),
         ):
+            before = postgres_cpu_s()
             rows, alone = twice(baselines.read_rows, self._url, *statements)
+            between = postgres_cpu_s()
             assert rows == self._messages, f"{rows} of {self._messages} messages were read"
             given = () if names is None else (names,)
             ran = apart(jobs.read_rows, self._url, *given)
             columns = "all" if names is None else ", ".join(names)
-            self._report("source", alone, ran, columns=columns)
+            served = (between - before) / 2, (postgres_cpu_s() - between) / 2
+            self._report("source", alone, ran, columns=columns, **with_postgres(alone, ran, served))
 
     def archive(self) -> None:
         """The whole job: written, read back, published, and noted in the database."""
         file = self._directory / "one.parquet"
+        before = postgres_cpu_s()
         rows, alone = twice(baselines.write_file, self._url, file)
+        between = postgres_cpu_s()
         file.unlink()
         ran = apart(jobs.archive_all, self._url, self._lake)
+        served = (between - before) / 2, postgres_cpu_s() - between
         assert ran.answer == rows, f"{ran.answer} of {rows} messages were archived"
-        self._report("archive", alone, ran, wall_s=ran.first.wall_s)
+        more = with_postgres(alone, ran, served)
+        self._report("archive", alone, ran, wall_s=ran.first.wall_s, **more)
 
     def fingerprint(self) -> None:
         """Of every hour, from the archive's files."""
@@ -125,12 +134,17 @@ class Measures:
     def _report(self, name: str, alone: Used, ran: jobs.Ran[Any], **more: object) -> None:
         again = {}
         if ran.again is not None:
-            again = {"again_cpu_s": ran.again.cpu_s, "again_ratio": alone.cpu_s / ran.again.cpu_s}
+            again = {
+                "again_cpu_s": ran.again.cpu_s,
+                "again_per_cpu_s": self._messages / ran.again.cpu_s,
+                "again_ratio": alone.cpu_s / ran.again.cpu_s,
+            }
         report(
             benchmark="pipeline",
             measure=name,
             messages=self._messages,
             **more,
+            per_cpu_s=self._messages / ran.first.cpu_s,
             cpu_s=ran.first.cpu_s,
             baseline_cpu_s=alone.cpu_s,
             ratio=alone.cpu_s / ran.first.cpu_s,
@@ -151,6 +165,16 @@ class Measures:
         )
 
 
+def with_postgres(alone: Used, ran: jobs.Ran[Any], served: tuple[float, float]) -> dict[str, float]:
+    """The same ratio when what Postgres used counts on both sides."""
+    baseline_s, job_s = served
+    return {
+        "postgres_cpu_s": job_s,
+        "baseline_postgres_cpu_s": baseline_s,
+        "ratio_with_postgres": (alone.cpu_s + baseline_s) / (ran.first.cpu_s + job_s),
+    }
+
+
 def twice(function: Callable[..., tuple[Any, Used]], *args: object) -> tuple[Any, Used]:
     """A baseline's answer, and the less that it used in two processes."""
     answer, first = apart(function, *args)
@@ -166,6 +190,8 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := [name for name in given.measures if name not in BARS]:
         parser.error(f"no measure is called {unknown[0]!r}: choose from {', '.join(BARS)}")
+    # What was begun is taken down again also when it is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     chosen = [name for name in BARS if name in given.measures or not given.measures]
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as name:
         directory = Path(name)

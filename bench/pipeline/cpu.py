@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import ParamSpec, TypeVar
 
 import psutil
@@ -39,6 +39,12 @@ def tree_cpu_s(pid: int | None = None) -> float:
     return total
 
 
+def postgres_cpu_s() -> float:
+    """What the servers that this process has started have used."""
+    children = psutil.Process().children()
+    return sum(tree_cpu_s(each.pid) for each in children if each.name() == "postgres")
+
+
 def measured(work: Callable[[], T]) -> tuple[T, Used]:
     """Do some work; its result, and what this process and its descendants used for it."""
     cpu_s, began = tree_cpu_s(), time.perf_counter()
@@ -49,4 +55,17 @@ def measured(work: Callable[[], T]) -> tuple[T, Used]:
 def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function in a process of its own, which ends with the call."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *args, **kwargs).result()
+        try:
+            return pool.submit(function, *args, **kwargs).result()
+        except BaseException:
+            _end_children()
+            raise
+
+
+def _end_children() -> None:
+    """End what an interrupted call still has running; nobody waits for its result any more."""
+    for child in active_children():
+        with suppress(psutil.Error):
+            for each in psutil.Process(child.pid).children(recursive=True):
+                each.kill()
+        child.kill()

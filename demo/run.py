@@ -46,7 +46,9 @@ async def _played(scene: Scene, plan: Plan, view: View) -> Verdict:
     await _unless_failed(scene, Story(scene, plan).tell())
     assert scene.cluster is not None
     assert scene.people is not None
+    assert scene.watch is not None
     scene.tell("Every store is read, every hash computed anew", chapter=True)
+    await scene.watch.look()
     return await _unless_failed(scene, judge(scene.cluster, scene.ledger, scene.people))
 
 

@@ -75,7 +75,7 @@ class Story:
 
     async def _begin(self) -> None:
         scene, cluster = self._scene, self._cluster
-        scene.tell("Three nodes start, each with a Postgres and a certificate", chapter=True)
+        scene.tell("Three nodes start, each with a Postgres, and speak TLS", chapter=True)
         scene.cluster = cluster
         await cluster.start()
         for node in cluster.nodes.values():
@@ -142,15 +142,11 @@ class Story:
         scene.network.place(ROAMER, CUT_OFF, inside=False)
         await self._until(lambda: scene.network.node_at(roamer.look().node) not in ("", CUT_OFF))
         place = scene.network.node_at(roamer.status.node)
-        scene.tell(
-            f"{ROAMER} goes from {CUT_OFF} to {place}; no node there has {NEIGHBOUR}'s lines"
-        )
+        scene.tell(f"{ROAMER} goes to {place}, where no node has {NEIGHBOUR}'s lines")
         await roamer.say()
         await self._until(lambda: listener.has_met(told))
-        asked = sum(listener.passage.came.get(each) is Way.SDS_REPAIR for each in told)
-        scene.tell(
-            f"{LISTENER} asks whoever has them, and gets {asked:,} from {ROAMER} (SDS-Repair)"
-        )
+        answered = sum(listener.passage.came.get(each) is Way.SDS_REPAIR for each in told)
+        scene.tell(f"{LISTENER} asks for them; SDS-Repair brings {answered:,}")
 
     async def _heal(self) -> None:
         scene, away_s = self._scene, time.monotonic() - self._fault_s

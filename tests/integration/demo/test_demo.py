@@ -70,6 +70,7 @@ def test_everything_is_everywhere_in_the_end(tmp_path: Path) -> None:
     for node, holds, *sources in table(done.stdout, "How the nodes came by"):
         assert number(holds) == held, node
         assert sum(map(number, sources)) == held, node
+        assert node == "n2" or number(sources[-1]) == 0, node
 
     lacked = {
         row[0]: [number(cell) for cell in row[1:]]

@@ -43,7 +43,7 @@ MAX_LISTED: Final = 100
 MAX_PARQUET_FILES: Final = 1_000_000
 """Files of one lake."""
 
-RESTORE_BATCH_MESSAGES: Final = 2_000
+RESTORE_BATCH_MESSAGES: Final = 10_000
 RESTORE_BATCH_BYTES: Final = 8 * 1024 * 1024
 """Messages, and bytes of them, that a restore stores in one transaction."""
 

@@ -142,7 +142,7 @@ _LISTENERS: Final[tuple[Decorator, ...]] = (
         default="127.0.0.1:7422",
         show_default=True,
         section="Listeners",
-        help="Address of /metrics, /healthz and /readyz, plain HTTP.",
+        help="Address of /metrics, /healthz, /readyz and the page /status, plain HTTP.",
     ),
     option(
         "--insecure",

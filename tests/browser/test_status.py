@@ -133,7 +133,7 @@ def test_a_peer_that_cannot_be_reached_is_described_in_words(
     page: Page, node: NodeProcess, dead: str
 ) -> None:
     page.open(node.metrics)
-    until(page, lambda: "in a row" in page.text("#peers"), "the failures are counted")
+    until(page, lambda: "attempt failed" in page.text("#peers"), "the failures are counted")
     text = page.text("#peers")
     assert dead in text
     assert "could not be reached" in text
@@ -161,7 +161,7 @@ def test_the_hours_can_be_read_by_keyboard_and_by_touch(page: Page, node: NodePr
 def test_it_fits_and_can_be_read(page: Page, node: NodeProcess, scheme: str, width: int) -> None:
     page.look(scheme, width)
     page.open(node.metrics)
-    until(page, lambda: "in a row" in page.text("#peers"), "the page is filled")
+    until(page, lambda: "attempt failed" in page.text("#peers"), "the page is filled")
     assert page.run("return matchMedia('(prefers-color-scheme: dark)').matches") is (
         scheme == "dark"
     )
@@ -244,7 +244,7 @@ def with_hostile_texts(given: Any, path: str = "") -> Any:  # noqa: ANN401 - JSO
 
 def test_texts_of_peers_are_shown_and_never_obeyed(page: Page, node: NodeProcess) -> None:
     page.open(node.metrics)
-    until(page, lambda: "in a row" in page.text("#peers"), "the peer is known")
+    until(page, lambda: "attempt failed" in page.text("#peers"), "the peer is known")
     data = with_hostile_texts(json.loads(get(node.metrics, DATA_PATH)[1]))
     data["peers"][0]["last"]["notes"] = [HOSTILE] * 5
     data["peers"].append({"node_id": HOSTILE, "live": {"reason": HOSTILE, "cut_off_until": 9e9}})

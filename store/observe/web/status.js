@@ -414,12 +414,14 @@ function showRates(data) {
 
 // Peers
 
+const failuresOf = (number) => (number === 1 ? "failed" : `failed ${count(number)} times in a row`);
+
 function badgesOf(peer) {
   const badges = [];
   const live = peer.live;
   if (peer.in_session) badges.push(["reconciling now", ""]);
   if (peer.address === undefined) badges.push(["calls this node", ""]);
-  else if (peer.failures) badges.push([`failed ${plural(peer.failures, "time")} in a row`, "bad"]);
+  else if (peer.failures) badges.push([failuresOf(peer.failures), "bad"]);
   else badges.push(peer.connected ? ["connected", "good"] : ["not connected", ""]);
   if (live && live.cut_off_until) badges.push(["turned away", "bad"]);
   else if (live && live.slowed) badges.push(["live, slowed for its faults", "warn"]);

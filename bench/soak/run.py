@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -38,6 +39,7 @@ _STUCK = (
     EmbeddedPostgresError,
     psycopg.Error,
     TimeoutError,
+    subprocess.TimeoutExpired,
 )
 """What ends a run before its time, since a process that must run does not, or does not answer."""
 
@@ -72,7 +74,9 @@ class Soak:
             self.summary.left_out = world.left_out
             clients = Clients(world, wanted.seed, wanted.interval_s)
             talking = stack.enter_context(participants(world, self._directory / "participants"))
-            sampler = Sampler(lambda: _targets(world, talking))
+            sampler = Sampler(
+                lambda: _targets(world, talking), lambda: len(world.history.published)
+            )
             stack.enter_context(sampler.running())
             stack.enter_context(clients.running())
             try:
@@ -148,7 +152,6 @@ class Soak:
         lives = sampler.lives()
         summary.violations += check_flat(lives, RULE)
         summary.violations += [Violation("strange answer", each) for each in clients.strange()]
-        summary.violations += _checked(world)
         summary.published, summary.acknowledged = len(history.published), len(history.acks)
         served = {message.claimed for each in holdings for message in each.scanned}
         summary.lost_as_allowed = sum(
@@ -159,6 +162,7 @@ class Soak:
             summary.add_tally(f"publishers, {confirms} confirmations", tally, loaded_s)
         summary.participants = _told(talking)
         summary.add_usage(lives, RULE)
+        summary.violations += _checked(world)
 
     def _attempt(self, rule: str, work: Callable[[], None]) -> None:
         try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from bench.soak.checker.flatness import Life
+from bench.soak.checker.flatness import Life, Sample
 
 EVERY_S = 2.0
 
@@ -17,12 +17,18 @@ EVERY_S = 2.0
 class Sampler:
     """Measures processes from a thread of its own. A process that comes anew begins another life.
 
-    ``targets`` gives, by name, the process ID and the ports of its database, each time anew.
+    ``targets`` gives, by name, the process ID and the ports of its database, each time anew;
+    ``messages`` how many messages there are.
     """
 
-    def __init__(self, targets: Callable[[], Mapping[str, tuple[int, set[int]]]]) -> None:
+    def __init__(
+        self,
+        targets: Callable[[], Mapping[str, tuple[int, set[int]]]],
+        messages: Callable[[], int],
+    ) -> None:
         self._targets = targets
-        self._lives: dict[tuple[str, float, str], list[tuple[float, float]]] = {}
+        self._messages = messages
+        self._lives: dict[tuple[str, float, str], list[Sample]] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler")
 
@@ -67,6 +73,7 @@ class Sampler:
                 "files": process.num_fds(),
                 "threads": process.num_threads(),
             }
-        age_s = time.time() - begun_s
+        age_s, messages = time.time() - begun_s, self._messages()
         for measure, value in found.items():
-            self._lives.setdefault((name, begun_s, measure), []).append((age_s, float(value)))
+            samples = self._lives.setdefault((name, begun_s, measure), [])
+            samples.append(Sample(age_s, float(value), messages))

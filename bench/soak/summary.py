@@ -69,7 +69,7 @@ class Summary:
                 grown = growth(life, rule)
                 self.judged += grown is not None
                 if grown is not None and life.measure == "memory":
-                    by = (grown[1] - grown[0]) / MIB
+                    by = (grown.last - grown.first) / MIB
                     row["growth_mib"] = max(by, row.get("growth_mib", by))
             self.usage.append(row)
 

@@ -5,6 +5,10 @@ first ``warm_up_s`` seconds do not count. What is left, if it spans at least ``l
 cut into three parts of equal time. The median of the last part may pass that of the first by the
 larger of an absolute and a relative allowance. A part's median is not moved by a moment's work,
 such as a reconciliation; a leak moves it.
+
+Memory has a further allowance: a node remembers something of each of its newest messages (who holds
+it, who was told, its place in the index), up to bounds by number. Until they are reached it grows
+with every message, and it begins anew with every start.
 """
 
 from __future__ import annotations
@@ -12,10 +16,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Final, NamedTuple
 
 from bench.soak.checker.verdict import Violation
 
-MIB = 1024 * 1024
+MIB: Final = 1024 * 1024
+BYTES_PER_MESSAGE: Final = 1_280
+REMEMBERED: Final = 2**17
+"""Messages beyond which a node's memory must not go on growing with their number."""
+
+
+class Sample(NamedTuple):
+    """A measure at a time of a life, and how many messages there were in the whole run by then."""
+
+    at_s: float
+    value: float
+    messages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +42,7 @@ class Allowance:
     share: float
 
 
-ALLOWED = {
+ALLOWED: Final = {
     "memory": Allowance(32 * MIB, 0.2),
     "database connections": Allowance(8, 0.0),
     "sockets": Allowance(16, 0.25),
@@ -38,16 +54,16 @@ ALLOWED = {
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One measure of one life: seconds since its start, and the value then."""
+    """One measure of one life, in the order of time."""
 
     process: str
     measure: str
-    samples: Sequence[tuple[float, float]]
+    samples: Sequence[Sample]
 
     @property
     def most(self) -> float:
         """The largest value, warm-up included."""
-        return max((value for _, value in self.samples), default=0.0)
+        return max((sample.value for sample in self.samples), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +74,47 @@ class Rule:
     least_s: float
 
 
-def growth(life: Life, rule: Rule) -> tuple[float, float] | None:
-    """The medians of the first and the last third; None for a life that is too short to judge."""
-    counted = [(at, value) for at, value in life.samples if at >= rule.warm_up_s]
-    if not counted or counted[-1][0] - counted[0][0] < rule.least_s:
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The medians of the first and the last third, and the messages that came from one to the end
+    of the other, of those that a node still remembers.
+    """
+
+    first: float
+    last: float
+    messages: int
+
+    def allowed(self, measure: str) -> float:
+        """By how much it may have grown."""
+        allowance = ALLOWED[measure]
+        most = max(allowance.units, allowance.share * self.first)
+        return most + (BYTES_PER_MESSAGE * self.messages if measure == "memory" else 0)
+
+
+def growth(life: Life, rule: Rule) -> Growth | None:
+    """How a life grew; None when it is too short to judge."""
+    counted = [sample for sample in life.samples if sample.at_s >= rule.warm_up_s]
+    if not counted or counted[-1].at_s - counted[0].at_s < rule.least_s:
         return None
-    begin, span = counted[0][0], counted[-1][0] - counted[0][0]
-    first = median(value for at, value in counted if at <= begin + span / 3)
-    last = median(value for at, value in counted if at >= begin + span * 2 / 3)
-    return first, last
+    begin_s, span_s = counted[0].at_s, counted[-1].at_s - counted[0].at_s
+    first = median(each.value for each in counted if each.at_s <= begin_s + span_s / 3)
+    last = median(each.value for each in counted if each.at_s >= begin_s + span_s * 2 / 3)
+    since_start = life.samples[0].messages
+    room = max(0, REMEMBERED - (counted[0].messages - since_start))
+    return Growth(first, last, min(room, counted[-1].messages - counted[0].messages))
 
 
 def check_flat(lives: Sequence[Life], rule: Rule) -> list[Violation]:
     """One violation for each life and measure that grew."""
     found = []
     for life in lives:
-        allowed = ALLOWED[life.measure]
         grown = growth(life, rule)
-        if grown is None:
+        if grown is None or grown.last - grown.first <= grown.allowed(life.measure):
             continue
-        first, last = grown
-        if last - first > max(allowed.units, allowed.share * first):
-            unit = MIB if life.measure == "memory" else 1
-            text = (
-                f"{life.process}: {life.measure} grew from {first / unit:.0f} to {last / unit:.0f}"
-            )
-            found.append(Violation("not flat", text + (" MiB" if unit == MIB else "")))
+        unit, name = (MIB, " MiB") if life.measure == "memory" else (1, "")
+        text = (
+            f"{life.process}: {life.measure} grew from {grown.first / unit:.0f} to"
+            f" {grown.last / unit:.0f}{name}, by more than {grown.allowed(life.measure) / unit:.0f}"
+        )
+        found.append(Violation("not flat", text))
     return found

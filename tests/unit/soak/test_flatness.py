@@ -7,15 +7,25 @@ from random import Random
 
 import pytest
 
-from bench.soak.checker.flatness import MIB, Life, Rule, check_flat, growth
+from bench.soak.checker.flatness import (
+    BYTES_PER_MESSAGE,
+    MIB,
+    Life,
+    Rule,
+    Sample,
+    check_flat,
+    growth,
+)
 
 RULE = Rule(warm_up_s=60, least_s=120)
 EVERY_S = 2
 
 
-def life(value: Callable[[int], float], seconds: int = 600, measure: str = "memory") -> Life:
-    """Samples of a measure by the seconds of a life."""
-    samples = [(float(at), value(at)) for at in range(0, seconds, EVERY_S)]
+def life(
+    value: Callable[[int], float], seconds: int = 600, measure: str = "memory", per_s: int = 0
+) -> Life:
+    """Samples of a measure by the seconds of a life, while so many messages come."""
+    samples = [Sample(float(at), value(at), at * per_s) for at in range(0, seconds, EVERY_S)]
     return Life("node a, life 1", measure, samples)
 
 
@@ -23,7 +33,7 @@ def test_memory_that_grows_is_found() -> None:
     leaking = life(lambda at: (150 + at * 0.1) * MIB)
     (found,) = check_flat([leaking], RULE)
     assert found.rule == "not flat"
-    assert found.sentence == "node a, life 1: memory grew from 165 to 201 MiB"
+    assert found.sentence == "node a, life 1: memory grew from 165 to 201 MiB, by more than 33"
 
 
 def test_memory_that_stays_or_shrinks_is_flat() -> None:
@@ -50,3 +60,19 @@ def test_connections_that_are_left_open_are_found(measure: str) -> None:
     leaking = life(lambda at: 20 + at // 10, measure=measure)
     assert [each.rule for each in check_flat([leaking], RULE)] == ["not flat"]
     assert check_flat([life(lambda at: 20 + at % 5, measure=measure)], RULE) == []
+
+
+def test_memory_may_grow_with_the_messages_that_a_node_remembers_and_no_further() -> None:
+    def filling(at: int) -> float:
+        return 150 * MIB + at * 100 * BYTES_PER_MESSAGE
+
+    assert check_flat([life(filling, 1_200, per_s=100)], RULE) == []
+    assert [each.rule for each in check_flat([life(filling, 1_200)], RULE)] == ["not flat"]
+    assert [each.rule for each in check_flat([life(filling, 3_600, per_s=100)], RULE)] == [
+        "not flat"
+    ]
+
+
+def test_other_measures_may_not_grow_with_messages() -> None:
+    leaking = life(lambda at: 20 + at // 10, measure="sockets", per_s=100)
+    assert [each.rule for each in check_flat([leaking], RULE)] == ["not flat"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -34,7 +33,7 @@ class Collector(trace_grpc.TraceServiceServicer):
     """Keeps what it is sent."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._arrived = threading.Condition()
         self._spans: list[Exported] = []
         self.endpoint = ""
 
@@ -46,23 +45,17 @@ class Collector(trace_grpc.TraceServiceServicer):
             for scope in resource.scope_spans
             for span in scope.spans
         ]
-        with self._lock:
+        with self._arrived:
             self._spans += taken
+            self._arrived.notify_all()
         return trace_pb2.ExportTraceServiceResponse()
-
-    @property
-    def spans(self) -> list[Exported]:
-        """What has come so far."""
-        with self._lock:
-            return list(self._spans)
 
     def wait(self, right: Callable[[list[Exported]], bool]) -> list[Exported]:
         """Wait until what has come is right."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not right(found := self.spans):
-            assert time.monotonic() < deadline, sorted(span.name for span in found)
-            time.sleep(0.05)  # between two looks at what another thread takes in
-        return found
+        with self._arrived:
+            came = self._arrived.wait_for(lambda: right(self._spans), PATIENCE_S)
+            assert came, sorted(span.name for span in self._spans)
+            return list(self._spans)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from store.db.archived import read_archive_state
 from store.db.deltas import DAY_NS, HOUR_NS, Buckets, unpack
 from store.db.fold import MAX_FOLD_BYTES, MAX_FOLD_COMMITS, following
 from store.db.partitions import Catalog, read_catalog
@@ -40,17 +41,6 @@ where level = %b::smallint and start_ns >= %b::bigint and start_ns < %b::bigint 
 """
 _MAX_BIGINT: Final = 2**63 - 1
 
-# The first hour in time of which an archive does not hold what the database does.
-_UNARCHIVED: Final = """
-select exists (select from storenode.archived), (
-    select start_ns from storenode.buckets held
-    where level = 1 and count > 0 and not exists (
-        select from storenode.archived noted
-        where noted.start_ns = held.start_ns
-          and (noted.count, noted.x0, noted.x1, noted.x2, noted.x3)
-            = (held.count, held.x0, held.x1, held.x2, held.x3))
-    order by start_ns limit 1)
-"""
 _SIZES: Final = """
 select pg_database_size(current_database())::bigint,
        coalesce(sum(n_live_tup), 0)::bigint, coalesce(sum(n_dead_tup), 0)::bigint
@@ -82,8 +72,8 @@ class Upkeep:
 
     ``rows`` and ``dead_rows`` are Postgres's estimates. ``partitions`` counts them by table.
     ``ahead_ns``: for how long from now every message has its partition made already.
-    ``archives``: whether anything was ever archived; ``unarchived_ns``: the first hour that has
-    messages and is not archived as it is, None where there is none.
+    ``archives``: whether anything was ever archived; ``unarchived_ns``: the first hour that is
+    over, has messages and is not archived as it is, None where there is none.
     """
 
     size_bytes: int
@@ -119,7 +109,7 @@ async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
 async def read_upkeep(connection: Connection, now_ns: int) -> Upkeep:
     """How the database does now."""
     ((size, rows, dead),) = await (await connection.execute(_SIZES)).fetchall()
-    ((archives, unarchived),) = await (await connection.execute(_UNARCHIVED)).fetchall()
+    archive = await read_archive_state(connection, now_ns)
     catalog = await read_catalog(connection)
     partitions: dict[str, int] = {}
     for each in catalog.partitions:
@@ -130,8 +120,8 @@ async def read_upkeep(connection: Connection, now_ns: int) -> Upkeep:
         dead_rows=dead,  # type: ignore[arg-type]
         partitions=partitions,
         ahead_ns=_ahead_ns(catalog, now_ns),
-        archives=bool(archives),
-        unarchived_ns=unarchived,  # type: ignore[arg-type]
+        archives=archive.archived_until_ns > 0,
+        unarchived_ns=archive.oldest_unarchived_ns or None,
     )
 
 
@@ -178,6 +168,5 @@ def _slots(days: _Counts, today_ns: int) -> tuple[int, int, list[tuple[int, int]
 
 
 def _ahead_ns(catalog: Catalog, now_ns: int) -> int:
-    cover = Cover(catalog.bounds(FINE_TABLE))
-    gaps = cover.gaps(now_ns, now_ns + _LOOK_AHEAD_NS)
-    return gaps[0].low - now_ns if gaps else _LOOK_AHEAD_NS
+    reached_ns = Cover(catalog.bounds(FINE_TABLE)).reaches(now_ns)
+    return min(reached_ns - now_ns, _LOOK_AHEAD_NS)

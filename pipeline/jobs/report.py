@@ -104,9 +104,15 @@ def require_absent(output: Path) -> None:
     """Make sure that nothing would be written over, and that there is a directory to write to.
 
     Raises:
-        PipelineError: something is there, or no directory.
+        PipelineError: something is there, or no directory, or its name cannot be one.
     """
-    if output.is_symlink() or output.exists():
+    try:
+        output.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise _unwritable(output, error) from error
+    else:
         raise PipelineError(f"{output} exists already: name a file that does not.", USAGE)
     if not output.parent.is_dir():
         raise PipelineError(

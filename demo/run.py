@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from demo.network import Network
@@ -68,12 +68,14 @@ async def _unless_failed(scene: Scene, work: Coroutine[Any, Any, _T]) -> _T:
 
 
 async def _clean_up(scene: Scene) -> None:
-    if scene.people is not None:
-        await scene.people.leave()
-    await scene.tasks.stop()
-    if scene.cluster is not None:
-        await scene.cluster.stop()
-    await scene.network.close()
+    """End everything, the last first; what cannot be ended in order keeps nothing else running."""
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(scene.network.close)
+        if scene.cluster is not None:
+            stack.push_async_callback(scene.cluster.stop)
+        stack.push_async_callback(scene.tasks.stop)
+        if scene.people is not None:
+            stack.push_async_callback(scene.people.leave)
 
 
 @contextmanager

@@ -1,28 +1,35 @@
-"""Documents name files and tests that exist."""
+"""What the pages name exists: files, tests, commands with their options, targets, benchmarks."""
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
+import click
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    path for pattern in ("*.md", "docs/**/*.md", "deploy/**/*.md") for path in ROOT.glob(pattern)
-)
+from bench.__main__ import BENCHMARKS
+from store.cli.main import cli
+from tests.support.pages import PAGES, ROOT, blocks, commands, name_of
+
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)")
 TEST = re.compile(r"`(tests/[\w/]+(?:\.py|/)?)(?:::(\w+))?`")
+TARGET = re.compile(r"^([\w-]+):", re.MULTILINE)
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every_page
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     lost = [link for link in LINK.findall(text) if not (page.parent / link).exists()]
     assert lost == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@every_page
 def test_tests_that_a_page_names_exist(page: Path) -> None:
     for name, function in TEST.findall(page.read_text(encoding="utf-8")):
         path = ROOT / name
@@ -32,6 +39,44 @@ def test_tests_that_a_page_names_exist(page: Path) -> None:
             assert re.search(rf"^(async )?def {function}\(", text, re.MULTILINE), function
 
 
-def test_there_are_pages() -> None:
-    assert ROOT / "README.md" in PAGES
-    assert ROOT / "docs" / "security.md" in PAGES
+@every_page
+def test_commands_and_their_options_exist(page: Path) -> None:
+    for words in commands(page.read_text(encoding="utf-8")):
+        match words:
+            case ["storenode", *arguments]:
+                check_arguments(arguments)
+            case ["make", target, *_] if "=" not in target:
+                assert target in TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8"))
+            case ["python", "-m", "bench", name, *_]:
+                assert name in BENCHMARKS
+            case ["python" | "python3" | "sh", script, *_] if not script.startswith("-"):
+                assert list(ROOT.glob(f"**/{script}")), script
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raises `click.UsageError` where a command or an option is not there."""
+    command: click.Command = cli
+    context = click.Context(cli)
+    words = list(arguments)
+    while isinstance(command, click.Group):
+        if words[:1] in (["--help"], ["--version"]):
+            return
+        found = command.get_command(context, words[0]) if words else None
+        assert found is not None, f"storenode {' '.join(arguments)}: no such command"
+        command, context = found, click.Context(found, parent=context)
+        words.pop(0)
+    command.make_parser(context).parse_args(words)
+
+
+@every_page
+def test_files_that_a_page_shows_can_be_read(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for body in blocks(text, "toml"):
+        tomllib.loads(body)
+    for body in blocks(text, "json"):
+        json.loads(body)
+
+
+def test_every_page_is_looked_at() -> None:
+    names = {name_of(page) for page in PAGES}
+    assert {"README.md", "CONTRIBUTING.md", "docs/security.md", "docs/decisions/README.md"} <= names

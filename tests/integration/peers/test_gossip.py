@@ -16,7 +16,6 @@ from store.client.messages import hash_of, new_message
 from store.client.node import connect
 from store.client.sds_messages import sds_payload
 from store.client.types import PublishResult, WakuMessageAndTopic
-from tests.integration.client.test_readme import ROOT, matches, steps
 from tests.integration.run.helpers import get
 from tests.support.command import Command, Ended
 from tests.support.fleet import (
@@ -33,6 +32,7 @@ from tests.support.fleet import (
     synchronize,
 )
 from tests.support.node import COMMAND, NodeProcess, clean_environment
+from tests.support.pages import ROOT, matches, steps
 from tests.support.peer_proxy import PeerProxy, proxied
 
 ON = ("--gossip", "on")

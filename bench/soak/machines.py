@@ -26,7 +26,7 @@ from tests.support.small_disk import SmallDisk
 PATIENCE_S: Final = 300.0
 """How long anything may take that is waited for; a busy machine is slow."""
 
-_POLL_S: Final = 0.2
+POLL_S: Final = 0.2
 _STANDBY: Final = "second"
 """Name of the standby's connection, as `ClusterServer.copy` gives it."""
 
@@ -47,7 +47,7 @@ def wait_until(what: str, look: Callable[[], bool], patience_s: float = PATIENCE
     while not look():
         if time.monotonic() > deadline:
             raise StuckError(f"{what}: not within {patience_s:.0f} s")
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
 
 
 class Replicated:

@@ -92,6 +92,12 @@ class Soak:
         names = [name for name in wanted.faults if name not in world.left_out]
         for planned in plan(wanted.seed, names, wanted.minutes, wanted.every_s):
             time.sleep(max(0.0, begun_s + planned.at_s - time.monotonic()))
+            try:
+                world.synced()
+            except StuckError as error:
+                # No further fault: what is missing is for the reckoning to name.
+                self._broken("not in sync", f"before {planned.fault.name}: {error}")
+                return
             self._befall(world, planned)
             for each in talking:
                 if each.process.poll() is not None:
@@ -100,7 +106,6 @@ class Soak:
 
     def _befall(self, world: World, planned: Planned) -> None:
         fault, name = planned.fault, planned.node
-        world.synced()
         begun_s = time.monotonic()
         what = fault.begin(world, name, world.dice)
         self._note(f"{fault.name} at node {name}: {what}")

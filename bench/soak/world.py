@@ -8,10 +8,9 @@ peers, every link goes through a proxy of its own, and so does that of the clien
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import permutations
 from pathlib import Path
 from random import Random
@@ -19,7 +18,7 @@ from random import Random
 from bench.soak.checker.asking import held
 from bench.soak.checker.history import History, Synced
 from bench.soak.checker.publishing import publish_history
-from bench.soak.machines import PATIENCE_S, Machine, Replicated, Single, wait_until
+from bench.soak.machines import PATIENCE_S, POLL_S, Machine, Replicated, Single, StuckError
 from tests.support.peer_proxy import PeerProxy, proxied
 from tests.support.small_disk import CannotMountError, SmallDisk
 
@@ -66,21 +65,25 @@ class World:
         """Wait until every node holds all that has been acknowledged until now; for how long.
 
         Raises:
-            StuckError: it took longer.
+            StuckError: it took longer; the text names a message that is missing.
         """
         begun_s = time.monotonic()
         owed = self.history.acknowledged()
         for name in NAMES:
-            wait_until(
-                f"node {name} to hold all that was acknowledged",
-                partial(self._holds, name, owed),
-                max(0.0, begun_s + patience_s - time.monotonic()),
-            )
+            missing = list(owed)
+            while missing := self._missing(name, missing):
+                if time.monotonic() > begun_s + patience_s:
+                    raise StuckError(
+                        f"node {name} lacks {len(missing):,} acknowledged messages after"
+                        f" {patience_s:.0f} s, such as {missing[0].hex()}"
+                    )
+                time.sleep(POLL_S)
         now_s = time.monotonic()
         self.history.synced.append(Synced(begun_s, now_s))
         return now_s - begun_s
 
-    def _holds(self, name: str, owed: list[bytes]) -> bool:
+    def _missing(self, name: str, owed: Sequence[bytes]) -> list[bytes]:
+        """Those that a node has not been seen to hold, and should."""
         store = self.store(name)
         seen = self._seen.setdefault(store, set())
         may_go_ns = self.history.may_go_ns(store)
@@ -92,7 +95,7 @@ class World:
             and not self.history.may_be_lost(digest)
         ]
         seen |= held(self.machines[name].node.listen, rest, PATIENCE_S)
-        return seen.issuperset(rest)
+        return [digest for digest in rest if digest not in seen]
 
 
 def open_world(stack: ExitStack, directory: Path, seed: int, minutes: float) -> World:

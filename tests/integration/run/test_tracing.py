@@ -13,7 +13,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from store.client.messages import hash_of
+from store.client.messages import hash_of, new_request
 from store.client.node import NodeClient, connect
 from store.client.types import PublishResult, WakuMessageAndTopic
 from store.observe.limits import MAX_FRAME_TRACES
@@ -25,6 +25,7 @@ from tests.support.node import NodeProcess, running_node
 from tests.support.postgres import PostgresServer
 
 PUBLISH = "storenode.v1.Store/Publish"
+STREAM = "storenode.v1.Store/PublishStream"
 PATIENCE_S = 120.0
 FAST = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
 
@@ -179,6 +180,33 @@ async def test_calls_that_share_a_transaction_keep_their_own_traces(
     for delivery in (span for span in spans if span.name == "storenode.deliver"):
         parent = servers.get(delivery.parent) or commits[delivery.parent]
         assert parent.trace == delivery.trace
+
+
+async def test_batches_of_a_stream_are_parts_of_its_call(
+    tmp_path: Path, collector: Collector, database_url: str, tracer: trace.Tracer
+) -> None:
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, **FAST}
+    messages = made(3, time.time_ns(), span_s=1)
+    with running_node(
+        tmp_path / "a", "--tracing", "on", database_url=database_url, **environment
+    ) as node:
+        async with connect(node.listen) as client:
+            with tracer.start_as_current_span("the application's own") as own:
+                requests = [new_request([each]) for each in messages]
+                async for _ in client.publish_stream(requests):
+                    pass
+        spans = collector.wait(lambda found: any(span.name == STREAM for span in found))
+    trace_id = f"{own.get_span_context().trace_id:032x}"
+    assert {span.trace for span in spans} == {trace_id}
+    call = one(spans, STREAM, node)
+    assert call.parent == f"{own.get_span_context().span_id:016x}"
+    parts = {span.span for span in spans if span.name == "storenode.request"}
+    assert len(parts) == len(messages)
+    assert {span.parent for span in spans if span.span in parts} == {call.span}
+    assert {span.parent for span in spans if span.name == "storenode.wait"} == parts
+    assert {
+        link[1] for span in spans if span.name == "storenode.commit" for link in span.links
+    } == (parts)
 
 
 async def test_only_what_is_sampled_is_sent(

@@ -1,0 +1,64 @@
+"""What operators read is run as it stands there; README, gossip and SDS have tests of their own."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from store.domain.access import parse_token_file
+from tests.support.command import Command
+from tests.support.fleet import NS_PER_S, made, publish
+from tests.support.node import running_node
+from tests.support.pages import ROOT, Step, blocks, matches, run_in_one_shell, steps
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_commands_on_a_database(database_url: str) -> None:
+    outputs = run_in_one_shell(steps(page("database.md")), {"STORENODE_DATABASE_URL": database_url})
+    assert len(outputs) == 6
+    assert all("Found no fault" in outputs[n] for n in (2, 3)), outputs
+
+
+def test_an_upgrade_step_by_step(empty_database_url: str) -> None:
+    env = {"STORENODE_DATABASE_URL": empty_database_url}
+    run_in_one_shell([Step("storenode db upgrade", "")], env)
+    (body,) = blocks(page("upgrading.md"), "sh")
+    todo = [Step(line, "") for line in body.splitlines() if not line.startswith("#")]
+    assert len(todo) == 4
+    outputs = run_in_one_shell(todo, env)
+    assert all("already" in outputs[n] for n in (1, 2)), outputs
+
+
+async def test_a_session_between_peers(tmp_path: Path) -> None:
+    step = steps(page("peers.md"))[0]
+    quiet = ("--sync-interval", "0", "--gossip", "off", "--max-clock-drift", "off")
+    with (
+        running_node(tmp_path / "a", *quiet) as a,
+        running_node(tmp_path / "b", *quiet, "--peer", a.peer) as b,
+    ):
+        await publish(a, made(100, time.time_ns() - 60 * NS_PER_S))
+        command = step.command.replace("127.0.0.1:7521", b.admin)
+        (printed,) = run_in_one_shell([Step(command, "")], {})
+    assert matches(_without_numbers(step.output), _without_numbers(printed)), printed
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"[0-9][0-9,.:TZ-]*", "N", text)
+
+
+def test_the_token_file_of_the_page_is_one() -> None:
+    (body,) = blocks(page("access.md"), "toml")
+    assert [client.name for client in parse_token_file(body).clients()] == ["chat-app", "operator"]
+
+
+def test_the_configuration_file_of_the_page_is_one(tmp_path: Path) -> None:
+    (body,) = blocks(page("configuration.md"), "toml")
+    config = tmp_path / "storenode.toml"
+    config.write_text(body)
+    # Everything in it is read; the first thing that is wrong is not there on this machine.
+    ended = Command()("run", "--config", str(config), "--data-dir", str(tmp_path / "node"))
+    assert (ended.code, "/etc/storenode/node.pem" in ended.err) == (2, True), ended

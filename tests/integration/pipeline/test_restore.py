@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
+import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
+import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
@@ -17,9 +22,12 @@ from pipeline.jobs.verify import Verifying, verify
 from pipeline.lake import Lake
 from pipeline.sides import DatabaseSide, LakeSide
 from store.db.check import check
+from store.db.locks import COMMIT_ORDER
 from store.db.retention import prune
 from store.domain.retention import RetentionPolicy
 from tests.integration.database.rows import opened
+from tests.integration.pipeline.conftest import QUICK_START
+from tests.integration.pipeline.test_archive import locked, wait_for
 from tests.integration.pipeline.test_verify import rewrite, tampered
 from tests.integration.pipeline.world import DAY, NOW, TODAY, held, in_lake, rows
 from tests.support.command import Command
@@ -59,6 +67,7 @@ def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_pa
         lost = everything - held(url)
         assert len(lost) > len(everything) // 4
         output = tmp_path / "diff"
+        follower = Command.of(node).start("follow", "--no-data", "--json", "--from-beginning")
         result = compared(spark, url, lake, output)
         assert result.lacking == {"first": 0, "second": len(lost)}
         dry = run(spark, url, lake, diff=str(output), dry_run=True)
@@ -67,6 +76,7 @@ def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_pa
         assert (restored.given, restored.new) == (len(lost), len(lost))
         assert compared(spark, url, lake).sound
         assert held(url) == everything
+        assert_followed(follower, {digest.hex() for _, digest in lost})
         digest = sorted(lost)[7][1].hex()
         told = Command.of(node).ok("query", "--hash", digest, "--json").out
         assert digest in told
@@ -75,6 +85,19 @@ def test_what_retention_dropped_comes_back(spark: SparkSession, url: str, tmp_pa
     assert report.full
     assert run(spark, url, lake).new == 0
     assert verify(spark, Verifying(Lake(str(lake)), url)).sound
+
+
+def assert_followed(follower: subprocess.Popen[bytes], hashes: set[str]) -> None:
+    """Wait until a follower was given some messages; the test's own timeout is the deadline."""
+    assert follower.stdout is not None
+    try:
+        while hashes:
+            line = follower.stdout.readline()
+            assert line, "the follower ended"
+            hashes.discard(json.loads(line)["message_hash"])
+    finally:
+        follower.kill()
+        follower.communicate()
 
 
 def test_an_empty_database_is_filled_with_a_range(
@@ -107,3 +130,44 @@ def test_what_is_no_diff_is_refused(
         run(spark, url, archived, diff=str(tmp_path / "none"))
     with pytest.raises(PipelineError, match="is not the output of a diff"):
         run(spark, url, archived, diff=str(archived / "hours"))
+
+
+def test_a_restore_that_is_killed_is_run_again(
+    spark: SparkSession, archived: Path, new_database: Callable[[], str]
+) -> None:
+    """Killed while it copies rows, and again when its rows only wait for their commit."""
+    url = new_database()
+    # Makes the partition of a day, so that it can be locked.
+    run(spark, url, archived, low_ns=TODAY - DAY, high_ns=TODAY - DAY // 2)
+    before = held(url)
+    partition = f"storenode.messages_{datetime.fromtimestamp(TODAY // 10**9 - 1, UTC):%Y%m%d}"
+    kill_when_waiting(url, archived, f"lock table {partition} in share mode", "relation")
+    place = f"select pg_advisory_xact_lock({COMMIT_ORDER})"
+    kill_when_waiting(url, archived, place, "advisory")
+    assert before <= held(url) <= set(in_lake(archived))
+    run(spark, url, archived)
+    assert held(url) == set(in_lake(archived))
+    assert check(url, now_ns=lambda: NOW).findings == []
+    assert run(spark, url, archived).new == 0
+
+
+def kill_when_waiting(url: str, lake: Path, hindrance: str, kind: str) -> None:
+    """Restore in a process of its own, which is killed when it waits behind a lock of a kind."""
+    settings = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()]
+    arguments = ("pipeline", "restore", str(lake), "--database-url", url, "--quiet", *settings)
+    with psycopg.connect(url) as blocking:
+        blocking.execute(hindrance.encode())
+        process = Command().start(*arguments)
+        wait_for(lambda: waiting(url, kind) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        process.send_signal(signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not locked(url))
+
+
+def waiting(url: str, kind: str) -> bool:
+    statement = (
+        "select from pg_locks l join pg_stat_activity a using (pid) where not l.granted"
+        f" and l.locktype = '{kind}' and a.datname = current_database()"
+    )
+    return bool(rows(url, statement))

@@ -34,7 +34,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "sync": ("store.cli.sync:sync", "Reconcile a node with a peer, now."),
     "pipeline": (
         "store.cli.pipeline:pipeline",
-        "Archive, verify, compare and restore, on Spark.",
+        "Archive, verify, compare, restore and audit, on Spark.",
     ),
     "db": ("store.cli.db:db", "Upgrade, check and prune the database."),
 }

@@ -1,4 +1,4 @@
-"""`storenode pipeline`: archive, verify, compare and restore the history, on Spark.
+"""`storenode pipeline`: archive, verify, compare, restore and audit the history, on Spark.
 
 What needs the libraries of the extra `pipeline` is imported when a job runs, after it was made sure
 that they are there.
@@ -181,7 +181,7 @@ def _with_credentials(command: Callable[..., int]) -> Callable[..., int]:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def pipeline() -> None:
-    """Archive, verify, compare and restore a history of any size, on Spark.
+    """Archive, verify, compare, restore and audit a history of any size, on Spark.
 
     An ARCHIVE is a directory on any file system that Spark knows: Parquet files that are a Delta
     table. Exit codes: 0 success, 1 failed or something was found, 2 wrong usage, 3 the database

@@ -26,13 +26,21 @@ MAX_REST_S: Final = 60.0
 class Kept(Generic[_T]):
     """The last result of a read, which is shared by all who ask, and read again when it is old.
 
-    A read that fails because the database does not serve leaves the result as it is.
+    A read that fails because the database does not serve leaves the result as it is. ``factor``:
+    how many times of what it took it rests; 0 for what only waits for other reads.
     """
 
-    def __init__(self, name: str, read: Callable[[], Awaitable[_T]], rest_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[], Awaitable[_T]],
+        rest_s: float,
+        factor: int = REST_FACTOR,
+    ) -> None:
         self._name = name
         self._read = read
         self._rest_s = rest_s
+        self._factor = factor
         self._clock = asyncio.get_running_loop().time
         self._task: asyncio.Task[None] | None = None
         self._next_s = 0.0
@@ -75,5 +83,5 @@ class Kept(Generic[_T]):
             _LOG.exception("read_failed", what=self._name)
         finally:
             took_s = self._clock() - began_s
-            self._next_s = self._clock() + max(self._rest_s, min(REST_FACTOR * took_s, MAX_REST_S))
+            self._next_s = self._clock() + max(self._rest_s, min(self._factor * took_s, MAX_REST_S))
             self._task = None

@@ -62,7 +62,7 @@ class StatusReport:
         self._rates = Rates(metrics, time.monotonic())
         self._database: _Database | None = None
         self._parts: Parts | None = None
-        self._page = Kept("status", self._render, STATUS_REST_S)
+        self._page = Kept("status", self._render, STATUS_REST_S, factor=0)
 
     def complete(self, stack: AsyncExitStack, parts: Parts) -> None:
         """Show all of it from now on; `stack` ends what is being read."""

@@ -63,7 +63,7 @@ proto-check: $(STAMP) ## fail if wire/ is not what proto/ gives
 
 check-deploy: $(STAMP) ## validate deploy/ with docker-compose, promtool, kubectl and systemd-analyze
 	@$(BIN)/python tools/generate_dashboard.py --check
-	@$(BIN)/python -m pytest tests/deploy
+	@$(BIN)/python -m pytest tests/deploy $(ARGS)
 
 audit-dependencies: $(STAMP) ## ask for known vulnerabilities of dependencies; code 3: not known
 	@$(BIN)/python tools/audit_dependencies.py

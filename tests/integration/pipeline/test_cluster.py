@@ -1,0 +1,167 @@
+"""On a cluster: the same results as on this machine, also when a worker dies in the middle.
+
+One standalone cluster of three processes, and a Spark Connect server on it, for all these tests.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from bench.pipeline_show import run as run_show
+from pipeline.jobs.diff import diff
+from pipeline.jobs.fingerprint import fingerprint
+from pipeline.jobs.verify import Verifying, verify
+from pipeline.lake import Lake
+from pipeline.sides import DatabaseSide, LakeSide
+from tests.integration.pipeline.cluster import PATIENCE_S, Cluster, ports_of, wait_for
+from tests.integration.pipeline.test_diff import lacking
+from tests.integration.pipeline.world import DAY, TODAY, held, in_lake, marks, more, plain, rows
+from tests.support.command import Command, Ended
+
+pytestmark = pytest.mark.timeout(3_600)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def server(cluster: Cluster) -> Iterator[str]:
+    """Address of a Spark Connect server."""
+    with cluster.connect_server() as address:
+        yield address
+
+
+def run(url: str, server: str, *arguments: str) -> Ended:
+    """Run a job through a Spark Connect server; its exit code may be 1."""
+    command = Command({"STORENODE_DATABASE_URL": url})
+    process = command.start("pipeline", *arguments, "--master", server)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    ended = Ended(process.returncode, out.decode(), err.decode())
+    assert ended.code in {0, 1}, ended.err
+    return ended
+
+
+def answer(url: str, server: str, *arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = run(url, server, *arguments, "--json", "--quiet").objects[0]
+    return found
+
+
+def test_jobs_come_to_the_same_through_a_connect_server(
+    spark: SparkSession,
+    server: str,
+    url: str,
+    tmp_path: Path,
+    new_database: Callable[[], str],
+) -> None:
+    lake, other = tmp_path / "lake", new_database()
+    done = run(url, server, "archive", str(lake), "--json")
+    assert done.code == 0, done.err
+    assert done.objects[0]["messages"] == len(held(url))
+    assert f"archive: begins, {len(held(url)):,} messages" in done.err
+    assert in_lake(lake) == sorted(held(url))
+    assert len(marks(url)) == done.objects[0]["hours_marked"] > 0
+    here = LakeSide(spark, Lake(str(lake)))
+    found = answer(url, server, "fingerprint", str(lake), "--level", "minute")
+    assert found == fingerprint(here, "minute").as_json()
+    restored = answer(other, server, "restore", str(lake), "--to", str(TODAY))
+    assert restored["new"] == len(held(other)) > 0
+    more(other, *(plain(90_000 + number, TODAY - DAY + number) for number in range(9)))
+    told = answer(other, server, "verify", str(lake), "--with-database")
+    assert told == verify(spark, Verifying(Lake(str(lake)), other)).as_json()
+    assert not told["sound"]
+    there, near = tmp_path / "there", tmp_path / "near"
+    differ = answer(other, server, "diff", str(lake), "--output", str(there))
+    local = diff(spark, here, DatabaseSide(spark, other, "the database"), output=str(near))
+    assert {**differ, "output": None} == {**local.as_json(), "output": None}
+    assert differ["first_lacks"] == 9
+    for side in ("first", "second"):
+        assert lacking(there, side) == lacking(near, side) != []
+
+
+def test_a_history_goes_the_whole_way(server: str, tmp_path: Path) -> None:
+    """Archive, verify, audit, drop half, compare, restore: every step comes to what was drawn."""
+    assert run_show(1_500, tmp_path, server) == 0
+
+
+def test_what_is_published_is_followed_through_a_connect_server(
+    server: str, url: str, tmp_path: Path
+) -> None:
+    lake = tmp_path / "lake"
+    process = Command({"STORENODE_DATABASE_URL": url}).start(
+        *("pipeline", "archive", str(lake), "--follow", "--interval", "1", "--json", "--quiet"),
+        *("--master", server),
+    )
+
+    def archived() -> bool:
+        assert process.poll() is None, process.communicate()
+        return Lake(str(lake)).exists and set(in_lake(lake)) == held(url)
+
+    try:
+        wait_for(lambda: bool(list(lake.glob("stream-*/commits/*"))), "the stream begins")
+        for portion in range(2):
+            first = 90_000 + 10 * portion
+            more(url, *(plain(number, TODAY - DAY + number) for number in range(first, first + 5)))
+            wait_for(archived, f"portion {portion} is archived")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, err
+    assert json.loads(out)["messages"] == len(held(url))
+    assert in_lake(lake) == sorted(held(url))
+
+
+def test_a_job_survives_a_worker_that_dies(
+    spark: SparkSession, cluster: Cluster, url: str, tmp_path: Path
+) -> None:
+    """Every worker is reading when one is taken away with all that it was doing."""
+    lake = tmp_path / "lake"
+    with held_back(url):
+        job = cluster.submit("archive", str(lake), "--database-url", url, "--json", "--quiet")
+        try:
+            wait_for(lambda: all_read(job.poll(), cluster, url), "every worker reads")
+        except BaseException:
+            job.kill()
+            raise
+        cluster.kill(cluster.workers[0])
+    out, err = job.communicate(timeout=PATIENCE_S)
+    assert job.returncode == 0, err.decode()
+    assert json.loads(out)["messages"] == len(held(url))
+    assert in_lake(lake) == sorted(held(url))
+    assert verify(spark, Verifying(Lake(str(lake)), url)).sound
+
+
+@contextmanager
+def held_back(url: str) -> Iterator[None]:
+    """Nobody can read what messages say of SDS, which tasks do and plans do not; then all can."""
+    with psycopg.connect(url) as connection:
+        connection.execute("lock table storenode.sds in access exclusive mode")
+        yield
+
+
+def all_read(ended: int | None, cluster: Cluster, url: str) -> bool:
+    """Whether a task of every worker waits for messages."""
+    assert ended is None, "the job ended before it was to be disturbed"
+    waiting = {
+        port
+        for (port,) in rows(
+            url,
+            "select client_port from pg_stat_activity"
+            " where datname = current_database() and wait_event_type = 'Lock'",
+        )
+    }
+    return all(ports_of(each.descendants()) & waiting for each in cluster.workers)

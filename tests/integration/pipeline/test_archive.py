@@ -176,7 +176,7 @@ def locked(url: str) -> bool:
     return bool(
         rows(
             url,
-            "select from pg_locks l join pg_database d on d.oid = l.database"
+            "select 1 from pg_locks l join pg_database d on d.oid = l.database"
             " where l.locktype = 'advisory' and d.datname = current_database()",
         )
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from pyspark.sql import SparkSession
@@ -160,14 +160,23 @@ def kill_when_waiting(url: str, lake: Path, hindrance: str, kind: str) -> None:
         process = Command().start(*arguments)
         wait_for(lambda: waiting(url, kind) or process.poll() is not None)
         assert process.poll() is None, process.communicate()
-        process.send_signal(signal.SIGKILL)
+        kill_all_of(process)
     process.communicate()
     wait_for(lambda: not locked(url))
 
 
+def kill_all_of(process: subprocess.Popen[bytes]) -> None:
+    """Kill Spark and its workers too: they would finish what they have begun."""
+    for each in [
+        psutil.Process(process.pid),
+        *psutil.Process(process.pid).children(recursive=True),
+    ]:
+        each.kill()
+
+
 def waiting(url: str, kind: str) -> bool:
     statement = (
-        "select from pg_locks l join pg_stat_activity a using (pid) where not l.granted"
+        "select 1 from pg_locks l join pg_stat_activity a using (pid) where not l.granted"
         f" and l.locktype = '{kind}' and a.datname = current_database()"
     )
     return bool(rows(url, statement))

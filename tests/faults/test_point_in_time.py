@@ -1,0 +1,195 @@
+"""A database that is lost, brought back to a point in time as docs/backup.md says, by its lines."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from store.client.errors import NodeError
+from store.client.node import connect
+from store.db.migrate import upgrade
+from store.embedded.account import account_for
+from store.embedded.datadir import DATABASE
+from tests.faults.processes import until
+from tests.faults.syncing import Maker
+from tests.support import programs
+from tests.support.acknowledged import scanned
+from tests.support.cluster import ClusterServer
+from tests.support.command import Command
+from tests.support.fleet import NS_PER_S, Fleet, publish, synchronize
+from tests.support.node import COMMAND, NodeProcess
+from tests.support.pages import ROOT, Step, blocks, run_in_one_shell
+from tests.support.postgres import SUPERUSER
+
+PAGE: Final = ROOT / "docs" / "backup.md"
+EVERYTHING: Final = ("--from", "0", "--to", "2100-01-01T00:00:00Z")
+ENDED: Final = "select pg_walfile_name(%s::pg_lsn), pg_switch_wal()"
+ARCHIVED: Final = "select coalesce(last_archived_wal >= %s, false) from pg_stat_archiver"
+
+
+@dataclass
+class Backups:
+    """A directory in the place of the page's ``/backup``, and what the page does with it."""
+
+    directory: Path
+
+    def lines(self, language: str, about: str) -> str:
+        """The block of the page that has some words in it, with this directory in it."""
+        page = PAGE.read_text(encoding="utf-8").replace("\n   ", "\n")
+        (found,) = [body for body in blocks(page, language) if about in body]
+        return found.replace("/backup", str(self.directory))
+
+    def run(self, about: str, **env: str) -> str:
+        """Run the commands of a block; what they printed."""
+        steps = [Step(line, "") for line in self.lines("sh", about).splitlines()]
+        path = f"{programs.chosen().bin_dir}:{Path(COMMAND).parent}:{os.environ['PATH']}"
+        return "".join(run_in_one_shell(steps, {"PATH": path, **env}))
+
+    def configure(self, server: ClusterServer, about: str) -> None:
+        """Write the settings of a block for the server's next start."""
+        with (server.data.cluster / "postgresql.auto.conf").open("a") as file:
+            file.write(self.lines("ini", about))
+
+
+@pytest.fixture
+def backups() -> Iterator[Backups]:
+    """Where Postgres's account may write."""
+    # Not below a directory of pytest's: Postgres's account must get there.
+    with tempfile.TemporaryDirectory(prefix="storenode-backup-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        wal = directory / "wal"
+        wal.mkdir()
+        give_away(wal, wal)
+        yield Backups(directory)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Nodes, stopped at the end."""
+    started = Fleet(tmp_path)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def servers(backups: Backups) -> Iterator[tuple[ClusterServer, ClusterServer]]:
+    """One that archives its log, with the schema, and a place for the one that replaces it."""
+    lost, restored = (ClusterServer(backups.directory / name) for name in ("lost", "restored"))
+    try:
+        lost.create()
+        backups.configure(lost, "archive_mode")
+        lost.start()
+        upgrade(lost.url)
+        yield lost, restored
+    finally:
+        for server in (restored, lost):
+            server.stop()
+
+
+def superuser(server: ClusterServer) -> str:
+    """URL for the commands of the page."""
+    return f"postgresql://{SUPERUSER}@127.0.0.1:{server.port}/{DATABASE}"
+
+
+def give_away(tree: Path, cluster: Path) -> None:
+    """Let all of a directory belong to the account that Postgres runs a cluster as."""
+    account = account_for(cluster.with_name("none"))
+    if account is not None:
+        for path in (tree, *tree.rglob("*")):
+            os.chown(path, account.uid, account.gid)
+
+
+def put_in_place(backups: Backups, server: ClusterServer) -> None:
+    """Steps 2 and 3 of the page."""
+    server.data.cluster.mkdir(mode=0o700)
+    backups.run("recovery.signal", PGDATA=str(server.data.cluster))
+    give_away(server.data.cluster, server.data.cluster)
+    backups.configure(server, "recovery_target_name")
+
+
+async def archive_up_to(server: ClusterServer, position: str) -> None:
+    """Wait until the archive has the log up to a position that a command has shown."""
+    ((segment, _),) = server.ask(ENDED, position)
+    await until(lambda: server.ask(ARCHIVED, segment) == [(True,)])
+
+
+async def cursor_at_head(node: NodeProcess) -> bytes:
+    """The cursor of a follower that has everything."""
+    async with connect(node.listen) as client:
+        async for page in client.follow(from_beginning=True, include_data=False):
+            if page.live:
+                return page.cursor
+    raise AssertionError
+
+
+async def is_refused(node: NodeProcess, cursor: bytes) -> bool:
+    """Is a follower told that its place is not there?"""
+    async with connect(node.listen) as client:
+        try:
+            await anext(client.follow(cursor=cursor))
+        except NodeError as error:
+            return error.code == "OUT_OF_RANGE"
+    return False
+
+
+async def what_is_held(node: NodeProcess) -> set[bytes]:
+    """By `Scan`, each hash compared with its message."""
+    async with connect(node.listen) as client:
+        found = await scanned(client)
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+async def test_back_to_a_point_in_time(
+    backups: Backups,
+    servers: tuple[ClusterServer, ClusterServer],
+    fleet: Fleet,
+    database_url: str,
+) -> None:
+    lost, restored = servers
+    maker = Maker(time.time_ns() - 90 * NS_PER_S, payload_bytes=100)
+    peer = fleet.start(database_url=database_url)
+    node = fleet.start(database_url=lost.url)
+
+    async def publish_more() -> bytes:
+        some = maker.some(500)
+        for each in (node, peer):
+            await publish(each, some)
+        return await cursor_at_head(node)
+
+    await publish_more()
+    backups.run("pg_basebackup", SUPERUSER_URL=superuser(lost))
+    before = await publish_more()
+    kept = set(maker.made)
+    point = backups.run("pg_create_restore_point", SUPERUSER_URL=superuser(lost))
+    beyond = await publish_more()
+    await archive_up_to(lost, point.split()[2])
+    node.kill()
+    lost.kill()
+
+    put_in_place(backups, restored)
+    restored.start()
+    await until(
+        lambda: backups.run("pg_is_in_recovery", SUPERUSER_URL=superuser(restored)) == "f\n"
+    )
+    backups.run("storenode db current", STORENODE_DATABASE_URL=restored.url)
+    node = fleet.start(database_url=restored.url, peers=[peer])
+    assert await what_is_held(node) == kept
+    assert not await is_refused(node, before)
+    assert await is_refused(node, beyond)
+
+    ended, report = synchronize(node, *EVERYTHING)
+    assert (ended.code, report["messages_received"]) == (0, len(maker.made - kept)), ended
+    assert await what_is_held(node) == maker.made
+    # Commits have taken the positions again that the lost ones had.
+    assert await is_refused(node, beyond)
+    assert not await is_refused(node, before)
+    Command().ok("db", "check", "--database-url", restored.url)

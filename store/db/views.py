@@ -1,4 +1,4 @@
-"""`store.domain.ports.Reconcilable` on Postgres: the index in memory over the summaries.
+"""`store.domain.view.Reconcilable` on Postgres: the index in memory over the summaries.
 
     open_view ─ newest commit, horizon ─► the index once it has that commit: its view, its floor
          │                                      │ not in time, or there is no index
@@ -72,7 +72,7 @@ class DatabaseReconcilable:
         lower: SyncId,
         upper: SyncId,  # noqa: ARG002 - what lies above costs nothing
     ) -> AsyncIterator[StoredView]:
-        """Fix what is held in a range (see `store.domain.ports.Reconcilable`).
+        """Fix what is held in a range (see `store.domain.view.Reconcilable`).
 
         Raises:
             StoreUnavailable: the database does not serve.
@@ -121,7 +121,7 @@ class DatabaseReconcilable:
 
 
 class StoredView:
-    """`store.domain.ports.OpenView` on Postgres."""
+    """`store.domain.view.OpenView` on Postgres."""
 
     def __init__(
         self,

@@ -14,10 +14,10 @@ it was given. The answer is truncated when an ID has more claimants than are ret
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from message.limits import MAX_SDS_CLAIMANTS
-from sds.codec import sds_key
+from sds.codec import decode, sds_key
 from store.domain.claims import Answer, Claims, Found, HintQuery, Read, usable_hint
 from store.domain.ports import HistoryEntry
 
@@ -74,3 +74,25 @@ class Lookup:
                 if (key, claim[2]) not in sent:
                     sent.add((key, claim[2]))
                     self.messages.append(claim[:4])
+
+
+class Asked:
+    """What another node was asked for, against which its answers are held."""
+
+    def __init__(self, channel_id: bytes, entries: Sequence[HistoryEntry]) -> None:
+        self._channel_id = channel_id
+        self._ids = {entry.message_id for entry in entries}
+        self._hints = {entry.retrieval_hint for entry in entries}
+
+    def selects(self, payload: bytes, message_hash: Callable[[], bytes]) -> bool:
+        """Does a payload claim one of the IDs, or cannot be read and is what a hint names?"""
+        metadata = decode(payload)
+        if metadata is None:
+            return message_hash() in self._hints
+        return metadata.channel_id == self._channel_id and metadata.message_id in self._ids
+
+
+def name_of(payload: bytes, message_hash: bytes) -> bytes:
+    """What entries name a message by: the ID that it claims, or its hash where it claims none."""
+    metadata = decode(payload)
+    return message_hash if metadata is None else metadata.message_id

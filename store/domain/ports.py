@@ -11,7 +11,6 @@ retry with backoff), :class:`StoreBusy` (a bounded queue is full).
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -20,7 +19,6 @@ from message.cursor import FollowCursor
 from message.limits import MAX_SDS_CLAIMANTS
 from message.record import RecordBatch
 from reconcile.ids import SyncIds
-from reconcile.view import Answer, Read
 
 
 class StoreUnavailable(Exception):
@@ -584,30 +582,4 @@ class Synchronization(Protocol):
 
     def resume(self) -> ResumeState | None:
         """The resume; None when there was no gap."""
-        ...
-
-
-class OpenView(Protocol):
-    """What a store holds, fixed at one moment, as a reconciliation asks for it."""
-
-    @property
-    def horizon(self) -> SyncId:
-        """Below it nothing is held, or kept."""
-        ...
-
-    async def answer(self, read: Read) -> Answer:
-        """Answer a batch of questions about the range that was opened."""
-        ...
-
-
-class Reconcilable(Protocol):
-    """The IDs of a store, for reconciliation."""
-
-    def open_view(self, lower: SyncId, upper: SyncId) -> AbstractAsyncContextManager[OpenView]:
-        """Fix what is held in the half-open range; everything that was acknowledged is in it."""
-        ...
-
-    @property
-    def index_entries(self) -> int:
-        """IDs held in memory."""
         ...

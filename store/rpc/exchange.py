@@ -19,8 +19,6 @@ from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Result
 from store.domain.policy_memory import PolicyMemory
 from store.domain.ports import (
-    OpenView,
-    Reconcilable,
     SyncEnding,
     SyncObserver,
     SyncOutcome,
@@ -30,6 +28,7 @@ from store.domain.sessions import Refusal, Session, Sessions, State
 from store.domain.transfer import DEFAULT_LIMITS, Transfer
 from store.domain.transfer_events import Report
 from store.domain.transfer_limits import TransferLimits
+from store.domain.view import OpenView, Reconcilable
 from store.rpc.context import NodeIdentity
 from store.rpc.gossip_limits import MAX_TOLD_IDS
 from store.rpc.limits import LARGE_PAYLOAD_BYTES, MAX_HORIZON_STEP_NS, MIN_KEPT_STEPS, THREADED_ROWS

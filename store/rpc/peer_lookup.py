@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 from message.hashing import message_hash
-from sds.codec import decode as decode_sds
+from store.domain.lookup import Asked
 from store.domain.ports import HistoryEntry, PeerAddress
 from store.rpc.decode import clip, decode
 from store.rpc.dial import PeerDialer
@@ -51,39 +51,26 @@ async def lookup(
             for entry in entries
         ],
     ).SerializeToString()
-    asked = _Asked(channel_id, entries)
+    asked, left = Asked(channel_id, entries), MAX_LOOKUP_MESSAGES
     async with dialer.ask(peer, LOOKUP, request) as call:
         while (data := await in_time(call.read(), silence_s)) is not None:
-            yield [asked.checked(each.stored) for each in _decoded(data, asked.left).messages]
+            messages = _decoded(data, left).messages
+            left -= len(messages)
+            yield [_checked(asked, each.stored) for each in messages]
 
 
-class _Asked:
-    """What was asked for, and how many messages more may come."""
+def _checked(asked: Asked, stored: WakuMessageKeyValue) -> bytes:
+    """A message as it is judged.
 
-    def __init__(self, channel_id: bytes, entries: Sequence[HistoryEntry]) -> None:
-        self._channel_id = channel_id
-        self._ids = {entry.message_id for entry in entries}
-        self._hints = {entry.retrieval_hint for entry in entries}
-        self.left = MAX_LOOKUP_MESSAGES
-
-    def checked(self, stored: WakuMessageKeyValue) -> bytes:
-        """A message as it is judged.
-
-        Raises:
-            ProtocolBroken: it was not asked for.
-        """
-        self.left -= 1
-        message = stored.message
-        metadata = decode_sds(message.payload)
-        if metadata is None:
-            wanted = _hash_of(stored) in self._hints
-        else:
-            wanted = metadata.channel_id == self._channel_id and metadata.message_id in self._ids
-        if not wanted:
-            raise ProtocolBroken("the peer sends a message that was not asked for")
-        return WakuMessageAndTopic(
-            message=message, pubsub_topic=stored.pubsub_topic
-        ).SerializeToString()
+    Raises:
+        ProtocolBroken: it was not asked for.
+    """
+    message = stored.message
+    if not asked.selects(message.payload, lambda: _hash_of(stored)):
+        raise ProtocolBroken("the peer sends a message that was not asked for")
+    return WakuMessageAndTopic(
+        message=message, pubsub_topic=stored.pubsub_topic
+    ).SerializeToString()
 
 
 def _hash_of(stored: WakuMessageKeyValue) -> bytes:

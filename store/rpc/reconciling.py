@@ -29,7 +29,8 @@ from reconcile.session import (
     Session,
 )
 from reconcile.view import Answer
-from store.domain.ports import OpenView, SyncObserver
+from store.domain.ports import SyncObserver
+from store.domain.view import OpenView
 from store.rpc.dial import shown
 from store.rpc.frames import Reconcile, is_session_id
 from store.rpc.limits import (

@@ -126,9 +126,7 @@ def _gossip(wrapper: Wrapper, service: GossipService) -> _Handlers:
 def _admin(wrapper: Wrapper) -> _Handlers:
     status = Method("GetStatus", Right.ADMIN, CallKind.CALL, always=True)
     session = Method("Synchronize", Right.ADMIN, CallKind.CALL)
-    fetch = Method(
-        "FetchMessages", Right.ADMIN, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES
-    )
+    fetch = Method("FetchMessages", Right.ADMIN, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES)
     return {
         status.name: wrapper.unary(status, get_status),
         session.name: wrapper.unary(session, synchronize),

@@ -15,8 +15,8 @@ from typing import Final
 
 from message.transfer import TransferError, parse
 from message.validate import Policy
-from sds.codec import decode
 from store.domain.door import Door, tally
+from store.domain.lookup import name_of
 from store.domain.ports import (
     FetchDone,
     FetchRequest,
@@ -122,8 +122,7 @@ class Fetcher:
         )
         taken.stored += counted.stored
         for place, refusal in published.refusals.items():
-            metadata = decode(messages[place].message.payload)
-            name = published.hashes[place] if metadata is None else metadata.message_id
+            name = name_of(messages[place].message.payload, published.hashes[place])
             taken.refuse(name, refusal.sentence)
 
 

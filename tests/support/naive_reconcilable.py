@@ -25,7 +25,7 @@ class NaiveView:
 
 
 class NaiveReconcilable:
-    """`store.domain.ports.Reconcilable` over one select; ``open_views`` tells of leaks."""
+    """`store.domain.view.Reconcilable` over one select; ``open_views`` tells of leaks."""
 
     def __init__(self, database_url: str) -> None:
         self.horizon: SyncId = LOWEST

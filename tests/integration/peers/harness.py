@@ -26,7 +26,6 @@ from store.domain.access import Access
 from store.domain.door import Door
 from store.domain.ports import (
     PeerAddress,
-    Reconcilable,
     Services,
     Source,
     SyncOutcome,
@@ -35,6 +34,7 @@ from store.domain.ports import (
 )
 from store.domain.transfer import DEFAULT_LIMITS
 from store.domain.transfer_limits import TransferLimits
+from store.domain.view import Reconcilable
 from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
 from store.rpc.context import NodeIdentity, NodeState, PeerRules, RpcContext

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from message.validate import Policy
 from reconcile.ids import SyncIds
 from store.domain.ports import (
-    Reconcilable,
     SyncEnding,
     SyncOutcome,
     SyncRole,
@@ -22,6 +21,7 @@ from store.domain.ports import (
 )
 from store.domain.sessions import Accepted, Refusal, Session
 from store.domain.transfer_limits import SILENCE_NS, TransferLimits
+from store.domain.view import Reconcilable
 from store.observe.metrics import Metrics
 from store.rpc.context import NodeIdentity
 from store.rpc.exchange import Account, Exchange, ExchangeWork, GaveWay, common_horizon

@@ -26,7 +26,7 @@ from pipeline.causal.rows import (
 
 
 def examine(rows: pa.RecordBatch, kinds: Kinds) -> Iterator[pa.RecordBatch]:
-    """The findings of some ``kinds`` in rows of whole blocks, those of a block together.
+    """The findings of some ``kinds`` in rows of whole blocks.
 
     Rows are as `ROWS`, findings as `FINDINGS`. Raises nothing: claims are never too strange.
     """

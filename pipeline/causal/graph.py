@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,8 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Clocks = NDArray[np.uint64]
+
+_BLOCK_BITS: Final = 32
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,12 @@ class Graph:
 
 
 def graph_of(rows: pa.RecordBatch) -> Graph:
-    """The graph of rows as `pipeline.causal.rows.ROWS`, those of a block next to each other."""
+    """The graph of rows as `pipeline.causal.rows.ROWS`."""
     lists = rows["parents"]
     ids, row_id, named_id = _coded(rows["message_id"], lists.flatten().fill_null(""))
     block_of_row, block_row = _blocks(rows)
     row_node, names = _distinct(block_of_row * len(ids) + row_id)
-    first = np.empty(len(names), np.int64)
-    first[row_node[::-1]] = np.arange(len(row_node) - 1, -1, -1)
+    first = _first_rows(row_node, len(names))
     lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
     child, named = _edges(row_node, lengths.astype(np.int64), block_of_row, named_id, len(ids))
     found = pc.index_in(pa.array(named), value_set=pa.array(names)).fill_null(-1)
@@ -152,12 +154,16 @@ def _coded(rows: pa.Array, named: pa.Array) -> tuple[pa.Array, Numbers, Numbers]
 
 def _blocks(rows: pa.RecordBatch) -> tuple[Numbers, Numbers]:
     """Of each row the number of its block, and of each block its first row."""
-    channel, block = rows["channel"], rows["block"]
-    begins = np.ones(len(rows), np.bool_)
-    for column in (channel, block):
-        other = pc.not_equal(column[1:], column[:-1]).to_numpy(zero_copy_only=False)
-        begins[1:] = other if column is channel else begins[1:] | other
-    return np.cumsum(begins) - 1, np.flatnonzero(begins)
+    channel = rows["channel"].dictionary_encode().indices.to_numpy().astype(np.int64)
+    number, found = _distinct(channel << _BLOCK_BITS | rows["block"].to_numpy())
+    return number, _first_rows(number, len(found))
+
+
+def _first_rows(numbers: Numbers, distinct: int) -> Numbers:
+    """The first row of each of so many different numbers."""
+    first = np.empty(distinct, np.int64)
+    first[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)
+    return first
 
 
 def _distinct(values: Numbers) -> tuple[Numbers, Numbers]:

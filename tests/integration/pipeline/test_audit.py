@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,13 @@ from pyspark.sql import SparkSession
 
 from pipeline.causal import blocks, cycles, passes
 from pipeline.causal.reported import Audited as Report
+from pipeline.errors import PipelineError
 from pipeline.jobs.archive import Archiving, archive
 from pipeline.jobs.audit import Auditing, audit
 from pipeline.lake import Lake
 from pipeline.sides import DatabaseSide, LakeSide
 from sds import codec
-from tests.integration.pipeline.world import HOUR, NOW, more
+from tests.integration.pipeline.world import HOUR, NOW, more, rows
 from tests.support.audited import Claim, audited
 from tests.unit.message.builders import entry
 from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -56,10 +58,10 @@ def strange_history(seed: int, count: int) -> list[Claim]:
         size = count // 3
         for number in range(size):
             past = range(max(0, number - 6), number)
-            parents = [f"{each}" for each in rng.sample(past, min(len(past), rng.randrange(3)))]
+            parents = [f"{each}" for each in rng.sample(past, min(len(past), rng.randrange(1, 3)))]
             lamport: int | None = number * 2
             roll = rng.random()
-            if roll < 0.02:
+            if roll < 0.02 or number == 10:
                 continue
             if roll < 0.04:
                 parents.append(f"{min(size - 1, number + rng.randrange(4))}")
@@ -164,3 +166,118 @@ def test_large_channels_in_blocks_give_the_same(
     check(output, result, strange)
     told = "\n".join(said)
     assert "3 channels are large" in told
+    assert "round 1:" in told
+
+
+def test_hints_ranges_and_payloads_decide_what_is_held(
+    spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
+) -> None:
+    url = new_database()
+    sealed = entry(b"\0sealed", timestamp=FIRST)
+    more(url, sealed)
+    ((digest,),) = rows(url, "select hash from storenode.messages")
+    other = message("den", "elsewhere", 1, FIRST + 1, [])
+    hint = {"sealed": bytes(digest), "lost": b"\1" * 32}
+    more(
+        url,
+        other,
+        message("room", "early", 1, FIRST + 2, []),
+        message("room", "late", 5, FIRST + HOUR, ["early", "sealed"], hints=hint),
+        message("room", "again", 6, FIRST + HOUR + 1, ["late"], content=b"same"),
+        message("room", "again", 6, FIRST + HOUR + 2, ["late"], content=b"same"),
+        message("room", "twice", 7, FIRST + HOUR + 3, ["again"], content=b"one"),
+        message("room", "twice", 7, FIRST + HOUR + 4, ["again"], content=b"other"),
+        message(
+            "room", "end", 9, FIRST + HOUR + 5, ["twice", "lost", "elsewhere", "tip"], hints=hint
+        ),
+        message("room", "tip\x1b[2J", 8, FIRST + HOUR + 6, ["\x1bnever"]),
+    )
+    side = DatabaseSide(spark, url, "the database")
+    file = tmp_path / "missing.jsonl"
+    result = audit(spark, Auditing(side, missing=str(file)))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert lines == [
+        {"channel": "room", "message_id": "\x1bnever"},
+        {"channel": "room", "message_id": "elsewhere"},
+        {"channel": "room", "message_id": "lost", "hint": "01" * 32},
+        {"channel": "room", "message_id": "tip"},
+    ]
+    named = {each["message_id"]: each for each in result.missing}
+    assert named["elsewhere"]["held_in_channel"] == "den"
+    assert (named["lost"]["first_named_by"], named["lost"]["sender"]) == ("end", "sender")
+    assert result.counts["copies"] == 2
+    (conflict,) = result.conflicts
+    assert (conflict["message_id"], conflict["contents"]) == ("twice", 2)
+    room = next(each for each in result.channels if each["channel"] == "room")
+    assert room["last_complete"] == {
+        "message_id": "twice",
+        "lamport": 7,
+        "ts": FIRST + HOUR + 3,
+    }
+    assert result.counts["incomplete"] == 2
+    assert all(line.isprintable() for line in result.lines())
+    assert json.loads(json.dumps(result.as_json()))["missing"] == 4
+
+    within = audit(spark, Auditing(side, FIRST + HOUR, FIRST + HOUR + 3))
+    assert within.sound, within.lines()
+    assert within.counts["messages"] == 2
+    assert within.lines()[-1] == "Every past is complete."
+
+
+def test_a_channel_of_thousands_is_audited_as_duckdb_does(
+    spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
+) -> None:
+    rng = random.Random(5)
+    gone = set(rng.sample(range(3_000), 12))
+    history = [
+        message(
+            f"room {number % 3}",
+            f"{number}",
+            number,
+            FIRST + number,
+            [f"{each}" for each in (number - 3, number - 3 * rng.randrange(2, 9)) if each >= 0],
+        )
+        for number in range(3_000)
+        if number not in gone
+    ]
+    url = new_database()
+    more(url, *history)
+    side = in_archive(spark, url, tmp_path / "lake")
+    output = tmp_path / "found"
+    audit(spark, Auditing(side, output=str(output)))
+    with duckdb.connect() as connection:
+        files = [str(each) for each in (tmp_path / "lake" / "messages").rglob("*.parquet")]
+        connection.read_parquet(files).create_view("lake")
+        wanted = connection.execute(_RECURSIVE).fetchall()
+    found = {(row["channel"], row["message_id"]) for row in table(output / "incomplete")}
+    assert found == set(wanted)
+    assert {int(row["missing_id"]) for row in table(output / "missing")} <= gone
+
+
+_RECURSIVE = """
+with recursive edges as (
+    select channel, message_id as child, unnest(parents).id as parent from lake
+), broken(channel, message_id) as (
+    select channel, child from edges
+    anti join lake on lake.channel = edges.channel and lake.message_id = edges.parent
+    union
+    select edges.channel, edges.child from edges
+    join broken on broken.channel = edges.channel and broken.message_id = edges.parent
+)
+select channel, message_id from broken
+"""
+
+
+def test_nothing_is_written_over(spark: SparkSession, archived: Path, tmp_path: Path) -> None:
+    side = LakeSide(spark, Lake(str(archived)).open())
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    for job, sentence in (
+        (Auditing(side, output=str(taken)), "exists already"),
+        (Auditing(side, missing=str(taken)), "exists already"),
+        (Auditing(side, missing=str(taken / "none" / "file")), "There is no directory"),
+    ):
+        with pytest.raises(PipelineError, match=sentence) as caught:
+            audit(spark, job)
+        assert caught.value.code == 2
+    assert not any(taken.iterdir())

@@ -155,10 +155,11 @@ def test_blocks_are_taken_whole_however_they_are_cut_into_batches(
 ) -> None:
     rows = [
         {"channel": str(channel), "block": block, "message_id": str(place), "own": True,
-         "tainted": False, "lamport": 0, "ts": 1, "h0": 0, "parents": ["p"] * parents}
+         "tainted": False, "lamport": 0, "ts": 1, "h0": 0, "parents": ["p"] * parents,
+         "key": 3 * channel + block}
         for place, (channel, block, parents) in enumerate(sorted(keys))
     ]  # fmt: skip
-    whole = pa.RecordBatch.from_pylist(rows, SCHEMA)
+    whole = pa.RecordBatch.from_pylist(rows, SCHEMA.append(pa.field("key", pa.int64())))
     batches = [whole.slice(start, size) for start in range(0, len(whole), size)]
     got = list(whole_blocks(iter(batches), entries))
     assert [row for each in got for row in each.to_pylist()] == rows

@@ -14,7 +14,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sds": frozenset({"message", "wire"}),
     "reconcile": frozenset({"message"}),
     "gossip": frozenset({"message"}),
-    "store.domain": frozenset({"gossip", "message", "reconcile", "sds"}),
+    "store.domain": frozenset({"message", "reconcile", "sds"}),
     # connections to nodes, for those who call one
     "dial": frozenset(),
     # a participant that calls store nodes by itself; it knows the schema and no node
@@ -22,8 +22,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # the pure rooms of a node, many times over
     "sim": frozenset({"gossip", "message", "reconcile", "sds", "store.domain"}),
     # edges, which never import each other
-    "store.db": EDGES_SHARE | {"migrations", "reconcile", "sds"},
-    "store.embedded": frozenset({"store.domain"}),
+    "store.db": EDGES_SHARE | {"reconcile", "sds"},
+    "store.embedded": frozenset(),
     "store.rpc": EDGES_SHARE | {"dial", "reconcile", "wire"},
     # a program of its own, as far as the node is concerned
     "store.client": frozenset({"dial", "message", "sds", "wire"}),
@@ -31,10 +31,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "store.config": frozenset({"dial", "message", "store.domain"}),
     "store.observe": frozenset(),
     # the top: these wire everything
-    "store.runtime": EDGES_SHARE
-    | {"store.db", "store.embedded", "store.rpc", "store.client", "store.config"},
-    "store.cli": EDGES_SHARE
-    | {"store.db", "store.embedded", "store.rpc", "store.client", "store.config", "store.runtime"}
+    "store.runtime": EDGES_SHARE | {"store.db", "store.embedded", "store.rpc", "store.config"},
+    "store.cli": frozenset({"message", "store.domain", "store.observe"})
+    | {"store.db", "store.embedded", "store.client", "store.config", "store.runtime"}
     | {"demo", "dial", "pipeline", "sds", "sds.aio"},
     # nodes seen from outside, as processes, and participants of theirs
     "demo": frozenset({"dial", "sds", "sds.aio", "store.client"}),

@@ -56,6 +56,14 @@ def test_no_arrow_that_is_not_drawn() -> None:
     assert [fault for module in modules() for fault in forbidden_arrows(module)] == []
 
 
+def test_no_arrow_is_drawn_that_nobody_goes() -> None:
+    gone = {
+        (module.room, room_of(target)) for module in modules() for _, target in imports_of(module)
+    }
+    drawn = {(room, other) for room, others in MAY_IMPORT.items() for other in others}
+    assert drawn - gone == set()
+
+
 def test_pure_rooms_do_not_touch_the_world() -> None:
     pure = [
         module

@@ -151,8 +151,8 @@ async def what_is_held(node: NodeProcess) -> set[bytes]:
 async def test_back_to_a_point_in_time(
     backups: Backups,
     servers: tuple[ClusterServer, ClusterServer],
-    fleet: Fleet,
     database_url: str,
+    fleet: Fleet,
 ) -> None:
     lost, restored = servers
     maker = Maker(time.time_ns() - 90 * NS_PER_S, payload_bytes=100)
@@ -189,7 +189,7 @@ async def test_back_to_a_point_in_time(
     ended, report = synchronize(node, *EVERYTHING)
     assert (ended.code, report["messages_received"]) == (0, len(maker.made - kept)), ended
     assert await what_is_held(node) == maker.made
-    # Commits have taken the positions again that the lost ones had.
+    # The same messages have come in other commits, which are no place of this follower's.
     assert await is_refused(node, beyond)
     assert not await is_refused(node, before)
     Command().ok("db", "check", "--database-url", restored.url)

@@ -29,7 +29,7 @@ ifdef ARGS
 	@exec $(BIN)/python -m pytest $(ARGS)
 else
 	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(PURE_TESTS)
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(PROCESS_TESTS)
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PROCESS_TESTS)
 endif
 
 check-browser: $(STAMP) ## try the status page in the system's Chromium, which must be installed

@@ -27,12 +27,20 @@ settings.register_profile("search", parent=settings.get_profile("ci"), derandomi
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+SPARK = "tests/integration/pipeline/"
+LONGEST = (SPARK, "tests/faults/test_soak.py", "tests/integration/demo/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest, so that no process of several is left alone with it."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
 class _OneSpark(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Gives a process whole files of tests, and one process all that share a session of Spark."""
 
     def _split_scope(self, nodeid: str) -> str:
-        spark = "tests/integration/pipeline/"
-        return spark if nodeid.startswith(spark) else str(super()._split_scope(nodeid))
+        return SPARK if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from store.observe.logging import get_logger
-from store.runtime.limits import TASK_RETRY_FIRST_S, TASK_RETRY_MOST_S
+from store.runtime.limits import TASK_CANCEL_AGAIN_S, TASK_RETRY_FIRST_S, TASK_RETRY_MOST_S
 
 _LOG = get_logger("store.runtime.tasks")
 
@@ -41,9 +41,12 @@ class BackgroundTasks:
 
     async def stop(self) -> None:
         """Cancel all tasks and wait for their end."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        left = set(self._tasks)
+        while left:
+            # Again and again: a cancellation that meets the end of a wait may get lost in it.
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=TASK_CANCEL_AGAIN_S)
         self._tasks.clear()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2
 
 from tests.support.node import NodeProcess
@@ -39,6 +41,8 @@ def run_to_end(data_dir: Path, *args: str, database_url: str | None = None, **en
     node.launch()
     try:
         output, _ = node.process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"the node does not end; its log:\n{node.log()}")
     finally:
         node.kill()
     return Ended(node.process.returncode, output.decode(), node.log())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,23 @@ async def test_a_task_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatc
     await steady.wait()
     await background.stop()
     assert runs == 2
+
+
+async def test_a_task_that_loses_its_cancellation_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "TASK_CANCEL_AGAIN_S", 0.01)
+    begun, lost = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        lost.set()
+        await asyncio.Event().wait()
+
+    background = BackgroundTasks()
+    background.start("work", work)
+    await begun.wait()
+    await asyncio.wait_for(background.stop(), 60)
+    assert lost.is_set()

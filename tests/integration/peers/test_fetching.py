@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from store.client.messages import hash_of, new_message
 from store.client.sds_messages import sds_payload
@@ -16,27 +13,9 @@ from store.client.types import WakuMessageAndTopic
 from tests.support.command import Command, Ended
 from tests.support.fleet import CONTENT, PUBSUB, Fleet, hashes, held, publish
 from tests.support.node import NodeProcess
-from tests.support.postgres import PostgresServer
 
 HOUR_NS = 3_600_000_000_000
 NOBODY = "127.0.0.1:1"
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, postgres: PostgresServer, template_database: str) -> Iterator[Fleet]:
-    names: list[str] = []
-
-    def new_database() -> str:
-        names.append(postgres.copy_store(template_database))
-        return postgres.url(names[-1])
-
-    nodes = Fleet(tmp_path, new_database=new_database)
-    try:
-        yield nodes
-    finally:
-        nodes.close()
-        for name in names:
-            postgres.drop_database(name)
 
 
 def said(number: int, *, channel: str = "room", at: int | None = None) -> WakuMessageAndTopic:

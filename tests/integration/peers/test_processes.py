@@ -4,48 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
-
-import pytest
+from typing import Any
 
 from tests.integration.run.helpers import get
 from tests.support.command import Command
-from tests.support.fleet import Fleet, database_of, hashes, held, made, publish, status, synchronize
+from tests.support.fleet import (
+    Fleet,
+    database_of,
+    eventually,
+    hashes,
+    held,
+    made,
+    publish,
+    status,
+    synchronize,
+)
 from tests.support.node import NodeProcess
-from tests.support.postgres import PostgresServer
 
-_T = TypeVar("_T")
-
-PATIENCE_S = 120.0
 DAY_S = 86_400
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, postgres: PostgresServer, template_database: str) -> Iterator[Fleet]:
-    names: list[str] = []
-
-    def new_database() -> str:
-        names.append(postgres.copy_store(template_database))
-        return postgres.url(names[-1])
-
-    nodes = Fleet(tmp_path, new_database=new_database)
-    try:
-        yield nodes
-    finally:
-        nodes.close()
-        for name in names:
-            postgres.drop_database(name)
-
-
-def eventually(look: Callable[[], _T | None]) -> _T:
-    """Ask until the answer is true; every question is a whole process or request."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not come in time"
-    return found
 
 
 def events(node: NodeProcess, name: str) -> list[dict[str, Any]]:

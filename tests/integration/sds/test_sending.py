@@ -12,6 +12,7 @@ from message.frames import sds_stored_message
 from store.db import held, sds
 from store.db.retention import prune
 from store.db.sds import DatabaseSdsReader
+from store.db.sds_frames import MAX_EARLY_BYTES
 from store.db.sds_pages import Pages
 from store.domain.ports import HistoryEntry, SdsPage, StoreBusy, TopicFilter
 from store.domain.retention import RetentionPolicy
@@ -109,8 +110,10 @@ async def test_a_restored_message_below_the_horizon_is_found(
 async def test_what_is_pruned_while_it_is_sent_is_missing(
     node: Node, reader: DatabaseSdsReader
 ) -> None:
-    older = 3_000
+    # More than twice what is read ahead at most, so that something is left to be pruned.
+    older = 8_000
     channel = chain(older, 3_500, start=-20 * DAY)
+    assert older * 3_500 > 3 * MAX_EARLY_BYTES
     parents: list[Parent] = head_of(channel)
     for number in range(20):
         message_id = b"new-%d" % number

@@ -29,11 +29,12 @@ ifdef ARGS
 	@exec $(BIN)/python -m pytest $(ARGS)
 else
 	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(PURE_TESTS)
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PROCESS_TESTS)
+	@$(BIN)/python tools/run_server_tests.py --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+		$(PROCESS_TESTS)
 endif
 
 check-browser: $(STAMP) ## try the status page in the system's Chromium, which must be installed
-	@exec $(BIN)/python -m pytest tests/browser $(ARGS)
+	@exec $(BIN)/python tools/run_server_tests.py tests/browser $(ARGS)
 
 sim: $(STAMP) ## simulate nodes, or SDS groups, under faults; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m sim $(ARGS)

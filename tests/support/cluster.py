@@ -23,8 +23,9 @@ from store.embedded.account import account_for
 from store.embedded.datadir import DATABASE, DataDir, child_view
 from store.embedded.initdb import make_cluster
 from store.embedded.process import Launch
-from store.embedded.server import Plan, Server, choose_port
+from store.embedded.server import Plan, Server
 from tests.support import programs
+from tests.support.ports import HeldPort
 from tests.support.postgres import ROLE, SUPERUSER
 
 START_TIMEOUT_S: Final = 60.0
@@ -48,7 +49,8 @@ class ClusterServer:
         self.data = DataDir(directory)
         self.data.path.mkdir()
         # Chosen once: the connection strings of nodes name it before and after a restart.
-        self.port = choose_port(None)
+        self._port = HeldPort()
+        self.port = self._port.number
         self._installation = programs.chosen()
         self._account = account_for(self.data.cluster)
         self._server: Server | None = None

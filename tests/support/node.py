@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from tests.support.ports import HeldPort
+
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 180.0
 LOG_TAIL_CHARS = 4_000
 
-LISTENERS = {"--listen": "listen", "--admin-listen": "admin", "--metrics-listen": "metrics"}
-"""Options of the listeners, and their names in the ready line."""
+LISTENERS = ("--listen", "--admin-listen", "--metrics-listen")
+"""Options of the listeners that every node has."""
 
 COMMAND = str(Path(sys.executable).with_name("storenode"))
 """The installed command, as an operator runs it."""
@@ -41,7 +43,8 @@ class NodeProcess:
     """One node on a data directory; `start` may be called again, on the same ports, after it ended.
 
     ``args`` are further options of ``storenode run``; without ``database_url`` the node has a
-    Postgres of its own. Every listener is on a free port of 127.0.0.1 unless ``args`` say else.
+    Postgres of its own. Every listener is on a free port of 127.0.0.1, which is kept for it while
+    it is down, unless ``args`` say else.
     """
 
     data_dir: Path
@@ -50,6 +53,7 @@ class NodeProcess:
     env: dict[str, str] = field(default_factory=dict)
     ready: dict[str, str] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
+    _ports: dict[str, HeldPort] = field(default_factory=dict)
 
     @property
     def listen(self) -> str:
@@ -90,9 +94,9 @@ class NodeProcess:
     def command(self) -> list[str]:
         """The command line; later options win, so ``args`` may name other listeners."""
         line = [COMMAND, "run", "--data-dir", str(self.data_dir)]
-        for option, name in LISTENERS.items():
+        for option in LISTENERS:
             if option not in self.args:
-                line += [option, self.ready.get(name, "127.0.0.1:0")]
+                line += [option, self._ports.setdefault(option, HeldPort()).address]
         if self.database_url is not None:
             line += ["--database-url", self.database_url]
         return [*line, *self.args]

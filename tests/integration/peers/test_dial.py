@@ -14,6 +14,7 @@ from store.domain.ports import PeerAddress, SyncOutcome, Window
 from store.rpc.context import PeerRules
 from store.rpc.tls import TlsFiles
 from tests.integration.peers.harness import PeerNode, items, peer_node, within
+from tests.support.ports import HeldPort
 
 
 @dataclass
@@ -149,13 +150,13 @@ async def test_a_peer_that_comes_back_is_reached_at_once(
     new_database: Callable[[], str], first: PeerNode
 ) -> None:
     """The pauses between gRPC's own attempts are not waited for."""
-    url = new_database()
-    async with peer_node("b.example", url) as node:
+    url, port = new_database(), HeldPort()
+    async with peer_node("b.example", url, port=port.number) as node:
         address = node.address
         assert (await tried(first, address)).in_sync
         assert first.caller.connected(address)
     assert "could not be reached" in (await tried(first, address)).error
-    async with peer_node("b.example", url, port=address.port):
+    async with peer_node("b.example", url, port=port.number):
         assert (await tried(first, address)).in_sync
     await first.caller.close()
     assert "shutting down" in (await tried(first, address)).error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -44,11 +44,12 @@ Metadata = Sequence[tuple[str, str]]
 
 @dataclass
 class Rules:
-    """What tests turn while a node serves."""
+    """What tests turn while a node serves, and the clock that it is made with."""
 
     access: Access = field(default_factory=Access.open)
     policy: Policy = field(default_factory=lambda: Policy(max_drift_ns=None))
     unready: str | None = None
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
 
 
 @dataclass
@@ -159,7 +160,7 @@ def _context(services: Services, rules: Rules, quota: Quota, *, open_admin: bool
         policy=lambda: rules.policy,
         access=lambda: rules.access,
         now_ns=time.time_ns,
-        monotonic_ns=time.monotonic_ns,
+        monotonic_ns=rules.monotonic_ns,
         unready=lambda: rules.unready,
         state=state,
         metrics=Metrics(IDENTITY.version),

@@ -12,7 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from store.observe.limits import MAX_HTTP_CONNECTIONS, MAX_HTTP_HEAD_BYTES
 from tests.integration.run.helpers import get, raw_exchange
+from tests.support.fleet import eventually
 from tests.support.node import NodeProcess, running_node
+from tests.support.ports import HeldPort
 
 OF_THE_CONTRACT = {
     "storenode_messages_stored",
@@ -83,13 +85,14 @@ def test_connections_are_bounded_and_the_others_are_told(node: NodeProcess) -> N
         for _ in range(MAX_HTTP_CONNECTIONS):
             stack.enter_context(socket.create_connection((host, int(port))))
         assert raw_exchange(node.metrics, b"").startswith(b"HTTP/1.1 503 ")
-    assert get(node.metrics, "/healthz")[0] == 200
+    # The node learns one after the other that they have gone.
+    eventually(lambda: get(node.metrics, "/healthz")[0] == 200)
 
 
 def test_an_unready_node_is_alive(tmp_path: Path) -> None:
+    port = HeldPort()
+    metrics = port.address
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            metrics = f"127.0.0.1:{free.getsockname()[1]}"
         url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/d"
         node = NodeProcess(tmp_path / "data", ("--metrics-listen", metrics), url)
         node.launch()

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+from tests.support.ports import HeldPort
+
 _CHUNK_BYTES = 65_536
 
 
@@ -20,13 +22,13 @@ class Proxy:
         self._clients: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._answer_to_swallow: bytes | None = None
-        self.port = 0
+        self._port = HeldPort()
+        self.port = self._port.number
         self.swallowed = asyncio.Event()
 
     async def open(self) -> None:
         """Accept connections, always on the same port."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     def refuse(self) -> None:
         """Break every connection and accept no more."""

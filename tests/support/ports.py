@@ -1,0 +1,33 @@
+"""Ports of 127.0.0.1 that stay a test's own also while nothing listens on them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import weakref
+
+
+class HeldPort:
+    """A free port that nobody else is given, until this object is gone.
+
+    A server may listen on it and end again and again. Without this, the kernel may give the port
+    of a server that is down to a listener elsewhere that asks for any, or to either end of a
+    connection, be it of another test or of whoever calls that server meanwhile.
+    """
+
+    def __init__(self) -> None:
+        with socket.socket() as held:
+            # Servers set it too. Linux then lets one of them listen where another socket is bound
+            # and does not listen, and passes such a port over where any port will do.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+            self.number: int = held.getsockname()[1]
+            # Elsewhere no server could have a port that is bound: there it is only found here.
+            if sys.platform == "linux":
+                weakref.finalize(self, os.close, held.detach())
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of it."""
+        return f"127.0.0.1:{self.number}"

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from sds.aio.transport import FeedPage, Fetched, Link, Outbound, Route, Transport, Verdict
+from sds.aio.passing import PassingLink
+from sds.aio.transport import FeedPage, Fetched, Outbound, Route, Transport, Verdict
 from sds.envelope import Entry, Kind, MessageError, SdsMessage, decode_message
 
 if TYPE_CHECKING:
@@ -60,22 +61,12 @@ class Tap:
 
 
 @dataclass(frozen=True, slots=True)
-class TapLink:
-    """One channel of it; the methods are those of `sds.aio.transport.Link`."""
+class TapLink(PassingLink):
+    """One channel of it."""
 
-    inner: Link
     route: Route
     passage: Passage
     ledger: Ledger
-
-    @property
-    def name(self) -> str:
-        """That of the other."""
-        return self.inner.name
-
-    async def close(self) -> None:
-        """End all calls."""
-        await self.inner.close()
 
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]

@@ -21,11 +21,11 @@ from random import Random
 from bench.soak.checker.hashing import fingerprint, message_hash
 from sds.aio.channel import Channel
 from sds.aio.events import NotStored
-from sds.aio.node import NodeLink, StoreNode
-from sds.aio.transport import FeedPage, Fetched, Outbound, Route, Verdict
+from sds.aio.node import StoreNode
+from sds.aio.passing import PassingLink
+from sds.aio.transport import Outbound, Route, Verdict
 from sds.bloom import FilterShape
 from sds.config import ChannelConfig, RepairConfig
-from sds.envelope import Entry
 from sds.events import Lost
 from wire.waku.message.v1.message_pb2 import WakuMessage
 
@@ -54,17 +54,11 @@ class Telling:
         return TellingLink(self.inner.open(route), route)
 
 
-@dataclass(frozen=True)
-class TellingLink:
-    """A link of it; methods are those of `sds.aio.transport.Link`."""
+@dataclass(frozen=True, slots=True)
+class TellingLink(PassingLink):
+    """A link of it."""
 
-    inner: NodeLink
     route: Route
-
-    @property
-    def name(self) -> str:
-        """The node's address."""
-        return self.inner.name
 
     async def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
@@ -80,32 +74,6 @@ class TellingLink:
             async for verdicts in answers:
                 tell(held=[each.hint.hex() for each in verdicts if each.held], node=self.name)
                 yield verdicts
-
-    def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
-        """As it is."""
-        return self.inner.follow(cursor)
-
-    def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
-        """As it is."""
-        return self.inner.scan(since_ns)
-
-    def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """As it is."""
-        return self.inner.by_hint(hints)
-
-    def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        """As it is."""
-        return self.inner.by_id(entries)
-
-    def closure(
-        self, heads: Sequence[Entry], known_ids: Sequence[str]
-    ) -> AsyncGenerator[Sequence[Fetched], None]:
-        """As it is."""
-        return self.inner.closure(heads, known_ids)
-
-    async def close(self) -> None:
-        """As it is."""
-        await self.inner.close()
 
     def _named(self, each: Outbound) -> tuple[str, str, int]:
         message = WakuMessage(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from sds.aio.transport import FeedPage, Fetched, Link, Outbound, Route, Transport, Verdict
-from sds.envelope import Entry
+from sds.aio.passing import PassingLink
+from sds.aio.transport import FeedPage, Fetched, Route, Transport
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,11 @@ class Lossy:
         return LossyLink(self.inner.open(route), self.loses)
 
 
-@dataclass(frozen=True)
-class LossyLink:
+@dataclass(frozen=True, slots=True)
+class LossyLink(PassingLink):
     """A link of it."""
 
-    inner: Link
     loses: Callable[[Fetched], bool]
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    def publish(
-        self, batches: AsyncIterator[Sequence[Outbound]]
-    ) -> AsyncGenerator[Sequence[Verdict], None]:
-        return self.inner.publish(batches)
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         async with aclosing(self.inner.follow(cursor)) as pages:
@@ -51,20 +41,6 @@ class LossyLink:
             async for messages in pages:
                 if kept := self._kept(messages):
                     yield kept
-
-    def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
-        return self.inner.by_hint(hints)
-
-    def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
-        return self.inner.by_id(entries)
-
-    def closure(
-        self, heads: Sequence[Entry], known_ids: Sequence[str]
-    ) -> AsyncGenerator[Sequence[Fetched], None]:
-        return self.inner.closure(heads, known_ids)
-
-    async def close(self) -> None:
-        await self.inner.close()
 
     def _kept(self, messages: Sequence[Fetched]) -> list[Fetched]:
         return [each for each in messages if not self.loses(each)]

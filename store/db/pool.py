@@ -167,15 +167,24 @@ class _Lender:
             limit.reschedule(now)
 
     async def get(self, pool: AsyncConnectionPool[Connection]) -> Connection:
+        task = asyncio.current_task()
+        assert task is not None
+        cancelled_before = task.cancelling()
         try:
             async with asyncio.timeout(None) as limit:
                 self._waiting.add(limit)
                 try:
-                    return await pool.getconn()
+                    connection = await pool.getconn()
                 finally:
                     self._waiting.discard(limit)
         except TimeoutError:
             raise PoolTimeout("no connection could be made") from None
+        if task.cancelling() > cancelled_before:
+            # The pool waits by `asyncio.wait_for`, which before Python 3.12 loses a cancellation
+            # that meets the end of the wait; whoever waits for the task's end would wait for ever.
+            await pool.putconn(connection)
+            raise asyncio.CancelledError
+        return connection
 
 
 class Database:
@@ -266,8 +275,10 @@ class Database:
                 async with self.connection(pool or self.read_pool) as connection:
                     return await work(connection)
             except (psycopg.Error, PoolTimeout) as error:
-                if is_exhausted(error) or not is_transient(error):
-                    raise unavailable(error) if is_exhausted(error) else error from error
+                if is_exhausted(error):
+                    raise unavailable(error) from error
+                if not is_transient(error):
+                    raise
                 if not await backoff.wait():
                     raise unavailable(error) from error
 

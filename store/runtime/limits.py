@@ -70,5 +70,7 @@ DRAIN_NOTICE_S: Final = 0.2
 
 TASK_RETRY_FIRST_S: Final = 1.0
 TASK_RETRY_MOST_S: Final = 60.0
-TASK_CANCEL_AGAIN_S: Final = 1.0
 """Pauses before a background task that failed is started again."""
+
+TASK_CANCEL_AGAIN_S: Final = 1.0
+"""How long a background task that was cancelled may take before it is cancelled again."""

@@ -43,8 +43,10 @@ class DatabaseMonitor:
             while True:
                 self._tell(await self._ask())
                 interval_s = HEALTHY_CHECK_INTERVAL_S if self._up else UNHEALTHY_CHECK_INTERVAL_S
+                # Not by `wait_for`: before Python 3.12 it may lose the cancellation that ends this.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._hurry.wait(), interval_s)
+                    async with asyncio.timeout(interval_s):
+                        await self._hurry.wait()
                 self._hurry.clear()
         finally:
             await self._disconnect()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
+from psycopg_pool import AsyncConnectionPool
 
-from store.db.pool import PoolSettings
+from store.db.pool import Connection, PoolSettings
 from store.domain.ports import PageRequest, ScanRequest, StoreUnavailable, TopicFilter
 from tests.integration.storage.node import running
 from tests.integration.storage.world import NOW, random_batch
@@ -29,3 +31,33 @@ async def test_scans_that_find_no_connection_are_told_so_and_keep_nobody_else_wa
             )
             assert (await node.reader.query(request)).count == len(batch)
         assert (await anext(node.reader.scan(wanted))).count == len(batch)
+
+
+async def until_somebody_waits(pool: AsyncConnectionPool[Connection]) -> None:
+    while not pool.get_stats().get("requests_waiting"):  # noqa: ASYNC110 - tells nobody
+        await asyncio.sleep(0)
+
+
+async def test_who_is_cancelled_as_a_connection_is_handed_over_ends_and_gives_it_back(
+    database_url: str,
+) -> None:
+    async with running(database_url, SETTINGS) as node:
+        database, pool = node.database, node.database.bulk_pool
+
+        async def never_done(_: Connection) -> None:
+            await asyncio.Event().wait()
+
+        # The pool needs a few turns of the event loop to hand a connection over: the cancellation
+        # comes in each of them once.
+        for turns in range(12):
+            lent = await pool.getconn()
+            waiting = asyncio.create_task(database.read(never_done, pool))
+            await until_somebody_waits(pool)
+            await pool.putconn(lent)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait({waiting}, timeout=60)
+            assert waiting.cancelled(), f"after {turns} turns"
+        async with asyncio.timeout(60), database.connection(pool) as connection:
+            assert await (await connection.execute("select 1")).fetchone() == (1,)

@@ -55,7 +55,7 @@ class Seen:
         return digest in self._places
 
     def place(self, digest: bytes) -> int:
-        """Where it stands in the three lists; -1 if it is not remembered."""
+        """Where it stands in the lists; -1 if it is not remembered."""
         return self._places.get(digest, -1)
 
     def add(self, digest: bytes, *, quiet: bool) -> int:

@@ -17,9 +17,6 @@ MAX_TIMESTAMP_NS: Final = 2**63 - 1
 
 NS_PER_S: Final = 1_000_000_000
 
-DEFAULT_MAX_DRIFT_NS: Final = 20 * NS_PER_S
-"""Allowed distance between a publisher's timestamp and the node's clock (13/WAKU2-STORE)."""
-
 UNCHECKED_DRIFT_NS: Final = 24 * 3600 * NS_PER_S
 """How far ahead a timestamp may be when the drift check is off."""
 

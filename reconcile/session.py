@@ -38,6 +38,7 @@ from enum import Enum
 
 import numpy as np
 
+from message.limits import NS_PER_S
 from reconcile.codec import Payload, RangeKind, Ranges, decode, encode, reach
 from reconcile.errors import SessionLimitExceeded
 from reconcile.ids import LOWEST, SyncId, SyncIds
@@ -274,8 +275,8 @@ class Session:
         allowed = self._config.limits.max_seconds
         assert self._began_ns is not None
         elapsed_ns = now_ns - self._began_ns
-        if elapsed_ns > allowed * 1_000_000_000:
-            raise SessionLimitExceeded("max_seconds", allowed, elapsed_ns // 1_000_000_000)
+        if elapsed_ns > allowed * NS_PER_S:
+            raise SessionLimitExceeded("max_seconds", allowed, elapsed_ns // NS_PER_S)
 
     def _advance(self, answer: Answer | None) -> list[Effect]:
         assert self._work is not None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.duration_pb2 import Duration
 
 from message.hashing import message_hash
+from message.limits import NS_PER_S
 from store.client.limits import MAX_PUBLISH_REQUEST_BYTES, MAX_PUBLISH_REQUEST_MESSAGES
 from wire.storenode.v1 import store_pb2
 from wire.waku.message.v1.message_pb2 import WakuMessage
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 # A message inside a request: one byte of tag and up to four of length.
 _FIELD_OVERHEAD_BYTES = 5
-_NS_PER_S = 1_000_000_000
 
 
 def new_message(
@@ -88,7 +88,7 @@ def new_request(
     request = store_pb2.PublishRequest(messages=messages, min_confirms=min_confirms)
     if confirm_timeout_s is not None:
         timeout = Duration()
-        timeout.FromNanoseconds(round(confirm_timeout_s * _NS_PER_S))
+        timeout.FromNanoseconds(round(confirm_timeout_s * NS_PER_S))
         request.confirm_timeout.CopyFrom(timeout)
     return request
 

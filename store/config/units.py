@@ -3,15 +3,17 @@
 import re
 from typing import Final
 
+from message.limits import NS_PER_S
+
 _DURATION_UNITS_NS: Final = {
     "ns": 1,
     "us": 1_000,
     "ms": 1_000_000,
-    "s": 1_000_000_000,
-    "m": 60 * 1_000_000_000,
-    "h": 3_600 * 1_000_000_000,
-    "d": 86_400 * 1_000_000_000,
-    "w": 7 * 86_400 * 1_000_000_000,
+    "s": NS_PER_S,
+    "m": 60 * NS_PER_S,
+    "h": 3_600 * NS_PER_S,
+    "d": 86_400 * NS_PER_S,
+    "w": 7 * 86_400 * NS_PER_S,
 }
 _SIZE_UNITS_BYTES: Final = {
     "": 1,

@@ -15,7 +15,6 @@ FINE_TABLE: Final = "messages"
 COARSE_TABLES: Final = ("hashes", "sds", "topics")
 COMMITS_TABLE: Final = "commits"
 BUCKETS_TABLE: Final = "buckets"
-ARCHIVED_TABLE: Final = "archived"
 UNREAD_TABLE: Final = "unread"
 PARTITIONED_TABLES: Final = (FINE_TABLE, *COARSE_TABLES, COMMITS_TABLE)
 """In the order in which their locks are taken."""

@@ -30,9 +30,6 @@ SESSION_ID_BYTES: Final = 16
 SESSION_ID_CHARS: Final = 2 * SESSION_ID_BYTES
 """A session is named by 128 random bits in hexadecimal digits."""
 
-MAX_NODE_ID_CHARS: Final = 253
-"""A node is named by a DNS name (RFC 1035, "Size limits") or by random digits."""
-
 MAX_SESSIONS: Final = 4
 """Sessions of one node in all, whoever began them."""
 

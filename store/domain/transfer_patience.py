@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from message.limits import NS_PER_S
 from store.domain.transfer_events import Fault
 from store.domain.transfer_limits import TransferLimits
 from store.domain.transfer_sending import PeerFault
 
-_NS_PER_S: Final = 1_000_000_000
 _NOT_IN_VAIN: Final = "what was stored stays, and the next session goes on"
 
 
@@ -65,14 +65,13 @@ class Patience:
         if silent_ns >= limits.silence_ns:
             raise PeerFault(
                 Fault.SILENCE,
-                f"the peer has said nothing for {silent_ns // _NS_PER_S} s: {_NOT_IN_VAIN}; if it "
+                f"the peer has said nothing for {silent_ns // NS_PER_S} s: {_NOT_IN_VAIN}; if it "
                 "needs longer for an answer, see to its database, or give --peer-silence on both",
             )
         if self._now_ns - self._began_ns >= limits.total_ns:
             raise PeerFault(
                 Fault.SLOW,
-                f"the transfer was not done within {limits.total_ns // _NS_PER_S} s: "
-                f"{_NOT_IN_VAIN}",
+                f"the transfer was not done within {limits.total_ns // NS_PER_S} s: {_NOT_IN_VAIN}",
             )
         if self._waited_ns >= limits.pace_ns:
             self._demand_pace(moved)
@@ -85,7 +84,7 @@ class Patience:
             raise PeerFault(
                 Fault.SLOW,
                 f"the transfer moved {settled:,} messages and {size_bytes:,} bytes in "
-                f"{limits.pace_ns // _NS_PER_S} s, and {limits.pace_ids:,} or "
+                f"{limits.pace_ns // NS_PER_S} s, and {limits.pace_ids:,} or "
                 f"{limits.pace_bytes:,} are due: {_NOT_IN_VAIN}",
             )
         self._waited_ns, self._mark = 0, moved

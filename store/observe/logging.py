@@ -14,14 +14,11 @@ from collections.abc import MutableMapping
 from typing import Any, TextIO, cast
 
 import structlog
-from structlog.contextvars import bind_contextvars, merge_contextvars, reset_contextvars
+from structlog.contextvars import bind_contextvars, merge_contextvars
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 from store.observe.flood import FloodGate
 from store.observe.limits import MAX_LOG_TEXT_CHARS, MAX_TRACEBACK_CHARS
-
-FORMATS = ("text", "json")
-LEVELS = ("debug", "info", "warning", "error")
 
 Logger = FilteringBoundLogger
 
@@ -35,8 +32,6 @@ _suppressed_total = 0
 request_context = bind_contextvars
 """Bind fields, such as `request_id`, to all that the current task logs; returns reset tokens."""
 
-leave_request_context = reset_contextvars
-
 
 def get_logger(name: str) -> Logger:
     """A logger whose lines carry `component=name`; cheap enough for module level."""
@@ -46,8 +41,8 @@ def get_logger(name: str) -> Logger:
 def configure(log_format: str, level: str, stream: TextIO | None = None) -> None:
     """Send all logs, those of libraries too, to `stream` (standard error by default).
 
-    `log_format` is one of `FORMATS`, `level` one of `LEVELS`. What an earlier log held back does
-    not count for this one.
+    `log_format` is `text` or `json`, `level` one of the standard library's, such as `info`. What
+    an earlier log held back does not count for this one.
     """
     with _gate_lock:
         _gate.clear()

@@ -17,6 +17,7 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from message.cursor import CursorError, ScanCursor
+from message.limits import NS_PER_S
 from message.transfer import TransferError, parse
 from message.validate import Policy
 from store.db.online import note_online, read_last_online
@@ -52,7 +53,6 @@ from store.observe.metrics import Metrics
 from store.runtime.limits import ONLINE_INTERVAL_S
 
 _LOG = get_logger("store.runtime.resume")
-_NS_PER_S: Final = 1_000_000_000
 _CHUNK: Final = 256
 """Messages that are judged at a time, so that others on the event loop get their turn."""
 
@@ -128,9 +128,7 @@ class Resumer:
                     case Fetch():
                         inputs.append(await self._fetch(effect))
                     case WakeAt():
-                        await asyncio.sleep(
-                            max(0, effect.time_ns - time.monotonic_ns()) / _NS_PER_S
-                        )
+                        await asyncio.sleep(max(0, effect.time_ns - time.monotonic_ns()) / NS_PER_S)
                         inputs.append(Tick())
                     case Advance():
                         await self._note(effect.last_online_ns)

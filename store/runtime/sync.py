@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from message.limits import NS_PER_S
 from store.domain.ports import (
     EmptyWindow,
     FetchDone,
@@ -49,7 +50,6 @@ from store.runtime.fetching import Fetcher
 from store.runtime.peer_book import PeerBook
 
 _LOG = get_logger("store.runtime.sync")
-_NS_PER_S = 1_000_000_000
 _STOPPING = "the node is stopping; retry later"
 
 
@@ -182,7 +182,7 @@ class Synchronizer:
             self._timer.cancel()
             self._timer = None
         if time_ns is not None:
-            delay_s = max(0, time_ns - self._clocks.steady_ns()) / _NS_PER_S
+            delay_s = max(0, time_ns - self._clocks.steady_ns()) / NS_PER_S
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, Tick())
 
     def _begin(self, begin: Begin) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 from message.record import RecordBatch
 from message.transfer import parse
 from message.validate import Verdict
-from sim.calls import End, Identity
 from sim.database import Unavailable
 from sim.limits import NS_PER_MS, NS_PER_S
-from sim.messages import Message, message_of
+from sim.messages import Message
+from sim.network import Caller
 from sim.process import Handler, Process
 from sim.tasks import Promise, Steps, Task, within
 from store.domain.ports import Source
@@ -97,7 +97,7 @@ class Intake:
         process.network.post(process.name, sender, Results(letter.number, verdicts))
 
 
-class Client:
+class Client(Caller):
     """Publishes, and tries again, also elsewhere, until it is answered or gives up."""
 
     def __init__(self, world: World, name: str) -> None:
@@ -107,15 +107,6 @@ class Client:
         self._made = count(1)
         self._asked: dict[int, Promise[Results]] = {}
         self._task = Task(world.timeline, name, lambda _: self._run(), lambda _: None)
-
-    @property
-    def identity(self) -> Identity | None:
-        """Nobody calls a client."""
-        return None
-
-    def serve(self, method: str, end: End) -> bool:  # noqa: ARG002 - as of every host
-        """Nothing."""
-        return False
 
     def receive(self, sender: str, letter: object) -> None:  # noqa: ARG002 - as of every host
         """An answer."""
@@ -166,6 +157,3 @@ class Client:
             finally:
                 del self._asked[number]
             return
-
-
-__all__ = ["PUBSUB", "Client", "Intake", "Publish", "Results", "message_of"]

@@ -58,6 +58,22 @@ class Host(Protocol):
         ...
 
 
+class Caller:
+    """A host that others never call: it calls them, or writes letters. ``receive`` may be more."""
+
+    @property
+    def identity(self) -> Identity | None:
+        """Nobody answers here."""
+        return None
+
+    def serve(self, method: str, end: End) -> bool:  # noqa: ARG002 - as of every host
+        """Take no calls."""
+        return False
+
+    def receive(self, sender: str, letter: object) -> None:
+        """Read no letters."""
+
+
 class Network:
     """All hosts, and what is under way between them."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from message.validate import Policy
-from sim.calling import CLUSTER
 from sim.calls import Closed, End, Identity
 from sim.clock import Clock
 from sim.database import Database
@@ -17,7 +16,7 @@ from sim.process import Handler, Process, Service
 from sim.resuming import Resumer, Scans
 from sim.serving import PeerService
 from sim.synchronizing import Synchronizer
-from sim.tasks import Cancelled, Steps, Task
+from sim.tasks import Cancelled, Steps
 from sim.views import Views
 from store.domain.ports import PeerAddress
 
@@ -152,6 +151,3 @@ def _address(world: World, number: int) -> PeerAddress:
     """Some peers are named by address only: who answers is learned from the answer."""
     named = f"node-{number}" if world.dice.random() < 0.5 else ""
     return PeerAddress(f"n{number}", _PORT, named)
-
-
-__all__ = ["CLUSTER", "MAX_DRIFT_NS", "Node", "Task"]

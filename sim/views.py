@@ -15,7 +15,6 @@ from reconcile.layered import LayeredView, reads_below
 from reconcile.loading import LoadingView
 from reconcile.summary import SummaryView
 from reconcile.view import Answer, Read, Spans
-from sim.database import Unavailable
 from sim.hot import HotIndex, HotView
 from sim.limits import MAX_COLD_VIEWS
 from sim.marks import Mark
@@ -145,6 +144,3 @@ def _items(view: IndexView, lower: SyncId, upper: SyncId) -> list[SyncId]:
     items = view.answer(Read(items=Spans.of([(lower, upper)]))).items
     assert items is not None
     return items.ids.pairs()
-
-
-__all__ = ["OpenView", "Unavailable", "Views"]

@@ -11,6 +11,7 @@ from sim.gossiping.driver import GOSSIP
 from sim.gossiping.judge import LIAR
 from sim.gossiping.scenario import Trick
 from sim.limits import NS_PER_S
+from sim.network import Caller
 from sim.tasks import Steps, Task
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _FRAME_IDS: Final = 64
 _REMEMBERED: Final = 200
 
 
-class Liar:
+class Liar(Caller):
     """One of them; a `sim.network.Host`."""
 
     def __init__(self, world: GossipWorld, number: int, trick: Trick) -> None:
@@ -32,18 +33,6 @@ class Liar:
         self._calls = count()
         self._heard: dict[bytes, None] = {}
         self._bodies: list[bytes] = []
-
-    @property
-    def identity(self) -> Identity | None:
-        """Nobody calls a liar."""
-        return None
-
-    def serve(self, method: str, end: End) -> bool:  # noqa: ARG002 - as of every host
-        """Nothing."""
-        return False
-
-    def receive(self, sender: str, letter: object) -> None:
-        """Nothing."""
 
     def start(self, victims: list[str]) -> None:
         """Call some nodes, over and over."""

@@ -12,13 +12,13 @@ from typing import Final
 
 from gossip.config import GossipConfig
 from reconcile.ids import SyncId
-from sim.calls import End, Identity
 from sim.dice import Dice
 from sim.gossiping.scenario import GossipScenario
 from sim.gossiping.world import GossipWorld
 from sim.intake import Publish
 from sim.judge import Violation
 from sim.limits import NS_PER_MS, NS_PER_S
+from sim.network import Caller
 from sim.run import REAL
 from sim.scenario import Scenario, drawn
 
@@ -60,23 +60,11 @@ class Spread:
 PUBLISHER: Final = "publisher"
 
 
-class Publisher:
+class Publisher(Caller):
     """Hands events to nodes; a `sim.network.Host`."""
 
     def __init__(self) -> None:
         self.name = PUBLISHER
-
-    @property
-    def identity(self) -> Identity | None:
-        """Nobody calls it."""
-        return None
-
-    def serve(self, method: str, end: End) -> bool:  # noqa: ARG002 - as of every host
-        """Nothing."""
-        return False
-
-    def receive(self, sender: str, letter: object) -> None:
-        """An acknowledgement."""
 
 
 class SpreadWorld(GossipWorld):

@@ -15,13 +15,13 @@ from sds.channel import ChannelFullError, MessageChannel
 from sds.envelope import SdsMessage, decode_message
 from sds.events import Broadcast, Event, Missing, Packet, Published, Reason, Receive, Send, Tick
 from sds.snapshot import restore, snapshot
-from sim.calls import End, Identity
 from sim.clock import Clock
 from sim.dice import happens
 from sim.groups.judge import View
 from sim.groups.link import Link
 from sim.groups.spoken import Spoken
 from sim.limits import NS_PER_MS
+from sim.network import Caller
 from sim.timeline import Timer
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _LASTING: Final = frozenset({Reason.CONTENT, Reason.RESEND, Reason.REPAIR})
 _HASH_BYTES: Final = 32
 
 
-class Member:
+class Member(Caller):
     """One participant; a `sim.network.Host`.
 
     Attributes:
@@ -56,11 +56,6 @@ class Member:
         self._tick: Timer | None = None
         self._tick_ms = 0
         self._persist: Timer | None = None
-
-    @property
-    def identity(self) -> Identity | None:
-        """None: nobody calls a participant."""
-        return None
 
     @property
     def now_ms(self) -> int:
@@ -150,10 +145,6 @@ class Member:
     @property
     def _times_full(self) -> int:
         return 0 if self.channel is None else self.channel.counts.buffer_full
-
-    def serve(self, method: str, end: End) -> bool:  # noqa: ARG002 - as of every host
-        """Take no calls."""
-        return False
 
     def step(self, given: Send | Receive | Published | Tick, spoken: Spoken | None = None) -> None:
         """Give the channel something, and do what it says."""

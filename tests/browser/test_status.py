@@ -17,9 +17,10 @@ from selenium.webdriver.common.keys import Keys
 
 from store.observe.page import DATA_PATH, HEADERS, PATH, asset
 from tests.browser.browser import Page, host_of
-from tests.integration.run.helpers import get, occupied_port
+from tests.integration.run.helpers import get
 from tests.support.fleet import made, publish
 from tests.support.node import NodeProcess, running_node
+from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
 PATIENCE_S: Final = 120.0
@@ -35,10 +36,9 @@ HOSTILE: Final = (
 
 
 @pytest.fixture(scope="module")
-def dead() -> str:
+def nobody() -> HeldPort:
     """Where nobody listens."""
-    with occupied_port() as address:
-        return address
+    return HeldPort()
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,11 @@ def node(
     tmp_path_factory: pytest.TempPathFactory,
     postgres: PostgresServer,
     template_database: str,
-    dead: str,
+    nobody: HeldPort,
 ) -> Iterator[NodeProcess]:
     """A node that holds some hours and a gap, and has a peer that cannot be reached."""
     name = postgres.create_database(template_database)
-    arguments = ("--max-clock-drift", "off", "--peer", dead, "--sync-interval", "1s")
+    arguments = ("--max-clock-drift", "off", "--peer", nobody.address, "--sync-interval", "1s")
     directory = tmp_path_factory.mktemp("node") / "data"
     with running_node(directory, *arguments, database_url=postgres.url(name)) as node:
         hour_ns = HOUR_S * 10**9
@@ -130,12 +130,12 @@ def test_what_is_published_appears_by_itself(page: Page, node: NodeProcess) -> N
 
 
 def test_a_peer_that_cannot_be_reached_is_described_in_words(
-    page: Page, node: NodeProcess, dead: str
+    page: Page, node: NodeProcess, nobody: HeldPort
 ) -> None:
     page.open(node.metrics)
     until(page, lambda: "attempt failed" in page.text("#peers"), "the failures are counted")
     text = page.text("#peers")
-    assert dead in text
+    assert nobody.address in text
     assert "could not be reached" in text
     assert "Last reconciled: never." in text
 

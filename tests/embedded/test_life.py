@@ -16,6 +16,7 @@ from store.embedded import (
     running_url,
 )
 from tests.embedded.helpers import AS_ROOT, Events, insert, node, values
+from tests.support.ports import HeldPort
 
 
 def _one(url: str, query: str) -> tuple[object, ...]:
@@ -179,14 +180,15 @@ def test_a_listener_that_fails_does_not_take_the_server_with_it(data_dir: Path) 
 
 
 def test_the_port_stays_from_run_to_run_unless_it_is_taken(data_dir: Path) -> None:
-    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
-        first = server.port
-    with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
-        assert server.port == first
-    assert first is not None
+    last, port = data_dir / "postgres.json", HeldPort()
+    last.write_text(json.dumps({**json.loads(last.read_text()), "port": port.number}))
+    for _ in range(2):
+        with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
+            assert server.port == port.number
     with (
-        socket.create_server(("127.0.0.1", first)),
+        socket.create_server(("127.0.0.1", port.number)),
         EmbeddedPostgres(EmbeddedSettings(data_dir)) as server,
     ):
-        assert server.port != first
+        assert server.port != port.number
+        assert json.loads(last.read_text())["port"] == server.port
         assert values(server.url) == [1]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import Command
+from tests.support.ports import HeldPort
 
 TOPIC = "--content-topic=/app/1/chat/proto"
 COMMANDS = {
@@ -23,20 +22,18 @@ COMMANDS = {
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
-    """An address where connections are refused: bound, so that nobody else takes it."""
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{bound.getsockname()[1]}"
+def nobody() -> HeldPort:
+    """Where connections are refused."""
+    return HeldPort()
 
 
 @pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS.keys())
-def test_exit_code_3_when_no_node_answers(arguments: tuple[str, ...], nobody: str) -> None:
-    ended = Command()(*arguments, STORENODE_NODE=nobody, STORENODE_ADMIN=nobody)
+def test_exit_code_3_when_no_node_answers(arguments: tuple[str, ...], nobody: HeldPort) -> None:
+    ended = Command()(*arguments, STORENODE_NODE=nobody.address, STORENODE_ADMIN=nobody.address)
     assert ended.code == 3
     assert ended.out == ""
     assert ended.err == (
-        f"storenode: No node could be reached at {nobody} (Connection refused): check the "
+        f"storenode: No node could be reached at {nobody.address} (Connection refused): check the "
         "address, that the node runs, and the TLS options.\n"
     )
 
@@ -129,22 +126,22 @@ def test_a_certificate_authority_that_is_not_pem_is_refused(tmp_path: Path) -> N
 
 
 def test_every_option_is_also_read_from_the_environment_and_from_a_file(
-    nobody: str, tmp_path: Path
+    nobody: HeldPort, tmp_path: Path
 ) -> None:
     config = tmp_path / "storenode.toml"
-    config.write_text(f'node = "{nobody}"\n[query]\nlimit = 5\n')
-    assert nobody in Command()("query", "--config", str(config)).err
-    assert nobody in Command()("query", STORENODE_CONFIG=str(config)).err
+    config.write_text(f'node = "{nobody.address}"\n[query]\nlimit = 5\n')
+    assert nobody.address in Command()("query", "--config", str(config)).err
+    assert nobody.address in Command()("query", STORENODE_CONFIG=str(config)).err
     far = "127.0.0.1:1"
     assert far in Command()("query", "--config", str(config), STORENODE_NODE=far).err
-    flag = Command()("query", "--node", nobody, "--config", str(config), STORENODE_NODE=far)
-    assert nobody in flag.err
+    flag = Command()("query", "--node", nobody.address, "--config", str(config), STORENODE_NODE=far)
+    assert nobody.address in flag.err
 
 
-def test_settings_of_the_environment_do_not_contradict_an_input_of_json(nobody: str) -> None:
+def test_settings_of_the_environment_do_not_contradict_an_input_of_json(nobody: HeldPort) -> None:
     line = b'{"message": {"payload": "00", "timestamp": 1}, "pubsub_topic": "/p"}\n'
     ended = Command()(
-        *("publish", "--json-input", "--node", nobody),
+        *("publish", "--json-input", "--node", nobody.address),
         stdin=line,
         STORENODE_CONTENT_TOPIC="/app/1/chat/proto",
         STORENODE_CHANNEL="c",

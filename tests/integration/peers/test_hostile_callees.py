@@ -148,7 +148,7 @@ async def test_a_peer_that_says_nothing(
         outcome = await called(impatient, Scripts(reconcile=silent))
         assert "said nothing" in outcome.error
         assert "--peer-silence" in outcome.error
-    monkeypatch.setattr(reconciling, "MAX_RECONCILE_S", 0.2)
+    monkeypatch.setattr(reconciling, "MAX_RECONCILE_S", 2.0)
     outcome = await called(node, Scripts(reconcile=silent))
     assert "not done within" in outcome.error
 
@@ -289,7 +289,8 @@ async def test_a_peer_that_falls_silent_in_a_transfer(
 ) -> None:
     """What is sent piles up nowhere, and the session ends."""
     monkeypatch.setattr(transferring, "TRANSFER_TICK_S", 0.05)
-    limits = TransferLimits(silence_ns=500_000_000)
+    # More than a busy machine takes for an honest frame: the reconciliation must come through.
+    limits = TransferLimits(silence_ns=3_000_000_000)
     async with peer_node("a.example", new_database(), transfer_limits=limits) as node:
         await node.hold([item(number, size=100_000) for number in range(200)])
         claim = honest_reconcile([item(number, size=100_000) for number in range(100)])

@@ -26,6 +26,7 @@ SMALL = SessionLimits(
     payload=CodecLimits(max_payload_bytes=65_536, max_ranges=64, max_elements=100), max_rounds=8
 )
 END_OF_TIME = varint(2**63 - 1)
+IMPATIENT_NS = 3_000_000_000
 
 
 @pytest.fixture
@@ -45,8 +46,8 @@ async def peer(node: PeerNode) -> AsyncIterator[RawPeer]:
 
 @pytest.fixture
 async def impatient(new_database: Callable[[], str]) -> AsyncIterator[PeerNode]:
-    """The same with little patience."""
-    limits = TransferLimits(silence_ns=200_000_000)
+    """The same with little patience, though more than a busy machine takes for an honest frame."""
+    limits = TransferLimits(silence_ns=IMPATIENT_NS)
     async with peer_node("a.example", new_database(), transfer_limits=limits) as opened:
         await opened.hold(items(range(50)))
         yield opened
@@ -391,7 +392,7 @@ async def test_a_peer_that_falls_silent_in_a_transfer(
     new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transferring, "TRANSFER_TICK_S", 0.05)
-    limits = TransferLimits(silence_ns=500_000_000)
+    limits = TransferLimits(silence_ns=IMPATIENT_NS)
     async with (
         peer_node("a.example", new_database(), transfer_limits=limits) as node,
         raw_peer(node) as peer,

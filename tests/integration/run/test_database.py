@@ -11,8 +11,10 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from store.db.migrate import upgrade
-from tests.integration.run.helpers import get, occupied_port, run_to_end, watch_health
+from tests.integration.run.helpers import get, run_to_end, watch_health
+from tests.support.fleet import eventually
 from tests.support.node import running_node
+from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
 SERVING = HealthCheckResponse.SERVING
@@ -27,17 +29,15 @@ def test_a_database_without_the_schema_is_refused(tmp_path: Path, empty_database
 
 
 def test_an_unreachable_database_ends_the_start_with_code_3(tmp_path: Path) -> None:
-    with occupied_port() as address:
-        pass
+    nobody = HeldPort()
     ended = run_to_end(
         tmp_path / "data",
         *("--start-timeout", "400ms"),
-        database_url=f"postgresql://u:hunter2@{address}/d",
+        database_url=f"postgresql://u:hunter2@{nobody.address}/d",
     )
     assert ended.code == 3
-    host, port = address.split(":")
     assert ended.sentence.startswith(
-        f"storenode: The database at {host} port {port} could not be reached"
+        f"storenode: The database at 127.0.0.1 port {nobody.number} could not be reached"
     )
     assert "Connection refused" in ended.sentence
     assert "database_not_reached" in ended.log, "it was tried more than once"
@@ -63,12 +63,10 @@ def test_a_url_that_cannot_be_read_is_not_repeated(tmp_path: Path, url: str) -> 
 
 
 def test_several_hosts_are_tried_for_one_that_serves(tmp_path: Path, database_url: str) -> None:
-    with occupied_port() as address:
-        pass
-    first = address.split(":")[1]
+    nobody = HeldPort()
     credentials, _, rest = database_url.rpartition("@")
     host_port, _, database = rest.partition("/")
-    url = f"{credentials}@127.0.0.1:{first},{host_port}/{database}"
+    url = f"{credentials}@{nobody.address},{host_port}/{database}"
     with running_node(tmp_path / "data", database_url=url) as node:
         assert get(node.metrics, "/readyz") == (200, "ready\n")
 
@@ -98,9 +96,10 @@ def test_a_node_outlives_its_embedded_server(tmp_path: Path) -> None:
         assert next(states) == NOT_SERVING
         assert next(states) == SERVING
         assert get(node.metrics, "/readyz") == (200, "ready\n")
-        metrics = get(node.metrics, "/metrics")[1]
-        assert 'storenode_database_events_total{event="postgres_restarted"} 1.0' in metrics
-        assert 'storenode_database_events_total{event="away"} 1.0' in metrics
+        # It may have been reached again before it is told that it was started again.
+        for event in ("postgres_restarted", "away"):
+            counted = f'storenode_database_events_total{{event="{event}"}} 1.0'
+            eventually(lambda line=counted: line in get(node.metrics, "/metrics")[1])  # type: ignore[misc]
         assert node.terminate() == 0
 
 

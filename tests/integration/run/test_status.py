@@ -18,9 +18,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from store.observe.limits import MAX_STATUS_REQUESTS
-from tests.integration.run.helpers import TIMEOUT_S, get, occupied_port, raw_exchange
+from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
 from tests.support.fleet import eventually, made, publish
 from tests.support.node import NodeProcess, running_node
+from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
 HOUR_S = 3_600
@@ -124,8 +125,8 @@ def test_a_hundred_browsers_get_the_same_and_keep_no_probe_out(node: NodeProcess
 
 
 def test_what_cannot_be_reached_is_said_in_words(tmp_path: Path) -> None:
-    with occupied_port() as address:
-        dead = address
+    nobody = HeldPort()
+    dead = nobody.address
     arguments = ("--peer", dead, "--sync-interval", "1s")
     with running_node(tmp_path / "data", *arguments) as node:
         found = wait_for(node.metrics, lambda it: it["peers"] and it["peers"][0]["failures"])
@@ -160,8 +161,8 @@ def test_a_node_without_its_database_shows_what_it_last_knew(
 
 
 def test_a_node_that_starts_says_so(tmp_path: Path) -> None:
-    with occupied_port() as metrics:
-        pass
+    port = HeldPort()
+    metrics = port.address
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/d"
         node = NodeProcess(tmp_path / "data", ("--metrics-listen", metrics), url)

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from pipeline.columns import spark_schema
-from pipeline.errors import SPARK_ERRORS, of_spark
+from pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from pipeline.fingerprints import HASH_WORDS, Fingerprints, by_slice, collected
 from pipeline.lake import Lake
 from pipeline.limits import DAY_NS, HOUR_NS
@@ -53,14 +53,22 @@ def fingerprints_of(session: SparkSession, paths: list[str], length_ns: int) -> 
         raise of_spark(error) from error
 
 
-def is_there(session: SparkSession, path: str) -> bool:
-    """Whether there is anything at a path, as Spark sees it."""
+def require_nothing(session: SparkSession, path: str, what: str) -> None:
+    """Make sure that there is nothing at a path that was `checked`, as Spark sees it.
+
+    Raises:
+        PipelineError: something is there, or nobody can look; ``what`` was to be written.
+    """
     found = session.read.format("binaryFile").option("recursiveFileLookup", "true")
     try:
         # A session of Spark Connect looks when it is asked for something, and no sooner.
-        return bool(found.load(literally(for_spark(path))).columns)
+        there = bool(found.load(literally(for_spark(path))).columns)
     except PySparkException as error:
-        return error.getCondition() != "PATH_NOT_FOUND"
+        there = error.getCondition() != "PATH_NOT_FOUND"
+    if there:
+        raise PipelineError(
+            f"{path} exists already: name a directory that does not, for {what}.", USAGE
+        )
 
 
 def read_files(session: SparkSession, paths: list[str], names: Iterable[str]) -> DataFrame:

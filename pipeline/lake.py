@@ -39,7 +39,7 @@ from pipeline.limits import (
     MAX_PARQUET_FILES,
     VACUUM_AFTER_HOURS,
 )
-from pipeline.paths import checked, for_delta, for_spark, require_visible
+from pipeline.paths import checked, for_delta, for_spark, require_room, require_visible
 
 FORMAT_VERSION: Final = "1"
 _NAME: Final = "storenode messages"
@@ -124,6 +124,17 @@ class Lake:
             raise _unreadable(self.path, error) from error
         self._check()
         return self
+
+    def require_usable(self) -> None:
+        """Make sure that an archive is here, or may be begun.
+
+        Raises:
+            PipelineError: something else is here, or an archive that cannot be read.
+        """
+        if self.exists:
+            self.open()
+        else:
+            require_room(self.path)
 
     def create(self) -> Lake:
         """Begin an archive where there is none, and read its state."""

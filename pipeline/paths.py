@@ -6,6 +6,7 @@ it for a pattern; delta-rs takes it for a local one, as it is. Both are told the
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -55,6 +56,73 @@ def require_visible(path: str, files: Iterable[str]) -> None:
                 f"What Spark has written to {path} is not there for this process: name a directory"
                 " that both share, or one of an object store. Nothing was published."
             )
+
+
+def require_new(path: Path, what: str, kind: str = "file") -> None:
+    """Make sure that nothing would be written over, and that there is a directory to write to.
+
+    ``what`` is to be written, as a ``kind`` of thing: both are for the sentence.
+
+    Raises:
+        PipelineError: something is there, or no directory, or it cannot be written to.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise PipelineError(
+            f"{path} cannot be written ({error.strerror}): name another {kind} for {what}.", USAGE
+        ) from error
+    else:
+        raise PipelineError(
+            f"{path} exists already: name a {kind} that does not, for {what}.", USAGE
+        )
+    if not path.parent.is_dir():
+        raise PipelineError(
+            f"There is no directory {path.parent} for {what}: make it, or name another {kind}.",
+            USAGE,
+        )
+    _require_writable(path.parent)
+
+
+def require_new_directory(path: str, what: str) -> str:
+    """As `require_new` for a directory that Spark is to write; returns the path as `checked`.
+
+    One of an object store is passed over: Spark must be asked.
+
+    Raises:
+        PipelineError: as `checked` and `require_new`.
+    """
+    found = checked(path, "The output")
+    if found.startswith("/"):
+        require_new(Path(found), what, "directory")
+    return found
+
+
+def require_room(path: str, what: str = "an archive") -> None:
+    """Make sure that there is a directory at a path, or can be one; ``path`` was `checked`.
+
+    Raises:
+        PipelineError: the path, or one that it lies in, is a file or cannot be written to.
+    """
+    if not path.startswith("/"):
+        return
+    nearest = next(each for each in (Path(path), *Path(path).parents) if os.path.lexists(each))
+    if not nearest.is_dir():
+        raise PipelineError(
+            f"{nearest} is no directory, so {what} cannot be in {path}: name another path.", USAGE
+        )
+    _require_writable(nearest)
+
+
+def _require_writable(directory: Path) -> None:
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PipelineError(
+            f"Nothing may be written to {directory}: change its permissions, or name another"
+            " directory.",
+            USAGE,
+        )
 
 
 def for_spark(path: str) -> str:

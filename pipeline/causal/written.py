@@ -13,10 +13,11 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 
 from pipeline.causal.reported import Tables
 from pipeline.causal.rows import CYCLE, HEAD, INCOMPLETE, ORPHAN, VIOLATION
-from pipeline.contents import is_there
-from pipeline.errors import USAGE, PipelineError
-from pipeline.paths import checked, for_spark
+from pipeline.contents import require_nothing
+from pipeline.errors import PipelineError
+from pipeline.paths import for_spark, require_new, require_new_directory
 
+_FOUND: Final = "what is found"
 _LISTED: Final = {"incomplete": (INCOMPLETE,), "heads": (HEAD,), "orphans": (ORPHAN,)}
 _FAULTS: Final = {"violations": "parent", "cycles": "cycle"}
 
@@ -24,39 +25,30 @@ _FAULTS: Final = {"violations": "parent", "cycles": "cycle"}
 class Outputs:
     """A directory of Parquet and a file of missing IDs, as far as they are wanted."""
 
-    def __init__(self, session: SparkSession, output: str | None, missing: str | None) -> None:
-        self._session = session
-        self._output = None if output is None else checked(output, "The output")
+    def __init__(self, output: str | None, missing: str | None) -> None:
+        """Nothing is written yet.
+
+        Raises:
+            PipelineError: something would be written over, or there is no directory for it.
+        """
+        self._output = None if output is None else require_new_directory(output, _FOUND)
         self._missing = None if missing is None else Path(missing)
+        if self._missing is not None:
+            require_new(self._missing, "the missing IDs")
 
     @property
     def wanted(self) -> bool:
         """Whether anything is to be written."""
         return self._output is not None or self._missing is not None
 
-    def require_absent(self) -> None:
-        """Make sure that nothing would be written over.
+    def require_absent(self, session: SparkSession) -> None:
+        """Make sure that there is nothing where Spark would write.
 
         Raises:
-            PipelineError: something is there, or there is no directory for the file.
+            PipelineError: something is there.
         """
-        if self._output is not None and is_there(self._session, self._output):
-            raise PipelineError(
-                f"{self._output} exists already: name a directory that does not, for what is"
-                " found.",
-                USAGE,
-            )
-        file = self._missing
-        if file is not None and (file.is_symlink() or file.exists()):
-            raise PipelineError(
-                f"{file} exists already: name a file that does not, for the missing IDs.", USAGE
-            )
-        if file is not None and not file.parent.is_dir():
-            raise PipelineError(
-                f"There is no directory {file.parent} for the missing IDs: make it, or name"
-                " another file.",
-                USAGE,
-            )
+        if self._output is not None:
+            require_nothing(session, self._output, _FOUND)
 
     def write(self, tables: Tables) -> None:
         """Write what is wanted.

@@ -68,8 +68,8 @@ def audit(session: SparkSession, job: Auditing) -> Audited:
     Raises:
         PipelineError: it cannot be read, an output exists already or cannot be written.
     """
-    outputs = Outputs(session, job.output, job.missing)
-    outputs.require_absent()
+    outputs = Outputs(job.output, job.missing)
+    outputs.require_absent(session)
     total = sum(each.messages for each in job.side.fingerprints("hour", None).values())
     try:
         with ExitStack() as stack:

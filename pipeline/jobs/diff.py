@@ -12,15 +12,17 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from pipeline.contents import is_there
-from pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
+from pipeline.contents import require_nothing
+from pipeline.errors import SPARK_ERRORS, of_spark
 from pipeline.fingerprints import LEVELS_NS, differing
-from pipeline.paths import checked, for_spark
+from pipeline.paths import for_spark, require_new_directory
 from pipeline.progress import Say, shown, silent
 from pipeline.sides import ID_COLUMNS, Side
 
 SIDES: Final = ("first", "second")
 """Which of the two lacks a message: the value of the column ``lacks``."""
+
+_WRITTEN: Final = "the IDs that differ"
 
 
 @dataclass
@@ -82,12 +84,9 @@ def diff(
     """
     result = Differences(first.name, second.name, output=output)
     low_ns, high_ns = bounds
-    target = None if output is None else checked(output, "The output")
-    if target is not None and is_there(session, target):
-        raise PipelineError(
-            f"{output} exists already: name a directory that does not, for the IDs that differ.",
-            USAGE,
-        )
+    target = None if output is None else require_output(output)
+    if target is not None:
+        require_nothing(session, target, _WRITTEN)
     starts: list[int] | None = None
     for level, length_ns in LEVELS_NS.items():
         starts = [
@@ -114,6 +113,15 @@ def diff(
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
     return result
+
+
+def require_output(output: str) -> str:
+    """Where Spark is to write the IDs, as far as can be told without asking it.
+
+    Raises:
+        PipelineError: as `pipeline.paths.require_new_directory`.
+    """
+    return require_new_directory(output, _WRITTEN)
 
 
 def _compared(first: DataFrame, second: DataFrame) -> DataFrame:

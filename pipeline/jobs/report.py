@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.contents import known_hours
 from pipeline.database import FOREVER, State, connected, read_state
-from pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
+from pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from pipeline.figures.arrivals import Arrivals, arrivals_of
 from pipeline.figures.gathered import Compared, Difference, Gathered, Peer, Place
 from pipeline.figures.limits import MAX_PEERS
@@ -30,6 +30,7 @@ from pipeline.figures.traffic import Traffic, database_messages, lake_messages, 
 from pipeline.fingerprints import NOTHING, Fingerprints, coarser, differing
 from pipeline.lake import Lake
 from pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
+from pipeline.paths import require_new
 from pipeline.progress import Say, shown, silent
 from store.domain.partitioning import Bounds
 
@@ -90,7 +91,7 @@ def report(session: SparkSession, job: Reporting) -> Reported:
     Raises:
         PipelineError: the output is there already or cannot be written, or a place does not serve.
     """
-    require_absent(job.output)
+    require_output(job.output)
     try:
         with shown(session, job.say, "report"):
             gathered = _Gathering(session, job).gather()
@@ -100,25 +101,13 @@ def report(session: SparkSession, job: Reporting) -> Reported:
     return Reported(gathered, job.output)
 
 
-def require_absent(output: Path) -> None:
-    """Make sure that nothing would be written over, and that there is a directory to write to.
+def require_output(output: Path) -> None:
+    """Make sure that the page can be written.
 
     Raises:
-        PipelineError: something is there, or no directory, or its name cannot be one.
+        PipelineError: as `pipeline.paths.require_new`.
     """
-    try:
-        output.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:
-        raise _unwritable(output, error) from error
-    else:
-        raise PipelineError(f"{output} exists already: name a file that does not.", USAGE)
-    if not output.parent.is_dir():
-        raise PipelineError(
-            f"There is no directory {output.parent} for the report: make it, or name another file.",
-            USAGE,
-        )
+    require_new(output, "the report")
 
 
 class _Gathering:
@@ -255,10 +244,10 @@ def _name(temporary: Path, output: Path) -> None:
     try:
         output.hardlink_to(temporary)
     except FileExistsError:
-        require_absent(output)
+        require_output(output)
     except OSError:
         # Not every file system has links; between this look and the renaming nobody is likely.
-        require_absent(output)
+        require_output(output)
         temporary.rename(output)
 
 

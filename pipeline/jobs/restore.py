@@ -8,6 +8,7 @@ restore that was killed is run again.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -105,19 +106,35 @@ def _wanted(session: SparkSession, job: Restoring) -> DataFrame | None:
     return rows.join(_ids(session, job.diff), list(KEY), "left_semi")
 
 
+def require_diff(path: str) -> str:
+    """The path of what a diff has written, as far as can be told without asking Spark.
+
+    Raises:
+        PipelineError: it is no path, or one of this machine where no directory is.
+    """
+    found = checked(path, "A diff")
+    if found.startswith("/") and not Path(found).is_dir():
+        raise _no_diff(path)
+    return found
+
+
 def _ids(session: SparkSession, path: str) -> DataFrame:
     try:
-        found = session.read.parquet(literally(for_spark(checked(path, "A diff"))))
+        found = session.read.parquet(literally(for_spark(require_diff(path))))
         names = set(found.columns)
     except SPARK_ERRORS as error:
-        raise PipelineError(
-            f"{path} cannot be read as the output of a diff: name a directory that"
-            " `storenode pipeline diff --output` has written.",
-            USAGE,
-        ) from error
+        raise _no_diff(path) from error
     if not set(KEY) <= names:
         raise PipelineError(f"{path} is not the output of a diff.", USAGE)
     return found.select(*KEY)
+
+
+def _no_diff(path: str) -> PipelineError:
+    return PipelineError(
+        f"{path} cannot be read as the output of a diff: name a directory that"
+        " `storenode pipeline diff --output` has written.",
+        USAGE,
+    )
 
 
 def _checked(rows: DataFrame) -> int:

@@ -227,6 +227,7 @@ def archive(
             USAGE, "--follow takes all that comes: leave --dry-run, --from and --to out."
         )
     lake = Lake(archive)
+    lake.require_usable()
     with runner.url() as url, runner.session() as session:
         work = Archiving(url, lake, low_ns, high_ns, runner.connections, dry_run, runner.say)
         if follow:
@@ -303,7 +304,10 @@ def diff(
     The exit code is 1 if they differ.
     """
     from pipeline.jobs.diff import diff as diff_job  # noqa: PLC0415
+    from pipeline.jobs.diff import require_output  # noqa: PLC0415
 
+    if output is not None:
+        require_output(output)
     bounds = (low_ns, None if high_ns == _FOREVER else high_ns)
     with (
         runner.place(first) as one,
@@ -341,9 +345,11 @@ def audit(
     channel is complete, and claims that cannot all be true. Parents outside of --from and --to are
     looked for, too. Changes nothing. The exit code is 1 if anything was found.
     """
+    from pipeline.causal.written import Outputs  # noqa: PLC0415
     from pipeline.jobs.audit import Auditing  # noqa: PLC0415
     from pipeline.jobs.audit import audit as audit_job  # noqa: PLC0415
 
+    Outputs(output, missing)  # looks whether they can be written
     with runner.place(archive) as place, runner.session() as session:
         work = Auditing(place(session), low_ns, high_ns, output, missing, runner.say)
         return runner.finish(audit_job(session, work))
@@ -362,11 +368,13 @@ def restore(
 
     Nodes that serve see it at once. Give retention more time before, or it is dropped again.
     """
-    from pipeline.jobs.restore import Restoring  # noqa: PLC0415
+    from pipeline.jobs.restore import Restoring, require_diff  # noqa: PLC0415
     from pipeline.jobs.restore import restore as restore_job  # noqa: PLC0415
     from pipeline.lake import Lake  # noqa: PLC0415
 
     lake = Lake(archive).open()
+    if diff is not None:
+        require_diff(diff)
     with runner.url() as url, runner.session() as session:
         work = Restoring(lake, url, low_ns, high_ns, diff, runner.connections, dry_run, runner.say)
         return runner.finish(restore_job(session, work))
@@ -411,11 +419,11 @@ def report(
     --json prints the figures behind it.
     """
     from pipeline.figures.outlook import Limits  # noqa: PLC0415
-    from pipeline.jobs.report import Reporting, require_absent  # noqa: PLC0415
+    from pipeline.jobs.report import Reporting, require_output  # noqa: PLC0415
     from pipeline.jobs.report import report as report_job  # noqa: PLC0415
     from pipeline.lake import Lake  # noqa: PLC0415
 
-    require_absent(output)
+    require_output(output)
     lake = None if archive is None else Lake(archive).open()
     peers = () if admin is None else peers_of(ask_status(admin, **credentials))
     with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,6 +47,25 @@ def test_an_archive_made_by_the_command_restores_a_database(
         (["diff", "{tmp}", "{tmp}"], {}, 2, "There is no archive in TMP"),
         (["restore", "{tmp}", "--database-url", "{url}"], {}, 2, "There is no archive in TMP"),
         (["fingerprint", "{tmp}"], {}, 2, "There is no archive in TMP"),
+        (["archive", "{file}", "--database-url", "{url}"], {}, 2, "TMP/file is no directory"),
+        (["archive", "{file}/x", "--dry-run"], {}, 2, "TMP/file is no directory"),
+        (
+            ["archive", "{other}", "--database-url", "{url}"],
+            {},
+            2,
+            "that is no archive of storenode",
+        ),
+        (["archive", "{torn}", "--database-url", "{url}"], {}, 1, "could not be read or written"),
+        (["verify", "{torn}"], {}, 1, "could not be read or written"),
+        (["diff", "{lake}", "{lake}", "--output", "{tmp}"], {}, 2, "TMP exists already"),
+        (["diff", "{lake}", "{lake}", "--output", "{tmp}/no/x"], {}, 2, "There is no directory"),
+        (["audit", "{lake}", "--output", "{tmp}/no/x"], {}, 2, "There is no directory TMP/no"),
+        (["audit", "{lake}", "--output", "{tmp}/[x]"], {}, 2, "choose a path without '['"),
+        (["audit", "{lake}", "--output", "{file}"], {}, 2, "TMP/file exists already"),
+        (["audit", "{lake}", "--missing", "{tmp}/no/x"], {}, 2, "There is no directory TMP/no"),
+        (["audit", "{lake}", "--missing", "{file}"], {}, 2, "TMP/file exists already"),
+        (["restore", "{lake}", "--diff", "{tmp}/no"], {}, 2, "as the output of a diff"),
+        (["restore", "{lake}", "--diff", "{file}"], {}, 2, "as the output of a diff"),
         (["report", "{tmp}", "--output", "{tmp}"], {}, 2, "TMP exists already"),
         (["report", "{tmp}", "--output", "{tmp}/none/x.html"], {}, 2, "There is no directory"),
         (["report", "{tmp}", "--output", "{tmp}/x.html"], {}, 2, "There is no archive in TMP"),
@@ -81,23 +101,36 @@ def test_what_cannot_work_is_said_before_spark_starts(
 
 
 @pytest.fixture
+def places(url: str, empty_database_url: str, archived: Path, tmp_path: Path) -> dict[str, str]:
+    """Databases, an archive, another table in the place of one, one with a torn log, a file."""
+    other, torn, file = tmp_path / "other", tmp_path / "torn", tmp_path / "file"
+    other.mkdir()
+    other.joinpath("messages").symlink_to(archived / "hours")
+    log = shutil.copytree(archived / "messages" / "_delta_log", torn / "messages" / "_delta_log")
+    newest = max(log.glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[:-20])
+    file.touch()
+    paths = {"tmp": tmp_path, "lake": archived, "other": other, "torn": torn, "file": file}
+    databases = {"url": url, "empty": empty_database_url}
+    return databases | {name: str(path) for name, path in paths.items()}
+
+
+@pytest.fixture
 def refused(
-    url: str,
-    empty_database_url: str,
+    places: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., tuple[int, str]]:
     """Runs the command in this process, without a Spark to start; exit code and what it says."""
-    names = {"tmp": str(tmp_path), "url": url, "empty": empty_database_url}
 
     def run_here(arguments: list[str], env: dict[str, str]) -> tuple[int, str]:
         monkeypatch.setenv("STORENODE_DATA_DIR", str(tmp_path / "data"))
         monkeypatch.delattr("pipeline.session.spark_session")
         for name, value in env.items():
-            monkeypatch.setenv(name, value.format(**names))
+            monkeypatch.setenv(name, value.format(**places))
         with pytest.raises(SystemExit) as ended:
-            main(["pipeline", *(each.format(**names) for each in arguments)])
+            main(["pipeline", *(each.format(**places) for each in arguments)])
         printed = capsys.readouterr()
         assert printed.out == ""
         assert not (tmp_path / "lake").exists()

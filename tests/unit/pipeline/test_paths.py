@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import PipelineError
-from pipeline.paths import checked, for_delta, for_spark, literally, require_visible
+from pipeline.paths import (
+    checked,
+    for_delta,
+    for_spark,
+    literally,
+    require_new,
+    require_new_directory,
+    require_room,
+    require_visible,
+)
 
 
 @pytest.mark.parametrize(
@@ -65,3 +74,51 @@ def test_files_that_this_process_does_not_see_are_told(tmp_path: Path) -> None:
     require_visible("s3a://bucket/archive", ["part"])
     with pytest.raises(PipelineError, match="Nothing was published"):
         require_visible(str(tmp_path), ["part", "run-1/part"])
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(PipelineError) as caught:
+        require_new(path, "the report")
+    assert caught.value.code == 2
+    return caught.value.sentence
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    tmp_path.joinpath("dangling").symlink_to("nowhere")
+    for path in (tmp_path, tmp_path / "dangling", Path()):
+        assert refusal(path).endswith("exists already: name a file that does not, for the report.")
+    assert list(tmp_path.iterdir()) == [tmp_path / "dangling"]
+
+
+def test_where_nothing_can_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.joinpath("file").touch()
+    for parent in ("none", "file"):
+        assert refusal(tmp_path / parent / "page").startswith("There is no directory")
+    assert "File name too long" in refusal(tmp_path / ("x" * 300))
+    require_new(tmp_path / "page", "the report")
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write to everything
+    assert refusal(tmp_path / "page").startswith("Nothing may be written to")
+    with pytest.raises(PipelineError, match="Nothing may be written to"):
+        require_room(str(tmp_path / "lake"))
+
+
+def test_a_new_directory_is_one_that_spark_can_be_told(tmp_path: Path) -> None:
+    assert require_new_directory(f"file://{tmp_path}/new/", "IDs") == f"{tmp_path}/new"
+    assert require_new_directory("s3a://bucket/new", "IDs") == "s3a://bucket/new"
+    with pytest.raises(PipelineError, match="no directory"):
+        require_new_directory(str(tmp_path / "none" / "new"), "IDs")
+    with pytest.raises(PipelineError, match="not a database"):
+        require_new_directory("", "IDs")
+
+
+def test_an_archive_cannot_be_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for path in (file, file / "lake"):
+        with pytest.raises(PipelineError, match=f"{file} is no directory") as caught:
+            require_room(str(path))
+        assert caught.value.code == 2
+    require_room(str(tmp_path / "none" / "lake"))
+    require_room("s3a://bucket/lake")

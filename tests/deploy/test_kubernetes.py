@@ -86,6 +86,12 @@ def test_probes_ask_what_the_node_answers() -> None:
     }
 
 
+def test_a_node_that_is_not_ready_keeps_no_machine_from_being_drained() -> None:
+    (budget,) = [each for each in rendered("production") if each["kind"] == "PodDisruptionBudget"]
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
 def test_the_small_overlay_has_its_data_on_a_volume_and_no_database_elsewhere() -> None:
     manifests = rendered("embedded")
     assert not {"Job", "PodDisruptionBudget"} & {each["kind"] for each in manifests}

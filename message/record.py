@@ -66,6 +66,11 @@ class RecordBatch:
         """Count the messages."""
         return len(self.hashes)
 
+    @property
+    def frame_bytes(self) -> int:
+        """Size of all frames together."""
+        return sum(sum(map(len, column)) for column in (self.heads, self.payloads, self.tails))
+
     def frame(self, index: int) -> bytes:
         """Join the frame of message ``index``."""
         return self.heads[index] + self.payloads[index] + self.tails[index]

@@ -28,7 +28,8 @@ from store.db.transfer_reads import TransferReader
 from store.domain.ports import SyncId
 
 MAX_RECENT_BYTES: Final = 32 * 1024 * 1024
-"""Messages that are kept in memory after their commit, for peers that want them."""
+"""Messages that are kept in memory after their commit, for peers that want them; with what Python
+needs for them besides their bytes."""
 
 MAX_READ_BYTES: Final = 4 * 1024 * 1024
 """Messages of one statement; of the newest ones at the start, so many bytes are looked into."""
@@ -64,6 +65,10 @@ class RecentBodies:
 
     def add(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
         """Keep some messages of a batch."""
+        # Their SDS metadata may be larger than they are, and nobody asks for it here.
+        batch = RecordBatch(
+            hashes=batch.hashes, heads=batch.heads, payloads=batch.payloads, tails=batch.tails
+        )
         self._numbers += 1
         self._batches[self._numbers] = batch, places, size_bytes
         self._bytes += size_bytes

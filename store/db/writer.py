@@ -90,10 +90,6 @@ class _Group:
         return not self.careful and len(hashes) >= FEWEST_COPIED and len(set(hashes)) == len(hashes)
 
 
-def _size(batch: RecordBatch) -> int:
-    return sum(map(len, batch.payloads)) + sum(map(len, batch.heads)) + sum(map(len, batch.tails))
-
-
 def _join(members: Sequence[_Waiting]) -> RecordBatch:
     if len(members) == 1:
         return members[0].batch
@@ -209,7 +205,7 @@ class DatabaseWriter:
             return []
         if self._stopped:
             raise StoreBusy(_STOPPING)
-        size = _size(batch)
+        size = batch.frame_bytes
         if self._queue and (
             self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
         ):

@@ -326,6 +326,7 @@ class GossipNode:
                 self._notes.add(effect)
             case Read():
                 self._forget(effect.ids)
+                self._work.tracking.forget(effect.ids)
             case Expire():
                 self._forget(effect.ids)
                 self._notes.add(effect)

@@ -248,3 +248,13 @@ async def test_a_batch_is_kept_until_its_commit_is_seen(
     assert store.tracking._kept
     store.tracking.rest()
     assert not store.tracking._kept
+
+
+async def test_what_is_confirmed_is_tracked_no_longer(store: Store) -> None:
+    messages = batch(3)
+    await store.store(messages, 1)
+    assert all(map(store.tracking.is_tracked, messages.hashes))
+    store.tracking.forget(messages.hashes[:2])
+    assert [store.tracking.is_tracked(each) for each in messages.hashes] == [False, False, True]
+    await store.store(messages, 2)
+    assert all(map(store.tracking.is_tracked, messages.hashes)), "somebody wants more confirmations"

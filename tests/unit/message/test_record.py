@@ -37,7 +37,9 @@ def test_a_frame_is_what_protobuf_writes_for_the_message(item: WakuMessageAndTop
 @given(st.lists(entries, max_size=5))
 def test_joined_frames_are_a_page(items: list[WakuMessageAndTopic]) -> None:
     batch = admit(items, NOW_NS, POLICY).batch
-    page = ScanPage.FromString(b"".join(map(batch.frame, range(len(batch)))))
+    joined = b"".join(map(batch.frame, range(len(batch))))
+    assert batch.frame_bytes == len(joined)
+    page = ScanPage.FromString(joined)
     assert [key_value.message_hash for key_value in page.messages] == batch.hashes
     assert [key_value.message.payload for key_value in page.messages] == batch.payloads
     assert [key_value.message.timestamp for key_value in page.messages] == batch.timestamps

@@ -99,7 +99,11 @@ def summary(scene: Scene, verdict: Verdict) -> Iterable[RenderableType]:
     yield Text(f"{scene.elapsed_s:.0f} seconds, {scene.sessions} reconciliations\n", _FAINT)
     yield Text("What the nodes lacked when a fault was over, and how it came back", "bold")
     yield _incidents(scene)
-    yield Text("What was new meanwhile came by the same ways and is counted too.\n", _FAINT)
+    yield Text(
+        "What was new meanwhile is counted too. What gossip and a sync bring at once counts for\n"
+        "the one that was first.\n",
+        _FAINT,
+    )
     yield Text("How the nodes came by what they hold", "bold")
     yield _sources(scene, verdict)
     yield Text("uncounted: stored by a node between its last answer and its being killed\n", _FAINT)

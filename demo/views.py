@@ -126,7 +126,11 @@ class Plain:
 
     def conclude(self, parts: Iterable[RenderableType]) -> None:
         """See `View`."""
-        self._console.print(*parts, sep="\n")
+        width = self._console.width
+        for part in parts:
+            # A table that is squeezed loses digits; one that the terminal wraps has them all.
+            self._console.width = max(width, MIN_COLUMNS) if isinstance(part, Table) else width
+            self._console.print(part)
 
     def _told(self, line: Line) -> None:
         self._console.print(line_text(line.at_s, line.text, chapter=line.chapter), soft_wrap=True)

@@ -1,1 +1,1 @@
-"""Logging and metrics."""
+"""Logs, metrics, traces, and the status page."""

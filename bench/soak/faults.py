@@ -1,7 +1,7 @@
-"""What befalls the nodes. A fault begins, lasts and ends; what it leaves behind, nodes must mend.
+"""What befalls nodes and participants. A fault begins, lasts and ends; what it leaves, they mend.
 
-Each has a name, the nodes that it can befall, and dice for the rest. ``Fault.begin`` returns words
-that say what exactly was done.
+Each has a name, those whom it can befall, and dice for the rest. ``Fault.begin`` returns words that
+say what exactly was done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from bench.soak.checker.history import Pruned, Replaced
 from bench.soak.machines import Replicated, wait_until
-from bench.soak.world import DAY_NS, NAMES, World
+from bench.soak.world import DAY_NS, NAMES, PARTICIPANTS, World
 
 _NS_PER_S: Final = 1_000_000_000
 _DAY_S: Final = 86_400
@@ -27,7 +27,7 @@ class Fault:
     """One kind of fault. ``end`` undoes it; afterwards every process that should run does."""
 
     name: str
-    nodes: tuple[str, ...]
+    victims: tuple[str, ...]
     begin: Callable[[World, str, Random], str]
     end: Callable[[World, str], None]
 
@@ -158,6 +158,16 @@ def _replace(world: World, name: str) -> None:
     world.machines[name].replace()
 
 
+def _kill_participant(world: World, name: str, dice: Random) -> str:
+    del dice
+    world.participants[name].kill()
+    return "SIGKILL"
+
+
+def _start_participant(world: World, name: str) -> None:
+    world.participants[name].resume()
+
+
 def _nothing(world: World, name: str) -> None:
     del world, name
 
@@ -174,6 +184,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
         Fault("disk-full", ("c",), _fill, _free),
         Fault("retention", NAMES, _prune, _nothing),
         Fault("node-replaced", ("b",), _throw_away, _replace),
+        Fault("participant-killed", tuple(PARTICIPANTS), _kill_participant, _start_participant),
     )
 }
 """By name, as it is given on the command line."""

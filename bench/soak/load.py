@@ -21,10 +21,8 @@ from bench.soak.checker.history import Ack, Published
 from bench.soak.checker.participants import Entry, Log
 from bench.soak.checker.publishing import Publisher, Tally
 from bench.soak.machines import PATIENCE_S, ROOT, StuckError, wait_until
-from bench.soak.world import NAMES, World
+from bench.soak.world import NAMES, PARTICIPANTS, World
 
-CHANNELS: Final = ("kitchen", "garden")
-PER_CHANNEL: Final = 3
 PACE_S: Final = 1.5
 """Mean seconds between two messages of a participant."""
 
@@ -99,37 +97,35 @@ class Clients:
 
 
 class Participant:
-    """A process of `bench.soak.participant`, and all that it has told."""
+    """A process of `bench.soak.participant`, and all that it has told in all of its lives."""
 
-    def __init__(self, world: World, directory: Path, channel: str, number: int) -> None:
-        self.name = f"{channel}-{number}"
-        self.channel = channel
+    def __init__(self, world: World, directory: Path, name: str) -> None:
+        self.name = name
+        self.channel = PARTICIPANTS[name]
         self.said: dict[str, str] = {}
         self.lost: set[str] = set()
         self.not_stored = Counter[str]()
         self.state: dict[str, Any] = {}
         self._world = world
-        self._log = directory / f"{self.name}.json"
+        self._directory = directory
+        number = list(PARTICIPANTS).index(name)
         order = NAMES[number % len(NAMES) :] + NAMES[: number % len(NAMES)]
-        self._nodes = {world.client_links[name].address: name for name in order}
+        self._nodes = {world.client_links[node].address: node for node in order}
         self._told = Counter[str]()
-        command = [sys.executable, "-m", "bench.soak.participant", "--nodes", ",".join(self._nodes)]
-        with (directory / f"{self.name}.log").open("ab") as errors:
-            self.process = subprocess.Popen(
-                [
-                    *command,
-                    *("--channel", channel, "--name", self.name, "--pace", str(PACE_S)),
-                    *("--state", str(directory / f"{self.name}.db")),
-                ],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
-        self._reader = threading.Thread(target=self._read, name=self.name)
-        self._reader.start()
+        self._saved: set[str] = set()
+        self._begin()
+
+    def kill(self) -> None:
+        """SIGKILL; what it has told before is read."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+    def resume(self) -> None:
+        """Begin another life on the state of the last one."""
+        before = self._told["joined"]
+        self._begin()
+        wait_until(f"participant {self.name} to join", lambda: self._told["joined"] > before)
 
     def stop(self) -> None:
         """Have it say nothing more."""
@@ -142,8 +138,9 @@ class Participant:
 
     def log(self) -> Log:
         """What it has at the end."""
-        self._ask(str(self._log), "written")
-        entries = [Entry(*row) for row in json.loads(self._log.read_text())]
+        path = self._directory / f"{self.name}.json"
+        self._ask(str(path), "written")
+        entries = [Entry(*row) for row in json.loads(path.read_text())]
         return Log(self.name, self.channel, self.said, entries, frozenset(self.lost))
 
     def close(self) -> None:
@@ -158,6 +155,30 @@ class Participant:
             self.process.wait()
         self._reader.join()
 
+    def _begin(self) -> None:
+        options = {
+            "nodes": ",".join(self._nodes),
+            "channel": self.channel,
+            "name": self.name,
+            "pace": PACE_S,
+            "state": self._directory / f"{self.name}.db",
+            # What was said and not saved in an earlier life has taken a number too.
+            "first": self._told["says"],
+        }
+        line = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        with (self._directory / f"{self.name}.log").open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "bench.soak.participant", *line],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._read, args=(self.process,), name=self.name)
+        self._reader.start()
+
     def _ask(self, line: str, answer: str) -> None:
         before = self._told[answer]
         assert self.process.stdin is not None
@@ -168,15 +189,24 @@ class Participant:
             raise StuckError(f"participant {self.name} has ended: {error}") from error
         wait_until(f"participant {self.name} to answer", lambda: self._told[answer] > before)
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.endswith("\n"):
+                # It was killed in the middle of the line, and so before it did what that says.
+                return
             told = json.loads(line)
             self._take(told)
             self._told.update(told.keys())
 
     def _take(self, told: dict[str, Any]) -> None:
-        if "publishes" in told:
+        if "joined" in told:
+            # What had been said and was not saved when it was killed has never left it.
+            kept = self._saved.union(told["own"])
+            self.said = {name: said for name, said in self.said.items() if name in kept}
+        elif "saved" in told:
+            self._saved.add(told["saved"])
+        elif "publishes" in told:
             self._world.history.publish(
                 (bytes.fromhex(digest), Published(bytes.fromhex(mark), time_ns, self.name))
                 for digest, mark, time_ns in told["publishes"]
@@ -196,18 +226,15 @@ class Participant:
 
 
 @contextmanager
-def participants(world: World, directory: Path) -> Iterator[list[Participant]]:
-    """Participants of every channel, for the length of a ``with`` block."""
+def participants(world: World, directory: Path) -> Iterator[Sequence[Participant]]:
+    """All participants, for the length of a ``with`` block."""
     directory.mkdir()
-    made: list[Participant] = []
     try:
-        for channel in CHANNELS:
-            for number in range(PER_CHANNEL):
-                # One by one: those that were started are ended when the next one fails to.
-                made.append(Participant(world, directory, channel, number))  # noqa: PERF401
-        yield made
+        for name in PARTICIPANTS:
+            world.participants[name] = Participant(world, directory, name)
+        yield tuple(world.participants.values())
     finally:
-        for each in made:
+        for each in world.participants.values():
             each.close()
 
 

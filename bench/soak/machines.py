@@ -84,7 +84,7 @@ class Replicated:
         shutil.rmtree(dead.data.path, ignore_errors=True)
         self.standby = self._new()
         # Nodes know the two by their ports.
-        self.standby.port = dead.port
+        self.standby.held_port = dead.held_port
         self.standby.copy(self.primary)
         self.standby.start()
         self._synchronous()
@@ -222,7 +222,7 @@ class Machine:
             self.database.stop()
         shutil.rmtree(self._place(), ignore_errors=True)
         self.node = self._install()
-        self.node.ready = old.ready
+        self.node.ports = old.ports
         self.start(*options)
 
     def kill_postgres(self) -> None:

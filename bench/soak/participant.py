@@ -1,8 +1,9 @@
 """An SDS participant as a program of its own, which tells on its standard output what it does.
 
-It says something every so often until a line ``stop`` comes on its standard input; a line ``state``
-is answered by how it is; a path is where it then writes its log. The end of the input ends it.
-Before it publishes anything it tells the hash and the fingerprint of that.
+It tells which messages of its own its log has when it begins, then says something every so often
+until a line ``stop`` comes on its standard input; a line ``state`` is answered by how it is; a path
+is where it then writes its log. The end of the input ends it. It tells what it says before it does,
+and again when that is saved. Before it publishes anything it tells the hash and the fingerprint.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import json
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from bench.soak.checker.hashing import fingerprint, message_hash
 from sds.aio.channel import Channel
-from sds.aio.events import NotStored
+from sds.aio.events import Message, NotStored
 from sds.aio.node import StoreNode
 from sds.aio.passing import PassingLink
 from sds.aio.transport import Outbound, Route, Verdict
@@ -97,7 +98,9 @@ class Talker:
     channel: Channel
     name: str
     pace_s: float
-    lost: set[str] = field(default_factory=set)
+    said: int
+    """Messages that it has said in this life and those before."""
+
     length: int = 0
 
     async def run(self) -> None:
@@ -120,14 +123,15 @@ class Talker:
                 task.cancel()
 
     async def _say(self, stop: asyncio.Event) -> None:
-        dice, number = Random(self.name), 0
+        dice = Random(f"{self.name}-{self.said}")
         while not stop.is_set():
-            content = f"{self.name} says {number} {dice.random()}".encode()
-            number += 1
+            self.said += 1
+            content = f"{self.name} says {self.said} {dice.random()}".encode()
             # Told before it is sent: others may have it before `send` returns.
-            said = f"{self.name}-{number}"
+            said = f"{self.name}-{self.said}"
             tell(says=said, content=hashlib.sha256(content).hexdigest())
             await self.channel.send(content, said)
+            tell(saved=said)
             try:
                 await asyncio.wait_for(stop.wait(), dice.uniform(0.5, 1.5) * self.pace_s)
             except TimeoutError:
@@ -136,7 +140,6 @@ class Talker:
     async def _listen(self) -> None:
         async for event in self.channel.events():
             if isinstance(event, Lost):
-                self.lost.update(event.message_ids)
                 tell(lost=list(event.message_ids))
             elif isinstance(event, NotStored):
                 tell(not_stored=event.message_id, reason=event.reason)
@@ -155,10 +158,6 @@ class Talker:
         )
 
     async def _write_log(self, path: Path) -> None:
-        pages, before = [], None
-        while page := await self.channel.log(_PAGE, before=before):
-            pages.append(page)
-            before = page[0].key
         rows = [
             (
                 message.lamport,
@@ -166,10 +165,18 @@ class Talker:
                 message.sender_id,
                 hashlib.sha256(message.content).hexdigest(),
             )
-            for page in reversed(pages)
-            for message in page
+            for message in await log_of(self.channel)
         ]
         await asyncio.to_thread(path.write_text, json.dumps(rows))
+
+
+async def log_of(channel: Channel) -> list[Message]:
+    """The whole log, in order."""
+    pages, before = [], None
+    while page := await channel.log(_PAGE, before=before):
+        pages.append(page)
+        before = page[0].key
+    return [message for page in reversed(pages) for message in page]
 
 
 def config_of(channel_id: str, sender_id: str) -> ChannelConfig:
@@ -197,8 +204,8 @@ async def run(given: argparse.Namespace) -> None:
         state=given.state,
         config=config_of(given.channel, given.name),
     ) as channel:
-        tell(joined=given.name)
-        await Talker(channel, given.name, given.pace).run()
+        tell(joined=given.name, own=[each.message_id for each in await log_of(channel) if each.own])
+        await Talker(channel, given.name, given.pace, given.first).run()
 
 
 def main() -> None:
@@ -207,6 +214,7 @@ def main() -> None:
     for name in ("--nodes", "--channel", "--name", "--state"):
         parser.add_argument(name, required=True)
     parser.add_argument("--pace", type=float, required=True, help="seconds between two messages")
+    parser.add_argument("--first", type=int, required=True, help="messages said in earlier lives")
     asyncio.run(run(parser.parse_args()))
 
 

@@ -16,7 +16,7 @@ class Planned:
     """A fault, whom it befalls, when it begins at the earliest, and how long it lasts."""
 
     fault: Fault
-    node: str
+    victim: str
     at_s: float
     hold_s: float
 
@@ -34,4 +34,4 @@ def plan(seed: int, names: Sequence[str], minutes: float, every_s: float) -> Ite
             deck = dice.sample(list(names), len(names))
         fault = FAULTS[deck.pop()]
         hold_s = min(_MAX_HOLD_S, every_s / 3) * dice.uniform(0.4, 1.0)
-        yield Planned(fault, dice.choice(fault.nodes), number * every_s + every_s / 4, hold_s)
+        yield Planned(fault, dice.choice(fault.victims), number * every_s + every_s / 4, hold_s)

@@ -105,29 +105,22 @@ class Soak:
         time.sleep(max(0.0, begun_s + wanted.minutes * 60 - time.monotonic()))
 
     def _befall(self, world: World, planned: Planned) -> None:
-        fault, name = planned.fault, planned.node
+        fault, name = planned.fault, planned.victim
+        whom = f"node {name}" if name in NAMES else name
         begun_s = time.monotonic()
         what = fault.begin(world, name, world.dice)
-        self._note(f"{fault.name} at node {name}: {what}")
+        self._note(f"{fault.name}, {whom}: {what}")
         time.sleep(planned.hold_s)
         fault.end(world, name)
         ended_s = time.monotonic()
         recovered_s: float | None = None
         try:
-            recovered_s = world.synced()
+            recovered_s = world.recovered(name)
             self._note(f"in sync {recovered_s:.1f} s after the end of it")
         except StuckError as error:
-            self._broken("not in sync", f"after {fault.name} at node {name}: {error}")
-        self.summary.faults.append(
-            Befallen(
-                fault.name,
-                name,
-                what,
-                begun_s - self._begun_s,
-                ended_s - self._begun_s,
-                recovered_s,
-            )
-        )
+            self._broken("not in sync", f"after {fault.name}, {whom}: {error}")
+        times_s = begun_s - self._begun_s, ended_s - self._begun_s, recovered_s
+        self.summary.faults.append(Befallen(fault.name, name, what, *times_s))
 
     def _reckon(
         self,

@@ -18,7 +18,7 @@ class Befallen:
     """A fault that happened: seconds of the run, and how long until nodes were in sync after it."""
 
     fault: str
-    node: str
+    victim: str
     what: str
     begun_s: float
     ended_s: float
@@ -90,12 +90,12 @@ class Summary:
         return found
 
     def _fault_lines(self) -> list[str]:
-        found = [f"{'at':>6}  {'fault':<16} node  {'lasted':>7}  {'in sync after':>13}  what"]
+        found = [f"{'at':>6}  {'fault':<18} {'of':<9}  {'lasted':>7}  {'in sync after':>13}  what"]
         for each in self.faults:
             after = "never" if each.recovered_s is None else f"{each.recovered_s:.1f} s"
             lasted = f"{each.ended_s - each.begun_s:.1f} s"
             found.append(
-                f"{each.begun_s:5.0f}s  {each.fault:<16} {each.node:<4}  {lasted:>7}  {after:>13}"
+                f"{each.begun_s:5.0f}s  {each.fault:<18} {each.victim:<9}  {lasted:>7}  {after:>13}"
                 f"  {each.what}"
             )
         return found + [f"left out: {name}: {why}" for name, why in self.left_out.items()]

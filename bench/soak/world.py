@@ -14,15 +14,31 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 from bench.soak.checker.asking import held
 from bench.soak.checker.history import History, Synced
 from bench.soak.checker.publishing import publish_history
-from bench.soak.machines import PATIENCE_S, POLL_S, Machine, Replicated, Single, StuckError
+from bench.soak.machines import (
+    PATIENCE_S,
+    POLL_S,
+    Machine,
+    Replicated,
+    Single,
+    StuckError,
+    wait_until,
+)
 from tests.support.peer_proxy import PeerProxy, proxied
 from tests.support.small_disk import CannotMountError, SmallDisk
 
+if TYPE_CHECKING:
+    from bench.soak.load import Participant
+
 NAMES = ("a", "b", "c")
+CHANNELS = ("kitchen", "garden")
+PARTICIPANTS = {f"{channel}-{number}": channel for channel in CHANNELS for number in range(3)}
+"""SDS participants by name, and the channel that each is in."""
+
 OPTIONS = (
     *("--log-format", "json", "--log-level", "info"),
     *("--sync-interval", "20s", "--wide-sync-interval", "1m"),
@@ -46,6 +62,7 @@ class World:
     machines: dict[str, Machine] = field(default_factory=dict)
     peer_links: dict[tuple[str, str], PeerProxy] = field(default_factory=dict)
     client_links: dict[str, PeerProxy] = field(default_factory=dict)
+    participants: dict[str, Participant] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     _seen: dict[str, set[bytes]] = field(default_factory=dict)
 
@@ -81,6 +98,19 @@ class World:
         now_s = time.monotonic()
         self.history.synced.append(Synced(begun_s, now_s))
         return now_s - begun_s
+
+    def recovered(self, victim: str) -> float:
+        """Wait until nodes are in sync, and a participant that was killed is; for how long.
+
+        Raises:
+            StuckError: it took longer than anything may.
+        """
+        begun_s = time.monotonic()
+        self.synced()
+        participant = self.participants.get(victim)
+        if participant is not None:
+            wait_until(f"participant {victim} to be synced", lambda: participant.looks()["synced"])
+        return time.monotonic() - begun_s
 
     def _missing(self, name: str, owed: Sequence[bytes]) -> list[bytes]:
         """Those that a node has not been seen to hold, and should."""

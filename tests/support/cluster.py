@@ -48,9 +48,9 @@ class ClusterServer:
     def __init__(self, directory: Path) -> None:
         self.data = DataDir(directory)
         self.data.path.mkdir()
-        # Chosen once: the connection strings of nodes name it before and after a restart.
-        self._port = HeldPort()
-        self.port = self._port.number
+        # Chosen once: the connection strings of nodes name it before and after a restart. A server
+        # that takes the place of this one is given it.
+        self.held_port = HeldPort()
         self._installation = programs.chosen()
         self._account = account_for(self.data.cluster)
         self._server: Server | None = None
@@ -98,6 +98,11 @@ class ClusterServer:
         plan = Plan(self.data, account_for(self.data.cluster), found, dict(_SETTINGS))
         self._server = Server(plan, self.port)
         assert self._server.await_ready(START_TIMEOUT_S), self._server.why_it_ended()
+
+    @property
+    def port(self) -> int:
+        """Where it listens, or will."""
+        return self.held_port.number
 
     @property
     def process(self) -> psutil.Process:

@@ -52,8 +52,10 @@ class NodeProcess:
     database_url: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     ready: dict[str, str] = field(default_factory=dict)
+    ports: dict[str, HeldPort] = field(default_factory=dict)
+    """By option; another node that takes the place of this one is given them."""
+
     _process: subprocess.Popen[bytes] | None = None
-    _ports: dict[str, HeldPort] = field(default_factory=dict)
 
     @property
     def listen(self) -> str:
@@ -96,7 +98,7 @@ class NodeProcess:
         line = [COMMAND, "run", "--data-dir", str(self.data_dir)]
         for option in LISTENERS:
             if option not in self.args:
-                line += [option, self._ports.setdefault(option, HeldPort()).address]
+                line += [option, self.ports.setdefault(option, HeldPort()).address]
         if self.database_url is not None:
             line += ["--database-url", self.database_url]
         return [*line, *self.args]

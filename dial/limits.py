@@ -13,3 +13,6 @@ MAX_RECONNECT_DELAY_MS: Final = 2_000
 KEEPALIVE_INTERVAL_MS: Final = 60_000
 KEEPALIVE_TIMEOUT_MS: Final = 20_000
 """An idle stream whose node is gone without a word ends after both."""
+
+STATUS_TIMEOUT_S: Final = 1.0
+"""For the reason why a call has ended, where it comes after what follows from it."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from dial.channel import Metadata, TlsIdentity, open_channel
+from dial.ending import Ending
 from dial.errors import node_error
 from message.hashing import message_hash
 from sds.aio.limits import (
@@ -116,11 +117,15 @@ class NodeLink:
         """By ``PublishStream``."""
         with self._translated():
             call: Call = self._store.PublishStream(None, metadata=self._metadata)
+            ending = Ending(call)
             sent: deque[list[bytes]] = deque()
             writer = asyncio.create_task(self._write(call, batches, sent))
             try:
                 async for response in call:
                     yield self._verdicts(response, sent)
+            except grpc.aio.AioRpcError as error:
+                if (failure := await ending.failure(error)) is not None:
+                    raise failure from error
             finally:
                 call.cancel()
                 writer.cancel()

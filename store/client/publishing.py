@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
+from dial.ending import Ending
 from dial.errors import NodeError
 from store.client.limits import MAX_REQUESTS_IN_FLIGHT
 from store.client.retry import Attempts, Retry
@@ -55,6 +56,7 @@ class PublishPipeline:
         try:
             while True:
                 call = self._open_call()
+                ending = Ending(call)
                 sender = asyncio.create_task(self._send(call))
                 try:
                     async for response in call:
@@ -62,7 +64,10 @@ class PublishPipeline:
                         yield self._answered(), response
                     break
                 except grpc.aio.AioRpcError as error:
-                    await attempts.failed(error)
+                    failure = await ending.failure(error)
+                    if failure is None:
+                        break
+                    await attempts.failed(failure)
                 finally:
                     call.cancel()
                     await _cancelled(sender)

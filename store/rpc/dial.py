@@ -15,13 +15,14 @@ call was not answered in time may be dead without anybody having been told: it i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import grpc
 
+from dial.ending import BROKEN_WRITE, Ending
 from dial.hosts import is_loopback
 from store.domain.ports import PeerAddress, PeerFailed
 from store.rpc.context import NodeIdentity
@@ -55,9 +56,6 @@ _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
 
 _DOWN: Final = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 _NOT_CONNECTED: Final = "failed to connect to"
-
-# What gRPC says of a call that ends while it is written to, before its status is read.
-_BROKEN_WRITE: Final = "Internal error from Core"
 
 _T = TypeVar("_T")
 
@@ -104,11 +102,7 @@ class PeerCall:
         self.peer = peer
         self.callee = callee
         self._call = call
-        self._told = asyncio.Event()
-        self._ending: tuple[grpc.StatusCode, str | None] | None = None
-        """The status that the peer gave. gRPC forgets it when a write fails that was on its way:
-        the status of the failed write then takes its place, be it before the peer's or after."""
-        call.add_done_callback(self._learn)
+        self._ending = Ending(call)
 
     async def read(self) -> bytes | None:
         """The next frame; None when the peer has ended the call with OK."""
@@ -151,20 +145,9 @@ class PeerCall:
         self._call.cancel()
 
     async def _demand_ok(self) -> None:
-        # A write that fails may be told before the reason why the call has ended.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PEER_STATUS_TIMEOUT_S):
-                await self._told.wait()
-        code, details = self._ending or (grpc.StatusCode.INTERNAL, _BROKEN_WRITE)
+        code, details = await self._ending.status()
         if code is not grpc.StatusCode.OK:
             raise _failed(self.peer, code, details)
-
-    def _learn(self, call: Any) -> None:  # noqa: ANN401 - grpc.aio's, untyped
-        """Take in a status, as often as gRPC gives the call one."""
-        status = _at_once(call.code()), _at_once(call.details())
-        if status != (grpc.StatusCode.INTERNAL, _BROKEN_WRITE):
-            self._ending = self._ending or status
-            self._told.set()
 
 
 @dataclass(slots=True, eq=False)
@@ -395,16 +378,6 @@ async def _in_time(peer: PeerAddress, work: Awaitable[_T]) -> _T:
         raise _failed(peer, error.code(), error.details()) from None
 
 
-def _at_once(known: Coroutine[Any, Any, _T]) -> _T:
-    """What a coroutine returns that has nothing to wait for."""
-    try:
-        known.send(None)
-    except StopIteration as answer:
-        value: _T = answer.value
-        return value
-    raise AssertionError(f"{known} waits")
-
-
 def _reraise_own() -> None:
     """Inside ``except CancelledError``: go on only if it was the call that was cancelled.
 
@@ -450,7 +423,7 @@ def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> Ca
             f"the node at {peer} does not serve this call of peers: name its peer listener, or "
             "install a newer version there"
         )
-    elif code is grpc.StatusCode.INTERNAL and text == _BROKEN_WRITE:
+    elif (code, text) == BROKEN_WRITE:
         code = grpc.StatusCode.UNAVAILABLE
         text = f"the peer at {peer} ended the call, or its connection broke, while a frame was sent"
     else:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from store.client.errors import NodeError
-from store.client.messages import hash_of, new_message, outcome_name, publish_requests
+from store.client.messages import (
+    hash_of,
+    new_message,
+    new_request,
+    outcome_name,
+    publish_requests,
+)
 from store.client.node import NodeClient, connect, content_filter
 from store.client.queries import query_request
 from store.client.retry import Retry
@@ -209,3 +217,30 @@ async def test_a_call_on_a_listener_that_does_not_serve_it_says_so(node: NodePro
     async with connect(node.listen) as client:
         with pytest.raises(NodeError, match="name the listener that serves it"):
             await client.status()
+
+
+@asynccontextmanager
+async def refusing() -> AsyncIterator[str]:
+    """Where a node would be that ends every stream of requests while they are on their way."""
+
+    async def refuse(_: object, context: Any) -> None:  # noqa: ANN401 - grpc.aio's
+        context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
+        context.set_details("10 messages per second are allowed: publish more slowly")
+
+    server = grpc.aio.server()
+    method = {"PublishStream": grpc.stream_stream_rpc_method_handler(refuse)}
+    handler = grpc.method_handlers_generic_handler("storenode.v1.Store", method)
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+async def test_a_refusal_is_told_although_requests_are_on_their_way() -> None:
+    requests = [new_request([each]) for each in made("/test/1/refused/proto", 30)]
+    async with refusing() as address, connect(address) as client:
+        for _ in range(20):
+            with pytest.raises(NodeError, match="publish more slowly") as caught:
+                await anext(client.publish_stream(requests))
+            assert caught.value.code == "RESOURCE_EXHAUSTED"

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 import grpc
 import pytest
 
+from dial import ending
 from dial.hosts import is_loopback
 from store.domain.ports import PeerAddress
-from store.rpc import dial
 from store.rpc.dial import Callee, CallFailed, PeerCall, shown
 from store.rpc.limits import MAX_PEER_TEXT_CHARS
+from tests.support.breaking_call import BROKEN, ENDED, ORDERS, BreakingCall, Status
 
 
 @pytest.mark.parametrize(
@@ -45,55 +43,10 @@ def test_addresses_as_operators_write_them() -> None:
     assert str(PeerAddress("::1", 7420, "a.example")) == "a.example@[::1]:7420"
 
 
-Status = tuple[grpc.StatusCode, str]
-BROKEN: Status = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 CALLEE = Callee("b.example", "b", "0.1.0")
-ENDED: Status = (grpc.StatusCode.OK, "")
-REFUSED: Status = (grpc.StatusCode.ABORTED, "the other one goes first")
 
 
-class BreakingCall:
-    """A call of gRPC whose status changes: that of a failed write takes the place of the peer's."""
-
-    def __init__(self, before: list[Status], after: list[Status]) -> None:
-        self._before, self._after = before, after
-        self._status: Status | None = None
-        self._callbacks: list[Callable[[object], None]] = []
-
-    def add_done_callback(self, callback: Callable[[object], None]) -> None:
-        self._callbacks.append(callback)
-
-    async def code(self) -> grpc.StatusCode:
-        assert self._status is not None
-        return self._status[0]
-
-    async def details(self) -> str:
-        assert self._status is not None
-        return self._status[1]
-
-    async def write(self, _: bytes) -> None:
-        for status in self._before:
-            self._set(status)
-        for status in self._after:
-            asyncio.get_running_loop().call_soon(self._set, status)
-        raise asyncio.InvalidStateError
-
-    def _set(self, status: Status) -> None:
-        self._status = status
-        for callback in self._callbacks:
-            callback(self)
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ([REFUSED, BROKEN], []),
-        ([BROKEN, REFUSED], []),
-        ([BROKEN], [REFUSED]),
-        ([REFUSED], [BROKEN]),
-        ([], [BROKEN, REFUSED]),
-    ],
-)
+@pytest.mark.parametrize(("before", "after"), ORDERS)
 async def test_a_write_that_fails_gives_the_status_of_the_peer(
     before: list[Status], after: list[Status]
 ) -> None:
@@ -113,7 +66,7 @@ async def test_a_write_into_a_call_that_ended_well(statuses: list[Status]) -> No
 async def test_a_write_that_fails_for_no_reason_that_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dial, "PEER_STATUS_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(ending, "STATUS_TIMEOUT_S", 0.01)
     call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall([BROKEN], []), CALLEE)
     with pytest.raises(CallFailed, match="while a frame was sent") as failure:
         await call.write(b"")

@@ -154,7 +154,7 @@ async def test_callers_that_go_away_do_not_disturb_the_others(node: Node, world:
 
 
 async def test_lookups_fail_together_and_work_again(database_url: str) -> None:
-    settings = PoolSettings(read_patience_s=0.3)
+    settings = PoolSettings(read_patience_s=2.0)
     async with proxied(database_url) as (proxy, url), running(url, settings) as node:
         batch = random_batch(random.Random(SEED), 20, [NOW])
         assert all(await node.store(batch))

@@ -13,7 +13,7 @@ from store.domain.ports import PageRequest, ScanRequest, StoreUnavailable, Topic
 from tests.integration.storage.node import running
 from tests.integration.storage.world import NOW, random_batch
 
-SETTINGS = PoolSettings(bulk_connections=1, read_patience_s=0.2)
+SETTINGS = PoolSettings(bulk_connections=1, read_patience_s=2.0)
 
 
 async def test_scans_that_find_no_connection_are_told_so_and_keep_nobody_else_waiting(

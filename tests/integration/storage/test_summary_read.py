@@ -30,6 +30,9 @@ from tests.unit.reconcile.answers import check_answer, random_read
 from tests.unit.reconcile.worlds import random_spans
 
 EVERYTHING = Spans.of([(LOWEST, END)])
+VIEW_S = 3.0
+"""So long is a view open where its end is what a test is about: opening it takes a fraction."""
+
 _SLEEPERS = """
 select count(*) from pg_stat_activity
 where datname = current_database() and query like 'select pg_sleep%%'
@@ -191,7 +194,7 @@ async def test_a_database_that_is_away_says_so() -> None:
 
 async def test_a_view_ends_when_its_time_has_passed(node: Node) -> None:
     await store(node, random.Random(9))
-    async with cold_view(node.database, 0.2) as cold:
+    async with cold_view(node.database, VIEW_S) as cold:
         # Nothing is asked of the view; its transaction, with its locks, ends all the same.
         connection = await node.database.connect()
         async with connection, connection.transaction():
@@ -208,7 +211,7 @@ async def test_a_statement_ends_when_the_views_time_has_passed(
         return SyncIds.empty()
 
     monkeypatch.setattr(summary_read, "ids_in", slow)
-    async with cold_view(node.database, 0.5) as cold:
+    async with cold_view(node.database, VIEW_S) as cold:
         with pytest.raises(StoreUnavailable, match="open for too long"):
             await cold.load(NeedIds(EVERYTHING, 10))
 

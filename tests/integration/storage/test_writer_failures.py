@@ -24,7 +24,9 @@ from tests.integration.storage.test_writer import (
 from tests.integration.storage.world import DAY, NOW, TOPICS, random_batch
 
 SEED = 20261120
-IMPATIENT = PoolSettings(write_connections=3, read_patience_s=0.5, write_patience_s=1.0)
+IMPATIENT = PoolSettings(write_connections=3, read_patience_s=2.0, write_patience_s=2.0)
+"""More than a busy machine takes to connect to a database that is there."""
+
 PATIENCE_S = 90.0
 _HOLD_UP = """
 create function storenode.hold_up() returns trigger language plpgsql

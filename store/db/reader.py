@@ -7,7 +7,6 @@ that its caller is still taking, and holds neither transaction nor connection in
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 from uuid import UUID
@@ -107,8 +106,7 @@ class DatabaseReader:
                 yield FramesPage(page.entries, page.count, page.last)
         finally:
             ahead.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await ahead
+            await asyncio.gather(ahead, return_exceptions=True)
 
     async def _scan_page(self, request: ScanRequest, topics: Topics, after: SyncId) -> Joined:
         window = Window(

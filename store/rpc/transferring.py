@@ -176,6 +176,8 @@ class _Driver:
         await asyncio.wait({self._reader}, timeout=PEER_CLOSING_S)
 
     async def stop(self) -> None:
+        # Whoever is past what could be cancelled has nobody to wait for in `_give`.
+        self._ended = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

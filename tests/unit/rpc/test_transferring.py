@@ -1,0 +1,58 @@
+"""The driver of a transfer, where what it does beside the machine does not end when it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import cast
+
+from message.validate import Policy
+from reconcile.ids import SyncIds
+from store.domain.policy_memory import PolicyMemory
+from store.domain.ports import SyncObserver, TransferReads, Writer
+from store.domain.transfer import Transfer
+from store.observe.metrics import Metrics
+from store.rpc.transferring import TransferWork, transfer
+
+
+class Deaf:
+    """A stream whose read loses its cancellation, and says that the peer is done instead."""
+
+    def __init__(self) -> None:
+        self.reading = asyncio.Event()
+
+    async def read(self) -> bytes | None:
+        self.reading.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return None
+        raise AssertionError("nothing sets it")
+
+    async def write(self, frame: bytes) -> None:
+        assert frame
+
+    async def half_close(self) -> None:
+        raise AssertionError("the transfer has not ended")
+
+
+async def test_a_cancelled_transfer_ends_though_its_reader_has_more_to_say() -> None:
+    stream = Deaf()
+    machine = Transfer(
+        "x", SyncIds.of([]), SyncIds.of([(1, bytes(32))]), memory=PolicyMemory(), peer="b"
+    )
+    work = TransferWork(
+        reads=cast("TransferReads", None),
+        writer=cast("Writer", None),
+        policy=lambda: Policy(max_drift_ns=None),
+        now_ns=time.time_ns,
+        metrics=Metrics("1"),
+        observer=cast("SyncObserver", None),
+        monotonic_ns=time.monotonic_ns,
+    )
+    task = asyncio.create_task(transfer(machine, stream, work))
+    async with asyncio.timeout(30):
+        await stream.reading.wait()
+    task.cancel()
+    await asyncio.wait({task}, timeout=30)
+    assert task.cancelled()

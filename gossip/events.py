@@ -421,7 +421,6 @@ class GossipStatus:
     peers: Sequence[PeerStatus] = ()
     cut_off: Sequence[tuple[str, int, str]] = ()
     unread: int = 0
-    oldest_unread_ns: int = 0
     waiting: int = 0
     wanted: int = 0
     seen: int = 0

@@ -158,7 +158,6 @@ class Gossip:
             peers=[self._status_of(peer) for peer in core.peers.values()],
             cut_off=core.scores.cut_off(core.now_ns),
             unread=len(core.unread),
-            oldest_unread_ns=core.unread.oldest_ns,
             waiting=len(core.waiting),
             wanted=len(core.wanted),
             seen=len(core.seen),

@@ -113,11 +113,6 @@ class UnreadEvents:
         """When the next one is to be announced again."""
         return next((event.due_ns for event in self._events.values()), None)
 
-    @property
-    def oldest_ns(self) -> int:
-        """Since when the oldest waits; 0 if none does. Linear in their number."""
-        return min((event.began_ns for event in self._events.values()), default=0)
-
     def check(self) -> None:
         """Verify the invariants.
 

@@ -66,6 +66,17 @@ def _connections(name: str, default: int, work: str) -> Decorator:
     )
 
 
+def _size(flag: str, default: int, largest: int, section: str, what: str) -> Decorator:
+    return option(
+        flag,
+        type=size_up_to(largest),
+        default=format_size(default),
+        show_default=True,
+        section=section,
+        help=what,
+    )
+
+
 def _count(flag: str, default: int, what: str) -> Decorator:
     return option(
         flag,
@@ -201,29 +212,26 @@ _MESSAGES: Final[tuple[Decorator, ...]] = (
         section="Messages",
         help="How far a publisher's timestamp may be from this node's clock.",
     ),
-    option(
+    _size(
         "--max-message-size",
-        type=size_up_to(LARGEST_MESSAGE_BYTES),
-        default=format_size(MAX_MESSAGE_BYTES),
-        show_default=True,
-        section="Messages",
-        help="Size of one encoded message, all fields.",
+        MAX_MESSAGE_BYTES,
+        LARGEST_MESSAGE_BYTES,
+        "Messages",
+        "Size of one encoded message, all fields.",
     ),
-    option(
+    _size(
         "--max-meta-size",
-        type=size_up_to(MAX_MESSAGE_BYTES),
-        default=format_size(MAX_META_BYTES),
-        show_default=True,
-        section="Messages",
-        help="Size of a message's `meta` field.",
+        MAX_META_BYTES,
+        MAX_MESSAGE_BYTES,
+        "Messages",
+        "Size of a message's `meta` field.",
     ),
-    option(
+    _size(
         "--max-topic-size",
-        type=size_up_to(LARGEST_TOPIC_BYTES),
-        default=format_size(MAX_TOPIC_BYTES),
-        show_default=True,
-        section="Messages",
-        help="Size of a pubsub or content topic, as UTF-8.",
+        MAX_TOPIC_BYTES,
+        LARGEST_TOPIC_BYTES,
+        "Messages",
+        "Size of a pubsub or content topic, as UTF-8.",
     ),
     option(
         "--retention",
@@ -337,13 +345,8 @@ _LIMITS: Final[tuple[Decorator, ...]] = (
     ),
     _count("--max-calls", DEFAULT_CALLS, "Calls at one time"),
     _count("--max-streams", DEFAULT_STREAMS, "Streams at one time, idle followers too,"),
-    option(
-        "--max-request-size",
-        type=size_up_to(MAX_REQUEST_BYTES),
-        default=format_size(MAX_REQUEST_BYTES),
-        show_default=True,
-        section="Limits",
-        help="Size of one request.",
+    _size(
+        "--max-request-size", MAX_REQUEST_BYTES, MAX_REQUEST_BYTES, "Limits", "Size of one request."
     ),
 )
 

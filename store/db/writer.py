@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -55,9 +54,6 @@ MAX_QUEUED_BATCHES: Final = 10_000
 _FIRST_PAUSE_GROUPS: Final = 4
 _MOST_PAUSE_GROUPS: Final = 64
 _STOPPING: Final = "the node is stopping; retry elsewhere"
-
-StoredListener = Callable[[Source, int, float], None]
-"""Told after each commit: source, new messages, seconds from first insert to commit."""
 
 
 @dataclass(slots=True)
@@ -148,7 +144,6 @@ class DatabaseWriter:
         database: Database,
         partitions: PartitionMap,
         *,
-        on_stored: StoredListener | None = None,
         handover: Handover | None = None,
         tracking: Tracking | None = None,
         tracing: Tracing | None = None,
@@ -160,7 +155,6 @@ class DatabaseWriter:
         self._partitions = partitions
         self._topics = KnownTopics()
         self._hope = _Hope()
-        self._on_stored = on_stored
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._arrived = asyncio.Event()
@@ -168,7 +162,10 @@ class DatabaseWriter:
         self._stopped = False
 
     async def start(self) -> None:
-        """Start the workers, one for each connection of the write pool but one."""
+        """Start the workers, one for each connection of the write pool but one.
+
+        That one is for what must not wait for them: when the node was online, and the unread.
+        """
         count = max(1, self._database.settings.write_connections - 1)
         self._workers = [
             asyncio.create_task(self._work(), name=f"writer-{number}") for number in range(count)
@@ -259,7 +256,6 @@ class DatabaseWriter:
 
     async def _serve(self, group: _Group) -> None:
         try:
-            started = time.perf_counter()
             with self._traced(group):
                 added = await self._write_until_known(group)
         except asyncio.CancelledError:
@@ -269,8 +265,6 @@ class DatabaseWriter:
             await self._isolate(group, error)
         else:
             _answer(group, added)
-            if self._on_stored is not None:
-                self._on_stored(group.source, added.count, time.perf_counter() - started)
 
     def _traced(self, group: _Group) -> AbstractContextManager[None]:
         """The transaction of a group, for those of its members that are traced."""

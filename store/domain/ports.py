@@ -271,7 +271,7 @@ class SdsReader(Protocol):
     """Reads by SDS message ID."""
 
     def messages(self, request: SdsLookup) -> AsyncIterator[SdsPage]:
-        """Every claimant of each ID (at most 16 per ID), and the entries that are missing."""
+        """Claimants of each ID, ``request.claimants`` at most, and the entries that are missing."""
         ...
 
     def causal_history(self, request: CausalRequest) -> AsyncIterator[SdsPage]:

@@ -16,8 +16,7 @@ import grpc
 from message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from reconcile.errors import LimitExceeded, MalformedPayload
 from reconcile.ids import SyncId
-from reconcile.session import Begin, Result, Role, SessionConfig
-from reconcile.session import Session as Machine
+from reconcile.session import Begin, Result, Role
 from store.domain.ports import (
     HistoryEntry,
     PeerAddress,
@@ -37,7 +36,7 @@ from store.rpc.failure import RpcFailure
 from store.rpc.peer_errors import ProtocolBroken
 from store.rpc.peer_lookup import lookup
 from store.rpc.peer_scan import scan
-from store.rpc.reconciling import Reconciling, end_of_frames, time_limit
+from store.rpc.reconciling import end_of_frames, time_limit
 from store.rpc.transferring import transfer
 from wire.storenode.v1 import peer_pb2
 
@@ -171,22 +170,8 @@ class _Attempt:
         work = self._work
         async with work.reconcilable.open_view(*self._bounds) as view:
             self._account.horizon = horizon = work.horizon(view)
-            config = SessionConfig(
-                cluster=work.cluster,
-                shards=work.shards,
-                window=self._bounds,
-                horizon=horizon,
-                limits=work.limits,
-            )
-            reconciling = Reconciling(
-                session=Machine(Role.INITIATOR, config),
-                view=view,
-                stream=call,
-                observer=work.observer,
-                now_ns=work.monotonic_ns,
-                responder=False,
-                silence_s=work.silence_s,
-                turn=self._exchange.turn,
+            reconciling = self._exchange.reconciling(
+                Role.INITIATOR, call, view, horizon, window=self._bounds
             )
             return await reconciling.run(Begin()), reconciling.session_id
 

@@ -16,7 +16,8 @@ from typing import Any
 from message.limits import NS_PER_S
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.session import Result
+from reconcile.session import Bounds, Result, Role, SessionConfig
+from reconcile.session import Session as Machine
 from store.domain.policy_memory import PolicyMemory
 from store.domain.ports import (
     SyncEnding,
@@ -33,6 +34,8 @@ from store.rpc.context import NodeIdentity
 from store.rpc.gossip_limits import MAX_TOLD_IDS
 from store.rpc.limits import LARGE_PAYLOAD_BYTES, MAX_HORIZON_STEP_NS, MIN_KEPT_STEPS, THREADED_ROWS
 from store.rpc.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
+from store.rpc.reconciling import Reconciling
+from store.rpc.streams import FrameStream
 from store.rpc.transferring import TransferWork
 
 FoundListener = Callable[[str, str, Sequence[bytes]], None]
@@ -154,6 +157,40 @@ class Exchange:
         """Forget the sessions that wait; those under way end with their tasks."""
         for session in list(self._waiting):
             self._forget(session, "this node is shutting down")
+
+    def reconciling(
+        self,
+        role: Role,
+        stream: FrameStream,
+        view: OpenView | None,
+        horizon: SyncId,
+        *,
+        window: Bounds | None = None,
+        session_id: str = "",
+    ) -> Reconciling:
+        """A reconciliation: ``window`` where this node begins it, ``session_id`` where it answers.
+
+        ``view`` may be None where nothing is asked; below ``horizon`` nothing is compared.
+        """
+        work = self.work
+        config = SessionConfig(
+            cluster=work.cluster,
+            shards=work.shards,
+            window=window,
+            horizon=horizon,
+            limits=work.limits,
+        )
+        return Reconciling(
+            session=Machine(role, config),
+            view=view,
+            stream=stream,
+            observer=work.observer,
+            now_ns=work.monotonic_ns,
+            responder=role is Role.RESPONDER,
+            silence_s=work.silence_s,
+            turn=self.turn,
+            session_id=session_id,
+        )
 
     @asynccontextmanager
     async def turn(self, payload_bytes: int) -> AsyncIterator[None]:

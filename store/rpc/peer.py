@@ -17,8 +17,7 @@ from typing import Final, TypeVar
 import grpc
 
 from reconcile.ids import LOWEST
-from reconcile.session import Received, Result, Role, SessionConfig
-from reconcile.session import Session as Machine
+from reconcile.session import Received, Result, Role
 from store.domain.ports import SyncEnding, SyncRole
 from store.domain.sessions import Refusal, Refused, Session, State
 from store.domain.transfer_limits import SESSION_ID_BYTES
@@ -31,7 +30,6 @@ from store.rpc.identity import NODE_ID, STORE_ID, read_metadata
 from store.rpc.limits import FIRST_FRAME_S, MAX_OPENING_CALLS, MAX_OPENING_CALLS_OF_PEER
 from store.rpc.peer_errors import ProtocolBroken
 from store.rpc.reconciling import (
-    Reconciling,
     asked_range,
     first_frame,
     in_time,
@@ -153,22 +151,8 @@ class PeerService:
                 view = await stack.enter_async_context(work.reconcilable.open_view(*asked))
                 horizon = work.horizon(view)
                 account.asked_from, account.horizon = asked[0], horizon
-            config = SessionConfig(
-                cluster=work.cluster,
-                shards=work.shards,
-                horizon=horizon,
-                limits=work.limits,
-            )
-            reconciling = Reconciling(
-                session=Machine(Role.RESPONDER, config),
-                view=view,
-                stream=stream,
-                observer=work.observer,
-                now_ns=work.monotonic_ns,
-                responder=True,
-                silence_s=work.silence_s,
-                turn=self._exchange.turn,
-                session_id=session.session_id,
+            reconciling = self._exchange.reconciling(
+                Role.RESPONDER, stream, view, horizon, session_id=session.session_id
             )
             first = Received(frame.payload, frame.count, shown(frame.refusal))
             del frame

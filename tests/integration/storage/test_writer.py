@@ -21,7 +21,6 @@ from store.db.arrays import split_uuids
 from store.db.insert import Inserted
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
-from store.db.writer import DatabaseWriter
 from store.domain.ports import Source, StoreBusy
 from tests.integration.storage.following import commit_order
 from tests.integration.storage.node import WORKERS, Node
@@ -316,20 +315,6 @@ async def test_who_falls_silent_before_its_commit_does_not_hold_up_the_others(
     with pytest.raises(Error, match="idle-in-transaction"):
         await silent.execute("commit")
     await silent.close()
-
-
-async def test_the_listener_is_told_what_was_stored(node: Node) -> None:
-    told: list[tuple[Source, int, float]] = []
-    writer = DatabaseWriter(
-        node.database, node.partitions, on_stored=lambda *what: told.append(what)
-    )
-    await writer.start()
-    batch = random_batch(random.Random(SEED), 7, TIMES)
-    await writer.store(part_of(batch, range(3)), Source.GOSSIP)
-    await writer.store(batch, Source.CLIENT)
-    await writer.stop()
-    assert [what[:2] for what in told] == [(Source.GOSSIP, 3), (Source.CLIENT, 4)]
-    assert all(0 < seconds < 60 for _, _, seconds in told)
 
 
 async def test_a_commit_lists_its_topics_unless_there_are_many(node: Node) -> None:

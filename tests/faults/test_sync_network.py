@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
@@ -21,6 +22,7 @@ from tests.faults.syncing import (
     under_way,
 )
 from tests.support.fleet import held, publish, status
+from tests.support.node import NodeProcess
 from tests.support.peer_proxy import Moment, Way
 from tests.support.postgres import PostgresServer
 
@@ -160,10 +162,29 @@ async def test_sessions_that_break_anywhere(two: Two, dice: Random) -> None:
     assert max(growth) < MAX_GROWTH_BYTES
 
 
+@asynccontextmanager
+async def calling_by_itself(node: NodeProcess) -> AsyncIterator[None]:
+    """A node with a schedule, for the length of the block."""
+    without = node.args
+    await restarted(node, *without, "--sync-interval", "1s", "--sync-offset", "0s")
+    yield
+    await restarted(node, *without)
+
+
+async def restarted(node: NodeProcess, *args: str) -> None:
+    """Kill a node, and start it with other options."""
+    node.kill()
+    node.args = args
+    await asyncio.to_thread(node.start)
+
+
 async def test_nodes_that_were_apart_find_together_by_themselves(two: Two) -> None:
-    two.caller.kill()
-    two.caller.args = (*two.caller.args, "--sync-interval", "1s", "--sync-offset", "0s")
-    await asyncio.to_thread(two.caller.start)
+    async with calling_by_itself(two.caller):
+        await apart(two)
+
+
+async def apart(two: Two) -> None:
+    """Cut them off from each other until both know, and wait until they are equal again."""
     await event(two.caller, "session_ended", log_size(two.caller), outcome="done")
     counted = sessions(two.callee)
     two.network.cut()
@@ -178,4 +199,7 @@ async def test_nodes_that_were_apart_find_together_by_themselves(two: Two) -> No
     await event(two.caller, "session_ended", log_size(two.caller), outcome="done")
     (peer,) = status(two.caller)["peers"]
     assert (peer["failures"], peer["last_error"]) == (0, "")
-    assert sessions(two.callee)["responder", "done"] > counted["responder", "done"]
+    # Who is called counts a session after who has called.
+    await until(
+        lambda: sessions(two.callee)["responder", "done"] > counted.get(("responder", "done"), 0)
+    )

@@ -31,3 +31,5 @@ class Mark(StrEnum):
     PRUNED = "a message was dropped before it could be sent"
     INTERRUPTED = "a transfer ended before its end"
     DROPPED = "retention dropped something"
+    ASKED = "an operator was answered"
+    WITHDRAWN = "an operator did not wait for the answer"

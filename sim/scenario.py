@@ -51,7 +51,8 @@ class Scenario:
     ``stores[i]`` is the store of node i, and ``peers[i]`` are the nodes that it calls.
     ``retention_ns[i]`` is how long store i keeps messages, None for ever. ``moments``: how many
     different timestamps the history has, of ``history`` messages over ``history_ns``; each is in
-    a store with the probability ``share``.
+    a store with the probability ``share``. ``ask_every_ns``: how often an operator has some node
+    reconcile, 0: never.
     """
 
     stores: tuple[int, ...]

@@ -10,6 +10,7 @@ from typing import Final
 from message.transfer import parse
 from message.validate import Policy, admit
 from reconcile.ids import SyncIds
+from sim.asking import Operator
 from sim.calling import Outcome
 from sim.cores import Cores
 from sim.database import Database
@@ -106,7 +107,10 @@ class World:
             node.boot()
         faults = FaultInjector(self)
         faults.start()
+        operators = [Operator(self)] if self.scenario.ask_every_ns else []
         self._let_pass(self.scenario.faults_ns)
+        for operator in operators:
+            operator.stop()
         self._calm(faults)
         calm_ns = self.timeline.now_ns
         self._settle()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
+
+import pyspark
 
 from pipeline.errors import USAGE, PipelineError
 from pipeline.java import require_java
@@ -16,6 +19,7 @@ SCHEME: Final = "sc://"
 _DEFAULT_PORT: Final = 15_002
 _TIMEOUT_S: Final = 20
 _VARIABLE: Final = "SPARK_REMOTE"
+_SHELL: Final = "pyspark-shell"
 
 
 def remote_url(master: str | None) -> str | None:
@@ -31,14 +35,40 @@ def require_spark(master: str | None) -> None:
     """Make sure, before anything starts, that there is what a job needs to be run.
 
     Raises:
-        PipelineError: there is no Java runtime, or nobody listens where the Spark Connect server
-            should be.
+        PipelineError: there is no Java runtime, the environment names a Spark that is not the one
+            of PySpark, or nobody listens where the Spark Connect server should be.
     """
     url = remote_url(master)
     if url is None:
         require_java()
+        _require_environment()
     else:
         _require_server(url)
+
+
+def _require_environment() -> None:
+    """PySpark itself would start the wrong Spark, or wait for ever for one that has ended."""
+    home = os.environ.get("SPARK_HOME")
+    if home is not None and (found := _spark_in(Path(home))) != pyspark.__version__:
+        raise PipelineError(
+            f"SPARK_HOME names {home}, which holds {f'Spark {found}' if found else 'no Spark'}, and"
+            f" PySpark here is {pyspark.__version__}: unset it, or let it name the same version.",
+            USAGE,
+        )
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    if arguments is not None and arguments.split()[-1:] != [_SHELL]:
+        raise PipelineError(
+            f"PYSPARK_SUBMIT_ARGS must end with {_SHELL}, and is {arguments!r}: unset it, or append"
+            " that.",
+            USAGE,
+        )
+
+
+def _spark_in(home: Path) -> str | None:
+    """The version of Spark in a directory."""
+    for jar in home.glob("jars/spark-core_*.jar"):
+        return jar.stem.rpartition("-")[2]
+    return None
 
 
 def _require_server(url: str) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -93,7 +93,9 @@ def spark_session(
     try:
         yield prepared(session)
     finally:
-        session.stop()
+        # Where Spark has died, the job knows it already.
+        with suppress(*SPARK_ERRORS, OSError):
+            session.stop()
 
 
 def prepared(session: SparkSession) -> SparkSession:
@@ -120,8 +122,7 @@ def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
 
 
 def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
-    # Workers must be the interpreter that has the pipeline.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _choose_python(master)
     builder = SparkSession.builder.appName("storenode pipeline")
     given = {**SETTINGS, **settings}
     if master is not None or not _submitted():
@@ -137,8 +138,15 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     except Exception as error:
         raise of_spark(error) from error
     session.sparkContext.setLogLevel("OFF")
-    logging.getLogger("py4j").setLevel(logging.ERROR)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     return session
+
+
+def _choose_python(master: str | None) -> None:
+    """Workers must be the interpreter that has the pipeline; on this machine that is this one."""
+    here = (master or LOCAL).startswith("local") and not _submitted()
+    if here or "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = sys.executable
 
 
 def _java_options(given: str) -> str:

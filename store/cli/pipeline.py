@@ -91,9 +91,12 @@ class Runner:
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
         """A Spark session for the length of a block."""
+        from pipeline.interrupts import interrupt_here  # noqa: PLC0415
         from pipeline.session import spark_session  # noqa: PLC0415
 
+        self.say("Spark starts")
         with spark_session(self._master, self._settings) as session:
+            interrupt_here()
             yield session
 
     def say(self, line: str) -> None:
@@ -144,15 +147,19 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
     ) -> int:
         _require_libraries()
         from pipeline.errors import PipelineError  # noqa: PLC0415
+        from pipeline.interrupts import TERMINATED, Terminated, ended_by_signals  # noqa: PLC0415
         from pipeline.masters import require_spark  # noqa: PLC0415
 
         settings = dict(_setting(each) for each in spark_conf)
         try:
-            require_spark(master)
-            runner = Runner(target, master, connections, settings, quiet=quiet)
-            return command(runner, **options)
+            with ended_by_signals():
+                require_spark(master)
+                runner = Runner(target, master, connections, settings, quiet=quiet)
+                return command(runner, **options)
         except PipelineError as error:
             raise CliError(error.code, error.sentence) from error
+        except Terminated:
+            return TERMINATED
 
     return _with(_JOB_OPTIONS, on_database(update_wrapper(run, command)))
 

@@ -15,18 +15,8 @@ from collections.abc import Callable, Sequence
 
 import grpc
 
-from bench.data import Row, rows
-from bench.support import (
-    PLAIN_COLUMNS,
-    Bench,
-    bench_node,
-    fill_plain,
-    options,
-    publish,
-    report,
-    seconds,
-    settle,
-)
+from bench.data import rows
+from bench.support import PLAIN_COLUMNS, Bench, bench_node, load, options, report, seconds
 from wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 PER_REQUEST = 100
@@ -108,19 +98,11 @@ def _quantile(rounds: Sequence[Sequence[float]], share: float) -> float:
     return values[len(values) // 2]
 
 
-def load(bench: Bench, data: list[Row]) -> list[bytes]:
-    """Fill the node and the plain table."""
-    publish(bench, data)
-    digests = fill_plain(bench, data, "hash")
-    settle(bench)
-    return digests
-
-
 def main() -> None:
     """Measure; two lines."""
     count = options(__doc__ or "").messages
     with bench_node("--max-clock-drift", "off") as bench:
-        digests = load(bench, rows(count))
+        digests = load(bench, rows(count), "hash")
         generator = random.Random(2)
         wanted = [generator.sample(digests, PER_REQUEST) for _ in range(REQUESTS)]
         pairs = [

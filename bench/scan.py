@@ -7,17 +7,7 @@ parses every page.
 from __future__ import annotations
 
 from bench.data import rows
-from bench.support import (
-    PLAIN_COLUMNS,
-    Bench,
-    bench_node,
-    fill_plain,
-    options,
-    publish,
-    report,
-    seconds,
-    settle,
-)
+from bench.support import PLAIN_COLUMNS, Bench, bench_node, load, options, report, seconds
 from wire.storenode.v1.store_pb2 import ScanPage, ScanRequest
 
 REPEATS = 3
@@ -52,10 +42,7 @@ def main() -> None:
     """Measure both sides in turn; the best of three each."""
     count = options(__doc__ or "").messages
     with bench_node("--max-clock-drift", "off") as bench:
-        data = rows(count)
-        publish(bench, data)
-        fill_plain(bench, data, "ts, hash")
-        settle(bench)
+        load(bench, rows(count), "ts, hash")
         pairs = [
             (seconds(lambda: keyset(bench, count)), seconds(lambda: scan(bench, count)))
             for _ in range(REPEATS)

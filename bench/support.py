@@ -94,6 +94,14 @@ def fill_plain(bench: Bench, data: list[Row], key: str) -> list[bytes]:
     return digests
 
 
+def load(bench: Bench, data: list[Row], key: str) -> list[bytes]:
+    """Fill the node and a plain table with this primary key alike; the hash of each row."""
+    publish(bench, data)
+    digests = fill_plain(bench, data, key)
+    settle(bench)
+    return digests
+
+
 @dataclass(frozen=True, slots=True)
 class Used:
     """Seconds of processor time."""

@@ -1,6 +1,7 @@
 """What an application chooses for a channel. All times are in milliseconds."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from sds.bloom import FilterShape
 from sds.envelope import check_id
@@ -9,6 +10,11 @@ from sds.limits import (
     MAX_HISTORY_ENTRIES,
     MAX_REPAIR_ENTRIES,
     MAX_SDS_MESSAGE_BYTES,
+)
+
+_AT_LEAST_ONE: Final = (
+    *("history_entries", "possible_acks", "max_sends", "filter_every"),
+    *("max_waiting", "max_waiting_bytes", "max_missing", "max_outgoing"),
 )
 
 
@@ -107,9 +113,6 @@ class ChannelConfig:
             raise ValueError(
                 f"a filter of {self.filter.size_bytes} bytes leaves no room: shrink it"
             )
-        for name in ("history_entries", "possible_acks", "max_sends", "filter_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1")
-        for name in ("max_waiting", "max_waiting_bytes", "max_missing", "max_outgoing"):
+        for name in _AT_LEAST_ONE:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is at least 1")

@@ -34,6 +34,10 @@ def main() -> int:
     given = parser.parse_args()
     if given.groups is not None and not 2 <= given.groups <= MAX_GROUP:
         parser.error(f"a group has 2 to {MAX_GROUP} participants")
+    if given.groups is None and given.with_store:
+        parser.error("--with-store is about groups: give --groups SIZE too")
+    if given.groups is not None and (given.gossip is not None or given.nodes is not None):
+        parser.error("--groups has neither gossip nor a number of nodes")
     failed = 0
     for seed in range(given.seed, given.seed + given.count):
         try:

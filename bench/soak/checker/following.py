@@ -26,8 +26,6 @@ class Follower:
     address: str
     hashes: list[bytes] = field(default_factory=list)
     cursor: bytes = b""
-    readings: int = 1
-    breaks: int = 0
     strange: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -48,9 +46,7 @@ class Follower:
             self.cursor = page.cursor
 
     def _broken(self, error: grpc.aio.AioRpcError) -> None:
-        self.breaks += 1
         if error.code() is grpc.StatusCode.OUT_OF_RANGE:
             self.hashes, self.cursor = [], b""
-            self.readings += 1
         elif error.code() is not grpc.StatusCode.UNAVAILABLE:
             self.strange.append(f"follower of {self.node}: {error.code().name}: {error.details()}")

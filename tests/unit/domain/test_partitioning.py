@@ -33,7 +33,6 @@ from store.domain.partitioning import (
     plan_messages,
 )
 
-LATEST = datetime(2200, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 HOUR_NS = DAY_NS // 24
 

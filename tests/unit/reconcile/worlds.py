@@ -15,7 +15,6 @@ BASE = 20_000 * DAY
 """Midnight of a day in 2024."""
 
 NO_HASH = bytes(32)
-LAST_DAY = (2**63 - 1) // DAY * DAY
 
 
 def hash_of(dice: random.Random) -> bytes:

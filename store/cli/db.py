@@ -18,10 +18,10 @@ import psycopg
 from sqlalchemy.exc import DBAPIError
 
 from message.limits import NS_PER_S
-from store.cli.client.text import format_time, parse_time_ns
+from store.cli.client.text import TIME, format_time
 from store.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
 from store.config.layers import LayeredCommand, option
-from store.config.types import DURATION_OR_OFF, POSITIVE_DURATION, SIZE, Parsed
+from store.config.types import DURATION_OR_OFF, POSITIVE_DURATION, SIZE
 from store.config.units import format_size
 from store.db import migrate
 from store.db.check import CheckReport
@@ -42,7 +42,6 @@ from store.runtime.limits import MAX_CLOCK_LEAD_NS
 
 _NS_PER_MS: Final = NS_PER_S // 1_000
 _PROGRESS_ROWS: Final = 10_000
-TIME: Final = Parsed("time", "TIME", parse_time_ns)
 _Result = TypeVar("_Result")
 
 

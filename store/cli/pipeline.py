@@ -17,11 +17,11 @@ import click
 
 from store.cli.admin import ask_status, peers_of
 from store.cli.client.session import credential_options
-from store.cli.client.text import parse_time_ns
+from store.cli.client.text import TIME
 from store.cli.db import Target, on_database
 from store.cli.errors import FAILED, OK, USAGE, CliError
 from store.config.layers import LayeredCommand, option
-from store.config.types import DURATION_OR_OFF, SIZE, Parsed
+from store.config.types import DURATION_OR_OFF, SIZE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pipeline.reports import Report
     from pipeline.sides import Side
 
-TIME: Final = Parsed("time", "TIME", parse_time_ns)
 MOST_CONNECTIONS: Final = 64
 _FOREVER: Final = 2**63 - 1
 _NEW_FILE: Final = click.Path(path_type=Path)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from message.limits import NS_PER_S
-from store.cli.client.session import DEFAULT_ADMIN, TIME, Session, connected
-from store.cli.client.text import format_time, safe
+from store.cli.client.session import DEFAULT_ADMIN, Session, connected
+from store.cli.client.text import TIME, format_time, safe
 from store.cli.errors import FAILED, OK, USAGE, CliError
 from store.cli.fetch import fetch_listed
 from store.config.layers import LayeredCommand, option

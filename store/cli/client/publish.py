@@ -13,9 +13,9 @@ import click
 from message.limits import NS_PER_S
 from store.cli.client.making import Envelope, JsonLines, MessageMaker, SdsDraft
 from store.cli.client.output import Output
-from store.cli.client.session import ENTRY, HEX, TIME, Session, connected, drop_output
+from store.cli.client.session import ENTRY, HEX, Session, connected, drop_output
 from store.cli.client.source import lines, open_input, whole
-from store.cli.client.text import safe
+from store.cli.client.text import TIME, safe
 from store.cli.errors import FAILED, OK, CliError
 from store.client.messages import outcome_name, publish_requests
 from store.client.plain import to_plain

@@ -16,7 +16,7 @@ import click
 from dial.channel import TlsIdentity
 from store.cli.client.limits import MAX_PEM_FILE_BYTES, MAX_TOKEN_FILE_BYTES
 from store.cli.client.output import Output
-from store.cli.client.text import parse_hex, parse_time_ns, safe
+from store.cli.client.text import TIME, parse_hex, safe
 from store.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
 from store.client.errors import ClientOptionError, NodeError
 from store.client.node import NodeClient, connect
@@ -26,7 +26,6 @@ from store.config.types import Parsed
 DEFAULT_NODE = "127.0.0.1:7420"
 DEFAULT_ADMIN = "127.0.0.1:7421"
 
-TIME = Parsed("time", "TIME", parse_time_ns)
 HEX = Parsed("hex", "HEX", parse_hex)
 
 _CONNECTION = "Connection"

@@ -8,6 +8,7 @@ from typing import Final
 
 from message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from store.cli.client.limits import PREVIEW_CHARS, SHORT_HASH_CHARS
+from store.config.types import Parsed
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NS_DIGITS: Final = 9
@@ -37,6 +38,10 @@ def parse_time_ns(text: str) -> int:
     if not -MAX_TIMESTAMP_NS - 1 <= time_ns <= MAX_TIMESTAMP_NS:
         raise ValueError(f"{text} is beyond the times from 1678 to 2262 that a timestamp can name")
     return time_ns
+
+
+TIME: Final = Parsed("time", "TIME", parse_time_ns)
+"""The type of options that are a time."""
 
 
 def format_time(time_ns: int) -> str:

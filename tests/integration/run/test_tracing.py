@@ -149,10 +149,10 @@ async def test_calls_that_share_a_transaction_keep_their_own_traces(
 ) -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, **FAST}
     count = MAX_FRAME_TRACES
-    messages = made(count, time.time_ns(), span_s=1)
     with running_node(
         tmp_path / "a", "--tracing", "on", database_url=database_url, **environment
     ) as node:
+        messages = made(count, time.time_ns(), span_s=1)
         async with (
             connect(node.listen) as client,
             following(client, {hash_of(each) for each in messages}),
@@ -183,10 +183,10 @@ async def test_batches_of_a_stream_are_parts_of_its_call(
     tmp_path: Path, collector: Collector, database_url: str, tracer: trace.Tracer
 ) -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, **FAST}
-    messages = made(3, time.time_ns(), span_s=1)
     with running_node(
         tmp_path / "a", "--tracing", "on", database_url=database_url, **environment
     ) as node:
+        messages = made(3, time.time_ns(), span_s=1)
         async with connect(node.listen) as client:
             with tracer.start_as_current_span("the application's own") as own:
                 requests = [new_request([each]) for each in messages]

@@ -289,6 +289,8 @@ async def test_idle_followers_are_not_woken(node: Node, monkeypatch: pytest.Monk
         return Subscriber(wanted, include_data, place, counted, most_bytes)
 
     monkeypatch.setattr(feed_module, "Subscriber", counting)
+    # On a slow machine an idle follower's cursor would move on meanwhile.
+    monkeypatch.setattr(feed_module, "IDLE_PAGE_S", 3_600.0)
     quiet = [TopicFilter(PUBSUBS[0], (f"/quiet/1/{number}/proto",)) for number in range(2_000)]
     async with following(node.feed, *map(from_now, quiet)) as idle:
         for follower in idle:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final
 
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from pipeline.columns import PARTITIONS, file_columns, spark_schema
+from pipeline.columns import NAMES, PARTITIONS, file_columns
 from pipeline.contents import (
     KEY,
     fingerprints_of,
@@ -17,13 +22,27 @@ from pipeline.contents import (
     read_files,
     without_known,
 )
-from pipeline.database import State
+from pipeline.database import FOREVER, State
 from pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
-from pipeline.fingerprints import NOTHING, Fingerprints, aggregates, collected, start_of
+from pipeline.files import batches_of, rows_and_bytes
+from pipeline.fingerprints import NOTHING, ROWS, Fingerprints, add_rows, as_rows, collected
 from pipeline.lake import Lake, LakeFile, Written
 from pipeline.limits import DAY_NS, HOUR_NS
-from pipeline.paths import literally
 from pipeline.progress import Say, shown, silent
+from pipeline.reading import Portion
+from pipeline.tasks import in_portions, spread
+from pipeline.writing import WRITTEN, write_batches
+
+_CONTENTS: Final = pa.schema(
+    [
+        *ROWS,
+        pa.field("path", pa.string()),
+        pa.field("size_bytes", pa.int64()),
+        pa.field("low", pa.int64()),
+        pa.field("high", pa.int64()),
+    ]
+)
+"""What a file holds of an hour; its path in the folder, its size, its earliest and latest time."""
 
 
 class Appender:
@@ -42,22 +61,32 @@ class Appender:
         self.files = 0
 
     def append(
-        self, rows: DataFrame, hours: Iterable[int], state: State, messages: int = 0
+        self,
+        portions: Sequence[Portion],
+        late: DataFrame | None,
+        hours: Iterable[int],
+        state: State,
+        messages: int = 0,
     ) -> None:
-        """Publish the rows of some hours that the lake does not have yet, all or none.
+        """Publish messages that the lake does not have yet, all or none.
 
-        ``state`` is what the rows were read from; about so many ``messages`` are shown as progress.
+        ``portions`` of the database are new as a whole, and are written where they are read.
+        ``late`` rows are of some ``hours``, of which the lake has some already; None: there are
+        none. ``state`` is what is read; about so many ``messages`` are shown as progress.
 
         Raises:
-            PipelineError: the rows could not be read or written, or somebody else has published.
+            PipelineError: they could not be read or written, or somebody else has published.
         """
-        partial = [hour for hour in hours if hour in self.held]
         run = f"run-{uuid.uuid4().hex}"
+        folder = f"{self._lake.messages}/{run}"
         try:
             with shown(self._session, self._say, "archive", messages):
-                found = without_known(self._session, self._lake, rows, partial)
-                write_files(found, f"{self._lake.messages}/{run}")
-            written, added = read_back(self._session, self._lake, run)
+                done = write_files(read_anew(self._session, portions, folder))
+                if late is not None:
+                    partial_hours = [hour for hour in hours if hour in self.held]
+                    rows = without_known(self._session, self._lake, late, partial_hours)
+                    done += write_files(as_files(rows, folder))
+            written, added = read_back(self._session, self._lake, run, done)
         except SPARK_ERRORS as error:
             raise of_spark(error) from error
         if written:
@@ -88,15 +117,15 @@ class Appender:
 
     def _replace(self, files: list[LakeFile]) -> None:
         run = f"run-{uuid.uuid4().hex}"
-        paths = [each.path for each in files]
-        rows = sum(each.rows for each in files)
+        messages = sum(each.rows for each in files)
         try:
-            with shown(self._session, self._say, "compact", rows):
-                write_files(_gathered(self._session, paths), f"{self._lake.messages}/{run}")
-            written, added = read_back(self._session, self._lake, run)
+            with shown(self._session, self._say, "compact", messages):
+                rows = _gathered(self._session, [each.path for each in files])
+                done = write_files(as_files(rows, f"{self._lake.messages}/{run}"))
+            written, added = read_back(self._session, self._lake, run, done)
         except SPARK_ERRORS as error:
             raise of_spark(error) from error
-        if added != fingerprints_of(self._session, paths, HOUR_NS):
+        if added != fingerprints_of(self._session, files, HOUR_NS):
             raise PipelineError(
                 "Small files that were made into larger ones did not hold the same, so they stay:"
                 " `storenode pipeline verify` says whether the archive is sound."
@@ -115,38 +144,73 @@ def _gathered(session: SparkSession, paths: list[str]) -> DataFrame:
     return rows.repartition(*PARTITIONS).sortWithinPartitions(*PARTITIONS, "ts", "hash")
 
 
-def write_files(rows: DataFrame, path: str) -> None:
-    """Write rows with all columns as files by day and shard."""
-    ordered = rows.select(*file_columns(), *PARTITIONS)
-    ordered.write.mode("append").partitionBy(*PARTITIONS).parquet(path)
+def read_anew(session: SparkSession, portions: Sequence[Portion], folder: str) -> DataFrame:
+    """Read portions of a database, and write them to a folder: what was written, as `WRITTEN`."""
+    return spread(session, partial(_copied, folder), portions, WRITTEN)
 
 
-def read_back(session: SparkSession, lake: Lake, run: str) -> tuple[list[Written], Fingerprints]:
-    """The files that a run has written, and what they hold by hour."""
+def _copied(folder: str, portion: Portion) -> Iterator[pa.RecordBatch]:
+    return write_batches(folder, portion.read())
+
+
+def as_files(rows: DataFrame, folder: str) -> DataFrame:
+    """Write rows with all columns to a folder: what was written, as `WRITTEN`."""
+    schema = from_arrow_schema(WRITTEN)
+    return rows.select(*NAMES).mapInArrow(partial(write_batches, folder), schema)
+
+
+def write_files(written: DataFrame) -> list[Row]:
+    """Have files written; those of the tasks that ended well."""
+    return written.collect()
+
+
+def read_back(
+    session: SparkSession, lake: Lake, run: str, done: Sequence[Row]
+) -> tuple[list[Written], Fingerprints]:
+    """The files of a run, and what they hold by hour.
+
+    Raises:
+        PipelineError: one holds another number of rows than was written.
+    """
     folder = f"{lake.messages}/{run}"
-    schema = spark_schema(KEY)
-    rows = (
-        session.read.schema(schema).option("recursiveFileLookup", "true").parquet(literally(folder))
-    )
-    by_file = (
-        rows.groupBy("_metadata.file_path", "_metadata.file_size", start_of(HOUR_NS))
-        .agg(*aggregates(), F.min("ts").alias("low"), F.max("ts").alias("high"))
-        .collect()
-    )
+    names = sorted(((row["path"], row["rows"]) for row in done), key=lambda each: each[0])
+    portions = in_portions(session, names, lambda each: each[1])
+    by_file = spread(session, partial(_contents, folder), portions, _CONTENTS).collect()
     files: dict[str, Written] = {}
     for row in by_file:
-        path = f"{run}/{row['file_path'].split(f'/{run}/', 1)[1]}"
+        path = f"{run}/{row['path']}"
         one = Written(
             path,
             _between(path, "day="),
             int(_between(path, "shard=")),
-            row["file_size"],
+            row["size_bytes"],
             row["count"],
             row["low"],
             row["high"],
         )
         files[path] = _joined(files[path], one) if path in files else one
+    for name, rows in names:
+        if rows != (files[f"{run}/{name}"].rows if f"{run}/{name}" in files else 0):
+            raise PipelineError(
+                f"{folder}/{name} does not hold what was written to it: nothing was published."
+            )
     return sorted(files.values(), key=lambda each: each.path), collected(by_file)
+
+
+def _contents(folder: str, files: list[tuple[str, int]]) -> Iterator[pa.RecordBatch]:
+    """What some files hold, by hour."""
+    for name, _ in files:
+        path = f"{folder}/{name}"
+        found: Fingerprints = {}
+        low, high = FOREVER, 0
+        for rows in batches_of(path, KEY):
+            add_rows(found, rows, HOUR_NS)
+            ends = pc.min_max(rows["ts"])
+            low, high = min(low, ends["min"].as_py()), max(high, ends["max"].as_py())
+        hours = as_rows(found)
+        about = (name, rows_and_bytes(path)[1], low, high)
+        told = [pa.array([each]).take(pa.array([0] * len(hours))) for each in about]
+        yield pa.record_batch([*hours.columns, *told], schema=_CONTENTS)
 
 
 def _joined(one: Written, other: Written) -> Written:

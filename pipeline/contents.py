@@ -1,21 +1,25 @@
-"""What the files of an archive hold, as Spark reads them."""
+"""What the files of an archive hold: as Spark reads them, and by hour as workers do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from pipeline.columns import spark_schema
 from pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
-from pipeline.fingerprints import HASH_WORDS, Fingerprints, by_slice, collected
-from pipeline.lake import Lake
+from pipeline.files import batches_of
+from pipeline.fingerprints import HASH_WORDS, ROWS, Fingerprints, add_rows, as_rows, collected
+from pipeline.lake import Lake, LakeFile
 from pipeline.limits import DAY_NS, HOUR_NS
 from pipeline.paths import for_spark, literally
 from pipeline.progress import Say, shown, silent
+from pipeline.tasks import in_portions, spread
 
 KEY: Final = ("ts", *HASH_WORDS)
 """The columns that tell messages apart: a timestamp, and a hash as words."""
@@ -33,24 +37,36 @@ def known_hours(
     if unknown:
         files = lake.files(unknown)
         with shown(session, say, "read back", sum(each.rows for each in files)):
-            found = fingerprints_of(session, [each.path for each in files], HOUR_NS)
+            found = fingerprints_of(session, files, HOUR_NS)
         hours |= found
         if keep:
             lake.note_hours(unknown, found)
     return hours
 
 
-def fingerprints_of(session: SparkSession, paths: list[str], length_ns: int) -> Fingerprints:
+def fingerprints_of(
+    session: SparkSession, files: Sequence[LakeFile], length_ns: int
+) -> Fingerprints:
     """The fingerprints of the messages in some files.
 
     Raises:
         PipelineError: one cannot be read.
     """
+    portions = in_portions(session, sorted(files, key=LakeFile.place), LakeFile.size)
+    work = partial(_fingerprints, length_ns)
     try:
-        rows = read_files(session, paths, KEY)
-        return collected(by_slice(rows, length_ns).toLocalIterator())
+        return collected(spread(session, work, portions, ROWS).collect())
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
+
+
+def _fingerprints(length_ns: int, files: list[LakeFile]) -> Iterator[pa.RecordBatch]:
+    found: Fingerprints = {}
+    for each in files:
+        for rows in batches_of(each.path, KEY):
+            add_rows(found, rows, length_ns)
+    if found:
+        yield as_rows(found)
 
 
 def require_nothing(session: SparkSession, path: str, what: str) -> None:

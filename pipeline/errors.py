@@ -68,8 +68,17 @@ def of_spark(error: Exception) -> PipelineError:
     first = lines[-1 if "Traceback" in text else 0] if lines else type(error).__name__
     file = _FILE.search(text)
     if file is not None:
-        return PipelineError(
-            f"{file[0]} could not be read as a file of an archive: it is damaged, of another schema"
-            f" or gone ({first[:200]}).",
-        )
+        return _damaged(file[0], first)
     return PipelineError(f"Spark gave up: {first[:500]}")
+
+
+def of_file(path: str, error: Exception) -> PipelineError:
+    """The sentence for an error of reading a file of an archive."""
+    return _damaged(path, " ".join(str(error).split()) or type(error).__name__)
+
+
+def _damaged(path: str, said: str) -> PipelineError:
+    return PipelineError(
+        f"{path} could not be read as a file of an archive: it is damaged, of another schema"
+        f" or gone ({said[:200]})."
+    )

@@ -1,7 +1,7 @@
 """Fingerprints of slices of time: how many messages, and the XOR of their hashes.
 
 A hash is four 64-bit words, ``h0`` to ``h3``, each little-endian and signed, as in the database's
-``buckets``; so a fingerprint is five aggregates that Spark computes natively.
+``buckets``; so a fingerprint is five aggregates of whole columns.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Row
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql import Column, Row
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from pipeline.limits import DAY_NS, HOUR_NS, MINUTE_NS
@@ -45,6 +48,9 @@ class Fingerprint(NamedTuple):
         ).hex()
 
 
+ROWS: Final = pa.schema([(name, pa.int64()) for name in ("start_ns", "count", *XOR_WORDS)])
+"""A fingerprint as a row: the start of its slice, the number of messages, the XOR."""
+
 NOTHING: Final = Fingerprint(0, 0, 0, 0, 0)
 Fingerprints = dict[int, Fingerprint]
 """By start of the slice, in nanoseconds since the epoch."""
@@ -55,19 +61,36 @@ def start_of(length_ns: int) -> Column:
     return (F.col("ts") - F.col("ts") % F.lit(length_ns)).alias("start_ns")
 
 
-def aggregates() -> list[Column]:
-    """A fingerprint of a group of rows as columns ``count``, ``x0`` to ``x3``."""
-    words = (F.bit_xor(word).alias(xor) for word, xor in zip(HASH_WORDS, XOR_WORDS, strict=True))
-    return [F.count(F.lit(1)).alias("count"), *words]
+def add_rows(found: Fingerprints, rows: pa.RecordBatch, length_ns: int) -> None:
+    """Add rows that have ``ts`` and the words of their hashes to the slices that they lie in."""
+    starts = numbers_of(rows["ts"]) // length_ns * length_ns
+    words = [numbers_of(rows[word]) for word in HASH_WORDS]
+    if (np.diff(starts) < 0).any():
+        order = np.argsort(starts, kind="stable")
+        starts, words = starts[order], [word[order] for word in words]
+    begins = np.flatnonzero(np.diff(starts, prepend=starts[:1] - 1))
+    counts = np.diff(np.append(begins, len(starts)))
+    xors = (np.bitwise_xor.reduceat(word, begins) for word in words)
+    columns = (each.tolist() for each in (starts[begins], counts, *xors))
+    for start, *rest in zip(*columns, strict=True):
+        found[start] = found.get(start, NOTHING).joined(Fingerprint(*rest))
 
 
-def by_slice(rows: DataFrame, length_ns: int) -> DataFrame:
-    """(start_ns, count, x0 … x3) of rows that have ``ts`` and the words of their hashes."""
-    return rows.groupBy(start_of(length_ns)).agg(*aggregates())
+def numbers_of(column: pa.Array) -> NDArray[np.int64]:
+    """A column of numbers; what is absent counts as 0."""
+    filled = column.fill_null(0) if column.null_count else column
+    numbers: NDArray[np.int64] = filled.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def as_rows(found: Fingerprints) -> pa.RecordBatch:
+    """The same as `ROWS`, ascending."""
+    columns = [sorted(found), *zip(*(each for _, each in sorted(found.items())), strict=True)]
+    return pa.record_batch([pa.array(each, pa.int64()) for each in columns], schema=ROWS)
 
 
 def collected(rows: Iterable[Row]) -> Fingerprints:
-    """Fingerprints that Spark has computed; slices may occur several times."""
+    """Fingerprints that workers have computed; slices may occur several times."""
     found: Fingerprints = {}
     for row in rows:
         one = Fingerprint(row["count"], *(row[word] for word in XOR_WORDS))

@@ -72,6 +72,14 @@ class LakeFile(NamedTuple):
         """Day (since the epoch) and shard."""
         return self.day, self.shard
 
+    def place(self) -> tuple[int, int, str]:
+        """By which files are in the order of time."""
+        return self.day, self.shard, self.path
+
+    def size(self) -> int:
+        """In messages."""
+        return self.rows
+
 
 @dataclass(frozen=True)
 class Written:

@@ -24,7 +24,18 @@ MAX_KNOWN_TOPICS: Final = 100_000
 """Pairs of topics whose names a task keeps in memory while it reads a database."""
 
 OPEN_FILES: Final = 128
-"""Files that one task writes side by side before it sorts its rows by directory instead."""
+"""Files that one task writes side by side; the one that had no row for longest is ended first."""
+
+ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
+HELD_BYTES: Final = 128 * 1024 * 1024
+"""Bytes of messages that become one row group, and that a task that writes holds in all."""
+
+ARROW_BATCH_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of rows that Spark sends to a worker in one piece; a single row may have more."""
+
+MIN_PORTION_ROWS: Final = 100_000
+MAX_PORTION_ROWS: Final = 4_000_000
+"""Messages in files that one task goes through, where a file does not have more."""
 
 COMPACT_AT_FILES: Final = 8
 """Files of one day and shard, of about the same size, from which on they are made one."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from pipeline.columns import SDS_COLUMNS
+from pipeline.columns import NAMES, SDS_COLUMNS
 from pipeline.decode import DamagedRows, Topics, damaged, decoded, needed, rows_of
 from pipeline.readers import AUTO, Connection, connection
 from pipeline.slices import Slice
@@ -94,6 +94,19 @@ def read_slices(
         with connection(url, reader) as second:
             for each in slices:
                 yield from reading.with_sds(each, second)
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What one task reads of a database, in all columns."""
+
+    url: str
+    slices: list[Slice]
+    cut: Cut
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """See `read_slices`."""
+        return read_slices(self.url, self.slices, self.cut, NAMES)
 
 
 class _Reading:

@@ -18,27 +18,21 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
-from pipeline.fingerprints import HASH_WORDS
-from pipeline.limits import OPEN_FILES
+from pipeline.limits import ARROW_BATCH_BYTES
 from pipeline.masters import remote_url, require_spark
 from pipeline.source import StorenodeSource
 
 LOCAL: Final = "local[*]"
-
-_WITHOUT_DICTIONARY: Final = ("ts", "hash", *HASH_WORDS, "payload")
-"""Columns of an archive whose values hardly ever repeat: no dictionary is tried for them first."""
 
 SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     # A failed static overwrite leaves an empty table.
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Of rows that go to workers: ten thousand is also the number of messages of 100 kB.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BATCH_BYTES),
     "spark.sql.parquet.compression.codec": "zstd",
-    # Payloads are mostly encrypted: a higher level costs half as much again, and saves nothing.
-    "spark.hadoop.parquet.compression.codec.zstd.level": "1",
-    **{f"spark.hadoop.parquet.enable.dictionary#{name}": "false" for name in _WITHOUT_DICTIONARY},
     "spark.sql.parquet.filterPushdown": "true",
-    "spark.sql.maxConcurrentOutputFileWriters": str(OPEN_FILES),
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.hadoop.parquet.enable.summary-metadata": "false",
     # What looks like a password or a URL is kept out of plans and logs.
@@ -55,6 +49,12 @@ _JAVA_FLAGS: Final = (
     # Batches come from our own workers: to check every access to them costs a quarter of it.
     "-Darrow.enable_unsafe_memory_access=true",
     "-Darrow.enable_null_check_for_get=false",
+    # Most of what a job does with a message is done by workers, so little of the JVM's code is ever
+    # worth the second compiler, which took more processor time than all else in jobs of minutes.
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=10000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
 )
 _COLLECTOR: Final = "-XX:+UseParallelGC"
 """A job wants throughput; G1 takes more processor time for pauses that nobody minds here."""

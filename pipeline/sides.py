@@ -13,7 +13,7 @@ from pipeline.columns import spark_schema
 from pipeline.contents import KEY, fingerprints_of, known_hours, read_files
 from pipeline.database import FOREVER, State, connected, read_state
 from pipeline.fingerprints import LEVELS_NS, Fingerprints, coarser, start_of
-from pipeline.lake import Lake
+from pipeline.lake import Lake, LakeFile
 from pipeline.limits import DAY_NS, MAX_CONNECTIONS, MINUTE_NS
 from pipeline.slices import Slice, good_slice_rows, plan_slices, to_text
 from pipeline.source import FORMAT, read_options
@@ -57,12 +57,12 @@ class LakeSide:
             found = self._hours
         else:
             hours = sorted(self._hours) if within is None else sorted(within)
-            found = fingerprints_of(self._session, self._paths(hours), LEVELS_NS[level])
+            found = fingerprints_of(self._session, self._files(hours), LEVELS_NS[level])
         return _within(found, within, level)
 
     def ids(self, starts: list[int], level: str) -> DataFrame:
         """See `Side`."""
-        paths = self._paths(starts)
+        paths = [each.path for each in self._files(starts)]
         if not paths:
             return self._session.createDataFrame([], spark_schema(ID_COLUMNS))
         length_ns = LEVELS_NS[level]
@@ -74,15 +74,19 @@ class LakeSide:
 
     def messages(self, names: Sequence[str], low_ns: int, high_ns: int) -> DataFrame:
         """See `Side`."""
-        low, high = low_ns // DAY_NS, -(-high_ns // DAY_NS)
-        paths = [each.path for each in self._lake.files() if low <= each.day < high]
+        paths = [each.path for each in self.files(low_ns, high_ns)]
         if not paths:
             return self._session.createDataFrame([], spark_schema(names))
         rows = read_files(self._session, paths, names)
         return rows.where((F.col("ts") >= low_ns) & (F.col("ts") < high_ns))
 
-    def _paths(self, starts: Iterable[int]) -> list[str]:
-        return [each.path for each in self._lake.files({start // DAY_NS for start in starts})]
+    def files(self, low_ns: int, high_ns: int) -> list[LakeFile]:
+        """Those that have the messages of a range of time."""
+        low, high = low_ns // DAY_NS, -(-high_ns // DAY_NS)
+        return [each for each in self._lake.files() if low <= each.day < high]
+
+    def _files(self, starts: Iterable[int]) -> list[LakeFile]:
+        return self._lake.files({start // DAY_NS for start in starts})
 
 
 class DatabaseSide:

@@ -1,25 +1,33 @@
 """Jobs of the pipeline against ADBC with pyarrow, and against DuckDB, on the same data.
 
 Names choose measures; without any, all are taken. ``ratio`` is the baseline's processor time
-against the job's: higher is better. Of ``verify`` and ``audit`` it is the time that passes on
-``local[1]`` against ``local[2]``. ``per_cpu_s`` is messages, or edges, per second of one core.
+against the job's: higher is better. ``per_cpu_s`` is messages, or edges, per second of one core.
+Every job is run on a fifth of the data as well: by the line through both, ``fixed_cpu_s`` is what
+it costs whatever the size, ``us_each`` what each message or edge costs, and ``holds_from`` so many
+of them the least at which the ratio is what it should be. ``cores`` prints seconds that pass, on
+``local[1]`` and on ``local[2]``.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from bench.pipeline import baselines, jobs
 from bench.pipeline.claims import EDGES_PER_CHANNEL, write_claims
 from bench.pipeline.cpu import Used, apart, postgres_cpu_s
-from bench.pipeline.world import filled_database
+from bench.pipeline.world import filled_database, first_ns, step_ns
 from bench.support import report
+from pipeline.lake import LakeFile
+
+T = TypeVar("T")
+_ALWAYS: Final = (0, 2**63 - 1)
 
 FEW: Final = ("ts", "hash", "payload")
 BARS: Final = {
@@ -29,10 +37,14 @@ BARS: Final = {
     "hashes": 0.6,
     "missing": 0.15,
     "incomplete": 0.15,
-    "verify": 1.4,
-    "audit": 1.4,
+    "cores": 1.4,
 }
-_ON_CLAIMS: Final = {"missing", "incomplete", "audit"}
+_ON_CLAIMS: Final = {"missing", "incomplete"}
+_FEWER: Final = 5
+"""The smaller size of each job is this part of the whole."""
+
+_NOTHING_S: Final = 0.01
+"""Processor time is counted in hundredths of a second."""
 
 
 class Measures:
@@ -43,7 +55,7 @@ class Measures:
         self._messages = messages
         self._url = url
         self._lake = directory / "lake"
-        self._claims: list[str] = []
+        self._claims: dict[int, list[str]] = {}
 
     def source(self) -> None:
         """All columns, then those that come as the database has them."""
@@ -56,82 +68,122 @@ class Measures:
             between = postgres_cpu_s()
             assert rows == self._messages, f"{rows} of {self._messages} messages were read"
             given = () if names is None else (names,)
-            ran = apart(jobs.read_rows, self._url, *given)
-            columns = "all" if names is None else ", ".join(names)
+            ran = apart(jobs.read_rows, self._url, _ALWAYS, *given)
             served = (between - before) / 2, (postgres_cpu_s() - between) / 2
-            self._report("source", alone, ran, columns=columns, **with_postgres(alone, ran, served))
+            few, part = self._part()
+            small = few, apart(jobs.read_rows, self._url, part, *given).first
+            columns = "all" if names is None else ", ".join(names)
+            more = with_postgres(alone, ran, served)
+            self._report("source", alone, ran, small, columns=columns, **more)
 
     def archive(self) -> None:
         """The whole job: written, read back, published, and noted in the database."""
+        few, part = self._part()
+        small = few, apart(jobs.archive_all, self._url, self._directory / "part", part).first
         file = self._directory / "one.parquet"
         before = postgres_cpu_s()
         rows, alone = twice(baselines.write_file, self._url, file)
         between = postgres_cpu_s()
         file.unlink()
-        ran = apart(jobs.archive_all, self._url, self._lake)
+        ran = apart(jobs.archive_all, self._url, self._lake, _ALWAYS)
         served = (between - before) / 2, postgres_cpu_s() - between
         assert ran.answer == rows, f"{ran.answer} of {rows} messages were archived"
         more = with_postgres(alone, ran, served)
-        self._report("archive", alone, ran, wall_s=ran.first.wall_s, **more)
+        self._report("archive", alone, ran, small, wall_s=ran.first.wall_s, **more)
 
     def fingerprint(self) -> None:
         """Of every hour, from the archive's files."""
-        self._against(baselines.fingerprints, jobs.fingerprints, "fingerprint", self._archived())
+        self._of_files("fingerprint", baselines.fingerprints, jobs.fingerprints)
 
     def hashes(self) -> None:
         """Every message's hash."""
-        self._against(baselines.wrong_hashes, jobs.wrong_hashes, "hashes", self._archived())
+        self._of_files("hashes", baselines.wrong_hashes, jobs.wrong_hashes)
 
     def missing(self) -> None:
         """Every reference to a parent that is not held."""
-        self._against(baselines.missing_parents, jobs.missing, "missing", self._audited())
+        self._of_claims("missing", baselines.missing_parents, jobs.missing)
 
     def incomplete(self) -> None:
         """Every message with a gap in its causal past."""
-        self._against(baselines.incomplete, jobs.incomplete, "incomplete", self._audited())
+        self._of_claims("incomplete", baselines.incomplete, jobs.incomplete)
 
-    def verify(self) -> None:
-        """The whole job, on one core and on two."""
+    def cores(self) -> None:
+        """The whole of verify, of what an audit looks for, and of archive, on one core and two."""
         self._archived()
-        taken = {}
-        for cores in (1, 2):
-            ran = apart(jobs.verify_all, self._lake, f"local[{cores}]")
-            assert ran.answer, "the archive is not sound"
-            taken[cores] = ran.first.wall_s
-        self._scaled("verify", taken)
-
-    def audit(self) -> None:
-        """Everything that is looked for, on one core and on two."""
-        files = self._audited()
-        taken = {
-            cores: apart(jobs.audit_all, files, f"local[{cores}]").first.wall_s for cores in (1, 2)
+        files = self._audited(self._messages)
+        takes: dict[str, Callable[[int], jobs.Ran[Any]]] = {
+            "verify": lambda cores: apart(jobs.verify_all, self._lake, on(cores)),
+            "audit": lambda cores: apart(jobs.audit_all, files, on(cores)),
+            "archive": lambda cores: apart(
+                jobs.archive_all, self._url, self._directory / f"on-{cores}", _ALWAYS, on(cores)
+            ),
         }
-        self._scaled("audit", taken)
+        for name, take_it in takes.items():
+            ran = {cores: take_it(cores) for cores in (1, 2)}
+            assert ran[1].answer == ran[2].answer, f"{name}: two cores answer differently"
+            one_s, two_s = ran[1].first.wall_s, ran[2].first.wall_s
+            report(
+                benchmark="pipeline",
+                measure=f"cores, {name}",
+                messages=self._messages,
+                one_core_s=one_s,
+                two_cores_s=two_s,
+                ratio=one_s / two_s,
+                at_least=None if name == "archive" else BARS["cores"],
+            )
 
-    def _archived(self) -> list[str]:
+    def _part(self) -> tuple[int, jobs.Within]:
+        """The first of the messages: how many, and until when."""
+        few = self._messages // _FEWER
+        return few, (0, first_ns() + few * step_ns(self._messages))
+
+    def _archived(self) -> list[LakeFile]:
         if not self._lake.exists():
-            apart(jobs.archive_all, self._url, self._lake)
+            apart(jobs.archive_all, self._url, self._lake, _ALWAYS)
         return jobs.files_of(self._lake)
 
-    def _audited(self) -> list[str]:
-        if not self._claims:
-            channels = max(1, self._messages // EDGES_PER_CHANNEL)
-            self._claims = write_claims(self._directory, channels)
-        return self._claims
+    def _audited(self, edges: int) -> list[str]:
+        if edges not in self._claims:
+            channels = max(1, edges // EDGES_PER_CHANNEL)
+            self._claims[edges] = write_claims(self._directory / f"claims-{edges}", channels)
+        return self._claims[edges]
 
-    def _against(
+    def _of_files(
         self,
-        baseline: Callable[[list[str]], tuple[Any, Used]],
-        job: Callable[[list[str]], jobs.Ran[Any]],
         name: str,
-        files: list[str],
+        baseline: Callable[[list[str]], tuple[T, Used]],
+        job: Callable[[list[LakeFile]], jobs.Ran[T]],
     ) -> None:
+        files = sorted(self._archived(), key=LakeFile.place)
+        fewer = files[: len(files) // _FEWER] or files
+        small = sum(each.rows for each in fewer), apart(job, fewer).first
+        wanted, alone = twice(baseline, [each.path for each in files])
+        ran = apart(job, files)
+        assert ran.answer == wanted, f"{name}: the job and DuckDB answer differently"
+        self._report(name, alone, ran, small)
+
+    def _of_claims(
+        self,
+        name: str,
+        baseline: Callable[[list[str]], tuple[T, Used]],
+        job: Callable[[list[str]], jobs.Ran[T]],
+    ) -> None:
+        few = self._messages // _FEWER
+        small = few, apart(job, self._audited(few)).first
+        files = self._audited(self._messages)
         wanted, alone = twice(baseline, files)
         ran = apart(job, files)
         assert ran.answer == wanted, f"{name}: the job and DuckDB answer differently"
-        self._report(name, alone, ran)
+        self._report(name, alone, ran, small)
 
-    def _report(self, name: str, alone: Used, ran: jobs.Ran[Any], **more: object) -> None:
+    def _report(
+        self,
+        name: str,
+        alone: Used,
+        ran: jobs.Ran[Any],
+        small: tuple[int, Used],
+        **more: object,
+    ) -> None:
         again = {}
         if ran.again is not None:
             again = {
@@ -150,19 +202,28 @@ class Measures:
             ratio=alone.cpu_s / ran.first.cpu_s,
             at_least=BARS[name],
             **again,
+            **by_size(BARS[name], (self._messages, ran.first), small, alone),
             session_cpu_s=ran.session.cpu_s,
         )
 
-    def _scaled(self, name: str, taken: dict[int, float]) -> None:
-        report(
-            benchmark="pipeline",
-            measure=name,
-            messages=self._messages,
-            one_core_s=taken[1],
-            two_cores_s=taken[2],
-            ratio=taken[1] / taken[2],
-            at_least=BARS[name],
-        )
+
+def on(cores: int) -> str:
+    """Spark on so many cores of this machine."""
+    return f"local[{cores}]"
+
+
+def by_size(
+    wanted: float, whole: tuple[int, Used], small: tuple[int, Used], alone: Used
+) -> dict[str, float | str]:
+    """What a job costs whatever the size, what each message costs, and from how many on it has the
+    wanted ratio; the baseline is taken to have no cost but by message.
+    """
+    (messages, used), (few, less) = whole, small
+    each_s = max(0.0, used.cpu_s - less.cpu_s) / max(1, messages - few)
+    fixed_s = max(0.0, used.cpu_s - messages * each_s)
+    left_s = max(alone.cpu_s, _NOTHING_S) / messages - wanted * each_s
+    holds = "never" if left_s <= 0 else math.ceil(wanted * fixed_s / left_s)
+    return {"fixed_cpu_s": fixed_s, "us_each": each_s * 1e6, "holds_from": holds}
 
 
 def with_postgres(alone: Used, ran: jobs.Ran[Any], served: tuple[float, float]) -> dict[str, float]:

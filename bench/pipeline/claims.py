@@ -29,6 +29,7 @@ _SCHEMA: Final = pa.schema([ARROW.field(name) for name in _COLUMNS])
 
 def write_claims(directory: Path, channels: int) -> list[str]:
     """Write so many channels to `FILES` files, as they come in, by time; their paths."""
+    directory.mkdir()
     generator = np.random.default_rng(_SEED)
     gaps = generator.integers(1, DEPTH // 2, channels)
     paths = []

@@ -61,6 +61,17 @@ def filled_database(directory: Path, messages: int) -> Iterator[str]:
         postgres.stop()
 
 
+def first_ns(now_ns: int | None = None) -> int:
+    """The timestamp of the first message."""
+    today = (time.time_ns() if now_ns is None else now_ns) // DAY_NS
+    return (today - DAYS) * DAY_NS
+
+
+def step_ns(messages: int) -> int:
+    """From each message to the next."""
+    return DAYS * DAY_NS // messages
+
+
 async def _fill(url: str, messages: int) -> None:
     now_ns = time.time_ns()
     database = await Database.open(url)
@@ -85,8 +96,7 @@ async def _fill(url: str, messages: int) -> None:
 def _batches(messages: int, now_ns: int) -> Iterator[list[bytes]]:
     """Encoded ``WakuMessageAndTopic`` entries, ascending by time, over whole days."""
     generator = random.Random(_SEED)
-    first = now_ns // DAY_NS * DAY_NS - DAYS * DAY_NS
-    step = DAYS * DAY_NS // messages
+    first, step = first_ns(now_ns), step_ns(messages)
     fields = [_fields(number) for number in range(SHARDS * TOPICS)]
     for start in range(0, messages, BATCH):
         numbers = range(start, min(start + BATCH, messages))

@@ -6,6 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from pipeline.causal.blocks import Split, large_channels, outside_rows, rows_of, sizes
+from pipeline.causal.claims import Claims
 from pipeline.causal.cycles import with_cycles_across
 from pipeline.causal.limits import MAX_BLOCK_ENTRIES
 from pipeline.causal.passes import examined
@@ -15,45 +16,45 @@ from pipeline.progress import Say, silent
 
 
 def audited(
-    claims: DataFrame,
+    claims: Claims,
     kinds: Kinds,
     outside: DataFrame | None = None,
     say: Say = silent,
 ) -> DataFrame:
     """The findings of some kinds in a history.
 
-    ``claims`` have `CLAIMS`; ``outside`` are IDs (channel, message_id, lamport) that are held and
-    not audited.
+    ``outside`` are IDs (channel, message_id, lamport) that are held and not audited.
 
     Raises:
         PipelineError: gaps go through too many blocks.
     """
-    measured = sizes(claims)
-    if outside is None:
-        outside = claims.select("channel", "message_id", "lamport").limit(0)
+    session, measured = claims.rows.sparkSession, sizes(claims)
+    known = None if outside is None else outside_rows(outside)
     if not measured.large:
-        rows = rows_of(claims).unionByName(outside_rows(outside))
-        return examined(rows, kinds, measured.entries)
+        return examined(session, known, kinds, measured.entries, claims)
     say(f"audit: {measured.large:,} channels are large and are gone through in parts")
-    large = large_channels(claims)
-    small = rows_of(claims.join(large, "channel", "anti")).unionByName(
+    rows, large = claims.rows, large_channels(claims)
+    if outside is None:
+        outside = rows.select("channel", "message_id", "lamport").limit(0)
+    small = rows_of(rows.join(large, "channel", "anti")).unionByName(
         outside_rows(outside.join(large, "channel", "anti"))
     )
     split = Split.of(
-        claims.join(large, "channel", "semi"),
+        rows.join(large, "channel", "semi"),
         outside.join(large, "channel", "semi"),
         settled,
     )
-    rows = settled(followed(split.rows, measured.entries, say))
-    found = examined(rows, kinds, measured.entries)
+    parts = settled(followed(split.rows, measured.entries, say))
+    found = examined(session, parts, kinds, measured.entries)
     if CYCLE in kinds:
         found = with_cycles_across(found, split)
-    return examined(small, kinds, measured.entries).unionByName(found)
+    return examined(session, small, kinds, measured.entries).unionByName(found)
 
 
-def missing_parents(claims: DataFrame) -> DataFrame:
+def missing_parents(claims: Claims) -> DataFrame:
     """(channel, message_id, other) of every reference to a parent ``other`` that is not held."""
-    found = examined(rows_of(claims), frozenset({MISSING}), MAX_BLOCK_ENTRIES)
+    session = claims.rows.sparkSession
+    found = examined(session, None, frozenset({MISSING}), MAX_BLOCK_ENTRIES, claims)
     return found.select("channel", "message_id", "other")
 
 

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
+from pipeline.causal.claims import Claims, entries_by_channel
 from pipeline.causal.limits import MAX_BLOCK_ENTRIES, MAX_CLAIMANTS
 from pipeline.causal.rows import ROWS
 
@@ -34,8 +35,8 @@ class Sizes(NamedTuple):
     large: int
 
 
-def sizes(claims: DataFrame) -> Sizes:
-    """Measure a history; ``claims`` have `CLAIMS`."""
+def sizes(claims: Claims) -> Sizes:
+    """Measure a history."""
     row = (
         _by_channel(claims)
         .agg(
@@ -47,7 +48,7 @@ def sizes(claims: DataFrame) -> Sizes:
     return Sizes(row["entries"], row["large"])
 
 
-def large_channels(claims: DataFrame) -> DataFrame:
+def large_channels(claims: Claims) -> DataFrame:
     """(channel) of those that are too large for one block."""
     found = _by_channel(claims).where(F.col("entries") > MAX_BLOCK_ENTRIES)
     return F.broadcast(found.select("channel"))
@@ -107,9 +108,9 @@ def clock(lamport: str = "lamport") -> Column:
     return F.coalesce(F.col(lamport), F.lit(0)).bitwiseXOR(F.lit(_SIGN))
 
 
-def _by_channel(claims: DataFrame) -> DataFrame:
-    entries = F.sum(1 + F.coalesce(F.size("parents.id"), F.lit(0))).alias("entries")
-    return claims.groupBy("channel").agg(entries)
+def _by_channel(claims: Claims) -> DataFrame:
+    entries = F.sum("entries").alias("entries")
+    return entries_by_channel(claims).groupBy("channel").agg(entries)
 
 
 def _bounded(claims: DataFrame) -> DataFrame:

@@ -33,7 +33,9 @@ def with_cycles_across(found: DataFrame, split: Split) -> DataFrame:
     sizes = between.groupBy("channel").agg(F.sum(1 + F.size("parents")).alias("entries"))
     fits = F.col("entries") <= MAX_BLOCK_ENTRIES
     searched = between.join(sizes.where(fits), "channel", "semi")
-    cycles = examined(searched, frozenset({CYCLE}), MAX_BLOCK_ENTRIES).unionByName(
+    session = found.sparkSession
+    only = frozenset({CYCLE})
+    cycles = examined(session, searched, only, MAX_BLOCK_ENTRIES).unionByName(
         found.where(F.col("kind") == CYCLE)
     )
     named = _each_once(cycles, found)

@@ -1,54 +1,65 @@
 """One pass of Spark over blocks, each of which one task holds in memory.
 
-Rows are shuffled and sorted by block, which Spark does on disk where it must. A task then takes
-whole blocks together until they have `MAX_BLOCK_ENTRIES`, so it never holds more than twice that.
+Rows are shuffled and sorted by bucket (`pipeline.causal.packed`), which Spark does on disk where it
+must. A task then takes whole buckets together until they have `MAX_BLOCK_ENTRIES`; a bucket has
+more than a fraction of that only where a block of it has.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
-from functools import partial
+from functools import partial, reduce
 from hashlib import sha256
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.causal.claims import Claims
 from pipeline.causal.examine import examine
 from pipeline.causal.limits import MAX_BLOCK_ENTRIES
+from pipeline.causal.packed import BUCKET, Buckets, packed_claims, packed_rows, unpacked
 from pipeline.causal.rows import FINDINGS, Kinds
 from sds.limits import MAX_ID_BYTES
 
-_KEY: Final = "key"
+_BUCKETS_PER_PART: Final = 16
 
 Batches = Iterator[pa.RecordBatch]
 
 
-def examined(rows: DataFrame, kinds: Kinds, entries: int) -> DataFrame:
-    """Findings (`FINDINGS`) of some kinds in rows (`ROWS`) with about so many ``entries``."""
-    session = rows.sparkSession
+def examined(
+    session: SparkSession,
+    rows: DataFrame | None,
+    kinds: Kinds,
+    entries: int,
+    claims: Claims | None = None,
+) -> DataFrame:
+    """Findings (`FINDINGS`) of some kinds, in about so many ``entries``.
+
+    In rows (`ROWS`), in ``claims`` of which each channel is one block, or in both together.
+    """
     configured = int(session.conf.get("spark.sql.shuffle.partitions") or "1")
     parts = max(configured, -(-entries // MAX_BLOCK_ENTRIES))
-    # A number is sorted in a fraction of the time that channels take. Nobody can know the salt, so
-    # nobody can choose channels that come together.
-    key = F.xxhash64(F.lit(secrets.randbits(62)), "channel", "block")
-    placed = rows.withColumn(_KEY, key).repartition(parts, _KEY).sortWithinPartitions(_KEY)
-    return placed.mapInArrow(partial(_partition, kinds), FINDINGS)
+    buckets = Buckets(parts * _BUCKETS_PER_PART)
+    packed = [] if rows is None else [packed_rows(rows, buckets)]
+    if claims is not None:
+        packed.append(packed_claims(claims, buckets))
+    placed = reduce(DataFrame.unionByName, packed).repartition(parts, BUCKET)
+    ordered = placed.sortWithinPartitions(BUCKET)
+    return ordered.mapInArrow(partial(_partition, kinds), FINDINGS)
 
 
 def _partition(kinds: Kinds, batches: Batches) -> Batches:
-    for rows in whole_blocks(batches, MAX_BLOCK_ENTRIES):
+    for rows in whole_blocks(unpacked(batches), MAX_BLOCK_ENTRIES):
         yield from examine(rows, kinds)
 
 
 def whole_blocks(batches: Batches, entries: int) -> Batches:
     """Rows of whole blocks, with about so many entries each time, more only in larger blocks.
 
-    In ``batches`` the rows of a block have the same ``key``, and rows of one key are next to each
+    In ``batches`` the rows of a block have the same `BUCKET`, and rows of one are next to each
     other.
     """
     held: list[pa.RecordBatch] = []
@@ -106,5 +117,5 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _last_begin(rows: pa.RecordBatch) -> int:
-    """The first row with the last key."""
-    return int(pc.index(rows[_KEY], rows[_KEY][-1]).as_py())
+    """The first row of the last bucket."""
+    return int(pc.index(rows[BUCKET], rows[BUCKET][-1]).as_py())

@@ -61,7 +61,7 @@ def followed(rows: DataFrame, entries: int, say: Say) -> DataFrame:
 
 
 def _incomplete(rows: DataFrame, entries: int) -> DataFrame:
-    return examined(rows, _ONLY, entries).select(*ID)
+    return examined(rows.sparkSession, rows, _ONLY, entries).select(*ID)
 
 
 def _referring(rows: DataFrame, fresh: DataFrame) -> DataFrame:

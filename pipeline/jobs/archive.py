@@ -35,8 +35,9 @@ from pipeline.fingerprints import (
 from pipeline.lake import Lake
 from pipeline.limits import HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
 from pipeline.progress import Say, silent
+from pipeline.reading import Cut, Portion
 from pipeline.reports import time_text
-from pipeline.slices import good_slice_rows, plan_slices, to_text
+from pipeline.slices import Slice, good_slice_rows, grouped, plan_slices, to_text
 from pipeline.source import FORMAT, read_options
 from store.domain.partitioning import Bounds
 
@@ -156,8 +157,11 @@ class _Run:
         to_do = _to_do(state, appender.held)
         result = Archived(state.position, _missing(to_do, appender.held))
         if to_do:
-            rows = self._lacking(state, to_do)
-            appender.append(rows, to_do, state, result.to_do)
+            new = {hour: each for hour, each in to_do.items() if hour not in appender.held}
+            late = {hour: each for hour, each in to_do.items() if hour in appender.held}
+            appender.append(
+                self._portions(state, new), self._rows(state, late), late, state, result.to_do
+            )
             if job.everything and result.to_do and not appender.messages:
                 raise PipelineError(
                     f"What Spark's workers have written is not in {lake.path}: they and this"
@@ -181,18 +185,35 @@ class _Run:
         low = job.low_ns // HOUR_NS * HOUR_NS
         return read_state(self._connection, low, job.high_ns)
 
-    def _lacking(self, state: State, to_do: Fingerprints) -> DataFrame:
+    def _slices(self, state: State, hours: Fingerprints) -> list[Slice]:
         """The messages of some hours, as far as they are asked for."""
         job = self._job
-        rows = sum(each.messages for each in to_do.values())
-        slices = plan_slices(
-            to_do,
+        rows = sum(each.messages for each in hours.values())
+        return plan_slices(
+            hours,
             state.partitions,
             Bounds(job.low_ns, job.high_ns),
             good_slice_rows(rows, job.connections),
         )
+
+    def _portions(self, state: State, hours: Fingerprints) -> list[Portion]:
+        """The same for tasks that read by themselves."""
+        cut, job = Cut(state.position), self._job
+        return [
+            Portion(job.url, slices, cut)
+            for slices in grouped(self._slices(state, hours), job.connections)
+        ]
+
+    def _rows(self, state: State, hours: Fingerprints) -> DataFrame | None:
+        """The same as rows of Spark; None: there are no hours."""
+        if not hours:
+            return None
+        job = self._job
         options = read_options(
-            job.url, position=state.position, slices=to_text(slices), connections=job.connections
+            job.url,
+            position=state.position,
+            slices=to_text(self._slices(state, hours)),
+            connections=job.connections,
         )
         return self._session.read.format(FORMAT).options(**options).load()
 

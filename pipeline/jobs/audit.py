@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from pipeline.causal.audited import audited, channels_of
+from pipeline.causal.claims import Claims
 from pipeline.causal.conflicts import conflicting
 from pipeline.causal.missing import elsewhere, held_outside, held_unread, references_to
 from pipeline.causal.reported import Audited, Tables, reported
@@ -38,7 +39,7 @@ from pipeline.causal.written import Outputs
 from pipeline.database import FOREVER
 from pipeline.errors import SPARK_ERRORS, of_spark
 from pipeline.progress import Say, shown, silent
-from pipeline.sides import DatabaseSide, Side
+from pipeline.sides import DatabaseSide, LakeSide, Side
 
 _READ: Final = (*CLAIMS, "sender", "hash")
 _OUTSIDE: Final = ("ts", "channel", "message_id", "lamport")
@@ -94,6 +95,8 @@ class _Audit:
             claims = claims.persist(StorageLevel.DISK_ONLY)
             stack.callback(claims.unpersist)
         self._claims = claims
+        files = job.side.files(job.low_ns, job.high_ns) if isinstance(job.side, LakeSide) else None
+        self._read = Claims(claims, files, job.low_ns, job.high_ns)
         self._kinds: Kinds = _ALWAYS | (_WRITTEN if job.output else frozenset())
 
     def tables(self) -> Tables:
@@ -115,9 +118,7 @@ class _Audit:
         )
 
     def _findings(self, outside: DataFrame | None) -> DataFrame:
-        claims = self._claims.select(*CLAIMS)
-        found = audited(claims, self._kinds, outside, self._job.say)
-        return settled(found)
+        return settled(audited(self._read, self._kinds, outside, self._job.say))
 
     def _references(self, findings: DataFrame) -> DataFrame:
         missing = findings.where(F.col("kind") == MISSING)

@@ -69,7 +69,7 @@ class Batches:
             try:
                 starts = held.select(start_of(HOUR_NS)).distinct().collect()
                 state = read_state(connection)
-                appender.append(held, [row["start_ns"] for row in starts], state)
+                appender.append([], held, [row["start_ns"] for row in starts], state)
             finally:
                 held.unpersist()
             note(connection, job, state, appender.held, Archived(state.position))

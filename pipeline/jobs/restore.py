@@ -7,24 +7,30 @@ restore that was killed is run again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from pipeline.checking import CHECKED, ROW_FAULTS, row_faults
 from pipeline.columns import file_columns
-from pipeline.contents import KEY, read_files
+from pipeline.contents import KEY, part_of, read_files
 from pipeline.database import FOREVER, connected, lock_restoring, read_state, restored_since
 from pipeline.encode import COLUMNS
 from pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
-from pipeline.jobs.verify import row_faults
+from pipeline.fingerprints import numbers_of
 from pipeline.lake import Lake
 from pipeline.limits import DAY_NS, MAX_CONNECTIONS
 from pipeline.paths import checked, for_spark, literally
 from pipeline.progress import Say, shown, silent
 from pipeline.source import FORMAT
+
+_COUNTS: Final = pa.schema([(f"count{place}", pa.int64()) for place in range(len(ROW_FAULTS) + 1)])
 
 
 @dataclass(frozen=True)
@@ -139,18 +145,25 @@ def _no_diff(path: str) -> PipelineError:
 
 def _checked(rows: DataFrame) -> int:
     """Number of rows, all of which are the messages that they say."""
-    faults = row_faults()
-    counts = [
-        F.count_if(condition).alias(str(number)) for number, condition in enumerate(faults.values())
-    ]
-    found = rows.agg(F.count(F.lit(1)).alias("rows"), *counts).collect()[0]
-    for number, kind in enumerate(faults):
-        if found[str(number)]:
+    shard = part_of(F.col("path"), "/shard=").cast("long").alias("directory")
+    found = rows.select(*CHECKED, shard).mapInArrow(_counted, from_arrow_schema(_COUNTS))
+    counts = found.groupBy().sum().collect()[0]
+    number, *faults = (each or 0 for each in counts)
+    for kind, count in zip(ROW_FAULTS, faults, strict=True):
+        if count:
             raise PipelineError(
-                f"Nothing was restored, since {found[str(number)]:,} messages of the archive are"
+                f"Nothing was restored, since {count:,} messages of the archive are"
                 f" damaged ({kind}): `storenode pipeline verify` lists them."
             )
-    return int(found["rows"])
+    return int(number)
+
+
+def _counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """How many rows there are, and with each kind of fault."""
+    for rows in batches:
+        faults = row_faults(rows, numbers_of(rows["directory"]))
+        counts = [len(rows), *(int(faults[kind].sum()) for kind in ROW_FAULTS)]
+        yield pa.record_batch([pa.array([count]) for count in counts], schema=_COUNTS)
 
 
 def _store(rows: DataFrame, job: Restoring) -> None:

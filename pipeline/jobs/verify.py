@@ -1,6 +1,7 @@
 """`verify`: is an archive what it says it is, and does it hold what the database does?
 
-Every message's hash is computed anew, and every hour's fingerprint. Rows must be messages that a
+Every message's hash is computed anew, and every hour's fingerprint, by workers that read the files
+themselves. Rows must be messages that a
 node may store, of the sizes that it stores, in the directory of their day and shard, and each there
 once. Against a database, every hour that it holds must be in the archive.
 """
@@ -8,62 +9,55 @@ once. Against a database, every hour that it holds must be in the archive.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Row, SparkSession
 
-from message.limits import MAX_TOPIC_BYTES
-from pipeline.columns import spark_schema
-from pipeline.contents import part_of
+from pipeline.checking import CHECKED, HASHED, ROW_FAULTS, WRONG_HASH, row_faults
 from pipeline.database import FOREVER, connected, read_state
-from pipeline.decode import NO_SHARD
-from pipeline.errors import SPARK_ERRORS, of_spark
+from pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from pipeline.files import batches_of
 from pipeline.fingerprints import (
-    HASH_WORDS,
     NOTHING,
+    ROWS,
     Fingerprints,
-    aggregates,
+    add_rows,
+    as_rows,
     collected,
     differing,
-    start_of,
 )
 from pipeline.lake import Lake, LakeFile
-from pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED, SHARD_PARTITIONS
-from pipeline.paths import literally
+from pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
 from pipeline.progress import Say, shown, silent
+from pipeline.repeated import repeated
 from pipeline.reports import time_text
+from pipeline.tasks import in_portions, spread
 
-WRONG_HASH: Final = "hash is not that of the message"
-WRONG_WORDS: Final = "h0 to h3 are not the hash"
-WRONG_PLACE: Final = "in the directory of another shard"
 WRONG_DAY: Final = "hour in the directory of another day"
-NOT_ELIGIBLE: Final = "no message that a node stores"
-TOO_LONG: Final = "a topic is longer than may be"
 TWICE: Final = "there more than once"
 UNREADABLE: Final = "file cannot be read"
 WRONG_ROWS: Final = "file has another number of rows than the table says"
 WRONG_HOUR: Final = "hour is not what was noted when it was archived"
 DIFFERENT: Final = "hour is not the same in the database"
 
-_CHECKED: Final = (
-    "ts",
-    "hash",
-    *HASH_WORDS,
-    "pubsub_topic",
-    "content_topic",
-    "payload",
-    "meta",
-    "ephemeral",
+_HOUR: Final = "hour"
+_FOUND: Final = pa.schema(
+    [
+        *ROWS,
+        pa.field("kind", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("where", pa.list_(pa.string())),
+    ]
 )
-_MAX_ALIKE: Final = 10_000
-"""Words of hashes that occur several times and are looked into."""
-
-_STATIC_PREFIX: Final = "/waku/2/rs/"
-_STATIC: Final = r"^/waku/2/rs/(?:0|[1-9][0-9]{0,4})/(0|[1-9][0-9]{0,4})$"
+"""A finding about a file: the fingerprint of an `_HOUR`, or a kind of fault with its number and
+some places."""
 
 
 @dataclass(frozen=True)
@@ -156,67 +150,6 @@ def verify(session: SparkSession, job: Verifying) -> Verified:
     return result
 
 
-def expected_hash() -> Column:
-    """The hash of a row's message (14/WAKU2-MESSAGE).
-
-    Text is cast to bytes first: bytes and text concatenate to text. Spark gives hexadecimal digits,
-    which are made bytes: to compare digits instead costs twice as much.
-    """
-    parts = (
-        F.col("pubsub_topic").cast("binary"),
-        F.col("payload"),
-        F.col("content_topic").cast("binary"),
-        F.coalesce("meta", F.lit(b"")),
-        F.unhex(F.lpad(F.hex("ts"), 16, "0")),
-    )
-    return F.unhex(F.sha2(F.concat(*parts), 256))
-
-
-def row_faults() -> dict[str, Column]:
-    """What can be wrong with a single row, as conditions; a missing value makes them true."""
-    words = F.concat(*(_word_digits(word) for word in HASH_WORDS))
-    eligible = (
-        (F.col("ts") > 0)
-        & (F.length("pubsub_topic") > 0)
-        & (F.length("content_topic") > 0)
-        & ~F.col("pubsub_topic").contains("\0")
-        & ~F.col("content_topic").contains("\0")
-        & ~F.coalesce("ephemeral", F.lit(False))
-    )
-    short = F.greatest(F.octet_length("pubsub_topic"), F.octet_length("content_topic"))
-    return {
-        NOT_ELIGIBLE: _unless(eligible),
-        WRONG_HASH: _unless(expected_hash() == F.col("hash")),
-        WRONG_WORDS: _unless(words == F.hex("hash")),
-        TOO_LONG: _unless(short <= MAX_TOPIC_BYTES),
-        WRONG_PLACE: _unless(_in_place()),
-    }
-
-
-def _unless(condition: Column) -> Column:
-    return ~F.coalesce(condition, F.lit(False))
-
-
-def _word_digits(word: str) -> Column:
-    """Sixteen digits of a word in the order of the hash's bytes: it is little-endian."""
-    digits = F.lpad(F.hex(word), 16, "0")
-    return F.concat(*(F.substring(digits, 2 * octet + 1, 2) for octet in reversed(range(8))))
-
-
-def _in_place() -> Column:
-    """The shard of a row is that of its directory.
-
-    The usual topic is put together again from its directory's shard, which needs no expression to
-    be matched with every row.
-    """
-    topic, held = F.col("pubsub_topic"), part_of(F.col("path"), "/shard=")
-    cluster = F.substring_index(F.substring_index(topic, "/", -2), "/", 1)
-    usual = F.concat(F.lit(_STATIC_PREFIX), cluster, F.lit("/"), held)
-    shard = F.regexp_extract(topic, _STATIC, 1)
-    number = F.when(shard == "", NO_SHARD).otherwise(shard.cast("int") % SHARD_PARTITIONS)
-    return F.when(topic == usual, True).otherwise(held == number.cast("string"))
-
-
 class _Rows:
     """The rows of some files, and what is wrong with them."""
 
@@ -227,107 +160,125 @@ class _Rows:
 
     def check(self) -> Fingerprints:
         """Note every fault; returns what the files hold by hour."""
-        rows = self._collect()
-        found: dict[str, int] = {}
+        rows = file_checks(self._session, list(self._files.values()))
+        by_kind: dict[str, list[Row]] = {}
         for row in rows:
-            path = relative(row["path"])
-            found[path] = found.get(path, 0) + row["count"]
-        self._result.messages = sum(found.values())
+            by_kind.setdefault(row["kind"], []).append(row)
+        hours = by_kind.pop(_HOUR, [])
+        self._check_numbers(hours, by_kind)
+        for kind in (UNREADABLE, *ROW_FAULTS):
+            self._add(kind, by_kind.get(kind, []))
+        self._check_days(hours)
+        self._add(TWICE, repeated(self._session, self._held(hours)))
+        return collected(hours)
+
+    def _add(self, kind: str, rows: list[Row]) -> None:
+        listed = [text for row in rows for text in row["where"]]
+        self._result.add(kind, listed, sum(row["count"] for row in rows))
+
+    def _check_numbers(self, hours: list[Row], faults: Mapping[str, list[Row]]) -> None:
+        """Whether each file has the rows that it should."""
+        found = Counter[str]()
+        for row in hours:
+            found[row["path"]] += row["count"]
+        self._result.messages = found.total()
+        unreadable = {row["path"] for row in faults.get(UNREADABLE, [])}
         self._result.add(
             WRONG_ROWS,
             (
-                f"{path}: {found.get(path, 0):,} rows, {each.rows:,} in the table"
+                f"{path}: {found[path]:,} rows, {each.rows:,} in the table"
                 for path, each in self._files.items()
-                if found.get(path, 0) != each.rows
+                if found[path] != each.rows and path not in unreadable
             ),
         )
-        for number, kind in enumerate(row_faults()):
-            count = sum(row[f"fault{number}"] for row in rows)
-            if count:
-                self._result.add(kind, self._listed(row_faults()[kind]), count)
-        self._check_days(rows)
-        self._check_twice()
-        return collected(rows)
 
-    def _collect(self) -> list[Row]:
-        """Per file and hour a fingerprint and the number of faults.
+    def _held(self, hours: list[Row]) -> dict[int, list[tuple[str, int]]]:
+        """By hour the files that have messages of it, and how many."""
+        held: dict[int, list[tuple[str, int]]] = {}
+        for row in hours:
+            file = self._files[row["path"]].path
+            held.setdefault(row["start_ns"], []).append((file, row["count"]))
+        return held
 
-        A file that cannot be read is noted, and the others are tried again.
-        """
-        broken: list[str] = []
-        rows: list[Row] = []
-        while self._files:
-            try:
-                rows = self._grouped().collect()
-                break
-            except SPARK_ERRORS as error:
-                text = unquote(str(error))
-                named = [path for path in self._files if f"/messages/{path}" in text]
-                if not named:
-                    raise of_spark(error) from error
-                broken += named
-                for path in named:
-                    del self._files[path]
-        self._result.add(UNREADABLE, broken)
-        return rows
-
-    def _grouped(self) -> DataFrame:
-        faults = [
-            F.count_if(condition).alias(f"fault{number}")
-            for number, condition in enumerate(row_faults().values())
-        ]
-        return self._read().groupBy("path", start_of(HOUR_NS)).agg(*aggregates(), *faults)
-
-    def _read(self) -> DataFrame:
-        paths = [literally(each.path) for each in self._files.values()]
-        rows = self._session.read.schema(spark_schema(_CHECKED)).parquet(*paths)
-        return rows.withColumn("path", F.col("_metadata.file_path"))
-
-    def _listed(self, condition: Column) -> list[str]:
-        rows = self._read().where(condition).select("ts", "hash", "path").limit(MAX_LISTED)
-        return [
-            f"{(row['hash'] or b'').hex()} at {row['ts']} in {relative(row['path'])}"
-            for row in rows.collect()
-        ]
-
-    def _check_days(self, rows: list[Row]) -> None:
-        wrong = [
-            row
-            for row in rows
-            if row["start_ns"] is not None
-            and row["start_ns"] // DAY_NS != self._files[relative(row["path"])].day
-        ]
+    def _check_days(self, hours: list[Row]) -> None:
         self._result.add(
             WRONG_DAY,
             (
-                f"{row['count']:,} messages of {time_text(row['start_ns'])} in"
-                f" {relative(row['path'])}"
-                for row in wrong
+                f"{row['count']:,} messages of {time_text(row['start_ns'])} in {row['path']}"
+                for row in hours
+                if row["start_ns"] // DAY_NS != self._files[row["path"]].day
             ),
         )
 
-    def _check_twice(self) -> None:
-        """Look for messages that are there more than once.
 
-        One word of the hash finds nearly nothing, which then is compared in full.
-        """
-        if not self._files:
-            return
-        rows = self._read().select("ts", "hash", "h0")
-        alike = rows.groupBy("h0").count().where("count > 1").limit(_MAX_ALIKE).collect()
-        if not alike:
-            return
-        twice = (
-            rows.where(F.col("h0").isin([row["h0"] for row in alike]))
-            .groupBy("ts", "hash")
-            .count()
-            .where("count > 1")
-        )
-        listed = [
-            f"{row['hash'].hex()} at {row['ts']}: {row['count']} times"
-            for row in twice.limit(MAX_LISTED).collect()
-        ]
-        self._result.add(TWICE, listed, twice.count())
+def file_checks(
+    session: SparkSession, files: Sequence[LakeFile], kinds: Sequence[str] = ROW_FAULTS
+) -> list[Row]:
+    """What workers find in files, as `_FOUND`: by file and hour a fingerprint, and the faults.
+
+    Faults of ``kinds`` are looked for. A file that cannot be read is one, and has no hours.
+
+    Raises:
+        PipelineError: Spark gives up.
+    """
+    portions = in_portions(session, sorted(files, key=LakeFile.place), LakeFile.size)
+    work = partial(_checked, tuple(kinds))
+    try:
+        return spread(session, work, portions, _FOUND).collect()
+    except SPARK_ERRORS as error:
+        raise of_spark(error) from error
+
+
+def _checked(kinds: Sequence[str], files: list[LakeFile]) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        path = relative(file.path)
+        try:
+            found, faults = _look(file, kinds)
+        except PipelineError:
+            yield _row(UNREADABLE, path, 1, [path])
+            continue
+        if found:
+            hours = as_rows(found)
+            same = pa.array([0] * len(hours))
+            more = [
+                pa.array([_HOUR]).take(same),
+                pa.array([path]).take(same),
+                pa.nulls(len(hours), pa.list_(pa.string())),
+            ]
+            yield pa.record_batch([*hours.columns, *more], schema=_FOUND)
+        for kind, (count, where) in faults.items():
+            yield _row(kind, path, count, where)
+
+
+def _row(kind: str, path: str, count: int, where: list[str]) -> pa.RecordBatch:
+    given = {"kind": kind, "path": path, "count": count, "where": where}
+    return pa.RecordBatch.from_pylist([given], _FOUND)
+
+
+def _look(
+    file: LakeFile, kinds: Sequence[str]
+) -> tuple[Fingerprints, dict[str, tuple[int, list[str]]]]:
+    """What a file holds by hour; of each kind of fault the number, and some that have it."""
+    found: Fingerprints = {}
+    faults: dict[str, tuple[int, list[str]]] = {}
+    names = HASHED if tuple(kinds) == (WRONG_HASH,) else CHECKED
+    for rows in batches_of(file.path, names):
+        if names is CHECKED:
+            add_rows(found, rows, HOUR_NS)
+        for kind, which in row_faults(rows, [file.shard], kinds).items():
+            places = np.flatnonzero(which)
+            if len(places):
+                count, where = faults.get(kind, (0, []))
+                listed = rows.take(pa.array(places[: MAX_LISTED - len(where)]))
+                faults[kind] = count + len(places), [*where, *_named(listed, file.path)]
+    return found, faults
+
+
+def _named(rows: pa.RecordBatch, path: str) -> list[str]:
+    return [
+        f"{(row['hash'] or b'').hex()} at {row['ts']} in {relative(path)}"
+        for row in rows.select(["ts", "hash"]).to_pylist()
+    ]
 
 
 def relative(path: str) -> str:

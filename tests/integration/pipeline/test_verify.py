@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline import checking
 from pipeline.errors import PipelineError
 from pipeline.jobs import verify as kinds
 from pipeline.jobs.verify import Verified, Verifying, verify
@@ -108,12 +109,12 @@ def fewer(rows: Rows) -> Rows:
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        (tampered, {kinds.WRONG_HASH: 2}),
-        (moved, {kinds.WRONG_WORDS: 1, kinds.WRONG_HOUR: 1}),
-        (elsewhere, {kinds.WRONG_HASH: 1, kinds.WRONG_PLACE: 1}),
-        (another_day, {kinds.WRONG_HASH: 1, kinds.WRONG_DAY: 1, kinds.WRONG_HOUR: 1}),
+        (tampered, {checking.WRONG_HASH: 2}),
+        (moved, {checking.WRONG_WORDS: 1, kinds.WRONG_HOUR: 1}),
+        (elsewhere, {checking.WRONG_HASH: 1, checking.WRONG_PLACE: 1}),
+        (another_day, {checking.WRONG_HASH: 1, kinds.WRONG_DAY: 1, kinds.WRONG_HOUR: 1}),
         (twice, {kinds.WRONG_ROWS: 1, kinds.TWICE: 1, kinds.WRONG_HOUR: 1}),
-        (strange, {kinds.NOT_ELIGIBLE: 3, kinds.WRONG_HASH: 3, kinds.TOO_LONG: 1}),
+        (strange, {checking.NOT_ELIGIBLE: 3, checking.WRONG_HASH: 3, checking.TOO_LONG: 1}),
         (fewer, {kinds.WRONG_ROWS: 1, kinds.WRONG_HOUR: 1}),
     ],
 )

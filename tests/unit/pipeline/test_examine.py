@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.causal.examine import examine
+from pipeline.causal.packed import BUCKET
 from pipeline.causal.passes import entries_of, shortened, whole_blocks
 from pipeline.causal.rows import (
     BLOCK,
@@ -156,10 +157,10 @@ def test_blocks_are_taken_whole_however_they_are_cut_into_batches(
     rows = [
         {"channel": str(channel), "block": block, "message_id": str(place), "own": True,
          "tainted": False, "lamport": 0, "ts": 1, "h0": 0, "parents": ["p"] * parents,
-         "key": 3 * channel + block}
+         BUCKET: 3 * channel + block}
         for place, (channel, block, parents) in enumerate(sorted(keys))
     ]  # fmt: skip
-    whole = pa.RecordBatch.from_pylist(rows, SCHEMA.append(pa.field("key", pa.int64())))
+    whole = pa.RecordBatch.from_pylist(rows, SCHEMA.append(pa.field(BUCKET, pa.int64())))
     batches = [whole.slice(start, size) for start in range(0, len(whole), size)]
     got = list(whole_blocks(iter(batches), entries))
     assert [row for each in got for row in each.to_pylist()] == rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Final
 _ROOT: Final = os.geteuid() == 0
 _UNSHARE: Final = ["unshare", "--mount", *([] if _ROOT else ["--map-current-user", "--keep-caps"])]
 _ENTER: Final = ["nsenter", "--mount", *([] if _ROOT else ["--user", "--preserve-credentials"])]
+_TRIES: Final = 100
 _MOUNT: Final = 'mount -t tmpfs -o size="$1"m,mode=755 tmpfs "$0" && echo mounted && exec cat'
 
 
@@ -50,11 +52,21 @@ class SmallDisk:
         return Path(f"/proc/{self._holder.pid}/root{self._directory}")
 
     def fill(self, left_bytes: int) -> None:
-        """Take all space but this."""
-        about = os.statvfs(self.path)
+        """Take all space but this; there may be less already."""
         with self._ballast.open("ab") as file:
-            size = file.tell() + about.f_bavail * about.f_frsize - left_bytes
-            os.posix_fallocate(file.fileno(), 0, size)
+            for tries_left in reversed(range(_TRIES)):
+                about = os.statvfs(self.path)
+                size = file.tell() + about.f_bavail * about.f_frsize - left_bytes
+                if size <= 0:
+                    return
+                try:
+                    os.posix_fallocate(file.fileno(), 0, size)
+                except OSError as error:
+                    # Others have written since we looked, and so there is less to take.
+                    if error.errno != errno.ENOSPC or not tries_left:
+                        raise
+                else:
+                    return
 
     def free(self) -> None:
         """Give back what was taken."""

@@ -32,7 +32,9 @@ PER_DAY = 200
 DAY_NS = 86_400 * 10**9
 KEPT_DAYS = 5
 STEP_DAYS = 3
-LOCK_TIMEOUT_MS = 250
+LONG_MS = 3_000
+"""Nobody waits so long for a lock: ten times what a drop waits itself, and its own time."""
+
 WAITED = "still waiting for"
 """What Postgres logs about a lock that is waited for longer than its `deadlock_timeout`."""
 
@@ -74,7 +76,7 @@ async def test_dropping_disturbs_nobody(
     server: ClusterServer, nodes: list[NodeProcess], dice: Random
 ) -> None:
     server.stop()
-    server.set(log_lock_waits="on", deadlock_timeout=f"{LOCK_TIMEOUT_MS + 250}ms")
+    server.set(log_lock_waits="on", deadlock_timeout=f"{LONG_MS}ms")
     server.start()
     node = nodes[0]
     node.database_url = server.url

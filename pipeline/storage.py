@@ -67,7 +67,7 @@ class _Sink:
 def _parts(path: str) -> tuple[str, str]:
     """The root of a store, as delta-rs calls it, and the rest of a path."""
     parts = urlsplit(for_delta(path), allow_fragments=False)
-    return f"{parts.scheme}://{parts.netloc}", parts.path.lstrip("/")
+    return f"{parts.scheme}://{parts.netloc}/", parts.path.lstrip("/")
 
 
 @lru_cache(_KNOWN_STORES)

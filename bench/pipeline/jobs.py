@@ -48,6 +48,7 @@ T = TypeVar("T")
 Within = tuple[int, int]
 """A range of time in nanoseconds, the end exclusive."""
 
+_NEVER: Final = (0, 1)
 _CALLED: Final = 2
 _KINDS: Final = frozenset({BLOCK, MISSING, INCOMPLETE, HEAD, VIOLATION, ORPHAN, CLAIMED, CYCLE})
 
@@ -100,7 +101,9 @@ def read_rows(url: str, within: Within, names: tuple[str, ...] = NAMES) -> Ran[N
         rows = session.read.format(FORMAT).options(**options).load()
         rows.write.format("noop").mode("overwrite").save()
 
-    return _run(lambda session: read(session, *within), nothing=lambda session: read(session, 0, 0))
+    return _run(
+        lambda session: read(session, *within), nothing=lambda session: read(session, *_NEVER)
+    )
 
 
 def archive_all(url: str, path: Path, within: Within, master: str | None = None) -> Ran[int]:

@@ -16,7 +16,7 @@ PROCESS_TESTS := tests/embedded tests/faults tests/integration
 
 help: ## show this list
 	@echo "usage: make TARGET [ARGS='...']"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s  %s\n", $$1, $$2 }' Makefile
 
 run: $(STAMP) ## run a node with its own Postgres; ARGS are options of `storenode run`
 	@exec $(BIN)/storenode run $(ARGS)

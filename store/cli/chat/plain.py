@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from sds.aio.events import Connected, Disconnected
 from sds.channel import ChannelFullError
 from store.cli.chat.limits import CATCH_UP_TIMEOUT_S, LEAVE_TIMEOUT_S
 from store.cli.chat.transcript import Line, Transcript
@@ -16,7 +17,7 @@ from store.cli.errors import FAILED, UNREACHABLE, CliError
 
 if TYPE_CHECKING:
     from sds.aio.channel import Channel
-    from sds.aio.events import Events
+    from sds.aio.events import ChannelEvent, Events
 
 _STANDARD_INPUT = 0
 
@@ -64,15 +65,27 @@ class PlainChat:
             raise CliError(FAILED, f"A line was not sent: {safe(str(error))}.") from error
 
     async def _print(self, events: Events) -> None:
-        for message in await self._channel.log(1_000):
+        held = await self._channel.log(1_000)
+        # Some of it may have come while it was read: from where is said before it, and once.
+        node = self._channel.status.node
+        told = None if node is None else Connected(node)
+        if told is not None:
+            self._tell(told)
+        for message in held:
             self._show(self._transcript.take(message))
         async for event in events:
-            line = self._transcript.take(event)
-            if line is not None and not line.remark:
-                later = getattr(event, "entries_after", 0)
-                self._show(line, f" ({later:,} above)" if later else "")
-            elif line is not None:
-                note(line.text)
+            if event != told:
+                self._tell(event)
+            if isinstance(event, Connected | Disconnected):
+                told = None
+
+    def _tell(self, event: ChannelEvent) -> None:
+        line = self._transcript.take(event)
+        if line is not None and not line.remark:
+            later = getattr(event, "entries_after", 0)
+            self._show(line, f" ({later:,} above)" if later else "")
+        elif line is not None:
+            note(line.text)
 
     def _show(self, line: Line | None, more: str = "") -> None:
         if line is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 from collections.abc import Iterator
@@ -9,10 +10,17 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import pytest
+
+from sds.aio.bus import Bus
+from sds.aio.channel import Channel
 from sds.aio.events import Message, Repaired
 from sds.events import Acknowledged, GaveUp, PossiblyAcknowledged, Sent
+from store.cli.chat import plain
 from store.cli.chat.limits import MAX_SHOWN_LINES
+from store.cli.chat.plain import PlainChat
 from store.cli.chat.transcript import Mark, Transcript
+from store.cli.client.output import Output
 from tests.support.command import Command
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.terminal import Terminal
@@ -72,6 +80,36 @@ def test_pipes_say_lines_and_print_what_was_said(node: NodeProcess, room: str) -
         "bob: three",
     ]
     assert f"connected to {node.listen}" in second.err
+
+
+async def test_where_lines_come_from_is_said_before_them_and_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also what came while the log was read."""
+    shown: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(plain, "note", shown.put_nowait)
+    monkeypatch.setattr(Output, "line", lambda _, text: shown.put_nowait(text))
+    bus = Bus()
+
+    async def read_late(channel: Channel, count: int) -> list[Message]:
+        await channel.wait_for(lambda status: status.synced)
+        return await read(channel, count)
+
+    async with Channel.join(bus.transport("there"), "room", "alice") as alice:
+        await alice.send(b"hello")
+        await alice.wait_for(lambda status: not status.unpublished)
+        async with Channel.join(bus.transport("here"), "room", "bob") as bob:
+            read = Channel.log
+            monkeypatch.setattr(Channel, "log", read_late)
+            async with bob.events() as events:
+                printing = asyncio.create_task(PlainChat(bob)._print(events))
+                assert await shown.get() == "connected to here"
+                assert (await shown.get()).endswith("alice: hello")
+                await alice.send(b"again")
+                assert (await shown.get()).endswith("alice: again")
+                events.close()
+                await printing
+    assert shown.empty()
 
 
 def test_what_is_wrong_is_said_in_a_sentence(node: NodeProcess, room: str, tmp_path: Path) -> None:

@@ -216,17 +216,19 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float) ->
         figures["crate"] = "not here: figures of another machine stand in"
         cpu_ratio, bytes_ratio = 1e3 * mine.cpu_s[0] / milliseconds, sum(mine.sent) / size
     kept = max(mine.messages) <= case.messages_bar
-    for name, ratio, bar in (
-        ("cpu_ratio", cpu_ratio, case.cpu_bar),
-        ("bytes_ratio", bytes_ratio, case.bytes_bar),
-    ):
-        if ratio is not None:
-            figures[name] = ratio
-        if bar is not None:
-            figures[f"{name}_bar"] = bar
-            kept &= ratio is None or ratio <= bar
+    kept &= entered(figures, "cpu_ratio", cpu_ratio, case.cpu_bar)
+    kept &= entered(figures, "bytes_ratio", bytes_ratio, case.bytes_bar)
     report(**figures, messages_bar=case.messages_bar, kept=bool(kept))
     return bool(kept)
+
+
+def entered(figures: dict[str, object], name: str, ratio: float | None, bar: float | None) -> bool:
+    """Add a ratio and its bar to the figures, if there are such; whether it keeps to it."""
+    if ratio is not None:
+        figures[name] = ratio
+    if bar is not None:
+        figures[f"{name}_bar"] = bar
+    return ratio is None or bar is None or ratio <= bar
 
 
 def best(work: Callable[[], object], runs: int = RUNS) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from message.limits import MAX_TIMESTAMP_NS
 from store.db.arrays import bigints, split_uuids, uuids
 from store.db.pages import SHOWN
 from store.db.pool import Connection
@@ -222,7 +223,7 @@ async def _read_rows(
     parameters = _batch_parameters(commits, topics) | {
         "positions": bigints([commit.place[0] for commit in commits]),
         "at_position": stand.place[0],
-        "at_ts": at[0] if at else 2**63 - 1,
+        "at_ts": at[0] if at else MAX_TIMESTAMP_NS,
         "at_hash": at[1] if at else b"",
         "show": MAX_PAGE_MESSAGES,
         "max_bytes": max_bytes,

@@ -14,7 +14,7 @@ from psycopg import sql
 from store.db.findings import Findings
 from store.db.schema import FINE_TABLE, SCHEMA
 from store.domain.audit import Fault, SdsRow, StoredMessage, audit, sds_row
-from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds, Cover
+from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
 
 Connection = PsycopgConnection[Any]
 Key = tuple[Any, ...]
@@ -28,7 +28,6 @@ INDEX_CHUNK_ROWS: Final = 2_000
 MAX_KNOWN_TOPICS: Final = 65_536
 """Rows of ``topics`` that are remembered as right."""
 
-_MAX_BIGINT: Final = UNBOUNDED_HIGH - 1
 _KEYS: Final = {"messages": ("ts", "hash"), "hashes": ("key", "ts"), "sds": ("key", "ts", "hash")}
 _FIRST: Final[dict[str, Key]] = {
     "messages": (UNBOUNDED_LOW, b""),
@@ -187,9 +186,8 @@ class RowCheck:
             bounds = self._topics.find(low)
             assert bounds is not None
             keys = [key.hex() for key, of in unknown if of == low]
-            last = min(bounds.high - 1, _MAX_BIGINT)
             with self._connection.cursor(binary=True) as cursor:
-                cursor.execute(_TOPICS, (keys, low, last), prepare=False)
+                cursor.execute(_TOPICS, (keys, low, bounds.high - 1), prepare=False)
                 held = {key.bytes: (pubsub, content) for key, _, pubsub, content in cursor}
             for (key, of), (names, example) in unknown.items():
                 if of != low:

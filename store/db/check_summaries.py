@@ -17,7 +17,7 @@ from psycopg import Connection as PsycopgConnection
 from psycopg import errors as pg
 from psycopg import sql
 
-from message.limits import NS_PER_S
+from message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from store.db.arrays import BigintArray, register
 from store.db.deltas import DAY_NS, HOUR_NS, unpack
 from store.db.findings import Findings
@@ -30,7 +30,7 @@ from store.db.summarized import (
     minutes_of,
     words,
 )
-from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds, Cover
+from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
 
 Connection = PsycopgConnection[Any]
 
@@ -38,7 +38,6 @@ WRONG_SUMMARY: Final = "summary differs from its messages"
 FOLDED_BEYOND: Final = "folded beyond the newest commit"
 WRONG_LEVEL: Final = "summary differs from those it is made of"
 
-_MAX_BIGINT: Final = UNBOUNDED_HIGH - 1
 _FETCH_ROWS: Final = 1_000
 _LEVEL_NAMES: Final = ("minute", "hour", "day")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -116,7 +115,7 @@ def check_summaries(
 def _everything(partitions: Sequence[tuple[str, Bounds]]) -> Iterator[_Slice]:
     for name, bounds in partitions:
         yield _Slice(bounds, name)
-    for bounds in Cover(bounds for _, bounds in partitions).gaps(UNBOUNDED_LOW, _MAX_BIGINT):
+    for bounds in Cover(bounds for _, bounds in partitions).gaps(UNBOUNDED_LOW, MAX_TIMESTAMP_NS):
         yield _Slice(bounds, None)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import psycopg
 
-from message.cursor import FollowCursor
+from message.cursor import MAX_POSITION, FollowCursor
 from message.limits import MAX_MESSAGE_BYTES
 from store.db.backlog import (
     FOREIGN,
@@ -159,7 +159,7 @@ class DatabaseFeed:
     async def _tail_on(self, connection: Connection) -> None:
         while True:
             commits = await commits_between(
-                connection, self._hub.head[0] + 1, 2**63 - 1, EVERY_TOPIC, _COMMITS_AT_ONCE
+                connection, self._hub.head[0] + 1, MAX_POSITION, EVERY_TOPIC, _COMMITS_AT_ONCE
             )
             if commits and self._on_commits is not None:
                 self._on_commits(commits)

@@ -7,12 +7,13 @@ from enum import Enum
 from functools import cache
 from typing import Final
 
+from message.limits import MAX_TIMESTAMP_NS
 from store.db.pool import Connection
 from store.db.select import MESSAGE_AT, Entry, Topics, topics_clause, topics_parameters
 from store.domain.ports import SyncId
 
 BEFORE_ALL: Final[SyncId] = (0, b"")
-AFTER_ALL: Final[SyncId] = (2**63 - 1, b"\xff" * 33)
+AFTER_ALL: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * 33)
 
 _IN_TIME_ORDER: Final = """
 select m.ts, m.hash, m.head, m.payload, m.tail from storenode.messages m

@@ -19,6 +19,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
+from message.limits import MAX_TIMESTAMP_NS
 from reconcile.buckets import Buckets
 from reconcile.loading import Loaded, LoadingView, NeedBuckets, NeedHashes, NeedIds, Needs
 from reconcile.summary import SummaryView
@@ -55,7 +56,6 @@ _EXPIRED: Final = (
     "the view for this reconciliation was open for too long; reconcile again, over a shorter window"
 )
 _DELTAS_AT_ONCE: Final = 256
-_MAX_BIGINT: Final = 2**63 - 1
 _MINUTE_NS, _HOUR_NS, _DAY_NS = LEVELS_NS
 _FINER_NS: Final = {_HOUR_NS: (_MINUTE_NS,), _DAY_NS: (_HOUR_NS, _MINUTE_NS)}
 
@@ -150,7 +150,8 @@ class ColdView:
 
     async def _buckets(self, needs: NeedBuckets) -> Buckets:
         # The last slice of a length ends behind the last time that there is.
-        last = np.minimum(needs.parents, _MAX_BIGINT - needs.parent_ns + 1) + needs.parent_ns - 1
+        rest_ns = needs.parent_ns - 1
+        last = np.minimum(needs.parents, MAX_TIMESTAMP_NS - rest_ns) + rest_ns
         parameters = {
             "lows": bigint_column(needs.parents),
             "highs": bigint_column(last),

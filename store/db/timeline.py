@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from message.limits import MAX_TIMESTAMP_NS
 from store.db.archived import read_archive_state
 from store.db.deltas import DAY_NS, HOUR_NS, Buckets, unpack
 from store.db.fold import MAX_FOLD_BYTES, MAX_FOLD_COMMITS, following
@@ -39,7 +40,6 @@ select coalesce(string_agg(int8send(start_ns) || int8send(count), ''::bytea), ''
 from storenode.buckets
 where level = %b::smallint and start_ns >= %b::bigint and start_ns < %b::bigint and count > 0
 """
-_MAX_BIGINT: Final = 2**63 - 1
 
 _SIZES: Final = """
 select pg_database_size(current_database())::bigint,
@@ -91,7 +91,7 @@ async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
         await connection.execute(_BEGIN)
         ((folded,),) = await (await connection.execute(_FOLDED, binary=True)).fetchall()
         commits = await following(connection, int(str(folded)))
-        days = await _counts(connection, _DAYS, 0, _MAX_BIGINT)
+        days = await _counts(connection, _DAYS, 0, MAX_TIMESTAMP_NS)
         today_ns = now_ns - now_ns % DAY_NS
         start_ns = max(0, today_ns - (TIMELINE_DAYS - 1) * DAY_NS)
         end_ns = start_ns + TIMELINE_DAYS * DAY_NS

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from message.cursor import FollowCursor
-from message.limits import MAX_SDS_CLAIMANTS
+from message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
 from message.record import RecordBatch
 from reconcile.ids import SyncIds
 
@@ -314,7 +314,7 @@ class Window:
     """A half-open range of time in Unix nanoseconds; by default all of it."""
 
     time_start_ns: int = 0
-    time_end_ns: int = 2**63 - 1
+    time_end_ns: int = MAX_TIMESTAMP_NS
 
 
 class SyncRole(StrEnum):

@@ -45,8 +45,8 @@ from typing import Final, TypeAlias
 from message.limits import NS_PER_S
 from store.domain.chance import Chance
 from store.domain.ports import PeerAddress, Window
+from store.domain.transfer_limits import MAX_SESSIONS
 
-MAX_SESSIONS: Final = 4
 MAX_WAITING: Final = 64
 MAX_PARTS: Final = 64
 """Parts of windows that wait; they are halved one after the other, so that few of them do."""

@@ -27,6 +27,7 @@ from store.domain.schedule import (
     Withdrawn,
     halves,
 )
+from store.domain.transfer_limits import MAX_SESSIONS
 
 MINUTE = 60 * NS_PER_S
 HOUR = 60 * MINUTE
@@ -302,7 +303,7 @@ def test_at_most_a_few_sessions_in_all() -> None:
     for number, peer in enumerate(PEERS):
         started += len(begun(each.step(NOW, Asked(number, peer))))
         each.check()
-    assert started == schedule.MAX_SESSIONS == each.running
+    assert started == MAX_SESSIONS == each.running
 
 
 def test_a_request_names_its_window() -> None:

@@ -47,8 +47,8 @@ class Ending:
             return error
         if status[0] is grpc.StatusCode.OK:
             return None
-        metadata = error.initial_metadata(), error.trailing_metadata()
-        return grpc.aio.AioRpcError(status[0], *metadata, status[1])
+        nothing = grpc.aio.Metadata()
+        return grpc.aio.AioRpcError(status[0], nothing, nothing, status[1], None)
 
     def _learn(self, call: Any) -> None:  # noqa: ANN401 - grpc.aio's, untyped
         """Take in a status, as often as gRPC gives the call one."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from random import Random
 
+import pytest
+
 from store.client.types import PublishResult
+from tests.faults.processes import logged
 from tests.support.acknowledged import (
     Follower,
     Ledger,
@@ -46,16 +48,15 @@ async def test_what_was_acknowledged_outlives_the_node(node: NodeProcess, dice: 
     Command().ok("db", "check", "--data-dir", str(node.data_dir))
 
 
-def kill_when(node: NodeProcess, step: str) -> None:
+async def kill_when(node: NodeProcess, step: str) -> None:
     """Start a node and kill it when its log names a step; at once when that is empty."""
     already = node.log_path.stat().st_size
     node.launch()
     if step:
-        command = ["tail", "--follow", f"--bytes=+{already + 1}", str(node.log_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as log:
-            assert log.stdout is not None
-            next(line for line in log.stdout if step in line.decode())
-            log.kill()
+        try:
+            await logged(node, step, already)
+        except TimeoutError:
+            pytest.fail(f"the node has not come to {step}; its log:\n{node.log()[already:]}")
     node.kill()
 
 
@@ -69,7 +70,7 @@ async def test_nothing_is_left_behind_that_hinders_the_next_start(
         await ledger.more(100)
     for _ in range(ROUNDS):
         node.kill()
-        kill_when(node, dice.choice(["", *STEPS]))
+        await kill_when(node, dice.choice(["", *STEPS]))
     node.kill()
     await asyncio.to_thread(node.start)
     assert await check_node(node.listen, ledger) == ledger.acknowledged

@@ -58,6 +58,18 @@ class Ending:
             self._told.set()
 
 
+async def cancelled(task: asyncio.Task[None]) -> None:
+    """Cancel what writes into a call, and wait for its end; raises what it failed with.
+
+    Unlike an ``await`` of the task between ``suppress``, it leaves the caller's own cancellation
+    alone, which may come meanwhile.
+    """
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+
+
 def _at_once(known: Coroutine[Any, Any, _T]) -> _T:
     """What a coroutine returns that has nothing to wait for."""
     try:

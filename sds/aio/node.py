@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
 from dial.channel import Metadata, TlsIdentity, open_channel
-from dial.ending import Ending
+from dial.ending import Ending, cancelled
 from dial.errors import node_error
 from message.hashing import message_hash
 from sds.aio.limits import (
@@ -128,9 +128,7 @@ class NodeLink:
                     raise failure from error
             finally:
                 call.cancel()
-                writer.cancel()
-                with suppress(asyncio.CancelledError):
-                    await writer
+                await cancelled(writer)
         raise TransportError(f"The node at {self._name} ended the stream of publishing.")
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:

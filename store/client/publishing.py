@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from dial.ending import Ending
+from dial.ending import Ending, cancelled
 from dial.errors import NodeError
 from store.client.limits import MAX_REQUESTS_IN_FLIGHT
 from store.client.retry import Attempts, Retry
@@ -70,10 +69,10 @@ class PublishPipeline:
                     await attempts.failed(failure)
                 finally:
                     call.cancel()
-                    await _cancelled(sender)
+                    await cancelled(sender)
             self._check_finished()
         finally:
-            await _cancelled(source)
+            await cancelled(source)
 
     async def _fill(self, requests: Requests) -> None:
         # A task of its own: cancelling the sender of a lost call must not end the source.
@@ -128,9 +127,3 @@ class PublishPipeline:
             )
         if self._fault is not None:
             raise self._fault
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task

@@ -9,7 +9,7 @@ import pytest
 from grpc.aio import AioRpcError, Metadata
 
 from dial import ending
-from dial.ending import Ending
+from dial.ending import Ending, cancelled
 from tests.support.breaking_call import BROKEN, ENDED, ORDERS, REFUSED, BreakingCall, Status
 
 
@@ -56,3 +56,35 @@ async def test_an_error_that_says_the_same_stays_as_it_is() -> None:
     away: Status = (grpc.StatusCode.UNAVAILABLE, "failed to connect")
     error = error_of(away)
     assert await (await broken([away], [])).failure(error) is error
+
+
+async def test_who_is_cancelled_while_a_writer_ends_is_cancelled() -> None:
+    ending_slowly, may_end = asyncio.Event(), asyncio.Event()
+
+    async def write() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending_slowly.set()
+            await may_end.wait()
+
+    writer = asyncio.create_task(write())
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(cancelled(writer))
+    await ending_slowly.wait()
+    stopping.cancel()
+    await asyncio.wait({stopping})
+    assert stopping.cancelled()
+    may_end.set()
+    await asyncio.wait({writer})
+    assert writer.cancelled()
+
+
+async def test_what_a_writer_failed_with_is_raised() -> None:
+    async def write() -> None:
+        raise LookupError("no such request")
+
+    writer = asyncio.create_task(write())
+    await asyncio.sleep(0)
+    with pytest.raises(LookupError, match="no such request"):
+        await cancelled(writer)

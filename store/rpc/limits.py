@@ -98,7 +98,7 @@ PEER_SCAN_PAGE_MESSAGES: Final = 2_000
 
 MAX_LOOKUP_MESSAGES: Final = 20_000
 """Messages that are taken from a peer for one look-up of SDS message IDs: 1,000 IDs with as many
-claimants as a node returns, and one more that a hint names, fit."""
+claimants as a node returns by default, and one more that a hint names, fit."""
 
 MAX_UNCUT_ENTRIES: Final = 131_072
 """Entries that a ``TransferFrame`` may seem to have and is still decoded at one go; such a frame

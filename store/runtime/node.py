@@ -14,8 +14,7 @@ import json
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from message.limits import NS_PER_S
@@ -56,6 +55,9 @@ from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import Telemetry
 from store.runtime.tokens import TokenFile
 from store.runtime.tracing import check_tracing, open_tracing
+
+if TYPE_CHECKING:
+    from store.observe.tracing import Tracing
 
 _LOG = get_logger("store.runtime.node")
 _T = TypeVar("_T")
@@ -158,8 +160,7 @@ class Node:
         )
         self._gossiping = gossiping
         self._status.complete(stack, Parts(identity, wiring, peering, gossiping, config.retention))
-        context = self._rpc_context(identity, wiring, peering, gossiping)
-        context = replace(context, tracing=tracing)
+        context = self._rpc_context(identity, wiring, peering, gossiping, tracing)
         listeners = bind_listeners(config, wiring.services, context)
         stack.push_async_callback(stop_all, listeners.all, 0)
         for listener in listeners.all:
@@ -209,7 +210,12 @@ class Node:
         metrics.sync_interval_seconds.set(config.sync_interval / NS_PER_S if config.peer else 0)
 
     def _rpc_context(
-        self, identity: NodeIdentity, wiring: Wiring, peering: Peering, gossiping: Gossiping
+        self,
+        identity: NodeIdentity,
+        wiring: Wiring,
+        peering: Peering,
+        gossiping: Gossiping,
+        tracing: Tracing | None,
     ) -> RpcContext:
         async def state() -> NodeState:
             summary = await wiring.services.reader.summary()
@@ -239,6 +245,7 @@ class Node:
             sessions=peering.sessions,
             gossip=gossiping.links,
             confirmations=gossiping.confirmations,
+            tracing=tracing,
         )
 
     def _tell_ready(self, listeners: Listeners, metrics_address: str, node_id: str) -> None:

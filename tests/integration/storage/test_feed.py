@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from itertools import accumulate
 
 import pytest
@@ -292,9 +293,14 @@ async def test_idle_followers_are_not_woken(node: Node, monkeypatch: pytest.Monk
     # On a slow machine an idle follower's cursor would move on meanwhile.
     monkeypatch.setattr(feed_module, "IDLE_PAGE_S", 3_600.0)
     quiet = [TopicFilter(PUBSUBS[0], (f"/quiet/1/{number}/proto",)) for number in range(2_000)]
-    async with following(node.feed, *map(from_now, quiet)) as idle:
-        for follower in idle:
-            await follower.until_live()
+    async with AsyncExitStack() as stack:
+        idle: list[Following] = []
+        # Not all at once: each takes a connection for a moment, and waits 5 s for it at most.
+        for start in range(0, len(quiet), 100):
+            some = map(from_now, quiet[start : start + 100])
+            idle += await stack.enter_async_context(following(node.feed, *some))
+            for follower in idle[start:]:
+                await follower.until_live()
         assert node.feed.followers == len(quiet)
         async with following(node.feed, from_now()) as [busy]:
             await busy.until_live()

@@ -181,6 +181,8 @@ class StorenodeReader(DataSourceReader):
         """At most so many tasks as there may be connections."""
         options = self._options
         slices, position = options.slices, options.position
+        if slices is None and options.low_ns >= options.high_ns:
+            slices = []
         if slices is None or position < 0:
             with connected(options.url) as connection:
                 state = read_state(connection, options.low_ns // HOUR_NS * HOUR_NS, options.high_ns)

@@ -41,7 +41,7 @@ from pipeline.jobs.verify import Verifying, file_checks, verify
 from pipeline.lake import Lake, LakeFile
 from pipeline.limits import HOUR_NS
 from pipeline.session import spark_session
-from pipeline.source import FORMAT, read_options
+from pipeline.sides import DatabaseSide
 
 T = TypeVar("T")
 
@@ -97,8 +97,7 @@ def read_rows(url: str, within: Within, names: tuple[str, ...] = NAMES) -> Ran[N
     """Read the messages of a range of time, and do nothing with them."""
 
     def read(session: SparkSession, low_ns: int, high_ns: int) -> None:
-        options = read_options(url, columns=",".join(names), low_ns=low_ns, high_ns=high_ns)
-        rows = session.read.format(FORMAT).options(**options).load()
+        rows = DatabaseSide(session, url, "The database").messages(names, low_ns, high_ns)
         rows.write.format("noop").mode("overwrite").save()
 
     return _run(

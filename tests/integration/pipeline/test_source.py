@@ -98,6 +98,11 @@ def test_columns_and_a_range_of_time_are_all_that_is_read(spark: SparkSession, u
     assert read(spark, url, columns="ts", from_=NOW + DAY) == []
 
 
+def test_a_range_of_no_time_holds_nothing(spark: SparkSession, url: str) -> None:
+    assert read(spark, url, from_=NOW, to=NOW, columns="ts") == []
+    assert read(spark, url, from_=NOW, to=0, columns="ts") == []
+
+
 def test_what_is_committed_behind_the_position_is_not_read(spark: SparkSession, url: str) -> None:
     before = held(url)
     ((position,),) = rows(url, "select max(position) from storenode.commits")

@@ -67,7 +67,6 @@ class PoolSettings:
     write_connections: int = 4
     read_connections: int = 6
     bulk_connections: int = 6
-    connect_timeout_s: int = 5
     read_patience_s: float = 5.0
     write_patience_s: float = 30.0
     commit_patience_s: float = 60.0

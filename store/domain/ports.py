@@ -361,7 +361,6 @@ class SyncOutcome:
     seconds: float
     error: str = ""
     peer_node_id: str = ""
-    peer_store_id: str = ""
     differences: int = 0
     refused_by_policy: int = 0
     undelivered: int = 0

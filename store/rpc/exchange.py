@@ -129,11 +129,10 @@ class Account:
                 horizon=self.horizon or result.window[0],
                 seconds=seconds,
                 node_id=self.node_id,
-                store_id=self.store_id,
                 error=error,
             )
         ending = ending or SyncEnding.FAILED
-        return unsuccessful(ending, error, seconds, self.node_id, self.store_id)
+        return unsuccessful(ending, error, seconds, self.node_id)
 
 
 class Exchange:

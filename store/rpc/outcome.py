@@ -18,9 +18,7 @@ from store.rpc.dial import shown
 NOTHING_TRANSFERRED: Final = Report()
 
 
-def unsuccessful(
-    ending: SyncEnding, error: str, seconds: float, node_id: str = "", store_id: str = ""
-) -> SyncOutcome:
+def unsuccessful(ending: SyncEnding, error: str, seconds: float, node_id: str = "") -> SyncOutcome:
     """A session that found nothing out."""
     return SyncOutcome(
         in_sync=False,
@@ -32,7 +30,6 @@ def unsuccessful(
         seconds=seconds,
         error=error,
         peer_node_id=node_id,
-        peer_store_id=store_id,
         ending=ending,
     )
 
@@ -45,7 +42,6 @@ def outcome_of(
     horizon: SyncId,
     seconds: float,
     node_id: str,
-    store_id: str,
     error: str = "",
 ) -> SyncOutcome:
     """A session that reconciled; ``report`` is that of its transfer, as far as it came.
@@ -66,7 +62,6 @@ def outcome_of(
         seconds=seconds,
         error=error,
         peer_node_id=node_id,
-        peer_store_id=store_id,
         differences=len(result.to_send) + len(result.to_receive),
         refused_by_policy=report.refused_by_policy,
         undelivered=report.undelivered,

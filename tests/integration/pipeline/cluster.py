@@ -15,6 +15,7 @@ import psutil
 import pyspark
 
 from store.cli.submit import program
+from tests.integration.pipeline.conftest import QUICK_JVM, QUICK_SQL
 from tests.support.node import clean_environment
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
@@ -23,7 +24,6 @@ POLL_S: Final = 0.05
 CORES: Final = 2
 """Of every worker, one for each of two applications."""
 
-_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 _MASTER: Final = re.compile(r"Starting Spark master at (spark://\S+)")
 _JOINED: Final = re.compile(r"Successfully registered with master")
 _CONNECT: Final = re.compile(r"Spark Connect server started at: (\S+)")
@@ -31,10 +31,10 @@ _APPLICATION: Final = {
     "spark.cores.max": "2",
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": _JVM,
-    "spark.driver.extraJavaOptions": _JVM,
-    "spark.sql.shuffle.partitions": "2",
+    "spark.executor.extraJavaOptions": QUICK_JVM,
+    "spark.driver.extraJavaOptions": QUICK_JVM,
     "spark.ui.enabled": "false",
+    **QUICK_SQL,
 }
 
 
@@ -50,7 +50,8 @@ def _environment(**more: str) -> dict[str, str]:
     return clean_environment(
         SPARK_HOME=str(SPARK_HOME),
         SPARK_LOCAL_IP="127.0.0.1",
-        SPARK_DAEMON_JAVA_OPTS=_JVM,
+        SPARK_DAEMON_JAVA_OPTS=QUICK_JVM,
+        SPARK_LAUNCHER_OPTS=QUICK_JVM,
         SPARK_DAEMON_MEMORY="512m",
         PYSPARK_PYTHON=sys.executable,
         **more,

@@ -18,12 +18,21 @@ from tests.integration.database.filling import admitted, write
 from tests.integration.pipeline.world import batches
 from tests.support.postgres import PostgresServer
 
-QUICK_START = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+QUICK_JVM = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+QUICK_SQL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
+QUICK_START = {"spark.driver.extraJavaOptions": QUICK_JVM, **QUICK_SQL}
 """For sessions that do little: what is spent on compiling and planning is not had back."""
+
+QUICKLY = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()]
+"""The same for a job that is a process."""
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from pipeline.jobs.verify import Verifying, verify
 from pipeline.lake import Lake
 from pipeline.limits import VACUUM_AFTER_HOURS
 from pipeline.sides import LakeSide
-from tests.integration.pipeline.conftest import QUICK_START
+from tests.integration.pipeline.conftest import QUICKLY
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -160,9 +160,8 @@ def test_a_process_that_is_killed_is_run_again(
     url: str, tmp_path: Path, spark: SparkSession
 ) -> None:
     lake = tmp_path / "lake"
-    settings = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()]
     process = Command().start(
-        "pipeline", "archive", str(lake), "--database-url", url, "--quiet", *settings
+        "pipeline", "archive", str(lake), "--database-url", url, "--quiet", *QUICKLY
     )
     wait_for(lambda: any(lake.glob("messages/run-*/**/*.parquet")) or process.poll() is not None)
     process.send_signal(signal.SIGKILL)

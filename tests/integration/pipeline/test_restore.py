@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.errors import PipelineError
+from pipeline.interrupts import TERMINATED
 from pipeline.jobs.archive import Archiving, archive
 from pipeline.jobs.diff import Differences, diff
 from pipeline.jobs.restore import Restored, Restoring, restore
@@ -26,8 +28,8 @@ from store.db.locks import COMMIT_ORDER
 from store.db.retention import prune
 from store.domain.retention import RetentionPolicy
 from tests.integration.database.rows import opened
-from tests.integration.pipeline.conftest import QUICK_START
-from tests.integration.pipeline.test_archive import locked, wait_for
+from tests.integration.pipeline.conftest import QUICKLY
+from tests.integration.pipeline.test_archive import PATIENCE_S, locked, wait_for
 from tests.integration.pipeline.test_verify import rewrite, tampered
 from tests.integration.pipeline.world import DAY, NOW, TODAY, held, in_lake, rows
 from tests.support.command import Command
@@ -135,15 +137,20 @@ def test_what_is_no_diff_is_refused(
 def test_a_restore_that_is_killed_is_run_again(
     spark: SparkSession, archived: Path, new_database: Callable[[], str]
 ) -> None:
-    """Killed while it copies rows, and again when its rows only wait for their commit."""
+    """Killed while it copies rows, and ended by SIGTERM when these only wait for their commit."""
     url = new_database()
     # Makes the partition of a day, so that it can be locked.
     run(spark, url, archived, low_ns=TODAY - DAY, high_ns=TODAY - DAY // 2)
     before = held(url)
     partition = f"storenode.messages_{datetime.fromtimestamp(TODAY // 10**9 - 1, UTC):%Y%m%d}"
-    kill_when_waiting(url, archived, f"lock table {partition} in share mode", "relation")
+    with waiting_restore(url, archived, f"lock table {partition} in share mode", "relation") as job:
+        kill_all_of(job)
     place = f"select pg_advisory_xact_lock({COMMIT_ORDER})"
-    kill_when_waiting(url, archived, place, "advisory")
+    with waiting_restore(url, archived, place, "advisory") as job:
+        job.terminate()
+        out, err = job.communicate(timeout=PATIENCE_S)
+        assert (job.returncode, out) == (TERMINATED, b"")
+        assert b"Traceback" not in err
     assert before <= held(url) <= set(in_lake(archived))
     run(spark, url, archived)
     assert held(url) == set(in_lake(archived))
@@ -151,17 +158,19 @@ def test_a_restore_that_is_killed_is_run_again(
     assert run(spark, url, archived).new == 0
 
 
-def kill_when_waiting(url: str, lake: Path, hindrance: str, kind: str) -> None:
-    """Restore in a process of its own, which is killed when it waits behind a lock of a kind."""
-    settings = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()]
-    arguments = ("pipeline", "restore", str(lake), "--database-url", url, "--quiet", *settings)
+@contextmanager
+def waiting_restore(
+    url: str, lake: Path, hindrance: str, kind: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A restore in a process of its own, which waits behind a lock of a kind; it ends there."""
+    arguments = ("pipeline", "restore", str(lake), "--database-url", url, "--quiet", *QUICKLY)
     with psycopg.connect(url) as blocking:
         blocking.execute(hindrance.encode())
         process = Command().start(*arguments)
         wait_for(lambda: waiting(url, kind) or process.poll() is not None)
         assert process.poll() is None, process.communicate()
-        kill_all_of(process)
-    process.communicate()
+        yield process
+        process.communicate()
     wait_for(lambda: not locked(url))
 
 

@@ -23,6 +23,7 @@ UNREACHABLE: Final = 3
 
 _RAISED: Final = re.compile(r"pipeline\.errors\.PipelineError: (?P<code>\d) (?P<sentence>.*)")
 _CALLING: Final = re.compile(r"\AAn error occurred while calling [^\n]*\n: ")
+_FULL: Final = "No space left on device"
 _FILE: Final = re.compile(r"(?:file:/+|[a-z0-9]+://)[^\s'\",;]+\.parquet")
 
 
@@ -61,6 +62,12 @@ def of_spark(error: Exception) -> PipelineError:
     raised = _RAISED.search(text)
     if raised is not None:
         return PipelineError(raised["sentence"].strip(), int(raised["code"]))
+    if _FULL in text:
+        return PipelineError(
+            "No space is left on a disk that the job writes to: that of its archive or output, or"
+            " of Spark's temporary files (spark.local.dir). An archive is as it was: make room, and"
+            " run it again."
+        )
     said, _, _ = text.partition("JVM stacktrace:")
     said = _CALLING.sub("", said)
     lines = [line.strip() for line in said.splitlines() if line.strip()]

@@ -21,6 +21,9 @@ NOTE: Final = "note"
 _SOON_DAYS: Final = 14
 """A disk that is full within so many days is worth a warning."""
 
+FAR_DAYS: Final = 3_650
+"""Nobody knows what a day adds so many days from now."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -116,6 +119,8 @@ def outlook_finding(place: Place) -> Finding:
         return Finding(NOTE, f"{gains}{_ends(outlook)}.")
     if full == 0:
         return Finding(WARNING, f"{gains}, and its disk is full.")
+    if full > FAR_DAYS:
+        return Finding(NOTE, f"{gains}, and its disk is not full within ten years.")
     kind = WARNING if full < _SOON_DAYS else NOTE
     return Finding(kind, f"{gains}, and its disk is full in {names.count(full, 'day')}.")
 

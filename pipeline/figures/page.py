@@ -19,6 +19,7 @@ from message.limits import NS_PER_S
 from pipeline.figures import names, plots
 from pipeline.figures.arrivals import EDGES_S, Arrivals
 from pipeline.figures.findings import (
+    FAR_DAYS,
     compared_finding,
     findings_of,
     gap_finding,
@@ -278,9 +279,10 @@ def _fills(gathered: Gathered, place: Place) -> str:
         return "is never full"
     if not outlook.full_in_days:
         return "is full"
-    day = gathered.made_ns // DAY_NS + int(min(outlook.full_in_days, 36_525))
-    after = "after " if outlook.full_in_days > 36_525 else ""
-    return f"is full in {names.count(outlook.full_in_days, 'day')}, {after}{names.day(day)}"
+    if outlook.full_in_days > FAR_DAYS:
+        return "is not full within ten years"
+    day = gathered.made_ns // DAY_NS + int(outlook.full_in_days)
+    return f"is full in {names.count(outlook.full_in_days, 'day')}, {names.day(day)}"
 
 
 def _peers(gathered: Gathered) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from pipeline.figures import names
 from pipeline.figures.axis import axis_of, usual_days
+from pipeline.figures.findings import NOTE, WARNING, outlook_finding
+from pipeline.figures.gathered import Place
 from pipeline.figures.limits import MAX_NAME_CHARS, MAX_STEPS, OUTLIERS
-from pipeline.figures.outlook import Limits, outlook_of
+from pipeline.figures.outlook import Limits, Outlook, outlook_of
 from pipeline.limits import DAY_NS, HOUR_NS
 
 TIMES = st.integers(0, 2**63 - 1)
@@ -132,3 +134,18 @@ def test_what_limits_make_of_it(
 def test_without_a_whole_day_nothing_is_foretold(days: dict[int, int]) -> None:
     outlook = outlook_of(days, 1_000, Limits(DAY_NS, 10, 10))
     assert (outlook.days, outlook.bytes_a_day, outlook.full_in_days) == (0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("days", "said", "kind"),
+    [
+        (13.0, "its disk is full in 13 days", WARNING),
+        (3_650.0, "its disk is full in 3,650 days", NOTE),
+        (41_241.0, "its disk is not full within ten years", NOTE),
+    ],
+)
+def test_nobody_is_told_of_a_day_in_the_next_century(days: float, said: str, kind: str) -> None:
+    outlook = Outlook(1_037, MB, 10, 100, 100_000, full_in_days=days)
+    found = outlook_finding(Place("the archive", Limits(), outlook))
+    assert said in found.text
+    assert found.kind == kind

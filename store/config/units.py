@@ -81,16 +81,6 @@ def parse_size_bytes(text: str) -> int:
     return size
 
 
-def format_duration(duration_ns: int) -> str:
-    """The duration in the largest unit that is exact, as `parse_duration_ns` reads it."""
-    if duration_ns == 0:
-        return "0s"
-    for unit in ("d", "h", "m", "s", "ms", "us"):
-        if duration_ns % _DURATION_UNITS_NS[unit] == 0:
-            return f"{duration_ns // _DURATION_UNITS_NS[unit]}{unit}"
-    return f"{duration_ns}ns"
-
-
 def format_size(size_bytes: int) -> str:
     """The size for people, with one decimal where it is not a whole number of its unit."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):

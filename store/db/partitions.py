@@ -190,7 +190,7 @@ async def ensure_for(
             fine = await _create_fine(connection, catalog, wanted, now_ns)
             reached = rules.ends(fine, wanted)
             extensions = await _create_coarse(connection, catalog, reached, now_ns, retention_ns)
-            await _create_commits(connection, catalog, catalog.position)
+            await _create_commits(connection, catalog)
         if not extensions:
             return
         for table, extension in extensions:
@@ -200,13 +200,6 @@ async def ensure_for(
 async def ensure_ahead(connection: Connection, now_ns: int, retention_ns: int | None) -> None:
     """Make the partitions of today and the next days, before they are needed."""
     await ensure_for(connection, rules.ahead(now_ns), now_ns, retention_ns)
-
-
-async def ensure_commits(connection: Connection, position: int) -> None:
-    """Make the partition of a commit position and the one after it."""
-    async with connection.transaction():
-        await begin(connection, CREATE_LOCK_TIMEOUT_MS)
-        await _create_commits(connection, await read_catalog(connection), position)
 
 
 async def begin(connection: Connection, lock_timeout_ms: int) -> None:
@@ -242,8 +235,8 @@ async def _create_coarse(
     return extensions
 
 
-async def _create_commits(connection: Connection, catalog: Catalog, position: int) -> None:
-    for bounds in rules.plan_commits(catalog.bounds(COMMITS_TABLE), position):
+async def _create_commits(connection: Connection, catalog: Catalog) -> None:
+    for bounds in rules.plan_commits(catalog.bounds(COMMITS_TABLE), catalog.position):
         await _create(connection, COMMITS_TABLE, rules.commits_name(bounds), bounds)
 
 

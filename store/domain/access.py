@@ -112,11 +112,6 @@ class Access:
         """Without a token file; ``limits`` hold for every caller."""
         return cls(None, limits or ClientLimits())
 
-    @property
-    def demands_token(self) -> bool:
-        """True when there is a token file."""
-        return self._entries is not None
-
     def clients(self) -> list[Client]:
         """Every client of the token file."""
         groups = (self._entries or {}).values()

@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 
 from store.db import partitions
 from store.db.errors import is_missing_partition
-from store.db.partitions import PartitionMap, ensure_ahead, ensure_commits, ensure_for, read_catalog
+from store.db.partitions import PartitionMap, ensure_ahead, ensure_for, read_catalog
 from store.db.schema import COARSE_TABLES
 from store.domain import partitioning as rules
 from store.domain.partitioning import COMMITS_PER_PARTITION, DAY_NS, MAX_COARSE, Cover
@@ -158,13 +158,13 @@ async def test_creation_gives_up_when_a_lock_is_kept(
 
 
 async def test_commits_have_their_partition_and_the_next(connection: Connection) -> None:
-    await connection.execute(
-        "select setval('storenode.position_seq', %s)", (COMMITS_PER_PARTITION + 5,)
-    )
+    reach = "select setval('storenode.position_seq', %s)"
+    await connection.execute(reach, (COMMITS_PER_PARTITION + 5,))
     held = PartitionMap(lambda: NOW)
     await held.ensure(connection, [])
     assert await names(connection, "commits") == ["commits_0", "commits_1", "commits_2"]
-    await ensure_commits(connection, 9 * COMMITS_PER_PARTITION)
+    await connection.execute(reach, (9 * COMMITS_PER_PARTITION,))
+    await ensure_for(connection, [], NOW, MONTH_NS)
     assert {"commits_9", "commits_10"} <= set(await names(connection, "commits"))
 
 

@@ -5,9 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.config.units import (
-    MAX_DURATION_NS,
     MAX_SIZE_BYTES,
-    format_duration,
     format_size,
     parse_duration_ns,
     parse_size_bytes,
@@ -77,11 +75,6 @@ def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
 def test_a_size_past_all_disks_is_refused() -> None:
     with pytest.raises(ValueError, match="larger than 8 EiB"):
         parse_size_bytes("99999999TiB")
-
-
-@given(st.integers(0, MAX_DURATION_NS))
-def test_a_formatted_duration_reads_back_exactly(duration_ns: int) -> None:
-    assert parse_duration_ns(format_duration(duration_ns)) == duration_ns
 
 
 @given(st.integers(0, MAX_SIZE_BYTES // 2))

@@ -112,7 +112,6 @@ def test_no_text_breaks_the_parser(text: str) -> None:
 
 def test_without_a_token_file_everybody_may_do_all_but_administer() -> None:
     access = Access.open()
-    assert not access.demands_token
     for right in (Right.READ, Right.PUBLISH, Right.FOLLOW):
         client = authorize(access, None, right)
         assert isinstance(client, Client)
@@ -127,7 +126,6 @@ def test_without_a_token_file_everybody_may_do_all_but_administer() -> None:
 
 def test_an_empty_token_file_lets_nobody_in() -> None:
     access = parse_token_file("")
-    assert access.demands_token
     refused = authorize(access, TOKEN)
     assert isinstance(refused, Denied)
     assert refused.denial is Denial.UNAUTHENTICATED

@@ -16,7 +16,9 @@ from pipeline.java import require_java
 SCHEME: Final = "sc://"
 """How the address of a Spark Connect server begins."""
 
-_DEFAULT_PORT: Final = 15_002
+_CONNECT_PORT: Final = 15_002
+_STANDALONE: Final = "spark://"
+_MASTER_PORT: Final = 7077
 _TIMEOUT_S: Final = 20
 _VARIABLE: Final = "SPARK_REMOTE"
 _SHELL: Final = "pyspark-shell"
@@ -36,12 +38,14 @@ def require_spark(master: str | None) -> None:
 
     Raises:
         PipelineError: there is no Java runtime, the environment names a Spark that is not the one
-            of PySpark, or nobody listens where the Spark Connect server should be.
+            of PySpark, or nobody listens where the Spark Connect server or the master of a
+            standalone cluster should be.
     """
     url = remote_url(master)
     if url is None:
         require_java()
         _require_environment()
+        _require_master(master or "")
     else:
         _require_server(url)
 
@@ -71,22 +75,42 @@ def _spark_in(home: Path) -> str | None:
     return None
 
 
+def _require_master(master: str) -> None:
+    """Spark itself would try for a minute. Of several masters one must be there."""
+    if not master.startswith(_STANDALONE):
+        return
+    addresses = master.removeprefix(_STANDALONE).split(",")
+    said = [_unreachable(_STANDALONE + each, _MASTER_PORT, "a Spark master") for each in addresses]
+    if all(said):
+        raise PipelineError(f"The Spark master {said[0]}: check that it runs, and the address.")
+
+
 def _require_server(url: str) -> None:
     """The client itself would try for minutes."""
+    said = _unreachable(url, _CONNECT_PORT, "a Spark Connect server")
+    if said:
+        raise PipelineError(
+            f"The Spark Connect server {said}: check that it runs, and the address."
+        )
+
+
+def _unreachable(url: str, default_port: int, what: str) -> str | None:
+    """Why nobody can be reached at an address; None: somebody can.
+
+    Raises:
+        PipelineError: it is no address; ``what`` is it to be of.
+    """
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or _DEFAULT_PORT
+        host, port = parts.hostname, parts.port or default_port
     except ValueError:
         host = None
     if not host:
         raise PipelineError(
-            f"{url} is no address of a Spark Connect server: it is {SCHEME}HOST:PORT.", USAGE
+            f"{url} is no address of {what}: it is {url.partition('://')[0]}://HOST:PORT.", USAGE
         )
     try:
         with socket.create_connection((host, port), _TIMEOUT_S):
-            pass
+            return None
     except OSError as error:
-        raise PipelineError(
-            f"The Spark Connect server {host}:{port} could not be reached"
-            f" ({error.strerror or error}): check that it runs, and the address."
-        ) from error
+        return f"{host}:{port} could not be reached ({error.strerror or error})"

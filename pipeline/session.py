@@ -136,10 +136,25 @@ def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     try:
         session = builder.getOrCreate()
     except Exception as error:
-        raise of_spark(error) from error
+        raise _not_started(error) from error
     session.sparkContext.setLogLevel("OFF")
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     return session
+
+
+def _not_started(error: Exception) -> PipelineError:
+    """The sentence for a Spark that does not start, whose own says what it came to, not why."""
+    if "JAVA_GATEWAY_EXITED" in str(error):
+        return PipelineError(
+            "Spark's JVM has ended at its start: it says above why; settings come from"
+            " --spark-conf, JDK_JAVA_OPTIONS and JAVA_TOOL_OPTIONS."
+        )
+    if "stopped SparkContext" in str(error):
+        return PipelineError(
+            "The Spark master did not take the job within a minute: it must have the same version"
+            " of Spark, and the same spark.authenticate.secret if there is one."
+        )
+    return of_spark(error)
 
 
 def _choose_python(master: str | None) -> None:

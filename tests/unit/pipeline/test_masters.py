@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def test_another_spark_is_refused(
         tmp_path.joinpath("jars", jar).touch()
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     assert f"SPARK_HOME names {tmp_path}, which holds {found}" in refusal()
-    assert pyspark.__version__ in refusal("spark://somewhere:7077")
+    assert pyspark.__version__ in refusal("spark://127.0.0.1:1")
 
 
 def test_the_spark_of_pyspark_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,11 +63,19 @@ def test_arguments_with_which_no_spark_answers_are_refused(
     [
         ("sc://", "is no address of a Spark Connect server"),
         ("sc://127.0.0.1:1", "127.0.0.1:1 could not be reached"),
-        ("sc://127.0.0.1:odd", "is no address of a Spark Connect server"),
+        ("sc://127.0.0.1:odd", "is no address of a Spark Connect server: it is sc://HOST:PORT"),
+        ("spark://127.0.0.1:1", "The Spark master 127.0.0.1:1 could not be reached"),
+        ("spark://127.0.0.1:1,127.0.0.1:2", "The Spark master 127.0.0.1:1 could not be reached"),
+        ("spark://", "is no address of a Spark master: it is spark://HOST:PORT"),
     ],
 )
 def test_a_server_that_is_not_there_is_told(url: str, said: str) -> None:
     assert said in refusal(url)
+
+
+def test_of_several_masters_one_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        require_spark(f"spark://127.0.0.1:1,127.0.0.1:{server.getsockname()[1]}")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pipeline.session import _java_options
+from pipeline.session import _java_options, _not_started
 
 COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 
@@ -29,3 +29,21 @@ def test_a_collector_that_was_chosen_is_the_only_one() -> None:
 def test_the_environment_may_choose_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "-XX:+UseG1GC")
     assert COLLECTOR.findall(_java_options("")) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "[JAVA_GATEWAY_EXITED] Java gateway process exited.",
+            "Spark's JVM has ended at its start",
+        ),
+        (
+            "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\nat x",
+            "the same spark.authenticate.secret",
+        ),
+        ("[SOME.ERROR] odd", "Spark gave up: [SOME.ERROR] odd"),
+    ],
+)
+def test_why_spark_did_not_start_is_told(said: str, sentence: str) -> None:
+    assert sentence in _not_started(Exception(said)).sentence

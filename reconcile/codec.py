@@ -10,7 +10,6 @@ The rules are those of WAKU-SYNC, "Payload encoding", read as follows where it l
 - The items of a set ascend strictly and lie inside their range.
 """
 
-from message.varint import varint
 from reconcile.bounds import expressible, reach
 from reconcile.emit import encode, range_sizes
 from reconcile.errors import LimitExceeded, MalformedPayload
@@ -27,7 +26,6 @@ __all__ = [
     "Ranges",
     "decode",
     "encode",
-    "encoded_size",
     "expressible",
     "range_sizes",
     "reach",
@@ -63,15 +61,3 @@ def _read_shards(data: bytes, at: int, limits: CodecLimits) -> tuple[tuple[int, 
         shard, at = read_varint(data, at)
         shards.append(shard)
     return tuple(shards), at
-
-
-def encoded_size(payload: Payload) -> int:
-    """How many bytes ``encode`` gives.
-
-    Raises:
-        ValueError: as ``encode``.
-    """
-    if not len(payload.ranges):
-        return 0
-    head = (payload.cluster, len(payload.shards), *payload.shards)
-    return sum(len(varint(number)) for number in head) + int(range_sizes(payload.ranges).sum())

@@ -68,12 +68,6 @@ class Spans:
         """All of them as (lower, upper), one by one."""
         return list(zip(self.lower.pairs(), self.upper.pairs(), strict=True))
 
-    def touching(self) -> bool:
-        """Does each but the first begin where the one before it ends."""
-        if not bool((self.lower.timestamps[1:] == self.upper.timestamps[:-1]).all()):
-            return False
-        return bool((self.lower.words[1:] == self.upper.words[:-1]).all())
-
     def check(self) -> None:
         """Verify that the spans are not empty, disjoint and ascending.
 

@@ -32,23 +32,6 @@ def test_spans_are_columns_of_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "touching"),
-    [
-        ([], True),
-        ([(at(1), at(2))], True),
-        ([(at(1), at(2)), (at(2), at(3))], True),
-        ([(at(1), at(2)), (at(2, 1), at(3))], False),
-        ([(at(1), at(2)), (at(3), at(4))], False),
-        ([(at(1), at(2)), (at(2), at(3)), (at(4), at(5))], False),
-    ],
-)
-def test_spans_touch_where_none_leaves_a_gap(
-    pairs: list[tuple[SyncId, SyncId]], touching: bool
-) -> None:
-    assert Spans.of(pairs).touching() is touching
-
-
-@pytest.mark.parametrize(
     "pairs",
     [
         [(at(2), at(2))],

@@ -33,6 +33,7 @@ _SESSION_SETTINGS: Final = (
     " set max_parallel_workers_per_gather = 0; set timezone = 'UTC';"
     " set idle_in_transaction_session_timeout = '60s'"
 )
+_MAX_PORT: Final = 65535
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MOST_S: Final = 1.0
 
@@ -110,6 +111,7 @@ def complete_url(url: str) -> str:
         given = conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         raise ValueError(f"the database URL cannot be read: {error}".strip()) from error
+    _require_ports(str(given.get("port", "")))
     defaults = {
         "target_session_attrs": "read-write",
         "connect_timeout": "5",
@@ -120,6 +122,13 @@ def complete_url(url: str) -> str:
         "application_name": application_name(),
     }
     return conninfo.make_conninfo(url, **{k: v for k, v in defaults.items() if k not in given})
+
+
+def _require_ports(ports: str) -> None:
+    """libpq notices what is no port only when it connects, where a node would try again."""
+    for port in filter(None, ports.split(",")):
+        if not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= _MAX_PORT:
+            raise ValueError(f"the database URL cannot be read: no port has the number {port!r}")
 
 
 async def prepare(connection: Connection) -> None:

@@ -125,7 +125,7 @@ def complete_url(url: str) -> str:
 
 
 def _require_ports(ports: str) -> None:
-    """libpq notices what is no port only when it connects, where a node would try again."""
+    """A port that is none is noticed by libpq when it connects, and tried again."""
     for port in filter(None, ports.split(",")):
         if not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= _MAX_PORT:
             raise ValueError(f"the database URL cannot be read: no port has the number {port!r}")

@@ -40,12 +40,16 @@ from pipeline.limits import (
     VACUUM_AFTER_HOURS,
 )
 from pipeline.paths import checked, for_delta, for_spark, require_room, require_visible
+from pipeline.storage import settle
 
 FORMAT_VERSION: Final = "1"
 _NAME: Final = "storenode messages"
 _FORMAT: Final = "messages of a store node, format "
 _KEPT: Final = {"delta.logRetentionDuration": f"interval {VACUUM_AFTER_HOURS} hours"}
 """Of the log as long as of the files: who follows commits every minute."""
+
+_LOG_FOLDERS: Final = 4
+"""Above a file of the log: the log, the table, the archive, and what that lies in."""
 
 _HOURS: Final = pa.schema(
     [
@@ -216,6 +220,15 @@ class Lake:
             )
         )
         self.open()
+        self._settle_log()
+
+    def _settle_log(self) -> None:
+        """Have the newest commit reach the disk."""
+        entry = f"_delta_log/{self._opened.version():020}.json"
+        try:
+            settle(f"{self.messages}/{entry}", _LOG_FOLDERS)
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
 
     def replace(self, gone: Iterable[LakeFile], written: Sequence[Written]) -> None:
         """Let files take the place of others that hold the same messages, all or none.

@@ -4,7 +4,10 @@ machine has mounted, and anywhere else by delta-rs, which takes its settings fro
 
 from __future__ import annotations
 
+import errno
+import os
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -42,6 +45,35 @@ def for_writing(path: str) -> pa.NativeFile:
         return pa.OSFile(str(local), "wb")
     root, rest = _parts(path)
     return pa.PythonFile(_Sink(_store(root).open_output_stream(rest, None)), "w")
+
+
+def settle(path: str, folders: int) -> None:
+    """Have a file, and so many folders above it, reach the disk; object stores do so by themselves.
+
+    An hour that is noted as archived may be dropped from its database: by then no loss of power
+    must take it from the archive.
+
+    Raises:
+        OSError: the disk did not take it.
+    """
+    if not path.startswith(_LOCAL):
+        return
+    place = Path(path.removeprefix(_LOCAL))
+    _sync(place)
+    for folder in islice(place.parents, folders):
+        try:
+            _sync(folder)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some file systems have no such call for folders
+                raise
+
+
+def _sync(place: Path) -> None:
+    opened = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 class _Sink:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pipeline.columns import ARROW, PARTITIONS, file_columns
 from pipeline.fingerprints import HASH_WORDS
 from pipeline.limits import HELD_BYTES, OPEN_FILES, ROW_GROUP_BYTES
-from pipeline.storage import for_writing
+from pipeline.storage import for_writing, settle
 
 WRITTEN: Final = pa.schema([pa.field("path", pa.string()), pa.field("rows", pa.int64())])
 """A file that was written: its path within the folder, and how many rows went in."""
@@ -38,6 +38,9 @@ _BOUNDED: Final = ("ts", "pubsub_topic", "content_topic", "channel", "message_id
 
 _ZSTD_LEVEL: Final = 1
 """Payloads are mostly encrypted: a higher level costs half as much again, and saves nothing."""
+
+_FOLDERS: Final = 4
+"""Above a file: its shard, its day, the run, and the folder of all runs."""
 
 Directory = tuple[int, int]
 
@@ -64,6 +67,7 @@ class _File:
         self.rows = 0
         self.held_bytes = 0
         self._held: list[pa.RecordBatch] = []
+        self._path = path
         self._sink = for_writing(path)
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -91,6 +95,7 @@ class _File:
         self.flush()
         self._writer.close()
         self._sink.close()
+        settle(self._path, _FOLDERS)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import writing
+from pipeline import storage, writing
 from pipeline.columns import ARROW
 from pipeline.files import batches_of
 from pipeline.writing import WRITTEN, write_batches
@@ -100,6 +100,23 @@ def test_what_is_held_is_written_when_it_is_much(
     groups = [pq.read_metadata(tmp_path / each["path"]).num_row_groups for each in told]
     assert sum(groups) > 28
     assert by_time(read(tmp_path, told)) == expected(rows)
+
+
+def test_every_file_and_its_folders_reach_the_disk(
+    tmp_path: Path, rows: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[Path, int] = {}
+
+    def sync(place: Path) -> None:
+        synced[place] = place.stat().st_size
+
+    monkeypatch.setattr(storage, "_sync", sync)
+    told = written(tmp_path / "runs" / "run-1", rows, 33)
+    for each in told:
+        file = tmp_path / "runs" / "run-1" / each["path"]
+        assert synced[file] == file.stat().st_size
+        assert set(file.parents[:4]) <= synced.keys()
+    assert tmp_path / "runs" in synced
 
 
 def test_of_nothing_there_is_no_file(tmp_path: Path) -> None:

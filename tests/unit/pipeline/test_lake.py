@@ -1,0 +1,60 @@
+"""An archive's table without Spark: a commit that is made survives a loss of power."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from pipeline import storage
+from pipeline.errors import PipelineError
+from pipeline.lake import Lake, Written
+
+FILE = Written("run-1/day=2024-10-04/shard=0/part-1.parquet", "2024-10-04", 0, 4, 1, 5, 5)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """An archive with a file that is not published yet."""
+    found = Lake(str(tmp_path / "archive")).create()
+    file = tmp_path / "archive" / "messages" / FILE.path
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"PAR1")
+    return found
+
+
+def test_a_commit_is_on_the_disk_when_it_is_told(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(storage, "_sync", synced.append)
+    lake.publish([FILE], {})
+    log = tmp_path / "archive" / "messages" / "_delta_log"
+    assert synced == [log / f"{1:020}.json", log, log.parent, log.parent.parent, tmp_path]
+    assert [each.rows for each in lake.files()] == [FILE.rows]
+    lake.replace(lake.files(), [])
+    assert synced[5] == log / f"{2:020}.json"
+
+
+def test_a_disk_that_does_not_take_a_commit_is_told(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(place: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(place))
+
+    monkeypatch.setattr(storage, "_sync", sync)
+    with pytest.raises(PipelineError, match=r"could not be read or written \(.*Input/output error"):
+        lake.publish([FILE], {})
+
+
+def test_folders_of_which_no_file_system_knows_a_call_are_passed_over(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(place: Path) -> None:
+        if place.is_dir():
+            raise OSError(errno.EINVAL, "Invalid argument", str(place))
+
+    monkeypatch.setattr(storage, "_sync", sync)
+    lake.publish([FILE], {})
+    assert len(lake.files()) == 1

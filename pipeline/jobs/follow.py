@@ -115,10 +115,14 @@ class Following:
         Raises:
             PipelineError: it ended by itself.
         """
-        told = self._first.published
+        told, position = self._first.published, self._first.position
         try:
             while not self.query.awaitTermination(_LOOK_S):
+                # To look is to read the whole log of the archive, and all marks.
+                if self._position() == position:
+                    continue
                 found = self.so_far()
+                position = found.position
                 if found.published > told:
                     self._job.say(
                         f"archive: {found.published - told:,} messages more,"

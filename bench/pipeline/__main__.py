@@ -22,8 +22,10 @@ from typing import Any, Final, TypeVar
 from bench.pipeline import baselines, jobs
 from bench.pipeline.claims import EDGES_PER_CHANNEL, write_claims
 from bench.pipeline.cpu import Used, apart, postgres_cpu_s
+from bench.pipeline.same import keep_batch
 from bench.pipeline.world import filled_database, first_ns, step_ns
 from bench.support import report
+from pipeline.columns import NAMES
 from pipeline.lake import LakeFile
 
 T = TypeVar("T")
@@ -73,8 +75,16 @@ class Measures:
             few, part = self._part()
             small = few, apart(jobs.read_rows, self._url, part, *given).first
             columns = "all" if names is None else ", ".join(names)
-            more = with_postgres(alone, ran, served)
+            more = with_postgres(alone, ran, served) | self._floor(names or NAMES, alone)
             self._report("source", alone, ran, small, columns=columns, **more)
+
+    def _floor(self, names: tuple[str, ...], alone: Used) -> dict[str, float]:
+        """What is left of the ratio when reading costs nothing, in a session that is warm."""
+        path = self._directory / f"same-{len(names)}"
+        keep_batch(self._url, names, path)
+        floor = apart(jobs.read_same, path, names, self._messages)
+        assert floor.again is not None
+        return {"floor_cpu_s": floor.again.cpu_s, "floor_ratio": alone.cpu_s / floor.again.cpu_s}
 
     def archive(self) -> None:
         """The whole job: written, read back, published, and noted in the database."""

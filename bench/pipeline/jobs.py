@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from bench.pipeline.cpu import Used, measured
+from bench.pipeline.same import read_again
 from pipeline.causal.audited import audited, missing_parents
 from pipeline.causal.claims import Claims
 from pipeline.causal.rows import (
@@ -102,6 +103,14 @@ def read_rows(url: str, within: Within, names: tuple[str, ...] = NAMES) -> Ran[N
 
     return _run(
         lambda session: read(session, *within), nothing=lambda session: read(session, *_NEVER)
+    )
+
+
+def read_same(path: Path, names: tuple[str, ...], messages: int) -> Ran[None]:
+    """What Spark itself takes for as many rows, which cost nothing to read."""
+    return _run(
+        lambda session: read_again(session, path, names, messages),
+        nothing=lambda session: read_again(session, path, names, 1),
     )
 
 

@@ -271,6 +271,8 @@ class Wrapper:
         client, is_peer = self._identify(method, context)
         if is_peer:
             await context.send_initial_metadata(self._own_metadata)
+            # Once more: a caller may learn of the end of a call without responses first.
+            context.set_trailing_metadata(self._own_metadata)
         now_ns = node.monotonic_ns()
         account = node.quota.account(client.name, client.limits, now_ns, named=client.named)
         limit = account.begin(method.kind, now_ns)

@@ -1,10 +1,11 @@
 """Calls of other nodes: one connection per peer, and the certainty of who answers.
 
 The contract, "Peers": every call carries this node's ID, store ID and version, and the callee
-answers with its own in the initial metadata. With TLS both show certificates. The dialler has the
-certificate verified for the name that it was given: the ID of ``ID@HOST:PORT``, else the host.
-In the latter case the callee may have another ID than the host's name; then the connection is made
-again and verified for that ID, so that nobody passes for a node whose certificate it lacks.
+answers with its own in the initial metadata, and again in the trailing ones. With TLS both show
+certificates. The dialler has the certificate verified for the name that it was given: the ID of
+``ID@HOST:PORT``, else the host. In the latter case the callee may have another ID than the host's
+name; then the connection is made again and verified for that ID, so that nobody passes for a node
+whose certificate it lacks.
 Without TLS the ID is believed, on loopback or where the operator allows it.
 
 gRPC connects again by itself, with bounded pauses. A connection that is known to be down when a
@@ -74,7 +75,7 @@ class _Unanswered(CallFailed):
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """Who answers a call, as its initial metadata say (and, with TLS, its certificate)."""
+    """Who answers a call, as its metadata say (and, with TLS, its certificate)."""
 
     node_id: str
     store_id: str
@@ -288,17 +289,16 @@ class PeerDialer:
 
     async def _identify(self, peer: PeerAddress, call: Any) -> Callee:  # noqa: ANN401
         """Wait for the answer's initial metadata, and refuse whom this node must not call."""
-        given = await _in_time(peer, call.initial_metadata())
-        told = {str(name): value for name, value in given or () if isinstance(value, str)}
-        names = (NODE_ID, STORE_ID, VERSION)
-        if not all(PEER_FIELD.fullmatch(told.get(name, "")) for name in names):
-            await self._demand_status(peer, call)
+        callee = _told(await _in_time(peer, call.initial_metadata()))
+        if callee is None and await self._ended_well(peer, call):
+            # gRPC drops the initial metadata of a call whose end it learns of first.
+            callee = _told(await call.trailing_metadata())
+        if callee is None:
             raise CallFailed(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"what answers at {peer} does not say which node it is: name the peer listener of "
                 "a store node",
             )
-        callee = Callee(*(told[name] for name in names))
         own = self.identity
         if callee.node_id == own.node_id or callee.store_id == own.store_id:
             what = "this node itself" if callee.node_id == own.node_id else "a node of this store"
@@ -309,15 +309,16 @@ class PeerDialer:
             )
         return callee
 
-    async def _demand_status(self, peer: PeerAddress, call: Any) -> None:  # noqa: ANN401
-        """Raise the status of a call that was refused; it has come, or comes within moments."""
+    async def _ended_well(self, peer: PeerAddress, call: Any) -> bool:  # noqa: ANN401
+        """Whether a call is over; its status has come, or comes within moments, and is raised."""
         try:
             async with asyncio.timeout(PEER_STATUS_TIMEOUT_S):
                 code = await call.code()
         except TimeoutError:
-            return
+            return False
         if code is not grpc.StatusCode.OK:
             raise _failed(peer, code, await call.details())
+        return True
 
     async def _take(self, peer: PeerAddress) -> _Line:
         """The channel of a peer, counted as used; a new one where the old cannot do."""
@@ -407,6 +408,13 @@ def _impostor(peer: PeerAddress, claimed: str, error: CallFailed) -> CallFailed:
         f"the peer at {peer} says that it is {claimed}, and a connection to a node of that name "
         f"failed: have its certificate name it ({error})",
     )
+
+
+def _told(metadata: Any) -> Callee | None:  # noqa: ANN401 - grpc.aio's are untyped
+    """Who answers, as metadata say; None: they do not."""
+    told = {str(name): value for name, value in metadata or () if isinstance(value, str)}
+    names = [told.get(name, "") for name in (NODE_ID, STORE_ID, VERSION)]
+    return Callee(*names) if all(map(PEER_FIELD.fullmatch, names)) else None
 
 
 def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> CallFailed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -10,10 +11,12 @@ import grpc
 import pytest
 
 from message.cursor import ScanCursor
+from store.config.types import parse_peer
 from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed
 from store.rpc import peer_scan
 from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items
 from tests.integration.peers.hostile import Script, Scripts, hostile_server
+from tests.support.fleet import Fleet
 from wire.storenode.v1.store_pb2 import ScanPage
 from wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -54,6 +57,22 @@ async def test_a_scan_goes_on_where_it_was_left_also_at_another_node(
             page, cursor = await anext(pages)
         got += [WakuMessageAndTopic.FromString(each) for each in page]
     assert got == messages
+
+
+async def test_an_answer_without_messages_says_whose_it_is(first: PeerNode, fleet: Fleet) -> None:
+    callee = parse_peer(fleet.start().peer).address
+    address = PeerAddress(callee.host, callee.port)
+
+    async def compute() -> None:
+        while True:
+            sum(range(500_000))
+            await asyncio.sleep(0)
+
+    # The node is busy for so long at a time that an answer has come whole when it looks.
+    busy = asyncio.create_task(compute())
+    for _ in range(50):
+        assert await read(first.caller.scan(address, START_NS, END_NS, b"")) == []
+    busy.cancel()
 
 
 async def test_a_peer_that_cannot_be_asked(first: PeerNode, second: PeerNode) -> None:

@@ -100,8 +100,8 @@ def summary(scene: Scene, verdict: Verdict) -> Iterable[RenderableType]:
     yield Text("What the nodes lacked when a fault was over, and how it came back", "bold")
     yield _incidents(scene)
     yield Text(
-        "What was new meanwhile is counted too. What gossip and a sync bring at once counts for\n"
-        "the one that was first.\n",
+        "What was new meanwhile is counted too, and what gossip and a sync bring at once"
+        " counts for the one that was first.\n",
         _FAINT,
     )
     yield Text("How the nodes came by what they hold", "bold")

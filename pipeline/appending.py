@@ -209,7 +209,7 @@ def _contents(folder: str, files: list[tuple[str, int]]) -> Iterator[pa.RecordBa
             low, high = min(low, ends["min"].as_py()), max(high, ends["max"].as_py())
         hours = as_rows(found)
         about = (name, rows_and_bytes(path)[1], low, high)
-        told = [pa.array([each]).take(pa.array([0] * len(hours))) for each in about]
+        told = [pa.repeat(each, len(hours)) for each in about]
         yield pa.record_batch([*hours.columns, *told], schema=_CONTENTS)
 
 

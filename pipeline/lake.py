@@ -150,22 +150,25 @@ class Lake:
 
     def create(self) -> Lake:
         """Begin an archive where there is none, and read its state."""
-        if not self.exists:
-            try:
-                create_table_with_add_actions(
-                    self._log,
-                    Schema.from_arrow(ARROW),
-                    [],
-                    mode="error",
-                    partition_by=list(PARTITIONS),
-                    name=_NAME,
-                    description=f"{_FORMAT}{FORMAT_VERSION}",
-                    configuration=_KEPT,
-                )
-            except (DeltaError, OSError, ValueError) as error:
-                if not self.exists:  # else another job was faster
-                    raise _unreadable(self.path, error) from error
-        return self.open()
+        if self.exists:
+            return self.open()
+        try:
+            create_table_with_add_actions(
+                self._log,
+                Schema.from_arrow(ARROW),
+                [],
+                mode="error",
+                partition_by=list(PARTITIONS),
+                name=_NAME,
+                description=f"{_FORMAT}{FORMAT_VERSION}",
+                configuration=_KEPT,
+            )
+        except (DeltaError, OSError, ValueError) as error:
+            if not self.exists:  # else another job was faster
+                raise _unreadable(self.path, error) from error
+        self.open()
+        self._settle_log(0)
+        return self
 
     def files(self, days: Iterable[int] | None = None) -> list[LakeFile]:
         """The files of the state that was read, of some days only if they are given.
@@ -219,16 +222,6 @@ class Lake:
                 ),
             )
         )
-        self.open()
-        self._settle_log()
-
-    def _settle_log(self) -> None:
-        """Have the newest commit reach the disk."""
-        entry = f"_delta_log/{self._opened.version():020}.json"
-        try:
-            settle(f"{self.messages}/{entry}", _LOG_FOLDERS)
-        except OSError as error:
-            raise _unreadable(self.path, error) from error
 
     def replace(self, gone: Iterable[LakeFile], written: Sequence[Written]) -> None:
         """Let files take the place of others that hold the same messages, all or none.
@@ -263,7 +256,6 @@ class Lake:
                     table.vacuum(VACUUM_AFTER_HOURS, dry_run=False, full=True)
                 )
             )
-        self.open()
         return len(found)
 
     def hours(self) -> Fingerprints:
@@ -340,6 +332,8 @@ class Lake:
         }
 
     def _commit(self, action: Callable[[], object]) -> None:
+        """Do what makes commits, see that they reach the disk, and read the state anew."""
+        before = self._opened.version()
         try:
             action()
         except CommitFailedError as error:
@@ -348,6 +342,17 @@ class Lake:
                 " this one was published: run it again when the other has ended."
             ) from error
         except (DeltaError, OSError, ValueError) as error:
+            raise _unreadable(self.path, error) from error
+        self.open()
+        self._settle_log(before + 1)
+
+    def _settle_log(self, first: int) -> None:
+        """Have the commits from one version on reach the disk."""
+        versions = range(first, self._opened.version() + 1)
+        entries = (f"{self.messages}/_delta_log/{version:020}.json" for version in versions)
+        try:
+            settle(entries, _LOG_FOLDERS)
+        except OSError as error:
             raise _unreadable(self.path, error) from error
 
 

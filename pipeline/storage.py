@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -47,8 +47,8 @@ def for_writing(path: str) -> pa.NativeFile:
     return pa.PythonFile(_Sink(_store(root).open_output_stream(rest, None)), "w")
 
 
-def settle(path: str, folders: int) -> None:
-    """Have a file, and so many folders above it, reach the disk; object stores do so by themselves.
+def settle(paths: Iterable[str], folders: int) -> None:
+    """Have files, and some folders above each, reach the disk; object stores do so by themselves.
 
     An hour that is noted as archived may be dropped from its database: by then no loss of power
     must take it from the archive.
@@ -56,11 +56,10 @@ def settle(path: str, folders: int) -> None:
     Raises:
         OSError: the disk did not take it.
     """
-    if not path.startswith(_LOCAL):
-        return
-    place = Path(path.removeprefix(_LOCAL))
-    _sync(place)
-    for folder in islice(place.parents, folders):
+    files = [Path(path.removeprefix(_LOCAL)) for path in paths if path.startswith(_LOCAL)]
+    for file in files:
+        _sync(file)
+    for folder in dict.fromkeys(above for file in files for above in file.parents[:folders]):
         try:
             _sync(folder)
         except OSError as error:

@@ -67,7 +67,6 @@ class _File:
         self.rows = 0
         self.held_bytes = 0
         self._held: list[pa.RecordBatch] = []
-        self._path = path
         self._sink = for_writing(path)
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -95,7 +94,6 @@ class _File:
         self.flush()
         self._writer.close()
         self._sink.close()
-        settle(self._path, _FOLDERS)
 
 
 @dataclass
@@ -119,6 +117,7 @@ class _Files:
         """Everything that was written: path in the folder, rows."""
         for directory in list(self._open):
             self._close(directory)
+        settle((f"{self.folder}/{name}" for name, _ in self._written), _FOLDERS)
         return self._written
 
     def _file(self, directory: Directory) -> _File:

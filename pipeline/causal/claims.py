@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from message.limits import MAX_TIMESTAMP_NS
 from pipeline.causal.rows import CLAIMS
 from pipeline.files import batches_of
 from pipeline.fingerprints import numbers_of
@@ -35,7 +36,7 @@ class Claims:
     rows: DataFrame
     files: Sequence[LakeFile] | None = None
     low_ns: int = 0
-    high_ns: int = 2**63 - 1
+    high_ns: int = MAX_TIMESTAMP_NS
 
     def mapped(self, work: Work, schema: pa.Schema, names: tuple[str, ...] = CLAIMS) -> DataFrame:
         """What ``work`` makes of some columns, some messages at a time, as rows of a ``schema``.

@@ -239,10 +239,9 @@ def _checked(kinds: Sequence[str], files: list[LakeFile]) -> Iterator[pa.RecordB
             continue
         if found:
             hours = as_rows(found)
-            same = pa.array([0] * len(hours))
             more = [
-                pa.array([_HOUR]).take(same),
-                pa.array([path]).take(same),
+                pa.repeat(_HOUR, len(hours)),
+                pa.repeat(path, len(hours)),
                 pa.nulls(len(hours), pa.list_(pa.string())),
             ]
             yield pa.record_batch([*hours.columns, *more], schema=_FOUND)

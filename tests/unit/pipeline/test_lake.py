@@ -37,6 +37,17 @@ def test_a_commit_is_on_the_disk_when_it_is_told(
     assert synced[5] == log / f"{2:020}.json"
 
 
+def test_every_commit_of_the_log_is_on_the_disk_from_the_first_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(storage, "_sync", synced.append)
+    lake = Lake(str(tmp_path / "new")).create()
+    lake.vacuum()
+    log = tmp_path / "new" / "messages" / "_delta_log"
+    assert [each for each in synced if each.suffix] == sorted(log.glob("*.json"))
+
+
 def test_a_disk_that_does_not_take_a_commit_is_told(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

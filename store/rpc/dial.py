@@ -25,6 +25,7 @@ import grpc
 
 from dial.ending import BROKEN_WRITE, Ending
 from dial.hosts import is_loopback
+from dial.limits import STATUS_TIMEOUT_S
 from store.domain.ports import PeerAddress, PeerFailed
 from store.rpc.context import NodeIdentity
 from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, VERSION, own_metadata
@@ -36,7 +37,6 @@ from store.rpc.limits import (
     PEER_CONNECT_TIMEOUT_S,
     PEER_KEEPALIVE_MS,
     PEER_KEEPALIVE_TIMEOUT_MS,
-    PEER_STATUS_TIMEOUT_S,
 )
 from store.rpc.tls import Stamp, TlsError, TlsFiles, channel_credentials, stamp_of
 
@@ -312,7 +312,7 @@ class PeerDialer:
     async def _ended_well(self, peer: PeerAddress, call: Any) -> bool:  # noqa: ANN401
         """Whether a call is over; its status has come, or comes within moments, and is raised."""
         try:
-            async with asyncio.timeout(PEER_STATUS_TIMEOUT_S):
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
                 code = await call.code()
         except TimeoutError:
             return False

@@ -59,9 +59,6 @@ MAX_PEER_FRAME_BYTES: Final = MAX_PEER_REQUEST_BYTES + 64 * 1024
 PEER_CONNECT_TIMEOUT_S: Final = 10.0
 """From a call of a peer to its initial metadata, a new connection included."""
 
-PEER_STATUS_TIMEOUT_S: Final = 1.0
-"""From an answer without metadata to the status that explains it."""
-
 MIN_PEER_RECONNECT_MS: Final = 250
 MAX_PEER_RECONNECT_MS: Final = 5_000
 """Pauses of gRPC itself between two attempts to connect to a peer."""

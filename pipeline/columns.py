@@ -60,7 +60,8 @@ NAMES: Final = tuple(ARROW.names)
 TAIL_COLUMNS: Final = frozenset({"version", "meta", "rate_limit_proof", "ephemeral"})
 TOPIC_COLUMNS: Final = frozenset({"shard", "pubsub_topic", "content_topic"})
 SDS_COLUMNS: Final = frozenset({"channel", "message_id", "sender", "lamport", "parents"})
-HASH_COLUMNS: Final = frozenset({"hash", "h0", "h1", "h2", "h3"})
+HASH_WORDS: Final = frozenset({"h0", "h1", "h2", "h3"})
+HASH_COLUMNS: Final = HASH_WORDS | {"hash"}
 
 _PARENTS: Final = ArrayType(
     StructType([StructField("id", StringType()), StructField("hint", BinaryType())])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +22,22 @@ from numpy.typing import NDArray
 
 from message.limits import HASH_BYTES
 from message.topics import parse_shard
-from pipeline.columns import ARROW, HASH_COLUMNS, PARENT, SDS_COLUMNS, TAIL_COLUMNS, TOPIC_COLUMNS
+from pipeline.columns import (
+    ARROW,
+    HASH_COLUMNS,
+    HASH_WORDS,
+    PARENT,
+    SDS_COLUMNS,
+    TAIL_COLUMNS,
+    TOPIC_COLUMNS,
+)
 from pipeline.copied import Octets, Places, gathered
 from pipeline.errors import PipelineError
 from pipeline.limits import DAY_NS, MAX_KNOWN_TOPICS, SHARD_PARTITIONS
 
 NO_SHARD: Final = -1
 _MORE: Final = 0x80
+_ALL: Final = slice(None)
 _MAX_VARINT_BYTES: Final = 10
 _HASH_WORDS: Final = HASH_BYTES // 8
 
@@ -39,6 +48,10 @@ _META: Final = (0x5A,)
 _PROOF: Final = (0xAA, 0x01)
 _EPHEMERAL: Final = (0xF8, 0x01)
 _PUBSUB_TOPIC: Final = (0x1A,)
+
+
+_Here: TypeAlias = Places | slice
+"""Some rows, or `_ALL`."""
 
 
 class DamagedRows(Exception):
@@ -121,7 +134,7 @@ def decoded(
     if "day" in wanted:
         found["day"] = _days(messages["ts"])
     if wanted & HASH_COLUMNS:
-        found |= _hashes(messages["hash"])
+        found |= _hashes(messages["hash"], wanted & HASH_WORDS)
     if wanted & TOPIC_COLUMNS:
         found |= (topics or Topics()).columns(messages["topic"], messages["tail"])
     if wanted & TAIL_COLUMNS:
@@ -129,18 +142,20 @@ def decoded(
     if "payload" in wanted:
         found["payload"] = messages["payload"]
     if wanted & SDS_COLUMNS:
-        found |= _no_sds(len(messages)) if sds is None else _sds(messages["hash"], sds)
+        found |= _no_sds(len(messages)) if sds is None else _sds(messages, sds)
     schema = pa.schema([ARROW.field(name) for name in names])
-    arrays = [found[name].cast(ARROW.field(name).type) for name in names]
+    arrays = [_of_type(found[each.name], each.type) for each in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _of_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    return values if values.type == kind else values.cast(kind)
 
 
 def needed(names: tuple[str, ...]) -> list[str]:
     """What must be selected from `export_messages` for some columns."""
     wanted = set(names)
-    selected = ["ts"]
-    if wanted & (HASH_COLUMNS | SDS_COLUMNS):
-        selected.append("hash")
+    selected = ["ts", "hash"]
     if wanted & TOPIC_COLUMNS:
         selected.append("topic")
     if "payload" in wanted:
@@ -155,15 +170,19 @@ def _days(timestamps: pa.Array) -> pa.Array:
     return pa.array(days.astype(np.int32)).view(pa.date32())
 
 
-def _hashes(hashes: pa.Array) -> dict[str, pa.Array]:
+def _hashes(hashes: pa.Array, names: set[str]) -> dict[str, pa.Array]:
+    """The hashes, and some of their words."""
+    words = _words(hashes)
+    return {"hash": hashes, **{name: pa.array(words[:, int(name[1:])]) for name in names}}
+
+
+def _words(hashes: pa.Array) -> NDArray[np.int64]:
     starts, lengths, octets = _layout(hashes)
     if (lengths != HASH_BYTES).any():
         raise DamagedRows(np.flatnonzero(lengths != HASH_BYTES))
     first = int(starts[0]) if len(starts) else 0
     joined = octets[first : first + HASH_BYTES * len(starts)]
-    words = joined.view("<i8").reshape(-1, _HASH_WORDS)
-    found = {f"h{word}": pa.array(words[:, word]) for word in range(_HASH_WORDS)}
-    return {"hash": hashes, **found}
+    return joined.view("<i8").reshape(-1, _HASH_WORDS)
 
 
 class _Topic(NamedTuple):
@@ -241,7 +260,10 @@ class _Tails:
 
 
 class _Walk:
-    """A cursor per row that moves over the fields of tails, all rows at once."""
+    """A cursor per row that moves over the fields of tails, all rows at once.
+
+    Most rows have the same fields: what all have is done without looking for who has it.
+    """
 
     def __init__(self, octets: Octets, starts: Places, ends: Places) -> None:
         # A cursor that has run out of its row reads zeros, which begin no field.
@@ -249,21 +271,26 @@ class _Walk:
         self._at = starts.copy()
         self._ends = ends
         self._last = len(octets)
+        self._tags = np.zeros(len(starts), np.uint8)
+        self._look(_ALL)
 
     def delimited(self, tag: tuple[int, ...]) -> _Field:
         here = self._enter(tag)
         starts, sizes = np.zeros_like(self._at), np.full_like(self._at, -1)
-        lengths, after = self._varints(self._at[here])
-        starts[here], sizes[here] = after, lengths
-        self._move(here, after + lengths)
+        if here is not None:
+            lengths, after = self._varints(self._at[here])
+            starts[here], sizes[here] = after, lengths
+            self._move(here, after + lengths)
         return _Field(starts, sizes)
 
     def varint(self, tag: tuple[int, ...]) -> _Field:
         here = self._enter(tag)
         starts, sizes = np.zeros_like(self._at), np.full_like(self._at, -1)
-        _, after = self._varints(self._at[here])
-        starts[here], sizes[here] = self._at[here], after - self._at[here]
-        self._move(here, after)
+        if here is not None:
+            begins = self._at[here]
+            after = self._behind_varints(begins)
+            starts[here], sizes[here] = begins, after - begins
+            self._move(here, after)
         return _Field(starts, sizes)
 
     def finish(self, sound: NDArray[np.bool_]) -> None:
@@ -272,36 +299,57 @@ class _Walk:
         if len(damaged):
             raise DamagedRows(damaged)
 
-    def _enter(self, tag: tuple[int, ...]) -> Places:
-        """Rows that have a tag at the cursor, which moves behind it."""
-        found = self._at < self._ends
-        for offset, octet in enumerate(tag):
-            found &= self._octets[np.minimum(self._at + offset, self._last)] == octet
-        here = np.flatnonzero(found)
-        self._at[here] += len(tag)
-        return here
+    def _look(self, here: _Here) -> None:
+        """Note the octet at the cursor, which begins a field; 0 at the end of a row."""
+        at = self._at[here]
+        self._tags[here] = np.where(at < self._ends[here], self._octets[at], 0)
 
-    def _move(self, here: Places, places: Places) -> None:
+    def _enter(self, tag: tuple[int, ...]) -> _Here | None:
+        """Rows that have a tag at the cursor, which moves behind it; None: there are none."""
+        here = np.flatnonzero(self._tags == tag[0])
+        for offset, octet in enumerate(tag[1:], 1):
+            here = here[self._octets[self._at[here] + offset] == octet]
+        if not len(here):
+            return None
+        rows = _ALL if len(here) == len(self._at) else here
+        self._at[rows] += len(tag)
+        return rows
+
+    def _move(self, here: _Here, places: Places) -> None:
         # What claims to reach beyond its row is damaged, and must not lead a cursor astray.
         wrong = (places > self._ends[here]) | (places < self._at[here])
         if wrong.any():
-            raise DamagedRows(here[wrong])
+            raise DamagedRows(np.arange(len(self._at))[here][wrong])
         self._at[here] = places
+        self._look(here)
 
     def _varints(self, places: Places) -> tuple[Places, Places]:
         """Values, modulo 2^63, and the places behind them."""
-        values, at = np.zeros_like(places), places.copy()
-        open_rows = np.arange(len(places))
-        for group in range(_MAX_VARINT_BYTES):
-            octets = self._octets[np.minimum(at[open_rows], self._last)].astype(np.int64)
-            at[open_rows] += 1
+        values = self._octets[places].astype(np.int64)
+        if (values < _MORE).all():
+            return values, places + 1
+        ends = self._behind_varints(places)
+        values &= _MORE - 1
+        for group in range(1, min(int((ends - places).max()), _MAX_VARINT_BYTES)):
+            rows = np.flatnonzero(ends - places > group)
+            octets = self._octets[np.minimum(places[rows] + group, self._last)].astype(np.int64)
             if 7 * group < 63:
-                values[open_rows] |= (octets & (_MORE - 1)) << (7 * group)
-            open_rows = open_rows[octets >= _MORE]
-            if not len(open_rows):
-                return values, at
-        at[open_rows] = self._last + 1  # no varint is so long
-        return values, at
+                values[rows] |= (octets & (_MORE - 1)) << (7 * group)
+        return values, ends
+
+    def _behind_varints(self, places: Places) -> Places:
+        """The places behind varints; behind all octets for one that is too long."""
+        ends = places + 1
+        open_rows: _Here = _ALL
+        for _ in range(_MAX_VARINT_BYTES):
+            more = self._octets[np.minimum(ends[open_rows] - 1, self._last)] >= _MORE
+            if not more.all():
+                open_rows = np.arange(len(places))[open_rows][more]
+                if not len(open_rows):
+                    return ends
+            ends[open_rows] += 1
+        ends[open_rows] = self._last + 1
+        return ends
 
 
 def _numbers(octets: Octets, field: _Field) -> Places:
@@ -335,20 +383,29 @@ def _no_sds(rows: int) -> dict[str, pa.Array]:
     return {name: pa.nulls(rows, ARROW.field(name).type) for name in SDS_COLUMNS}
 
 
-def _sds(hashes: pa.Array, sds: pa.Table) -> dict[str, pa.Array]:
+def _sds(messages: pa.RecordBatch, sds: pa.Table) -> dict[str, pa.Array]:
     """SDS columns of messages, null for those that have no row."""
     rows = sds.combine_chunks()
-    places = pc.index_in(hashes, value_set=_whole(rows["hash"]))
+    places = _matched(messages, rows)
     found = {
-        name: _whole(rows[source]).take(places).cast(ARROW.field(name).type)
-        for name, source in (
-            ("channel", "channel"),
-            ("message_id", "message_id"),
-            ("sender", "sender"),
-            ("lamport", "lamport"),
-        )
+        name: _of_type(_whole(rows[name]), ARROW.field(name).type).take(places)
+        for name in ("channel", "message_id", "sender", "lamport")
     }
     return {**found, "parents": _parents(rows).take(places)}
+
+
+def _matched(messages: pa.RecordBatch, sds: pa.Table) -> pa.Array:
+    """For each message the row of SDS that is about it, null if there is none; both ascend."""
+    stamps = messages["ts"].to_numpy(zero_copy_only=False)
+    if (stamps[1:] == stamps[:-1]).any():
+        return pc.index_in(messages["hash"], value_set=_whole(sds["hash"]))
+    hashes, wanted = _words(messages["hash"]), _words(_whole(sds["hash"]))
+    found = np.searchsorted(stamps, sds["ts"].to_numpy())
+    rows = np.flatnonzero(found < len(stamps))
+    rows = rows[(hashes[found[rows]] == wanted[rows]).all(axis=1)]
+    places = np.full(len(stamps), -1)
+    places[found[rows]] = rows
+    return pa.array(places, mask=places < 0)
 
 
 def _parents(rows: pa.Table) -> pa.Array:

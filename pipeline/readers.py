@@ -6,16 +6,20 @@ has; both give the same columns. Either holds one batch at a time, however long 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 import pyarrow as pa
 
 from pipeline.copied import batches_of
 from pipeline.errors import UNREACHABLE, USAGE, PipelineError, of_database
+
+if TYPE_CHECKING:
+    from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """About so many bytes of rows are in one batch."""
@@ -32,6 +36,9 @@ _DRIVER: Final = "adbc_driver_postgresql"
 
 class Connection(Protocol):
     """An open connection; it reads one statement at a time."""
+
+    def run(self, statement: str) -> None:
+        """Have a statement done that gives no rows."""
 
     def batches(self, statement: str, schema: pa.Schema) -> Generator[pa.RecordBatch]:
         """The rows of a query, whose columns have the names and types of ``schema``.
@@ -61,48 +68,79 @@ def connection(url: str, reader: str = AUTO) -> Iterator[Connection]:
 
 
 class _Adbc:
-    def __init__(self, held: Any, size_hint: str) -> None:  # noqa: ANN401 - imported where it is
+    def __init__(self, held: AdbcConnection, size_hint: str) -> None:
         self._held = held
         self._options = {size_hint: str(BATCH_BYTES)}
 
+    def run(self, statement: str) -> None:
+        with _statement(self._held, statement) as opened:
+            opened.execute_update()
+
     def batches(self, statement: str, schema: pa.Schema) -> Generator[pa.RecordBatch]:  # noqa: ARG002
-        with self._held.cursor(adbc_stmt_kwargs=self._options) as cursor:
-            cursor.execute(statement)
-            for batch in cursor.fetch_record_batch():
+        with _statement(self._held, statement, self._options) as opened:
+            answer, _ = opened.execute_query()
+            for batch in pa.RecordBatchReader.from_stream(answer):
                 if batch.num_rows:
                     yield batch
 
 
 @contextmanager
-def _by_adbc(url: str) -> Iterator[Connection]:
+def _statement(
+    held: AdbcConnection, statement: str, options: Mapping[str, str] | None = None
+) -> Iterator[AdbcStatement]:
     # Not every installation has it.
-    import adbc_driver_manager as adbc  # noqa: PLC0415
-    from adbc_driver_postgresql import StatementOptions, dbapi  # noqa: PLC0415
-
-    def said(error: adbc.Error) -> str:
-        return str(error).split("[libpq] ", 1)[-1].splitlines()[0].strip()
+    from adbc_driver_manager import AdbcStatement, Error  # noqa: PLC0415
 
     try:
-        held = dbapi.connect(url, autocommit=True)
-    except adbc.Error as error:
+        with AdbcStatement(held) as opened:
+            opened.set_options(**options or {})
+            opened.set_sql_query(statement)
+            yield opened
+    except (Error, pa.ArrowException, OSError) as error:
+        raise PipelineError(f"The database refused ({_said(error)}).") from error
+
+
+def _said(error: Exception) -> str:
+    return str(error).split("[libpq] ", 1)[-1].splitlines()[0].strip()
+
+
+@lru_cache(maxsize=2)
+def _database(url: str) -> AdbcDatabase:
+    """What the driver knows of a server's types, for one task of a worker after the other.
+
+    To learn it takes ten times as long as to connect. No connection is held.
+    """
+    import adbc_driver_postgresql  # noqa: PLC0415
+
+    database: AdbcDatabase = adbc_driver_postgresql.connect(url)
+    return database
+
+
+@contextmanager
+def _by_adbc(url: str) -> Iterator[Connection]:
+    from adbc_driver_manager import AdbcConnection, Error  # noqa: PLC0415
+    from adbc_driver_postgresql import StatementOptions  # noqa: PLC0415
+
+    try:
+        held = AdbcConnection(_database(url))
+    except Error as error:
         raise PipelineError(
-            f"The database could not be reached ({said(error)}): check that Postgres runs, and the"
+            f"The database could not be reached ({_said(error)}): check that Postgres runs, and the"
             " URL.",
             UNREACHABLE,
         ) from error
-    try:
-        with held.cursor() as cursor:
-            cursor.execute(_SETTINGS)
-        yield _Adbc(held, StatementOptions.BATCH_SIZE_HINT_BYTES.value)
-    except adbc.Error as error:
-        raise PipelineError(f"The database refused ({said(error)}).") from error
-    finally:
-        held.close()
+    with held:
+        opened = _Adbc(held, StatementOptions.BATCH_SIZE_HINT_BYTES.value)
+        opened.run(_SETTINGS)
+        yield opened
 
 
 class _Psycopg:
     def __init__(self, held: psycopg.Connection[Any]) -> None:
         self._held = held
+
+    def run(self, statement: str) -> None:
+        self._held.execute(statement.encode())
 
     def batches(self, statement: str, schema: pa.Schema) -> Generator[pa.RecordBatch]:
         copying = f"copy ({statement}) to stdout (format binary)"

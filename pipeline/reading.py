@@ -11,25 +11,29 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
+from pipeline.blocks import Messages, Place
 from pipeline.columns import NAMES, SDS_COLUMNS
 from pipeline.decode import DamagedRows, Topics, damaged, decoded, needed, rows_of
 from pipeline.readers import AUTO, Connection, connection
 from pipeline.slices import Slice
 
+_BEGIN: Final = "begin transaction isolation level repeatable read, read only"
+_END: Final = "commit"
+_POSITIONS: Final = pa.schema([("position", pa.int64())])
 _UP_TO: Final = """
  and batch not in (select batch from storenode.export_commits where position > {position})"""
 _BEHIND: Final = """
  and batch in (select batch from storenode.export_commits
                where position > {start} and position <= {position})"""
-_MESSAGES: Final = """
-select {columns} from storenode.export_messages
-where ts >= {low} and ts < {high}{committed} order by ts, hash"""
+_LATER: Final = """
+select position from storenode.export_commits
+where position > {position} and max_ts >= {low} and min_ts < {high} limit 1"""
 _SDS: Final = """
 select {columns} from storenode.export_sds where ts >= {low} and ts < {high} order by ts, hash"""
 
-_EXPRESSIONS: Final = {"topic": "uuid_send(topic) as topic"}
 MESSAGES: Final = pa.schema(
     [
         ("ts", pa.int64()),
@@ -116,35 +120,47 @@ class _Reading:
         self._connection = connection
         self._cut = cut
         self._names = names
-        self._columns = needed(names)
+        schema = pa.schema([MESSAGES.field(name) for name in needed(names)])
+        self._messages = Messages(connection, schema)
         self._topics = Topics()
 
     def without_sds(self, each: Slice) -> Iterator[pa.RecordBatch]:
-        for batch in self._messages(each):
+        for batch in self._stored(each):
             yield self._decoded(batch, None)
 
     def with_sds(self, each: Slice, second: Connection) -> Iterator[pa.RecordBatch]:
         statement = _SDS.format(columns=", ".join(SDS.names), low=each.low_ns, high=each.high_ns)
         with closing(second.batches(statement, SDS)) as batches:
             following = _Following(batches)
-            for batch in self._messages(each):
-                yield self._decoded(batch, following.up_to(batch["ts"][-1].as_py()))
+            for batch in self._stored(each):
+                yield self._decoded(batch, following.within(*_ends(batch)))
 
-    def _messages(self, each: Slice) -> Iterator[pa.RecordBatch]:
-        statement = _MESSAGES.format(
-            columns=", ".join(_EXPRESSIONS.get(name, name) for name in self._columns),
-            low=each.low_ns,
-            high=each.high_ns,
-            committed=self._cut.condition,
-        )
-        schema = pa.schema([MESSAGES.field(name) for name in self._columns])
-        return self._connection.batches(statement, schema)
+    def _stored(self, each: Slice) -> Iterator[pa.RecordBatch]:
+        low = Place(each.low_ns)
+        self._connection.run(_BEGIN)
+        if self._is_cut(each):
+            yield from self._messages.in_rows(low, each.high_ns, self._cut.condition)
+        else:
+            yield from self._messages.in_blocks(low, each.high_ns)
+        # Who reads no further closes the connection.
+        self._connection.run(_END)
+
+    def _is_cut(self, each: Slice) -> bool:
+        """Whether a slice may hold messages that are not wanted."""
+        if self._cut.start is not None:
+            return True
+        statement = _LATER.format(position=self._cut.position, low=each.low_ns, high=each.high_ns)
+        return any(self._connection.batches(statement, _POSITIONS))
 
     def _decoded(self, batch: pa.RecordBatch, sds: pa.Table | None) -> pa.RecordBatch:
         try:
             return decoded(batch, sds, self._names, self._topics)
         except DamagedRows as error:
             raise damaged(error, batch["ts"]) from error
+
+
+def _ends(batch: pa.RecordBatch) -> tuple[int, int]:
+    return batch["ts"][0].as_py(), batch["ts"][-1].as_py()
 
 
 class _Following:
@@ -155,15 +171,23 @@ class _Following:
         self._held: list[pa.RecordBatch] = []
         self._ended = False
 
-    def up_to(self, ts: int) -> pa.Table | None:
-        """Rows up to a timestamp that were not left behind yet; None: there are none at all."""
-        while not self._ended and (not self._held or self._held[-1]["ts"][-1].as_py() <= ts):
+    def within(self, low: int, high: int) -> pa.Table | None:
+        """Rows from one timestamp up to another, both included; None: there are none.
+
+        Neither timestamp may be below those of the last call.
+        """
+        while not self._ended and (not self._held or self._held[-1]["ts"][-1].as_py() <= high):
             batch = next(self._batches, None)
             if batch is None:
                 self._ended = True
             else:
                 self._held.append(batch)
-        found = rows_of(iter(self._held))
         # Another message with the same timestamp may come in the next batch.
-        self._held = [each for each in self._held if each["ts"][-1].as_py() >= ts]
-        return found
+        self._held = [each for each in self._held if each["ts"][-1].as_py() >= low]
+        return rows_of(part for each in self._held if len(part := _part(each, low, high)))
+
+
+def _part(batch: pa.RecordBatch, low: int, high: int) -> pa.RecordBatch:
+    stamps = batch["ts"].to_numpy()
+    first = int(np.searchsorted(stamps, low))
+    return batch[first : int(np.searchsorted(stamps, high, "right"))]

@@ -36,6 +36,7 @@ from pipeline.readers import AUTO, READERS
 from pipeline.reading import Cut, read_slices
 from pipeline.slices import Slice, from_text, good_slice_rows, grouped, plan_slices
 from pipeline.stream import Spans, end_of_batch, spans_between
+from pipeline.tasks import settle
 from store.domain.partitioning import Bounds
 
 FORMAT: Final = "storenode"
@@ -110,6 +111,7 @@ class Options:
 
     def read(self, partition: SlicesPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
+        settle()
         return read_slices(self.url, partition.slices, partition.cut, self.names, self.reader)
 
     def _columns(self) -> tuple[str, ...]:

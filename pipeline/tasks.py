@@ -6,8 +6,9 @@ with a message. Spark decides where and when, does it again where a worker dies,
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -36,7 +37,18 @@ def spread(
     return numbers.mapInArrow(partial(_task, work, list(portions)), from_arrow_schema(schema))
 
 
+@cache
+def settle() -> None:
+    """Keep what a worker has loaded out of garbage collection.
+
+    PySpark collects after every task, which takes longer than a small task where many libraries
+    are loaded.
+    """
+    gc.freeze()
+
+
 def _task(work: Callable[[T], Batches], portions: Sequence[T], batches: Batches) -> Batches:
+    settle()
     for batch in batches:
         for number in batch[_NUMBER].to_pylist():
             yield from work(portions[number])

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from bench.pipeline import baselines, jobs
 from bench.pipeline.claims import EDGES_PER_CHANNEL, write_claims
@@ -49,6 +49,13 @@ _NOTHING_S: Final = 0.01
 """Processor time is counted in hundredths of a second."""
 
 
+class Alone(NamedTuple):
+    """What a baseline used, and what Postgres did for it."""
+
+    used: Used
+    postgres_s: float
+
+
 class Measures:
     """The measures, and the data that they share, made when the first of them needs it."""
 
@@ -61,22 +68,31 @@ class Measures:
 
     def source(self) -> None:
         """All columns, then those that come as the database has them."""
-        for names, statements in (
-            (None, (baselines.MESSAGES, baselines.SDS)),
-            (FEW, (baselines.FEW,)),
-        ):
-            before = postgres_cpu_s()
-            rows, alone = twice(baselines.read_rows, self._url, *statements)
-            between = postgres_cpu_s()
-            assert rows == self._messages, f"{rows} of {self._messages} messages were read"
-            given = () if names is None else (names,)
-            ran = apart(jobs.read_rows, self._url, _ALWAYS, *given)
-            served = (between - before) / 2, (postgres_cpu_s() - between) / 2
-            few, part = self._part()
-            small = few, apart(jobs.read_rows, self._url, part, *given).first
-            columns = "all" if names is None else ", ".join(names)
-            more = with_postgres(alone, ran, served) | self._floor(names or NAMES, alone)
-            self._report("source", alone, ran, small, columns=columns, **more)
+        undecoded = self._read_alone(baselines.read_rows, baselines.MESSAGES, baselines.SDS)
+        used_s = undecoded.used.cpu_s
+        self._source(NAMES, self._read_alone(baselines.read_decoded), undecoded_cpu_s=used_s)
+        self._source(FEW, self._read_alone(baselines.read_rows, baselines.FEW))
+
+    def _read_alone(self, baseline: Callable[..., tuple[int, Used]], *statements: str) -> Alone:
+        before = postgres_cpu_s()
+        rows, used = twice(baseline, self._url, *statements)
+        assert rows == self._messages, f"{rows} of {self._messages} messages were read"
+        return Alone(used, (postgres_cpu_s() - before) / 2)
+
+    def _source(self, names: tuple[str, ...], alone: Alone, **more: float) -> None:
+        before = postgres_cpu_s()
+        ran = apart(jobs.read_rows, self._url, _ALWAYS, names)
+        served_s = (postgres_cpu_s() - before) / 2
+        few, part = self._part()
+        small = few, apart(jobs.read_rows, self._url, part, names).first
+        if used_s := more.get("undecoded_cpu_s"):
+            assert ran.again is not None
+            more["undecoded_ratio"] = used_s / ran.first.cpu_s
+            more["again_undecoded_ratio"] = used_s / ran.again.cpu_s
+        more |= with_postgres(alone.used, ran, (alone.postgres_s, served_s))
+        more |= self._floor(names, alone.used)
+        columns = "all" if names == NAMES else ", ".join(names)
+        self._report("source", alone.used, ran, small, columns=columns, **more)
 
     def _floor(self, names: tuple[str, ...], alone: Used) -> dict[str, float]:
         """What is left of the ratio when reading costs nothing, in a session that is warm."""

@@ -17,6 +17,11 @@ import pyarrow.parquet as pq
 from adbc_driver_postgresql import dbapi
 
 from bench.pipeline.cpu import Used, measured
+from pipeline.columns import NAMES
+from pipeline.database import FOREVER
+from pipeline.readers import ADBC
+from pipeline.reading import Cut, read_slices
+from pipeline.slices import Slice
 
 MESSAGES: Final = "select ts, hash, uuid_send(topic), payload, tail from storenode.export_messages"
 SDS: Final = """
@@ -24,6 +29,10 @@ select ts, hash, channel, message_id, sender, lamport, parent_ids, parent_hints
 from storenode.export_sds
 """
 FEW: Final = "select ts, hash, payload from storenode.export_messages"
+
+_ALL: Final = Slice(0, FOREVER, 0)
+_AS_ROWS: Final = Cut(FOREVER, start=-1)
+"""What is chosen by its commit is read row by row."""
 
 _FINGERPRINTS: Final = """
 select ts - ts % 3600000000000 as start_ns, count(*), bit_xor(h0), bit_xor(h1), bit_xor(h2),
@@ -70,6 +79,16 @@ def read_rows(url: str, *statements: str) -> tuple[int, Used]:
     def work() -> int:
         counts = [_rows(url, each) for each in statements]
         return counts[0]
+
+    return measured(work)
+
+
+def read_decoded(url: str) -> tuple[int, Used]:
+    """The number of rows that ADBC has read, with the columns that the source makes of them."""
+
+    def work() -> int:
+        batches = read_slices(url, [_ALL], _AS_ROWS, NAMES, ADBC)
+        return sum(int(batch.num_rows) for batch in batches)
 
     return measured(work)
 

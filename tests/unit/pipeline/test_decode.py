@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from message.validate import Policy, admit
 from pipeline.columns import NAMES, SDS_COLUMNS
 from pipeline.decode import NO_SHARD, DamagedRows, decoded, needed, shard_of
 from pipeline.encode import encoded
+from pipeline.reading import SDS
 from tests.unit.message.builders import NOW_NS, entries
 from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -100,12 +102,40 @@ def test_damage_is_found_or_harmless(items: list[WakuMessageAndTopic], data: st.
     assert found == [place]
 
 
+@given(st.lists(st.integers(0, 30), max_size=25), st.data())
+def test_rows_of_sds_find_their_messages(times: list[int], data: st.DataObject) -> None:
+    """Also where several messages have one timestamp, and rows are about none of these."""
+    made = sorted((ts, sha256(b"%d" % number).digest()) for number, ts in enumerate(times))
+    about = {each: data.draw(st.booleans()) for each in made}
+    foreign = sorted(
+        (ts, sha256(b"-%d" % ts).digest()) for ts in data.draw(st.sets(st.integers(0, 40)))
+    )
+    told = sorted([*(each for each in made if about[each]), *foreign])
+    messages = pa.record_batch(
+        {
+            "ts": pa.array([ts for ts, _ in made], pa.int64()),
+            "hash": pa.array([each for _, each in made], pa.binary()),
+        }
+    )
+    columns = [[ts for ts, _ in told], [each for _, each in told], *([[b"c"] * len(told)] * 3)]
+    columns += [list(range(len(told))), [[]] * len(told), [[]] * len(told)]
+    sds = pa.table(
+        [pa.array(values, kind) for values, kind in zip(columns, SDS.types, strict=True)],
+        schema=SDS,
+    )
+    found = decoded(messages, sds, ("hash", "channel", "lamport")).to_pylist()
+    wanted = {each: number for number, (_, each) in enumerate(told)}
+    for row, each in zip(found, made, strict=True):
+        assert row["lamport"] == (wanted[each[1]] if about[each] else None)
+        assert row["channel"] == ("c" if about[each] else None)
+
+
 def test_only_what_is_needed_is_asked_for() -> None:
-    assert needed(("ts",)) == ["ts"]
+    assert needed(("ts",)) == ["ts", "hash"]
     assert needed(("h0",)) == ["ts", "hash"]
     assert needed(("channel",)) == ["ts", "hash"]
-    assert needed(("shard",)) == ["ts", "topic", "tail"]
-    assert needed(("payload", "meta")) == ["ts", "payload", "tail"]
+    assert needed(("shard",)) == ["ts", "hash", "topic", "tail"]
+    assert needed(("payload", "meta")) == ["ts", "hash", "payload", "tail"]
 
 
 @pytest.mark.parametrize(

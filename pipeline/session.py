@@ -59,12 +59,6 @@ _JAVA_FLAGS: Final = (
 _COLLECTOR: Final = "-XX:+UseParallelGC"
 """A job wants throughput; G1 takes more processor time for pauses that nobody minds here."""
 
-_STARTED: Final[Mapping[str, str]] = {
-    # Between the JVM and its workers: a fifth cheaper than TCP.
-    "spark.python.unix.domain.socket.enabled": "true",
-}
-"""Settings that a Spark has from its start, and a session of a server cannot make."""
-
 _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
@@ -130,7 +124,7 @@ def _connect(url: str, settings: Mapping[str, str]) -> SparkSession:
 def _start(master: str | None, settings: Mapping[str, str]) -> SparkSession:
     _choose_python(master)
     builder = SparkSession.builder.appName("storenode pipeline")
-    given = {**SETTINGS, **_STARTED, **settings}
+    given = {**SETTINGS, **settings}
     if master is not None or not _submitted():
         chosen = master or LOCAL
         builder = builder.master(chosen)

@@ -97,7 +97,7 @@ class Measures:
     def _floor(self, names: tuple[str, ...], alone: Used) -> dict[str, float]:
         """What is left of the ratio when reading costs nothing, in a session that is warm."""
         path = self._directory / f"same-{len(names)}"
-        keep_batch(self._url, names, path)
+        apart(keep_batch, self._url, names, path)
         floor = apart(jobs.read_same, path, names, self._messages)
         assert floor.again is not None
         return {"floor_cpu_s": floor.again.cpu_s, "floor_ratio": alone.cpu_s / floor.again.cpu_s}

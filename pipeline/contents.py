@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,7 +19,7 @@ from pipeline.lake import Lake, LakeFile
 from pipeline.limits import DAY_NS, HOUR_NS
 from pipeline.paths import for_spark, literally
 from pipeline.progress import Say, shown, silent
-from pipeline.tasks import in_portions, spread
+from pipeline.tasks import Batches, in_portions, spread
 
 KEY: Final = ("ts", *HASH_WORDS)
 """The columns that tell messages apart: a timestamp, and a hash as words."""
@@ -52,12 +52,22 @@ def fingerprints_of(
     Raises:
         PipelineError: one cannot be read.
     """
-    portions = in_portions(session, sorted(files, key=LakeFile.place), LakeFile.size)
     work = partial(_fingerprints, length_ns)
     try:
-        return collected(spread(session, work, portions, ROWS).collect())
+        return collected(over_files(session, work, files, ROWS).collect())
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
+
+
+def over_files(
+    session: SparkSession,
+    work: Callable[[list[LakeFile]], Batches],
+    files: Iterable[LakeFile],
+    schema: pa.Schema,
+) -> DataFrame:
+    """What ``work`` makes of each portion of some files, those of a day and shard together."""
+    portions = in_portions(session, sorted(files, key=LakeFile.place), LakeFile.size)
+    return spread(session, work, portions, schema)
 
 
 def _fingerprints(length_ns: int, files: list[LakeFile]) -> Iterator[pa.RecordBatch]:

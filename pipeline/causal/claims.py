@@ -14,10 +14,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from message.limits import MAX_TIMESTAMP_NS
 from pipeline.causal.rows import CLAIMS
+from pipeline.contents import over_files
 from pipeline.files import batches_of
 from pipeline.fingerprints import numbers_of
 from pipeline.lake import LakeFile
-from pipeline.tasks import in_portions, spread
 
 Batches = Iterator[pa.RecordBatch]
 Work = Callable[[Batches], Batches]
@@ -45,10 +45,8 @@ class Claims:
         """
         if self.files is None:
             return self.rows.select(*names).mapInArrow(work, from_arrow_schema(schema))
-        session = self.rows.sparkSession
-        portions = in_portions(session, sorted(self.files, key=LakeFile.place), LakeFile.size)
         read = partial(_of_files, work, names, (self.low_ns, self.high_ns))
-        return spread(session, read, portions, schema)
+        return over_files(self.rows.sparkSession, read, self.files, schema)
 
 
 def _of_files(

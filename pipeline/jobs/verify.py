@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyspark.sql import Row, SparkSession
 
 from pipeline.checking import CHECKED, HASHED, ROW_FAULTS, WRONG_HASH, row_faults
+from pipeline.contents import over_files
 from pipeline.database import FOREVER, connected, read_state
 from pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from pipeline.files import batches_of
@@ -38,7 +39,6 @@ from pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
 from pipeline.progress import Say, shown, silent
 from pipeline.repeated import repeated
 from pipeline.reports import time_text
-from pipeline.tasks import in_portions, spread
 
 WRONG_DAY: Final = "hour in the directory of another day"
 TWICE: Final = "there more than once"
@@ -221,10 +221,9 @@ def file_checks(
     Raises:
         PipelineError: Spark gives up.
     """
-    portions = in_portions(session, sorted(files, key=LakeFile.place), LakeFile.size)
     work = partial(_checked, tuple(kinds))
     try:
-        return spread(session, work, portions, _FOUND).collect()
+        return over_files(session, work, files, _FOUND).collect()
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
 

@@ -388,7 +388,7 @@ def _sds(messages: pa.RecordBatch, sds: pa.Table) -> dict[str, pa.Array]:
     rows = sds.combine_chunks()
     places = _matched(messages, rows)
     found = {
-        name: _of_type(_whole(rows[name]), ARROW.field(name).type).take(places)
+        name: _of_type(_whole(rows[name]).take(places), ARROW.field(name).type)
         for name in ("channel", "message_id", "sender", "lamport")
     }
     return {**found, "parents": _parents(rows).take(places)}
@@ -397,9 +397,10 @@ def _sds(messages: pa.RecordBatch, sds: pa.Table) -> dict[str, pa.Array]:
 def _matched(messages: pa.RecordBatch, sds: pa.Table) -> pa.Array:
     """For each message the row of SDS that is about it, null if there is none; both ascend."""
     stamps = messages["ts"].to_numpy(zero_copy_only=False)
-    if (stamps[1:] == stamps[:-1]).any():
-        return pc.index_in(messages["hash"], value_set=_whole(sds["hash"]))
-    hashes, wanted = _words(messages["hash"]), _words(_whole(sds["hash"]))
+    told = _whole(sds["hash"])
+    if (stamps[1:] == stamps[:-1]).any() or (_layout(told)[1] != HASH_BYTES).any():
+        return pc.index_in(messages["hash"], value_set=told)
+    hashes, wanted = _words(messages["hash"]), _words(told)
     found = np.searchsorted(stamps, sds["ts"].to_numpy())
     rows = np.flatnonzero(found < len(stamps))
     rows = rows[(hashes[found[rows]] == wanted[rows]).all(axis=1)]

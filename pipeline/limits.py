@@ -15,7 +15,7 @@ MAX_CONNECTIONS: Final = 8
 
 MAX_SLICE_ROWS: Final = 1_000_000
 MIN_SLICE_ROWS: Final = 20_000
-"""Messages that one statement reads, as far as the summaries tell."""
+"""Messages that are read in one transaction, as far as the summaries tell."""
 
 SHARD_PARTITIONS: Final = 64
 """Shards that have directories of their own in the lake. Strangers invent topics, not files."""

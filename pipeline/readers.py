@@ -30,7 +30,12 @@ PSYCOPG: Final = "psycopg"
 READERS: Final = (AUTO, ADBC, PSYCOPG)
 """What may be asked for: `AUTO` is ADBC where it is installed."""
 
-_SETTINGS: Final = "set jit = off"
+_SETTINGS: Final = (
+    "set jit = off",
+    # Whoever reads takes time between two statements, but a worker whose machine is gone holds
+    # snapshot and locks no longer than that.
+    "set idle_in_transaction_session_timeout = '15min'",
+)
 _DRIVER: Final = "adbc_driver_postgresql"
 
 
@@ -43,7 +48,8 @@ class Connection(Protocol):
     def batches(self, statement: str, schema: pa.Schema) -> Generator[pa.RecordBatch]:
         """The rows of a query, whose columns have the names and types of ``schema``.
 
-        No batch is empty. Binary values may come with wider offsets than ``schema`` says.
+        No batch is empty. Binary values may come with wider offsets than ``schema`` says. Who does
+        not read all of them has no further use of the connection.
         """
 
 
@@ -65,6 +71,12 @@ def connection(url: str, reader: str = AUTO) -> Iterator[Connection]:
     opened = _by_adbc if installed and reader != PSYCOPG else _by_psycopg
     with opened(url) as found:
         yield found
+
+
+def _set(opened: Connection) -> Connection:
+    for each in _SETTINGS:
+        opened.run(each)
+    return opened
 
 
 class _Adbc:
@@ -101,7 +113,8 @@ def _statement(
 
 
 def _said(error: Exception) -> str:
-    return str(error).split("[libpq] ", 1)[-1].splitlines()[0].strip()
+    lines = str(error).split("[libpq] ", 1)[-1].splitlines()
+    return lines[0].strip() if lines else type(error).__name__
 
 
 @lru_cache(maxsize=2)
@@ -131,8 +144,7 @@ def _by_adbc(url: str) -> Iterator[Connection]:
         ) from error
     with held:
         opened = _Adbc(held, StatementOptions.BATCH_SIZE_HINT_BYTES.value)
-        opened.run(_SETTINGS)
-        yield opened
+        yield _set(opened)
 
 
 class _Psycopg:
@@ -152,7 +164,6 @@ class _Psycopg:
 def _by_psycopg(url: str) -> Iterator[Connection]:
     try:
         with psycopg.connect(url, autocommit=True) as held:
-            held.execute(_SETTINGS)
-            yield _Psycopg(held)
+            yield _set(_Psycopg(held))
     except psycopg.Error as error:
         raise of_database(error, "The database") from error

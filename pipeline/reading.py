@@ -1,7 +1,8 @@
 """Messages of a database as Arrow batches, in ascending order of (timestamp, hash).
 
-Rows never change, so a slice is a range of time up to a commit position: no snapshot is held, and
-neither vacuum nor the drop of a partition waits. What was committed later is told by its batch.
+Rows never change, so a slice is a range of time up to a commit position: a snapshot is held for one
+slice at a time, and neither vacuum nor a drop waits for more. What was committed later is told by
+its batch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ _UP_TO: Final = """
 _BEHIND: Final = """
  and batch in (select batch from storenode.export_commits
                where position > {start} and position <= {position})"""
+# Retention locks messages before commits, and so does who reads.
 _LATER: Final = """
-select position from storenode.export_commits
+select position from
+    (select from storenode.export_messages where ts >= {low} and ts < {high} limit 1) as messages,
+    storenode.export_commits
 where position > {position} and max_ts >= {low} and min_ts < {high} limit 1"""
 _SDS: Final = """
 select {columns} from storenode.export_sds where ts >= {low} and ts < {high} order by ts, hash"""
@@ -150,7 +154,7 @@ class _Reading:
         if self._cut.start is not None:
             return True
         statement = _LATER.format(position=self._cut.position, low=each.low_ns, high=each.high_ns)
-        return any(self._connection.batches(statement, _POSITIONS))
+        return bool(list(self._connection.batches(statement, _POSITIONS)))
 
     def _decoded(self, batch: pa.RecordBatch, sds: pa.Table | None) -> pa.RecordBatch:
         try:

@@ -17,6 +17,7 @@ from pipeline.lake import Lake, LakeFile
 from pipeline.limits import DAY_NS, MAX_CONNECTIONS, MINUTE_NS
 from pipeline.slices import Slice, good_slice_rows, plan_slices, to_text
 from pipeline.source import FORMAT, read_options
+from pipeline.tasks import good_tasks
 from store.domain.partitioning import Bounds
 
 ID_COLUMNS = (*KEY, "hash")
@@ -98,7 +99,7 @@ class DatabaseSide:
         self.name = name
         self._session = session
         self._url = url
-        self._connections = connections
+        self._connections = min(connections, good_tasks(session))
         with connected(url, name) as connection:
             self._state: State = read_state(connection, level="minute")
 

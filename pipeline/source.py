@@ -111,7 +111,6 @@ class Options:
 
     def read(self, partition: SlicesPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
-        settle()
         return read_slices(self.url, partition.slices, partition.cut, self.names, self.reader)
 
     def _columns(self) -> tuple[str, ...]:
@@ -138,6 +137,10 @@ class Options:
 
 class StorenodeSource(DataSource):
     """The data source."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        settle()
 
     @classmethod
     def name(cls) -> str:
@@ -203,6 +206,7 @@ class StorenodeReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
+        settle()
         assert isinstance(partition, SlicesPartition)
         return self._options.read(partition)
 

@@ -54,12 +54,16 @@ def _task(work: Callable[[T], Batches], portions: Sequence[T], batches: Batches)
             yield from work(portions[number])
 
 
+def good_tasks(session: SparkSession) -> int:
+    """How many tasks there should be of a step that goes through everything."""
+    return int(session.conf.get("spark.sql.shuffle.partitions") or "1")
+
+
 def in_portions(
     session: SparkSession, items: Sequence[T], rows_of: Callable[[T], int]
 ) -> list[list[T]]:
     """Neighbouring items together, so that every core has some, and no task next to nothing."""
-    wanted = int(session.conf.get("spark.sql.shuffle.partitions") or "1")
-    even = -(-sum(map(rows_of, items)) // wanted)
+    even = -(-sum(map(rows_of, items)) // good_tasks(session))
     share = min(MAX_PORTION_ROWS, max(MIN_PORTION_ROWS, even))
     portions: list[list[T]] = []
     held = share

@@ -68,28 +68,29 @@ class Measures:
 
     def source(self) -> None:
         """All columns, then those that come as the database has them."""
-        undecoded = self._read_alone(baselines.read_rows, baselines.MESSAGES, baselines.SDS)
-        used_s = undecoded.used.cpu_s
-        self._source(NAMES, self._read_alone(baselines.read_decoded), undecoded_cpu_s=used_s)
-        self._source(FEW, self._read_alone(baselines.read_rows, baselines.FEW))
+        _, same = twice(baselines.read_decoded, self._url)
+        views = self._read_alone(baselines.MESSAGES, baselines.SDS)
+        self._source(NAMES, views, same)
+        self._source(FEW, self._read_alone(baselines.FEW), None)
 
-    def _read_alone(self, baseline: Callable[..., tuple[int, Used]], *statements: str) -> Alone:
+    def _read_alone(self, *statements: str) -> Alone:
         before = postgres_cpu_s()
-        rows, used = twice(baseline, self._url, *statements)
+        rows, used = twice(baselines.read_rows, self._url, *statements)
         assert rows == self._messages, f"{rows} of {self._messages} messages were read"
         return Alone(used, (postgres_cpu_s() - before) / 2)
 
-    def _source(self, names: tuple[str, ...], alone: Alone, **more: float) -> None:
+    def _source(self, names: tuple[str, ...], alone: Alone, same: Used | None) -> None:
         before = postgres_cpu_s()
         ran = apart(jobs.read_rows, self._url, _ALWAYS, names)
         served_s = (postgres_cpu_s() - before) / 2
         few, part = self._part()
         small = few, apart(jobs.read_rows, self._url, part, names).first
-        if used_s := more.get("undecoded_cpu_s"):
+        more = with_postgres(alone.used, ran, (alone.postgres_s, served_s))
+        if same is not None:
             assert ran.again is not None
-            more["undecoded_ratio"] = used_s / ran.first.cpu_s
-            more["again_undecoded_ratio"] = used_s / ran.again.cpu_s
-        more |= with_postgres(alone.used, ran, (alone.postgres_s, served_s))
+            more["same_columns_cpu_s"] = same.cpu_s
+            more["same_columns_ratio"] = same.cpu_s / ran.first.cpu_s
+            more["again_same_columns_ratio"] = same.cpu_s / ran.again.cpu_s
         more |= self._floor(names, alone.used)
         columns = "all" if names == NAMES else ", ".join(names)
         self._report("source", alone.used, ran, small, columns=columns, **more)

@@ -84,7 +84,7 @@ def read_rows(url: str, *statements: str) -> tuple[int, Used]:
 
 
 def read_decoded(url: str) -> tuple[int, Used]:
-    """The number of rows that ADBC has read, with the columns that the source makes of them."""
+    """The number of rows that ADBC has read, with the columns that the pipeline makes of them."""
 
     def work() -> int:
         batches = read_slices(url, [_ALL], _AS_ROWS, NAMES, ADBC)

@@ -22,6 +22,7 @@ from pipeline.causal.examine import examine
 from pipeline.causal.limits import MAX_BLOCK_ENTRIES
 from pipeline.causal.packed import BUCKET, Buckets, packed_claims, packed_rows, unpacked
 from pipeline.causal.rows import FINDINGS, Kinds
+from pipeline.tasks import good_tasks
 from sds.limits import MAX_ID_BYTES
 
 _BUCKETS_PER_PART: Final = 16
@@ -40,8 +41,7 @@ def examined(
 
     In rows (`ROWS`), in ``claims`` of which each channel is one block, or in both together.
     """
-    configured = int(session.conf.get("spark.sql.shuffle.partitions") or "1")
-    parts = max(configured, -(-entries // MAX_BLOCK_ENTRIES))
+    parts = max(good_tasks(session), -(-entries // MAX_BLOCK_ENTRIES))
     buckets = Buckets(parts * _BUCKETS_PER_PART)
     packed = [] if rows is None else [packed_rows(rows, buckets)]
     if claims is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
 
 import psycopg
 import pyarrow as pa
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline import blocks
 from pipeline.blocks import MAX_VALUE_BYTES, Messages, Place
 from pipeline.errors import PipelineError
-from pipeline.readers import ADBC, AUTO, PSYCOPG, connection
+from pipeline.readers import ADBC, AUTO, PSYCOPG, _Psycopg, connection
 from pipeline.reading import MESSAGES, Cut, read_slices
 from pipeline.slices import Slice
 from tests.integration.pipeline.world import (
@@ -88,6 +89,48 @@ def test_blocks_are_the_rows_in_their_order(
         high,
     )
     assert [tuple(row.values()) for batch in found for row in batch.to_pylist()] == wanted
+
+
+@pytest.mark.parametrize("reader", [ADBC, PSYCOPG])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "standard_conforming_strings=off",
+        "bytea_output=escape",
+        "idle_in_transaction_session_timeout=1",
+        "default_transaction_isolation=serializable",
+    ],
+)
+def test_settings_of_the_server_do_not_matter(
+    mixed: str, setting: str, reader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 3)
+    monkeypatch.setattr(blocks, "ROWS_INSTEAD", 3)
+    url = f"{mixed}?options=-c%20{quote(setting)}"
+    found = read_slices(url, [Slice(min(TIMES), NOW + 1, 1)], NEWEST, ("ts", "hash"), reader)
+    read = [(row["ts"], row["hash"]) for batch in found for row in batch.to_pylist()]
+    assert read == sorted(held(mixed))
+
+
+def test_a_block_is_found_by_the_index_where_there_are_no_statistics(
+    new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = new_database()
+    asyncio.run(write(url, [admitted([plain(number, NOW - number) for number in range(3_000)])]))
+    plans: list[str] = []
+
+    def explained(self: object, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        cursor = self._held.execute(f"explain {statement}".encode())  # type: ignore[attr-defined]
+        plans.append("\n".join(row[0] for row in cursor))
+        return batches(self, statement, schema)  # type: ignore[arg-type]
+
+    batches = _Psycopg.batches
+    monkeypatch.setattr(_Psycopg, "batches", explained)
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 1_000)
+    assert sum(map(len, read_slices(url, EVERYTHING, NEWEST, ("ts", "payload"), PSYCOPG))) == 3_000
+    of_blocks = [plan for plan in plans if "Aggregate" in plan]
+    assert len(of_blocks) >= 3
+    assert not [plan for plan in of_blocks if "Sort" in plan]
 
 
 def test_small_payloads_come_in_blocks_and_large_ones_as_rows(

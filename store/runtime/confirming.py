@@ -117,19 +117,22 @@ class Confirming:
         lacking = {digest for digest in hashes if counts.get(digest, 0) < min_confirms}
         reason = ""
         if lacking:
-            reason = self._hopeless(lacking, min_confirms) or await self._wait(
-                lacking, min_confirms, limit_s
-            )
+            reason = self._hopeless(lacking, lacking.intersection(held), min_confirms)
+            reason = reason or await self._wait(lacking, min_confirms, limit_s)
         return [self._confirmation(digest, min_confirms, reason) for digest in hashes]
 
-    def _hopeless(self, lacking: set[bytes], min_confirms: int) -> str:
-        """Why not to wait; empty: wait."""
+    def _hopeless(self, lacking: set[bytes], held: set[bytes], min_confirms: int) -> str:
+        """Why not to wait; empty: wait.
+
+        What was ``held`` before may have been confirmed by stores that are away. Those that have
+        confirmed a new message already are within reach, unless they are more than these.
+        """
         if self._stopped:
             return _STOPPING
         reach = self._reach()
-        if reach < min_confirms and all(
-            self._counts.get(digest, 0) + reach < min_confirms for digest in lacking
-        ):
+        confirmed = {digest: self._counts.get(digest, 0) for digest in lacking}
+        away = [n for digest, n in confirmed.items() if digest in held or n > reach]
+        if reach + max(away, default=0) < min_confirms:
             stores = "1 other store" if reach == 1 else f"{reach} other stores"
             return f"this node exchanges messages with {stores} at present"
         awaited = sum(len(wait.lacking) for wait in self._open)

@@ -60,6 +60,30 @@ def batch(count: int = 3) -> RecordBatch:
     return random_batch(random.Random(count), count, [NOW])
 
 
+async def test_who_has_confirmed_a_new_message_is_not_awaited_again(publisher: Publisher) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 3)
+    # The two stores that there are may be quicker than the one who begins to wait.
+    publisher.waits.confirm(messages.hashes, [1, 2, 0])
+    found = await publisher.waits.confirmed(messages.hashes, stored, 3, LONG_S)
+    assert [each.confirms for each in found] == [1, 2, 0]
+    assert all("with 2 other stores at present" in each.reason for each in found)
+    assert len(publisher.waits) == 0
+
+
+async def test_what_was_held_may_be_confirmed_by_stores_that_are_away(publisher: Publisher) -> None:
+    messages = batch()
+    await publisher.store(messages, 3)
+    publisher.waits.confirm(messages.hashes, [1, 1, 1])
+    again = await publisher.store(messages, 3)
+    assert again == [False] * 3
+    waiting = asyncio.create_task(publisher.waits.confirmed(messages.hashes, again, 3, LONG_S))
+    await asyncio.sleep(0)
+    assert len(publisher.waits) == 1
+    publisher.waits.confirm(messages.hashes, [3, 3, 3])
+    assert [each.reason for each in await waiting] == [""] * 3
+
+
 async def test_a_wait_ends_with_the_last_confirmation_that_it_lacks(publisher: Publisher) -> None:
     messages = batch()
     stored = await publisher.store(messages, 2)

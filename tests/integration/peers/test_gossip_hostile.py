@@ -15,6 +15,7 @@ import grpc
 import psutil
 import pytest
 
+from dial.ending import Ending
 from gossip.limits import MAX_FRAME_IDS
 from store.client.messages import hash_of, new_message
 from store.client.node import connect
@@ -66,6 +67,10 @@ class Stream:
 
     call: Any
 
+    def __post_init__(self) -> None:
+        # What is still being sent would put another status in the place of the node's.
+        self._ending = Ending(self.call)
+
     async def send(self, *frames: GossipFrame | bytes) -> None:
         """Send frames, as long as the node takes them."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -83,7 +88,8 @@ class Stream:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 while isinstance(await self.call.read(), bytes):
                     continue
-            return await self.call.code(), await self.call.details()
+            code, sentence = await self._ending.status()
+            return code, sentence or ""
 
 
 @asynccontextmanager

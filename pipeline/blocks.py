@@ -36,14 +36,12 @@ _FIXED: Final = {"hash": HASH_BYTES, "topic": TOPIC_KEY_BYTES}
 _SIZES: Final = "_sizes"
 _AS_ROWS: Final = {"topic": "uuid_send(topic) as topic"}
 _IN_BLOCKS: Final = {
-    "ts": "string_agg(int8send(ts), '') as ts",
-    "hash": "string_agg(hash, '') as hash",
-    "topic": "string_agg(uuid_send(topic), '') as topic",
+    "ts": "string_agg(int8send(ts), '')",
+    "hash": "string_agg(hash, '')",
+    "topic": "string_agg(uuid_send(topic), '')",
 }
-_SIZED: Final = (
-    "string_agg(int4send(octet_length({name})), '') as {name}" + _SIZES + ","
-    " string_agg({name}, '') filter (where octet_length({name}) <= {most}) as {name}"
-)
+"""Columns whose values all have the same length; the others come with `_SIZES`."""
+
 _ROWS: Final = """
 select {columns} from storenode.export_messages
 where ts >= {low.ts} and ts < {high_ns}
@@ -68,12 +66,12 @@ class Messages:
         self._schema = schema
         self._names = ", ".join(schema.names)
         self._columns = ", ".join(_AS_ROWS.get(name, name) for name in schema.names)
-        self._values = ", ".join(map(_joined, schema.names))
-        sent = [each for name in schema.names for each in _sent(name)]
-        self._block = pa.schema([(name, pa.binary()) for name in sent])
+        values = [value for name in schema.names for value in _values(name).items()]
+        self._values = ", ".join(f"{expression} as {name}" for name, expression in values)
+        self._block = pa.schema([(name, pa.binary()) for name, _ in values])
 
     def in_rows(
-        self, low: Place, high_ns: int, condition: str = "", limit: str = "all"
+        self, low: Place, high_ns: int, condition: str = "", limit: int | None = None
     ) -> Generator[pa.RecordBatch]:
         """Messages behind a place and before a time; ``condition`` begins with ``and``."""
         statement = self._statement(self._columns, low, high_ns, limit, condition)
@@ -87,9 +85,8 @@ class Messages:
         while not ended:
             block = self._next_block(low, high_ns)
             wanted = ROWS_INSTEAD if block is None else BLOCK_ROWS
-            batches = self.in_rows(low, high_ns, limit=str(wanted)) if block is None else [block]
             rows = 0
-            for batch in batches:
+            for batch in self.in_rows(low, high_ns, limit=wanted) if block is None else [block]:
                 if len(batch):
                     low = Place(batch["ts"][-1].as_py(), batch["hash"][-1].as_py())
                     yield batch
@@ -97,7 +94,7 @@ class Messages:
             ended = rows < wanted
 
     def _statement(
-        self, columns: str, low: Place, high_ns: int, limit: str, condition: str = ""
+        self, columns: str, low: Place, high_ns: int, limit: int | None, condition: str = ""
     ) -> str:
         return _ROWS.format(
             columns=columns,
@@ -105,12 +102,12 @@ class Messages:
             after=low.hash.hex(),
             high_ns=high_ns,
             condition=condition,
-            limit=limit,
+            limit="all" if limit is None else limit,
         )
 
     def _next_block(self, low: Place, high_ns: int) -> pa.RecordBatch | None:
         """Messages, none at the end; None: there are some, but not all of what is in them."""
-        rows = self._statement(self._names, low, high_ns, str(BLOCK_ROWS))
+        rows = self._statement(self._names, low, high_ns, BLOCK_ROWS)
         statement = _BLOCK.format(values=self._values, rows=rows)
         (row,) = list(self._connection.batches(statement, self._block))
         values = {name: _octets(row[name]) for name in row.schema.names}
@@ -124,17 +121,15 @@ class Messages:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _is_sized(name: str) -> bool:
-    return name not in _IN_BLOCKS
-
-
-def _sent(name: str) -> tuple[str, ...]:
-    """The values that `_joined` asks for."""
-    return (name + _SIZES, name) if _is_sized(name) else (name,)
-
-
-def _joined(name: str) -> str:
-    return _IN_BLOCKS.get(name) or _SIZED.format(name=name, most=MAX_VALUE_BYTES)
+def _values(name: str) -> dict[str, str]:
+    """What a block holds of a column: names of values, and how they are joined."""
+    if name in _IN_BLOCKS:
+        return {name: _IN_BLOCKS[name]}
+    length = f"octet_length({name})"
+    return {
+        name + _SIZES: f"string_agg(int4send({length}), '')",
+        name: f"string_agg({name}, '') filter (where {length} <= {MAX_VALUE_BYTES})",
+    }
 
 
 def _octets(column: pa.Array) -> Octets:
@@ -147,10 +142,10 @@ def _column(name: str, values: dict[str, Octets], rows: int) -> pa.Array | None:
     """Values of a column; None: some are not there, or not as long as they must be."""
     octets = values[name]
     offsets = np.zeros(rows + 1, np.int64)
-    if _is_sized(name):
-        np.cumsum(values[name + _SIZES].view(">i4"), out=offsets[1:])
-    else:
+    if name in _FIXED:
         offsets += np.arange(rows + 1) * _FIXED[name]
+    else:
+        np.cumsum(values[name + _SIZES].view(">i4"), out=offsets[1:])
     if offsets[-1] != len(octets):
         return None
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(octets)]

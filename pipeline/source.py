@@ -36,7 +36,7 @@ from pipeline.readers import AUTO, READERS
 from pipeline.reading import Cut, read_slices
 from pipeline.slices import Slice, from_text, good_slice_rows, grouped, plan_slices
 from pipeline.stream import Spans, end_of_batch, spans_between
-from pipeline.tasks import settle
+from pipeline.tasks import spare_loaded
 from store.domain.partitioning import Bounds
 
 FORMAT: Final = "storenode"
@@ -111,6 +111,7 @@ class Options:
 
     def read(self, partition: SlicesPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
+        spare_loaded()
         return read_slices(self.url, partition.slices, partition.cut, self.names, self.reader)
 
     def _columns(self) -> tuple[str, ...]:
@@ -140,7 +141,7 @@ class StorenodeSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        settle()
+        spare_loaded()
 
     @classmethod
     def name(cls) -> str:
@@ -206,7 +207,6 @@ class StorenodeReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
-        settle()
         assert isinstance(partition, SlicesPartition)
         return self._options.read(partition)
 

@@ -38,7 +38,7 @@ def spread(
 
 
 @cache
-def settle() -> None:
+def spare_loaded() -> None:
     """Keep what a worker has loaded out of garbage collection.
 
     PySpark collects after every task, which takes longer than a small task where many libraries
@@ -48,7 +48,7 @@ def settle() -> None:
 
 
 def _task(work: Callable[[T], Batches], portions: Sequence[T], batches: Batches) -> Batches:
-    settle()
+    spare_loaded()
     for batch in batches:
         for number in batch[_NUMBER].to_pylist():
             yield from work(portions[number])

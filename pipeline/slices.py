@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from pipeline.fingerprints import Fingerprints
 from pipeline.limits import HOUR_NS, MAX_SLICE_ROWS, MIN_SLICE_ROWS
+from pipeline.portions import shared_out
 from store.domain.partitioning import Bounds
 
 
@@ -54,11 +55,7 @@ def good_slice_rows(total: int, tasks: int) -> int:
 def grouped(slices: Sequence[Slice], groups: int) -> list[list[Slice]]:
     """Neighbouring slices in at most so many groups of about the same number of messages."""
     share = max(1, -(-sum(each.rows for each in slices) // max(1, groups)))
-    numbered, before = [], 0
-    for each in slices:
-        numbered.append((min(before // share, groups - 1), each))
-        before += each.rows
-    return [[each for _, each in group] for _, group in groupby(numbered, lambda pair: pair[0])]
+    return shared_out(slices, lambda each: each.rows, share)
 
 
 def to_text(slices: Iterable[Slice]) -> str:

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pipeline.limits import MAX_PORTION_ROWS, MIN_PORTION_ROWS
+from pipeline.portions import shared_out
 
 T = TypeVar("T")
 Batches = Iterator[pa.RecordBatch]
@@ -65,12 +66,4 @@ def in_portions(
     """Neighbouring items together, so that every core has some, and no task next to nothing."""
     even = -(-sum(map(rows_of, items)) // good_tasks(session))
     share = min(MAX_PORTION_ROWS, max(MIN_PORTION_ROWS, even))
-    portions: list[list[T]] = []
-    held = share
-    for each in items:
-        if held >= share:
-            portions.append([])
-            held = 0
-        portions[-1].append(each)
-        held += rows_of(each)
-    return portions
+    return shared_out(items, rows_of, share)

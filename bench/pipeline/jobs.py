@@ -23,21 +23,12 @@ from bench.pipeline.cpu import Used, measured
 from bench.pipeline.same import read_again
 from pipeline.causal.audited import audited, missing_parents
 from pipeline.causal.claims import Claims
-from pipeline.causal.rows import (
-    BLOCK,
-    CLAIMED,
-    CLAIMS,
-    CYCLE,
-    HEAD,
-    INCOMPLETE,
-    MISSING,
-    ORPHAN,
-    VIOLATION,
-)
+from pipeline.causal.rows import CLAIMS, INCOMPLETE
 from pipeline.checking import WRONG_HASH
 from pipeline.columns import NAMES
 from pipeline.contents import fingerprints_of, read_files
 from pipeline.jobs.archive import Archiving, archive
+from pipeline.jobs.audit import LOOKED_FOR
 from pipeline.jobs.verify import Verifying, file_checks, verify
 from pipeline.lake import Lake, LakeFile
 from pipeline.limits import HOUR_NS
@@ -51,7 +42,6 @@ Within = tuple[int, int]
 
 _NEVER: Final = (0, 1)
 _CALLED: Final = 2
-_KINDS: Final = frozenset({BLOCK, MISSING, INCOMPLETE, HEAD, VIOLATION, ORPHAN, CLAIMED, CYCLE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +157,10 @@ def verify_all(path: Path, master: str) -> Ran[bool]:
 
 
 def audit_all(files: list[str], master: str) -> Ran[int]:
-    """All that an audit finds, on so many cores; how many findings."""
+    """All that an audit looks for, on so many cores; how many findings."""
 
     def work(session: SparkSession) -> int:
-        return audited(_claims(session, files), _KINDS).count()
+        return audited(_claims(session, files), LOOKED_FOR).count()
 
     return _run(work, again=False, master=master)
 

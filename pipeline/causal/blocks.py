@@ -9,21 +9,28 @@ to tell a head and a fork.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from pipeline.causal.claims import Claims, entries_by_channel
+from pipeline.causal.claims import COUNTED, Claims, counted, entries_by_channel
 from pipeline.causal.limits import MAX_BLOCK_ENTRIES, MAX_CLAIMANTS
+from pipeline.causal.packed import Buckets
 from pipeline.causal.rows import ROWS
 
 ID: Final = ("channel", "message_id")
 _SIGN: Final = -(2**63)
 _CHILDREN: Final = 2
 _NAMES: Final = ROWS.fieldNames()
+_WEIGHTS: Final = pa.schema([("weights", pa.binary())])
+_WEIGHED: Final = 1_024
+"""Buckets of channels that are counted: every task sends so many numbers."""
 
 Keep = Callable[[DataFrame], DataFrame]
 
@@ -36,22 +43,28 @@ class Sizes(NamedTuple):
 
 
 def sizes(claims: Claims) -> Sizes:
-    """Measure a history."""
-    row = (
-        _by_channel(claims)
-        .agg(
-            F.coalesce(F.sum("entries"), F.lit(0)).alias("entries"),
-            F.count_if(F.col("entries") > MAX_BLOCK_ENTRIES).alias("large"),
-        )
-        .collect()[0]
-    )
-    return Sizes(row["entries"], row["large"])
+    """Measure a history.
+
+    In one pass, which counts buckets of channels: where none is large, no channel in it is.
+    """
+    rows = claims.mapped(partial(_weighed, Buckets(_WEIGHED)), _WEIGHTS, COUNTED).collect()
+    weights = np.zeros(_WEIGHED, np.int64)
+    for row in rows:
+        weights += np.frombuffer(row["weights"], np.int64)
+    large = weights.max() > MAX_BLOCK_ENTRIES and _large(claims).count()
+    return Sizes(int(weights.sum()), int(large))
+
+
+def _weighed(buckets: Buckets, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    weights = np.zeros(buckets.count, np.int64)
+    for rows in counted(batches):
+        np.add.at(weights, buckets.of_channels(rows["channel"]), rows["entries"].to_numpy())
+    yield pa.record_batch([pa.array([weights.tobytes()])], schema=_WEIGHTS)
 
 
 def large_channels(claims: Claims) -> DataFrame:
     """(channel) of those that are too large for one block."""
-    found = _by_channel(claims).where(F.col("entries") > MAX_BLOCK_ENTRIES)
-    return F.broadcast(found.select("channel"))
+    return F.broadcast(_large(claims))
 
 
 def rows_of(claims: DataFrame) -> DataFrame:
@@ -108,9 +121,10 @@ def clock(lamport: str = "lamport") -> Column:
     return F.coalesce(F.col(lamport), F.lit(0)).bitwiseXOR(F.lit(_SIGN))
 
 
-def _by_channel(claims: Claims) -> DataFrame:
+def _large(claims: Claims) -> DataFrame:
     entries = F.sum("entries").alias("entries")
-    return entries_by_channel(claims).groupBy("channel").agg(entries)
+    summed = entries_by_channel(claims).groupBy("channel").agg(entries)
+    return summed.where(F.col("entries") > MAX_BLOCK_ENTRIES).select("channel")
 
 
 def _bounded(claims: DataFrame) -> DataFrame:

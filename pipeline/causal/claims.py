@@ -21,8 +21,8 @@ from pipeline.lake import LakeFile
 
 Batches = Iterator[pa.RecordBatch]
 Work = Callable[[Batches], Batches]
-_ENTRIES: Final = pa.schema([("channel", pa.string()), ("entries", pa.int64())])
-_COUNTED: Final = ("ts", "channel", "parents")
+ENTRIES: Final = pa.schema([("channel", pa.string()), ("entries", pa.int64())])
+COUNTED: Final = ("ts", "channel", "parents")
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,13 @@ def entries_by_channel(claims: Claims) -> DataFrame:
     """(channel, entries) of parts of a history: how many IDs and references; a channel may occur
     several times.
     """
-    return claims.mapped(_counted, _ENTRIES, _COUNTED)
+    return claims.mapped(counted, ENTRIES, COUNTED)
 
 
-def _counted(batches: Batches) -> Batches:
+def counted(batches: Batches) -> Batches:
+    """`ENTRIES` of some claims, for which `COUNTED` is read."""
     for rows in batches:
         entries = rows["parents"].value_lengths().fill_null(0).cast(pa.int64())
-        table = pa.table([rows["channel"], pa.array(np.asarray(entries) + 1)], schema=_ENTRIES)
+        table = pa.table([rows["channel"], pa.array(np.asarray(entries) + 1)], schema=ENTRIES)
         summed = table.group_by("channel").aggregate([("entries", "sum")])
         yield from summed.rename_columns({"entries_sum": "entries"}).to_batches()

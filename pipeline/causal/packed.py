@@ -26,7 +26,7 @@ from pipeline.causal.rows import ROWS
 BUCKET: Final = "bucket"
 PACKED: Final = pa.schema([(BUCKET, pa.int64()), ("rows", pa.binary())])
 _ROWS: Final = to_arrow_schema(ROWS)
-_GATHERED_ROWS: Final = 262_144
+_GATHERED_ROWS: Final = 131_072
 _GATHERED_BYTES: Final = 64 * 1024 * 1024
 """What is put into values together: more rows make values larger, and take memory."""
 
@@ -48,12 +48,22 @@ class Buckets:
     def of(self, rows: pa.RecordBatch) -> NDArray[np.int64]:
         """The bucket of each row: that of its block."""
         coded = rows["channel"].dictionary_encode()
-        known = (text.encode() for text in coded.dictionary.to_pylist())
+        words = self._words(coded.dictionary)[coded.indices.to_numpy()]
+        return self._placed(words + rows["block"].to_numpy().astype(np.uint64) * _SPREAD)
+
+    def of_channels(self, names: pa.Array) -> NDArray[np.int64]:
+        """The bucket of all of each channel."""
+        return self._placed(self._words(names))
+
+    def _words(self, names: pa.Array) -> NDArray[np.uint64]:
+        known = (text.encode() for text in names.to_pylist())
         digests = (blake2b(text, digest_size=_WORD_BYTES, key=self.salt).digest() for text in known)
-        words = np.frombuffer(b"".join(digests), np.uint64)[coded.indices.to_numpy()]
-        blocks = rows["block"].to_numpy().astype(np.uint64)
-        mixed = (words + blocks * _SPREAD) * _SPREAD
-        found: NDArray[np.int64] = ((mixed >> _HALF) % np.uint64(self.count)).astype(np.int64)
+        return np.frombuffer(b"".join(digests), np.uint64)
+
+    def _placed(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = ((words * _SPREAD >> _HALF) % np.uint64(self.count)).astype(
+            np.int64
+        )
         return found
 
 

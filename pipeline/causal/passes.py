@@ -1,8 +1,8 @@
 """One pass of Spark over blocks, each of which one task holds in memory.
 
 Rows are shuffled and sorted by bucket (`pipeline.causal.packed`), which Spark does on disk where it
-must. A task then takes whole buckets together until they have `MAX_BLOCK_ENTRIES`; a bucket has
-more than a fraction of that only where a block of it has.
+must. A task then takes whole buckets together until they have `EXAMINED_ENTRIES`; a bucket has
+much more than that only where a block of it has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.causal.claims import Claims
 from pipeline.causal.examine import examine
-from pipeline.causal.limits import MAX_BLOCK_ENTRIES
+from pipeline.causal.limits import EXAMINED_ENTRIES, MAX_BLOCK_ENTRIES
 from pipeline.causal.packed import BUCKET, Buckets, packed_claims, packed_rows, unpacked
 from pipeline.causal.rows import FINDINGS, Kinds
 from pipeline.tasks import good_tasks
@@ -52,7 +52,7 @@ def examined(
 
 
 def _partition(kinds: Kinds, batches: Batches) -> Batches:
-    for rows in whole_blocks(unpacked(batches), MAX_BLOCK_ENTRIES):
+    for rows in whole_blocks(unpacked(batches), EXAMINED_ENTRIES):
         yield from examine(rows, kinds)
 
 

@@ -43,7 +43,9 @@ from pipeline.sides import DatabaseSide, LakeSide, Side
 
 _READ: Final = (*CLAIMS, "sender", "hash")
 _OUTSIDE: Final = ("ts", "channel", "message_id", "lamport")
-_ALWAYS: Final = frozenset({BLOCK, MISSING, VIOLATION, CYCLE, CLAIMED, ORPHAN})
+LOOKED_FOR: Final = frozenset({BLOCK, MISSING, VIOLATION, CYCLE, CLAIMED, ORPHAN})
+"""The kinds of findings that every audit looks for."""
+
 _WRITTEN: Final = frozenset({INCOMPLETE, HEAD})
 
 
@@ -97,7 +99,7 @@ class _Audit:
         self._claims = claims
         files = job.side.files(job.low_ns, job.high_ns) if isinstance(job.side, LakeSide) else None
         self._read = Claims(claims, files, job.low_ns, job.high_ns)
-        self._kinds: Kinds = _ALWAYS | (_WRITTEN if job.output else frozenset())
+        self._kinds: Kinds = LOOKED_FOR | (_WRITTEN if job.output else frozenset())
 
     def tables(self) -> Tables:
         """Go through everything."""

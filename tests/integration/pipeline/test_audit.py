@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.causal import blocks, cycles, passes
+from pipeline.causal.claims import Claims
 from pipeline.causal.reported import Audited as Report
+from pipeline.causal.rows import CLAIMS
+from pipeline.database import FOREVER
 from pipeline.errors import PipelineError
 from pipeline.jobs.archive import Archiving, archive
 from pipeline.jobs.audit import Auditing, audit
@@ -139,6 +143,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every channel is large."""
     for module, entries in ((blocks, 100), (passes, 100), (cycles, 10_000)):
         monkeypatch.setattr(module, "MAX_BLOCK_ENTRIES", entries)
+    monkeypatch.setattr(passes, "EXAMINED_ENTRIES", 40)
 
 
 def in_archive(spark: SparkSession, url: str, path: Path) -> LakeSide:
@@ -167,6 +172,20 @@ def test_large_channels_in_blocks_give_the_same(
     told = "\n".join(said)
     assert "3 channels are large" in told
     assert "round 1:" in told
+
+
+def test_a_channel_is_large_by_itself_and_not_by_its_bucket(
+    spark: SparkSession, filled: str, strange: list[Claim], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = DatabaseSide(spark, filled, "the database")
+    rows = side.messages(CLAIMS, 0, FOREVER).where("channel is not null")
+    entries = Counter[str]()
+    for channel, *_, parents in strange:
+        entries[channel] += 1 + len(set(parents))
+    monkeypatch.setattr(blocks, "_WEIGHED", 1)
+    for most, large in ((max(entries.values()), 0), (min(entries.values()), 3)):
+        monkeypatch.setattr(blocks, "MAX_BLOCK_ENTRIES", most)
+        assert blocks.sizes(Claims(rows)) == (sum(entries.values()), large)
 
 
 def test_hints_ranges_and_payloads_decide_what_is_held(

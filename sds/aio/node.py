@@ -228,6 +228,10 @@ class NodeLink:
         except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
             # The call is over; whoever reads its answers learns why.
             return
+        except Exception:
+            # Whoever reads the answers waits for some that nobody asks for, and is told here.
+            call.cancel()
+            raise
 
     def _verdicts(
         self, response: store_pb2.PublishResponse, sent: deque[list[bytes]]

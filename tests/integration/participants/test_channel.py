@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import psycopg
@@ -15,6 +15,7 @@ from sds.aio.channel import Channel
 from sds.aio.events import Message
 from sds.aio.node import StoreNode
 from sds.aio.state import StateTaken
+from sds.aio.transport import Outbound, Route
 from sds.config import ChannelConfig
 from sds.events import Acknowledged, EphemeralReceived
 from store.client.messages import new_message
@@ -206,6 +207,28 @@ async def test_a_state_in_postgres_works_and_is_locked(
     async with Channel.join(node.listen, room, "alice", state=url) as alice:
         assert await contents(alice) == [b"kept in Postgres"]
         await synced(alice)
+
+
+async def test_what_goes_wrong_where_messages_come_from_ends_the_publishing(
+    node: NodeProcess, room: str
+) -> None:
+    async def batches() -> AsyncIterator[list[Outbound]]:
+        yield [Outbound(b"said", time.time_ns())]
+        raise ZeroDivisionError(room)
+
+    async def published() -> list[bool]:
+        return [verdict.held async for (verdict,) in link.publish(batches())]
+
+    link = StoreNode(node.listen).open(Route(room, PUBSUB, topic(room)))
+    publishing = asyncio.create_task(published())
+    try:
+        # To cancel it would have it raise the same.
+        done, _ = await asyncio.wait({publishing}, timeout=PATIENCE_S)
+        assert done, "the publishing goes on"
+        with pytest.raises(ZeroDivisionError, match=room):
+            publishing.result()
+    finally:
+        await link.close()
 
 
 @pytest.mark.parametrize(("hints", "calls"), [(True, {"by_hint": 1}), (False, {"by_id": 1})])

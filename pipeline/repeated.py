@@ -58,8 +58,8 @@ def _looks(session: SparkSession, held: Held) -> list[_Look]:
     looks = []
     for hours in in_portions(session, sorted(held), rows.__getitem__):
         files = sorted({path for hour in hours for path, _ in held[hour]})
-        # Each part reads all of the files: a portion that is a little too large is one.
-        parts = max(1, sum(rows[hour] for hour in hours) // MAX_PORTION_ROWS)
+        # Each part reads all of the files: a portion that is up to a half too large is one.
+        parts = max(1, round(sum(rows[hour] for hour in hours) / MAX_PORTION_ROWS))
         ends = hours[0], hours[-1] + HOUR_NS
         looks += [_Look(*ends, files, part, parts) for part in range(parts)]
     return looks

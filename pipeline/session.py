@@ -41,8 +41,9 @@ SETTINGS: Final[Mapping[str, str]] = {
 }
 _WORKERS: Final[Mapping[str, str]] = {
     # What a worker has freed it will need again for the next batch: to hand it back to the system
-    # each time took a third of what workers spend in the system. Source: mallopt(3).
-    "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(64 * 1024 * 1024),
+    # each time took a third of what workers spend in the system. More than 32 MB, and older
+    # versions of glibc refuse the first and keep the second. Source: mallopt(3).
+    "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(128 * 1024 * 1024),
 }
 """The environment of workers, which only who starts Spark can choose."""

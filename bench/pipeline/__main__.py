@@ -75,10 +75,11 @@ class Measures:
     def source(self) -> None:
         """All columns, then those that come as the database has them."""
         with as_table(self._url):
-            _, same = twice(baselines.read_rows, self._url, SAME_ROWS)
-        _, decoded = twice(baselines.read_decoded, self._url)
+            same = self._read_alone(SAME_ROWS)
+        rows, decoded = twice(baselines.read_decoded, self._url)
+        assert rows == self._messages, f"{rows} of {self._messages} messages were decoded"
         views = self._read_alone(baselines.MESSAGES, baselines.SDS)
-        self._source(NAMES, views, {"same_rows": same, "decoded": decoded})
+        self._source(NAMES, views, {"same_rows": same.used, "decoded": decoded})
         self._source(FEW, self._read_alone(baselines.FEW), {})
 
     def _read_alone(self, *statements: str) -> Alone:

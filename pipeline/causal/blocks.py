@@ -29,7 +29,7 @@ _SIGN: Final = -(2**63)
 _CHILDREN: Final = 2
 _NAMES: Final = ROWS.fieldNames()
 _WEIGHTS: Final = pa.schema([("weights", pa.binary())])
-_WEIGHED: Final = 1_024
+_WEIGHED: Final = 8_192
 """Buckets of channels that are counted: every task sends so many numbers."""
 
 Keep = Callable[[DataFrame], DataFrame]

@@ -48,34 +48,30 @@ def examined(
         packed.append(packed_claims(claims, buckets))
     placed = reduce(DataFrame.unionByName, packed).repartition(parts, BUCKET)
     ordered = placed.sortWithinPartitions(BUCKET)
-    return ordered.mapInArrow(partial(_partition, kinds), FINDINGS)
+    return ordered.mapInArrow(partial(_partition, kinds, EXAMINED_ENTRIES), FINDINGS)
 
 
-def _partition(kinds: Kinds, batches: Batches) -> Batches:
-    for rows in whole_blocks(unpacked(batches), EXAMINED_ENTRIES):
+def _partition(kinds: Kinds, entries: int, batches: Batches) -> Batches:
+    for rows in whole_blocks(unpacked(batches), entries):
         yield from examine(rows, kinds)
 
 
 def whole_blocks(batches: Batches, entries: int) -> Batches:
-    """Rows of whole blocks, with about so many entries each time, more only in larger blocks.
+    """Rows of whole blocks, with about so many entries each time, and what is left of a bucket.
 
     In ``batches`` the rows of a block have the same `BUCKET`, and rows of one are next to each
     other.
     """
     held: list[pa.RecordBatch] = []
-    count, wanted = 0, entries
-    for batch in batches:
-        held.append(shortened(batch))
-        count += entries_of(held[-1])
-        if count < wanted:
-            continue
-        joined = _joined(held)
-        cut = _last_begin(joined)
-        if cut:
-            yield joined.slice(0, cut)
-            joined = joined.slice(cut)
-        held, count = [joined], entries_of(joined)
-        wanted = max(entries, 2 * count)
+    count = 0
+    for batch in map(shortened, batches):
+        begin = _next_begin(held[-1], batch) if count >= entries else len(batch)
+        rest = batch
+        if begin < len(batch):
+            yield _joined([*held, batch.slice(0, begin)])
+            held, count, rest = [], 0, batch.slice(begin)
+        held.append(rest)
+        count += entries_of(rest)
     if held:
         yield _joined(held)
 
@@ -116,6 +112,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _last_begin(rows: pa.RecordBatch) -> int:
-    """The first row of the last bucket."""
-    return int(pc.index(rows[BUCKET], rows[BUCKET][-1]).as_py())
+def _next_begin(before: pa.RecordBatch, rows: pa.RecordBatch) -> int:
+    """The first row of another bucket; after all rows if there is none."""
+    others = np.flatnonzero(rows[BUCKET].to_numpy() != before[BUCKET][-1].as_py())
+    return int(others[0]) if len(others) else len(rows)

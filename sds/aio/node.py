@@ -224,10 +224,11 @@ class NodeLink:
                 messages = [self._message(each) for each in batch]
                 # Listed before it is written: the answer may be quicker than this task.
                 sent.append([self._hash(item.message) for item in messages])
-                await call.write(store_pb2.PublishRequest(messages=messages))
-        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
-            # The call is over; whoever reads its answers learns why.
-            return
+                try:
+                    await call.write(store_pb2.PublishRequest(messages=messages))
+                except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+                    # The call is over; whoever reads its answers learns why.
+                    return
         except Exception:
             # Whoever reads the answers waits for some that nobody asks for, and is told here.
             call.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -170,11 +171,23 @@ def test_blocks_are_taken_whole_however_they_are_cut_into_batches(
     for channel, block, parents in keys:
         sizes[channel, block] += 1 + parents
     largest = max(sizes.values(), default=0)
-    allowed = max(entries, 2 * largest) + max(map(entries_of, batches), default=0)
+    allowed = entries + largest + max(map(entries_of, batches), default=0)
     assert all(entries_of(each) <= allowed for each in got)
     for one, two in pairwise(got):
         last, begin = one.slice(len(one) - 1).to_pylist()[0], two.slice(0, 1).to_pylist()[0]
         assert (last["channel"], last["block"]) != (begin["channel"], begin["block"])
+
+
+def test_nothing_is_examined_with_a_large_channel_that_comes_after_it() -> None:
+    """Neither it nor what follows is held for longer than it takes."""
+    sizes = [90, *[5] * 12]
+    batches = [
+        batch([(f"{bucket}", f"{number}", 1, 1, 0, []) for number in range(size)]).append_column(
+            BUCKET, pa.array(np.full(size, bucket))
+        )
+        for bucket, size in enumerate(sizes)
+    ]
+    assert [len(each) for each in whole_blocks(iter(batches), 20)] == [90, 20, 20, 20]
 
 
 @pytest.mark.parametrize("letter", ["p", "ж"])

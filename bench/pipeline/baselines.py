@@ -30,7 +30,9 @@ from storenode.export_sds
 """
 FEW: Final = "select ts, hash, payload from storenode.export_messages"
 
-_ALL: Final = Slice(0, FOREVER, 0)
+ALL: Final = Slice(0, FOREVER, 0)
+"""Everything, as one slice."""
+
 _AS_ROWS: Final = Cut(FOREVER, start=-1)
 """What is chosen by its commit is read row by row."""
 
@@ -87,7 +89,7 @@ def read_decoded(url: str) -> tuple[int, Used]:
     """The number of rows that ADBC has read, with the columns that the pipeline makes of them."""
 
     def work() -> int:
-        batches = read_slices(url, [_ALL], _AS_ROWS, NAMES, ADBC)
+        batches = read_slices(url, [ALL], _AS_ROWS, NAMES, ADBC)
         return sum(int(batch.num_rows) for batch in batches)
 
     return measured(work)

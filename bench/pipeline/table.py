@@ -10,18 +10,17 @@ import psycopg
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 
+from bench.pipeline.baselines import ALL
 from bench.pipeline.cpu import apart
 from pipeline.columns import ARROW, NAMES
 from pipeline.database import FOREVER
 from pipeline.reading import Cut, read_slices
-from pipeline.slices import Slice
 
 SAME_ROWS: Final = "select * from public.bench_rows"
 
 _PARENTS: Final = "parents"
 """Read of Postgres as a column of IDs and one of hints."""
 
-_ALL: Final = Slice(0, FOREVER, 0)
 _JOIN: Final = """
 create table public.bench_rows as
 select rows.*, sds.parent_ids, sds.parent_hints
@@ -48,7 +47,7 @@ def as_table(url: str) -> Iterator[None]:
 def _copy(url: str) -> None:
     names = tuple(name for name in NAMES if name != _PARENTS)
     schema = pa.schema([ARROW.field(name) for name in names])
-    batches = read_slices(url, [_ALL], Cut(FOREVER), names)
+    batches = read_slices(url, [ALL], Cut(FOREVER), names)
     reader = pa.RecordBatchReader.from_batches(schema, batches)
     with dbapi.connect(url, autocommit=True) as connection, connection.cursor() as cursor:
         cursor.adbc_ingest("bench_columns", reader, db_schema_name="public")

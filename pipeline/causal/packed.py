@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -126,10 +127,13 @@ def _together(held: list[pa.RecordBatch], buckets: Buckets) -> pa.RecordBatch:
     bucket = buckets.of(rows)
     order = np.argsort(bucket, kind="stable")
     rows, bucket = rows.take(pa.array(order)), bucket[order]
-    begins = np.flatnonzero(np.diff(bucket, prepend=-1))
-    ends = np.append(begins[1:], len(bucket))
-    values = [
-        rows.slice(low, high - low).serialize().to_pybytes()
-        for low, high in zip(begins.tolist(), ends.tolist(), strict=True)
-    ]
-    return pa.record_batch([pa.array(bucket[begins]), pa.array(values)], schema=PACKED)
+    places = runs(bucket)
+    values = [rows.slice(low, high - low).serialize().to_pybytes() for low, high in places]
+    keys = bucket[[low for low, _ in places]]
+    return pa.record_batch([pa.array(keys), pa.array(values)], schema=PACKED)
+
+
+def runs(bucket: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """From where to where, exclusive, rows next to each other are of one bucket."""
+    begins = np.flatnonzero(np.diff(bucket, prepend=-1)).tolist()
+    return list(pairwise([*begins, len(bucket)]))

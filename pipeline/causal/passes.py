@@ -1,8 +1,8 @@
 """One pass of Spark over blocks, each of which one task holds in memory.
 
 Rows are shuffled and sorted by bucket (`pipeline.causal.packed`), which Spark does on disk where it
-must. A task then takes whole buckets together until they have `EXAMINED_ENTRIES`; a bucket has
-much more than that only where a block of it has.
+must. A task then takes whole buckets together up to `EXAMINED_ENTRIES`; a bucket has much more
+than that only where a block of it has.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial, reduce
 from hashlib import sha256
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline.causal.claims import Claims
 from pipeline.causal.examine import examine
 from pipeline.causal.limits import EXAMINED_ENTRIES, MAX_BLOCK_ENTRIES
-from pipeline.causal.packed import BUCKET, Buckets, packed_claims, packed_rows, unpacked
+from pipeline.causal.packed import BUCKET, Buckets, packed_claims, packed_rows, runs, unpacked
 from pipeline.causal.rows import FINDINGS, Kinds
 from pipeline.tasks import good_tasks
 from sds.limits import MAX_ID_BYTES
@@ -57,23 +58,29 @@ def _partition(kinds: Kinds, entries: int, batches: Batches) -> Batches:
 
 
 def whole_blocks(batches: Batches, entries: int) -> Batches:
-    """Rows of whole blocks, with about so many entries each time, and what is left of a bucket.
+    """Rows of whole buckets, with at most so many entries each time, more only of a larger bucket.
 
     In ``batches`` the rows of a block have the same `BUCKET`, and rows of one are next to each
     other.
     """
     held: list[pa.RecordBatch] = []
     count = 0
-    for batch in map(shortened, batches):
-        begin = _next_begin(held[-1], batch) if count >= entries else len(batch)
-        rest = batch
-        if begin < len(batch):
-            yield _joined([*held, batch.slice(0, begin)])
-            held, count, rest = [], 0, batch.slice(begin)
-        held.append(rest)
-        count += entries_of(rest)
+    for _, parts in groupby(_of_one_bucket(batches), lambda rows: rows[BUCKET][0].as_py()):
+        bucket = list(map(shortened, parts))
+        size = sum(map(entries_of, bucket))
+        if held and count + size > entries:
+            yield _joined(held)
+            held, count = [], 0
+        held += bucket
+        count += size
     if held:
         yield _joined(held)
+
+
+def _of_one_bucket(batches: Batches) -> Batches:
+    for rows in batches:
+        for low, high in runs(rows[BUCKET].to_numpy()):
+            yield rows.slice(low, high - low)
 
 
 def entries_of(rows: pa.RecordBatch) -> int:
@@ -110,9 +117,3 @@ def _short(name: str | None) -> str:
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _next_begin(before: pa.RecordBatch, rows: pa.RecordBatch) -> int:
-    """The first row of another bucket; after all rows if there is none."""
-    others = np.flatnonzero(rows[BUCKET].to_numpy() != before[BUCKET][-1].as_py())
-    return int(others[0]) if len(others) else len(rows)

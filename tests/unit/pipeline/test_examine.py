@@ -171,8 +171,7 @@ def test_blocks_are_taken_whole_however_they_are_cut_into_batches(
     for channel, block, parents in keys:
         sizes[channel, block] += 1 + parents
     largest = max(sizes.values(), default=0)
-    allowed = entries + largest + max(map(entries_of, batches), default=0)
-    assert all(entries_of(each) <= allowed for each in got)
+    assert all(entries_of(each) <= max(entries, largest) for each in got)
     for one, two in pairwise(got):
         last, begin = one.slice(len(one) - 1).to_pylist()[0], two.slice(0, 1).to_pylist()[0]
         assert (last["channel"], last["block"]) != (begin["channel"], begin["block"])

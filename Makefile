@@ -56,10 +56,10 @@ format: $(STAMP) ## rewrite the sources in the project's format
 types: $(STAMP) ## check types, strictly
 	$(BIN)/mypy
 
-proto: $(STAMP) ## generate wire/ from proto/
+proto: $(STAMP) ## generate storenode/wire/ from proto/
 	$(BIN)/python tools/generate_wire.py
 
-proto-check: $(STAMP) ## fail if wire/ is not what proto/ gives
+proto-check: $(STAMP) ## fail if storenode/wire/ is not what proto/ gives
 	$(BIN)/python tools/generate_wire.py --check
 
 check-deploy: $(STAMP) ## validate deploy/ with docker-compose, promtool, kubectl and systemd-analyze

@@ -17,13 +17,13 @@ from typing import Final
 
 from bench.data import PUBSUB_TOPIC
 from bench.support import Bench, bench_node, options, report, settle
-from sds.aio.channel import Channel
-from sds.aio.node import StoreNode
-from sds.bloom import FilterShape
-from sds.config import ChannelConfig
-from store.client.messages import new_message
-from store.client.node import connect, content_filter
-from store.client.types import PublishResult
+from storenode.client.messages import new_message
+from storenode.client.node import connect, content_filter
+from storenode.client.types import PublishResult
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.node import StoreNode
+from storenode.sds.bloom import FilterShape
+from storenode.sds.config import ChannelConfig
 from tests.support.conversation import Said, conversation
 from tests.support.lossy import Lossy
 

@@ -16,11 +16,11 @@ import grpc
 
 from bench.data import PUBSUB_TOPIC, Row, rows
 from bench.support import Bench, bench_node, options, publish, report, seconds, settle
-from message.hashing import message_hash
-from sds.codec import encode, sds_key
 from store.db.arrays import register, uuids
-from wire.sds.v1.message_pb2 import HistoryEntry
-from wire.storenode.v1.store_pb2 import CausalHistoryPage, GetCausalHistoryRequest
+from storenode.message.hashing import message_hash
+from storenode.sds.codec import encode, sds_key
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.v1.store_pb2 import CausalHistoryPage, GetCausalHistoryRequest
 
 CHAIN: Final = 10_000
 GRAPH: Final = 100_000

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from message.hashing import message_hash
 from store.db.bulk import HEADER, TRAILER
-from wire.storenode.v1.store_pb2 import PublishRequest
+from storenode.message.hashing import message_hash
+from storenode.wire.storenode.v1.store_pb2 import PublishRequest
 
 PUBSUB_TOPIC = "/waku/2/rs/1/0"
 TOPICS = 50

@@ -23,8 +23,8 @@ import grpc
 
 from bench.data import Row, batches, publish_request, rows
 from bench.support import PUBLISH_STREAM, Bench, bench_node, bench_node_on, report, seconds, used
+from storenode.wire.storenode.v1 import store_pb2
 from tests.support.fleet import exchanging
-from wire.storenode.v1 import store_pb2
 
 BATCH = 100
 NODES = 3

@@ -17,7 +17,7 @@ import grpc
 
 from bench.data import rows
 from bench.support import PLAIN_COLUMNS, Bench, bench_node, load, options, report, seconds
-from wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 PER_REQUEST = 100
 REQUESTS = 1_000

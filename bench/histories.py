@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.hashing import message_hash
-from sds.codec import encode
+from storenode.message.hashing import message_hash
+from storenode.sds.codec import encode
 
 HOUR_NS: Final = 3_600_000_000_000
 HOURS_PER_DAY: Final = 24

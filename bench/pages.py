@@ -18,7 +18,6 @@ from bench.data import (
     rows,
 )
 from bench.support import Bench, bench_node, copy_in, options, publish, report, settle
-from message.validate import Policy, admit
 from store.db.bulk import (
     COPY_HASHES,
     COPY_MESSAGES,
@@ -28,7 +27,8 @@ from store.db.bulk import (
     in_order,
     message_blocks,
 )
-from wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+from storenode.message.validate import Policy, admit
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 DAYS = 30
 DAY_NS = 86_400 * 10**9

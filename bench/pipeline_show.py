@@ -23,8 +23,8 @@ import grpc
 
 from bench.histories import HOURS_PER_DAY, Channel, Spoken, channels
 from bench.support import PUBLISH_STREAM
+from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse, PublishResult
 from tests.support.node import COMMAND, NodeProcess, clean_environment, running_node
-from wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse, PublishResult
 
 CHANNELS: Final = 20
 DAYS: Final = 8

@@ -40,7 +40,6 @@ from bench.support import (
     seconds,
     used,
 )
-from message.validate import Policy, admit
 from store.db.bulk import (
     COPY_HASHES,
     COPY_MESSAGES,
@@ -50,6 +49,7 @@ from store.db.bulk import (
     in_order,
     message_blocks,
 )
+from storenode.message.validate import Policy, admit
 
 ROUNDS = 5
 

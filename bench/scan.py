@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bench.data import rows
 from bench.support import PLAIN_COLUMNS, Bench, bench_node, load, options, report, seconds
-from wire.storenode.v1.store_pb2 import ScanPage, ScanRequest
+from storenode.wire.storenode.v1.store_pb2 import ScanPage, ScanRequest
 
 REPEATS = 3
 _PAGE = (

@@ -22,10 +22,10 @@ from typing import Final
 import psutil
 
 from bench.support import options, report
-from sds.channel import MessageChannel
-from sds.config import ChannelConfig
-from sds.events import Broadcast, Delivered, Packet
-from sds.pages import LogEntry
+from storenode.sds.channel import MessageChannel
+from storenode.sds.config import ChannelConfig
+from storenode.sds.events import Broadcast, Delivered, Packet
+from storenode.sds.pages import LogEntry
 
 PEER: Final = Path(__file__).parent / "peers" / "sds_js"
 START_MS: Final = 1_763_625_600_000

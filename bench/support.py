@@ -18,8 +18,8 @@ import psycopg
 
 from bench.data import Row, batches, copy_blocks, hashes, publish_request
 from store.embedded import running_url
+from storenode.wire.storenode.v1.store_pb2 import PublishResponse, PublishResult
 from tests.support.node import NodeProcess, running_node
-from wire.storenode.v1.store_pb2 import PublishResponse, PublishResult
 
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
 PUBLISH_STREAM = "/storenode.v1.Store/PublishStream"

@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from store.client.errors import ClientOptionError, NodeError
-from store.client.messages import hash_of, new_message, outcome_name
-from store.client.node import NodeClient, connect
-from store.client.sds_messages import sds_payload, sds_view
+from storenode.client.errors import ClientOptionError, NodeError
+from storenode.client.messages import hash_of, new_message, outcome_name
+from storenode.client.node import NodeClient, connect
+from storenode.client.sds_messages import sds_payload, sds_view
 
 if TYPE_CHECKING:
-    from store.client.types import WakuMessageAndTopic
+    from storenode.client.types import WakuMessageAndTopic
 
 PUBSUB_TOPIC = "/waku/2/rs/1/0"
 CONTENT_TOPIC = "/git-history/1/commits/proto"

@@ -7,9 +7,9 @@ is sent up to its first byte that differs from the bound before, and the rest ta
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
-from message.varint import varint
 from reconcile.ids import SyncId, SyncIds, from_opaque, rows_filled
+from storenode.message.limits import HASH_BYTES
+from storenode.message.varint import varint
 
 
 def expressible(previous: SyncIds, bounds: SyncIds) -> NDArray[np.bool_]:

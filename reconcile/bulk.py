@@ -18,7 +18,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile.draft import Draft
 from reconcile.itemwalk import NO_SETS, ItemSets, find_item_sets, item_columns
 from reconcile.limits import CodecLimits
@@ -30,6 +29,7 @@ from reconcile.varints import (
     varint_lengths,
     varint_values,
 )
+from storenode.message.limits import HASH_BYTES
 
 _MAX_DROPS: Final = 8
 """Passes over the candidates before those that are left are followed, run by run."""

@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, OPAQUE_HASH, SyncIds, from_opaque
 from reconcile.ranges import Ranges
+from storenode.message.limits import HASH_BYTES
 
 _PREFIX_MASKS: Final = np.tri(HASH_BYTES + 1, HASH_BYTES, -1, HASH_DTYPE) * HASH_DTYPE(0xFF)
 """Row n keeps the first n bytes of a hash."""

@@ -7,8 +7,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
-from message.varint import varint
 from reconcile import kernel
 from reconcile.bounds import delta, follows, prefix_lengths
 from reconcile.ids import (
@@ -28,6 +26,8 @@ from reconcile.varints import (
     varint_words,
     word_windows,
 )
+from storenode.message.limits import HASH_BYTES
+from storenode.message.varint import varint
 
 _MIN_BULK: Final = 48
 """Ranges and items from which on arrays are faster."""

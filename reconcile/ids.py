@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 
 SyncId: TypeAlias = tuple[int, bytes]
 """One SyncID: timestamp in nanoseconds, 32 bytes of hash."""

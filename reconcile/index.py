@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile import kernel
 from reconcile.chunk import BYTES_PER_ID, Chunk, Tail, allocated_bytes, chunk_of, inserted
 from reconcile.ids import END, HASH_DTYPE, HASH_WORDS, LOWEST, SyncId, SyncIds, rows_differ
@@ -23,6 +22,7 @@ from reconcile.probe import probed
 from reconcile.rows import Ints, Rows
 from reconcile.split import cuts
 from reconcile.view import Answer, Items, Measured, Parts, Probed, Read, Spans
+from storenode.message.limits import HASH_BYTES
 
 MIN_CHUNK_IDS: Final = 32_768
 """IDs in a full chunk of a small index: what one late insert copies."""

@@ -11,7 +11,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile.varints import (
     MAX_VARINT_BYTES,
     WORD_BYTES,
@@ -21,6 +20,7 @@ from reconcile.varints import (
     varint_lengths,
     varint_values,
 )
+from storenode.message.limits import HASH_BYTES
 
 Offsets = NDArray[np.int64]
 

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile.itemwalk import walk_singly
 from reconcile.varints import (
     WORD_BYTES,
@@ -24,6 +23,7 @@ from reconcile.varints import (
     varint_lengths,
     varint_values,
 )
+from storenode.message.limits import HASH_BYTES
 
 Offsets = NDArray[np.int64]
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from reconcile import kernel
 from reconcile.answer import SetPieces, piece_keys
 from reconcile.compare import leading_words, match
 from reconcile.ids import HASH_DTYPE, SyncIds, less
 from reconcile.view import Items, Spans
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -4,7 +4,6 @@ from typing import Final
 
 import numpy as np
 
-from message.limits import HASH_BYTES
 from reconcile import kernel
 from reconcile.bulk import BulkParser
 from reconcile.draft import Draft
@@ -15,6 +14,7 @@ from reconcile.ranges import Ranges
 from reconcile.sequential import SequentialParser
 from reconcile.varints import Source
 from reconcile.verify import in_order
+from storenode.message.limits import HASH_BYTES
 
 _MIN_BULK_BYTES: Final = 3072
 """Less is read one by one, faster than arrays are set up."""

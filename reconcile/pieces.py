@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile.answer import FingerprintPieces, SetPieces, piece_keys
 from reconcile.codec import expressible
 from reconcile.ids import HASH_DTYPE, SyncIds
 from reconcile.view import Items, Parts, Spans
+from storenode.message.limits import HASH_BYTES
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]

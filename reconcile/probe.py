@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile import kernel
 from reconcile.chunk import Chunk
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, SyncIds, rows_differ
 from reconcile.rows import Ints, Rows, Words
 from reconcile.view import Probed
+from storenode.message.limits import HASH_BYTES
 
 _BLOCK_IDS: Final = 65_536
 """What is scanned at a time; it fits into a processor's cache."""

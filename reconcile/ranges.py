@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile.ids import HASH_DTYPE, HASH_WORDS, SyncIds, less
+from storenode.message.limits import HASH_BYTES
 
 
 class RangeKind:

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from reconcile.draft import Draft
 from reconcile.errors import LimitExceeded, MalformedPayload
 from reconcile.ids import LOWEST, SyncId
@@ -10,6 +9,7 @@ from reconcile.largeset import read_items
 from reconcile.limits import CodecLimits
 from reconcile.ranges import RangeKind
 from reconcile.varints import MAX_VARINT_BYTES, Source
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 
 _NO_HASH: Final = bytes(HASH_BYTES)
 _MIN_ITEM_BYTES: Final = 1 + HASH_BYTES

@@ -38,7 +38,6 @@ from enum import Enum
 
 import numpy as np
 
-from message.limits import NS_PER_S
 from reconcile.codec import Payload, RangeKind, Ranges, decode, encode, reach
 from reconcile.errors import SessionLimitExceeded
 from reconcile.ids import LOWEST, SyncId, SyncIds
@@ -48,6 +47,7 @@ from reconcile.plan import Tuning
 from reconcile.questions import asked_about, questions
 from reconcile.turn import Reply, Rules, Turn
 from reconcile.view import Answer, Read, Spans
+from storenode.message.limits import NS_PER_S
 
 Bounds = tuple[SyncId, SyncId]
 

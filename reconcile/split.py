@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile.ids import HASH_DTYPE, SyncIds
 from reconcile.rows import Ints, Rows
+from storenode.message.limits import HASH_BYTES
 
 _TO_AN_EDGE = 2
 _TO_A_BEGINNING = 4

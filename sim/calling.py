@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from message.limits import MAX_TIMESTAMP_NS
 from reconcile.errors import SessionLimitExceeded
 from reconcile.ids import SyncId
 from reconcile.session import Begin, Result, Role, Session, SessionConfig
@@ -20,6 +19,7 @@ from store.domain.ports import PeerAddress, Window
 from store.domain.sessions import Accepted, Refusal, Refused, State
 from store.domain.sessions import Session as Entry
 from store.domain.transfer_events import Fault
+from storenode.message.limits import MAX_TIMESTAMP_NS
 
 CLUSTER: Final = 7
 SHARDS: Final = ()

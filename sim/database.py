@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from message.record import RecordBatch
 from reconcile.ids import SyncId
 from sim.dice import Dice, happens
 from sim.judge import Judge
@@ -20,6 +19,7 @@ from sim.limits import NS_PER_MS
 from sim.snapshot import Snapshot
 from sim.tasks import Promise
 from sim.timeline import Timeline
+from storenode.message.record import RecordBatch
 
 _T = TypeVar("_T")
 

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from message.record import RecordBatch
-from message.transfer import parse
-from message.validate import Verdict
 from sim.database import Unavailable
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.messages import Message
@@ -17,6 +14,9 @@ from sim.network import Caller
 from sim.process import Handler, Process
 from sim.tasks import Promise, Steps, Task, within
 from store.domain.ports import Source
+from storenode.message.record import RecordBatch
+from storenode.message.transfer import parse
+from storenode.message.validate import Verdict
 
 if TYPE_CHECKING:
     from sim.world import World

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from message.record import RecordBatch
-from message.transfer import transferred
 from reconcile.ids import SyncId
 from reconcile.session import Result, Role
 from sim.messages import Message
+from storenode.message.record import RecordBatch
+from storenode.message.transfer import transferred
 
 if TYPE_CHECKING:
     from sim.database import Database

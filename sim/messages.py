@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from message.hashing import message_hash
-from message.varint import delimited, varint
+from storenode.message.hashing import message_hash
+from storenode.message.varint import delimited, varint
 
 _EPHEMERAL: Final = b"\xf8\x01\x01"
 

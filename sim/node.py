@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from message.validate import Policy
 from sim.calls import Closed, End, Identity
 from sim.clock import Clock
 from sim.database import Database
@@ -19,6 +18,7 @@ from sim.synchronizing import Synchronizer
 from sim.tasks import Cancelled, Steps
 from sim.views import Views
 from store.domain.ports import PeerAddress
+from storenode.message.validate import Policy
 
 if TYPE_CHECKING:
     from sim.world import World

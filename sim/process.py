@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from message.validate import Policy
 from sim.calls import End, Identity
 from sim.clock import Clock
 from sim.cores import Cores
@@ -17,6 +16,7 @@ from sim.network import Network
 from sim.scenario import Scenario
 from sim.tasks import Steps, Task, pause
 from sim.timeline import Timeline
+from storenode.message.validate import Policy
 
 if TYPE_CHECKING:
     from sim.node import Node

@@ -11,9 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from message.cursor import ScanCursor
-from message.transfer import parse, transferred
-from message.validate import Verdict
 from reconcile.ids import SyncId
 from sim.calls import Closed, End, Ended, Status
 from sim.database import Unavailable
@@ -38,6 +35,9 @@ from store.domain.resume import (
     Tick,
     WakeAt,
 )
+from storenode.message.cursor import ScanCursor
+from storenode.message.transfer import parse, transferred
+from storenode.message.validate import Verdict
 
 SCAN: Final = "Scan"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from message.transfer import parse, transfer_frame, transferred
 from reconcile.ids import SyncIds
 from sim.calls import Closed, End, Ended, Status
 from sim.database import Unavailable
@@ -36,6 +35,7 @@ from store.domain.transfer_events import (
     Ticked,
 )
 from store.domain.transfer_events import Ended as Over
+from storenode.message.transfer import parse, transfer_frame, transferred
 
 _TICK_NS: Final = NS_PER_S
 

@@ -1,11 +1,11 @@
-"""Generates the package `wire` from the schemas under `proto/`.
+"""Generates the package `storenode.wire` from the schemas under `proto/`.
 
-`python tools/generate_wire.py` rewrites `wire/`; with `--check` it writes nothing and exits 1
-when what is committed differs from what the schemas give.
+`python tools/generate_wire.py` rewrites `storenode/wire/`; with `--check` it writes nothing and
+exits 1 when what is committed differs from what the schemas give.
 
 The schemas keep their own paths, which descriptors and so server reflection show, while the
-Python modules move below `wire`: the import paths in the generated text are rewritten, because
-`sds` is also the name of a package of this project.
+Python modules move below `storenode.wire`: the import paths in the generated text are rewritten, so
+that nothing but `storenode` is a top-level name.
 """
 
 import argparse
@@ -21,15 +21,15 @@ from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PROTO_DIR = ROOT / "proto"
-WIRE_DIR = ROOT / "wire"
-WIRE_PACKAGE = "wire"
+WIRE_DIR = ROOT / "storenode" / "wire"
+WIRE_PACKAGE = "storenode.wire"
 ROOT_DOCSTRING = '"""Classes generated from the schemas in `proto/`; never edited by hand."""\n'
 SUBPACKAGE_DOCSTRING = '"""Generated from the schemas of the same name in `proto/`."""\n'
 
 
 def main() -> int:
     """Runs the command line; returns the exit code (0: done or fresh, 1: stale or failed)."""
-    parser = argparse.ArgumentParser(description="Generates wire/ from proto/.")
+    parser = argparse.ArgumentParser(description="Generates storenode/wire/ from proto/.")
     parser.add_argument("--check", action="store_true", help="only compare, change nothing")
     check_only = parser.parse_args().check
     with tempfile.TemporaryDirectory() as scratch:
@@ -74,7 +74,7 @@ def as_package(texts: dict[str, str], names: list[str]) -> dict[str, str]:
         for path, text in texts.items()
         if re.search(r"^class .*Stub", text, re.MULTILINE)
     }
-    package = {"__init__.py": ROOT_DOCSTRING, "py.typed": ""}
+    package = {"__init__.py": ROOT_DOCSTRING}
     for path, text in texts.items():
         stem = path.removesuffix(".pyi").removesuffix(".py")
         if stem.endswith("_pb2_grpc") and stem not in with_service:
@@ -99,7 +99,7 @@ def relocate(text: str, names: list[str]) -> str:
 
 
 def installed() -> dict[str, str]:
-    """The files of `wire/` as they are now, without caches, as path -> text."""
+    """The files of `storenode/wire/` as they are now, without caches, as path -> text."""
     return {
         path.relative_to(WIRE_DIR).as_posix(): path.read_text(encoding="utf-8")
         for path in WIRE_DIR.rglob("*")
@@ -117,15 +117,15 @@ def check(generated: dict[str, str]) -> int:
     )
     if not stale:
         return 0
-    listed = ", ".join(f"wire/{path}" for path in stale)
+    listed = ", ".join(f"storenode/wire/{path}" for path in stale)
     sys.stderr.write(
-        f"wire/ is not what proto/ gives ({listed}); run `make proto` and commit it.\n"
+        f"storenode/wire/ is not what proto/ gives ({listed}); run `make proto` and commit it.\n"
     )
     return 1
 
 
 def install(generated: dict[str, str]) -> int:
-    """Replaces `wire/`, touching only the files that change so that readers see no gap."""
+    """Replaces what is there, touching only the files that change so that readers see no gap."""
     present = installed()
     for path in present.keys() - generated.keys():
         (WIRE_DIR / path).unlink()
@@ -139,7 +139,7 @@ def install(generated: dict[str, str]) -> int:
 
 
 def remove_empty_folders() -> None:
-    """Deletes folders of `wire/` that hold no module any more, with their caches."""
+    """Deletes folders of `storenode/wire/` that hold no module any more, with their caches."""
     for folder in sorted((path for path in WIRE_DIR.rglob("*") if path.is_dir()), reverse=True):
         if folder.is_dir() and not any(folder.rglob("*.py")):
             shutil.rmtree(folder)

@@ -27,8 +27,8 @@ from bench.pipeline.same import keep_batch
 from bench.pipeline.table import SAME_ROWS, as_table
 from bench.pipeline.world import filled_database, first_ns, step_ns
 from bench.support import report
-from pipeline.columns import NAMES
-from pipeline.lake import LakeFile
+from store.pipeline.columns import NAMES
+from store.pipeline.lake import LakeFile
 
 T = TypeVar("T")
 _ALWAYS: Final = (0, 2**63 - 1)

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 from adbc_driver_postgresql import dbapi
 
 from bench.pipeline.cpu import Used, measured
-from pipeline.columns import NAMES
-from pipeline.database import FOREVER
-from pipeline.readers import ADBC
-from pipeline.reading import Cut, read_slices
-from pipeline.slices import Slice
+from store.pipeline.columns import NAMES
+from store.pipeline.database import FOREVER
+from store.pipeline.readers import ADBC
+from store.pipeline.reading import Cut, read_slices
+from store.pipeline.slices import Slice
 
 MESSAGES: Final = "select ts, hash, uuid_send(topic), payload, tail from storenode.export_messages"
 SDS: Final = """

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.columns import ARROW
+from store.pipeline.columns import ARROW
 
 DEPTH: Final = 600
 EDGES_PER_CHANNEL: Final = 1_000

@@ -21,19 +21,19 @@ from pyspark.sql import SparkSession
 
 from bench.pipeline.cpu import Used, measured
 from bench.pipeline.same import read_again
-from pipeline.causal.audited import audited, missing_parents
-from pipeline.causal.claims import Claims
-from pipeline.causal.rows import CLAIMS, INCOMPLETE
-from pipeline.checking import WRONG_HASH
-from pipeline.columns import NAMES
-from pipeline.contents import fingerprints_of, read_files
-from pipeline.jobs.archive import Archiving, archive
-from pipeline.jobs.audit import LOOKED_FOR
-from pipeline.jobs.verify import Verifying, file_checks, verify
-from pipeline.lake import Lake, LakeFile
-from pipeline.limits import HOUR_NS
-from pipeline.session import spark_session
-from pipeline.sides import DatabaseSide
+from store.pipeline.causal.audited import audited, missing_parents
+from store.pipeline.causal.claims import Claims
+from store.pipeline.causal.rows import CLAIMS, INCOMPLETE
+from store.pipeline.checking import WRONG_HASH
+from store.pipeline.columns import NAMES
+from store.pipeline.contents import fingerprints_of, read_files
+from store.pipeline.jobs.archive import Archiving, archive
+from store.pipeline.jobs.audit import LOOKED_FOR
+from store.pipeline.jobs.verify import Verifying, file_checks, verify
+from store.pipeline.lake import Lake, LakeFile
+from store.pipeline.limits import HOUR_NS
+from store.pipeline.session import spark_session
+from store.pipeline.sides import DatabaseSide
 
 T = TypeVar("T")
 

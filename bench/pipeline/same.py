@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pipeline.columns import spark_schema
-from pipeline.source import Options, StorenodeReader
+from store.pipeline.columns import spark_schema
+from store.pipeline.source import Options, StorenodeReader
 
 _NAME: Final = "same"
 _TASKS: Final = 2

@@ -12,9 +12,9 @@ from adbc_driver_postgresql import dbapi
 
 from bench.pipeline.baselines import ALL
 from bench.pipeline.cpu import apart
-from pipeline.columns import ARROW, NAMES
-from pipeline.database import FOREVER
-from pipeline.reading import Cut, read_slices
+from store.pipeline.columns import ARROW, NAMES
+from store.pipeline.database import FOREVER
+from store.pipeline.reading import Cut, read_slices
 
 SAME_ROWS: Final = "select * from public.bench_rows"
 

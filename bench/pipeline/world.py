@@ -17,9 +17,6 @@ from typing import Final
 
 import psycopg
 
-from message.validate import Policy
-from message.varint import delimited, varint
-from sds import codec
 from store.db.fold import fold_until
 from store.db.migrate import upgrade
 from store.db.partitions import PartitionMap
@@ -28,6 +25,9 @@ from store.db.writer import DatabaseWriter
 from store.domain.door import Door
 from store.domain.ports import Source
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from storenode.message.validate import Policy
+from storenode.message.varint import delimited, varint
+from storenode.sds import codec
 
 DAYS: Final = 7
 DAY_NS: Final = 86_400 * 10**9

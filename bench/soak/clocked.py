@@ -49,7 +49,7 @@ def main() -> None:
     """Run the command."""
     end_with_parent()
     wear(Path(sys.argv.pop(1)))
-    from store.cli.main import main as storenode  # noqa: PLC0415 - the clock comes first
+    from storenode.cli.main import main as storenode  # noqa: PLC0415 - the clock comes first
 
     sys.argv[0] = "storenode"
     storenode()

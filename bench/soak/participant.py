@@ -20,15 +20,15 @@ from pathlib import Path
 from random import Random
 
 from bench.soak.checker.hashing import fingerprint, message_hash
-from sds.aio.channel import Channel
-from sds.aio.events import Message, NotStored
-from sds.aio.node import StoreNode
-from sds.aio.passing import PassingLink
-from sds.aio.transport import Outbound, Route, Verdict
-from sds.bloom import FilterShape
-from sds.config import ChannelConfig, RepairConfig
-from sds.events import Lost
-from wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.events import Message, NotStored
+from storenode.sds.aio.node import StoreNode
+from storenode.sds.aio.passing import PassingLink
+from storenode.sds.aio.transport import Outbound, Route, Verdict
+from storenode.sds.bloom import FilterShape
+from storenode.sds.config import ChannelConfig, RepairConfig
+from storenode.sds.events import Lost
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
 _PAGE = 1_000
 

@@ -1,7 +1,7 @@
 """The gossip of one process: its machine, its streams, its database.
 
-What the edge does around `gossip.machine.Gossip`, as generators on virtual time: see
-`gossip.events` for what that is.
+What the edge does around `store.gossip.machine.Gossip`, as generators on virtual time: see
+`store.gossip.events` for what that is.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gossip import events as ge
-from gossip.machine import Gossip
-from message.transfer import parse, transferred
 from reconcile.ids import SyncId
 from sim.calls import Closed, End, Ended, Status
 from sim.database import Unavailable
@@ -24,6 +21,9 @@ from sim.process import Handler, Process
 from sim.tasks import Promise, Steps, Task
 from sim.timeline import Timer
 from store.domain.ports import PeerAddress, Source
+from store.gossip import events as ge
+from store.gossip.machine import Gossip
+from storenode.message.transfer import parse, transferred
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gossip.events import Confirm, Expire, Read, UnreadEvent, Waiting
 from reconcile.ids import SyncId
 from sim.database import Database
+from store.gossip.events import Confirm, Expire, Read, UnreadEvent, Waiting
 
 
 class ReadJudge(Protocol):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from message.record import RecordBatch
 from sim.gossiping.driver import Gossiping
 from sim.intake import Intake
 from sim.tasks import Steps
+from storenode.message.record import RecordBatch
 
 
 class GossipIntake(Intake):

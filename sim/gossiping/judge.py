@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from gossip.events import (
+from sim.judge import Violation
+from sim.process import Process
+from store.gossip.events import (
     Confirm,
     CutOff,
     Expire,
@@ -24,8 +26,6 @@ from gossip.events import (
     SyncLeaves,
     Waiting,
 )
-from sim.judge import Violation
-from sim.process import Process
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld

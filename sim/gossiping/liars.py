@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from gossip.events import Events, GetEvents, Inventory, SyncLeaves
 from sim.calls import Closed, End, Ended, Identity
 from sim.gossiping.driver import GOSSIP
 from sim.gossiping.judge import LIAR
@@ -13,6 +12,7 @@ from sim.gossiping.scenario import Trick
 from sim.limits import NS_PER_S
 from sim.network import Caller
 from sim.tasks import Steps, Task
+from store.gossip.events import Events, GetEvents, Inventory, SyncLeaves
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld

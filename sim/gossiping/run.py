@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gossip.machine import Gossip
 from sim.dice import Dice
 from sim.gossiping.scenario import drawn_gossip
 from sim.gossiping.world import GossipSummary, GossipWorld, MakeMachine
 from sim.run import REAL, SimulationFailure
+from store.gossip.machine import Gossip
 
 
 def simulate_gossip(

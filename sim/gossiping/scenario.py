@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from gossip.config import GossipConfig
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_S
 from sim.scenario import HOUR_NS, Scenario, drawn
+from store.gossip.config import GossipConfig
 
 _SETTLED_NS = 40 * NS_PER_S
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gossip.config import GossipConfig
 from reconcile.ids import SyncId
 from sim.dice import Dice
 from sim.gossiping.scenario import GossipScenario
@@ -21,6 +20,7 @@ from sim.limits import NS_PER_MS, NS_PER_S
 from sim.network import Caller
 from sim.run import REAL
 from sim.scenario import Scenario, drawn
+from store.gossip.config import GossipConfig
 
 _JOIN_NS: Final = 10 * NS_PER_S
 _EVERY_NS: Final = NS_PER_S

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gossip.events import FrameOut
 from sim.calls import Closed, End
 from sim.process import Process
 from sim.tasks import Promise, Steps, Task
+from store.gossip.events import FrameOut
 
 
 class Stream:

@@ -7,14 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gossip.config import GossipConfig
-from gossip.events import GraphEvent, What
-from gossip.graph import graph_events
-from gossip.machine import Gossip
-from message.transfer import parse
-from message.validate import Policy
 from reconcile.ids import SyncId
-from sds.codec import encode
 from sim.cores import Cores
 from sim.database import Database
 from sim.dice import Dice, happens
@@ -33,6 +26,13 @@ from sim.process import Process, Service
 from sim.world import Summary, World
 from store.domain.door import Door
 from store.domain.ports import Source
+from store.gossip.config import GossipConfig
+from store.gossip.events import GraphEvent, What
+from store.gossip.graph import graph_events
+from store.gossip.machine import Gossip
+from storenode.message.transfer import parse
+from storenode.message.validate import Policy
+from storenode.sds.codec import encode
 
 _CHANNEL = "channel"
 _TOPIC = "/sim/1/sds/proto"

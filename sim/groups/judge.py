@@ -24,10 +24,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sds.channel import MessageChannel
-from sds.config import ChannelConfig
-from sds.envelope import Kind, SdsMessage
-from sds.events import (
+from sim.groups.spoken import Spoken
+from sim.judge import Violation
+from sim.limits import NS_PER_MS
+from storenode.sds.channel import MessageChannel
+from storenode.sds.config import ChannelConfig
+from storenode.sds.envelope import Kind, SdsMessage
+from storenode.sds.events import (
     Acknowledged,
     ClockCapped,
     Delivered,
@@ -43,12 +46,9 @@ from sds.events import (
     Send,
     Tick,
 )
-from sds.limits import MAX_REPAIR_ANSWERED, UNATTENDED_SWEEPS
-from sds.pages import Key
-from sds.snapshot import snapshot
-from sim.groups.spoken import Spoken
-from sim.judge import Violation
-from sim.limits import NS_PER_MS
+from storenode.sds.limits import MAX_REPAIR_ANSWERED, UNATTENDED_SWEEPS
+from storenode.sds.pages import Key
+from storenode.sds.snapshot import snapshot
 
 _SLACK_MS: Final = 2_000
 

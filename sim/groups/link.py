@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from sds.events import MissingMessage, Published
 from sim.calls import Closed, End, Ended, Identity
 from sim.groups.limits import MAX_OUTBOX
 from sim.groups.quests import Quests
@@ -18,6 +17,7 @@ from sim.groups.spoken import Causes, FollowFrom, Offer, Page, Request, Spoken
 from sim.groups.store import FOLLOW, PUBLISH, READ
 from sim.limits import NS_PER_S
 from sim.tasks import Promise, Steps, Task, pause, within
+from storenode.sds.events import MissingMessage, Published
 
 if TYPE_CHECKING:
     from sim.groups.member import Member

@@ -11,10 +11,6 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from sds.channel import ChannelFullError, MessageChannel
-from sds.envelope import SdsMessage, decode_message
-from sds.events import Broadcast, Event, Missing, Packet, Published, Reason, Receive, Send, Tick
-from sds.snapshot import restore, snapshot
 from sim.clock import Clock
 from sim.dice import happens
 from sim.groups.judge import View
@@ -23,6 +19,20 @@ from sim.groups.spoken import Spoken
 from sim.limits import NS_PER_MS
 from sim.network import Caller
 from sim.timeline import Timer
+from storenode.sds.channel import ChannelFullError, MessageChannel
+from storenode.sds.envelope import SdsMessage, decode_message
+from storenode.sds.events import (
+    Broadcast,
+    Event,
+    Missing,
+    Packet,
+    Published,
+    Reason,
+    Receive,
+    Send,
+    Tick,
+)
+from storenode.sds.snapshot import restore, snapshot
 
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld

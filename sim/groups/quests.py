@@ -11,12 +11,12 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sds.envelope import Entry
-from sds.events import MissingMessage
 from sim.groups.limits import MAX_QUESTS
 from sim.groups.spoken import ByHint, ById, Causes, Request
 from sim.limits import NS_PER_MS, NS_PER_S
 from store.domain.limits import RequestLimits
+from storenode.sds.envelope import Entry
+from storenode.sds.events import MissingMessage
 
 DEEP_ROUNDS: Final = 2
 """After so many rounds that each brought new causes to look for, ask for all causes at once."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sds.bloom import FilterShape
-from sds.config import ChannelConfig, RepairConfig
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_MS, NS_PER_S
 from store.domain.limits import RequestLimits
+from storenode.sds.bloom import FilterShape
+from storenode.sds.config import ChannelConfig, RepairConfig
 
 SMALL_GROUP: Final = 10
 LARGE_GROUP: Final = 200

@@ -11,14 +11,14 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sds.codec import decode, sds_key
-from sds.envelope import Entry
 from sim.groups.spoken import Spoken
 from store.domain.causal import CausalWalk
 from store.domain.claims import Answer, Claim, Done, Hinted, HintQuery, Read
 from store.domain.limits import RequestLimits
 from store.domain.lookup import Lookup
 from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter
+from storenode.sds.codec import decode, sds_key
+from storenode.sds.envelope import Entry
 
 _UUID: Final = 2950
 _BYTEA: Final = 17

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sds.envelope import Entry, SdsMessage
+from storenode.sds.envelope import Entry, SdsMessage
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,17 +6,17 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.cli.client.limits import STATUS_TIMEOUT_S
-from store.cli.client.session import tls_of, token_of
-from store.cli.client.text import safe
-from store.cli.errors import FAILED, UNREACHABLE, USAGE, CliError
-from store.client.errors import ClientOptionError, NodeError
-from store.client.node import connect
+from storenode.cli.client.limits import STATUS_TIMEOUT_S
+from storenode.cli.client.session import tls_of, token_of
+from storenode.cli.client.text import safe
+from storenode.cli.errors import FAILED, UNREACHABLE, USAGE, CliError
+from storenode.client.errors import ClientOptionError, NodeError
+from storenode.client.node import connect
 
 if TYPE_CHECKING:
-    from dial.channel import TlsIdentity
-    from pipeline.figures.gathered import Peer
-    from store.client.types import NodeStatus
+    from store.pipeline.figures.gathered import Peer
+    from storenode.client.types import NodeStatus
+    from storenode.connection.channel import TlsIdentity
 
 
 def ask_status(
@@ -49,7 +49,7 @@ async def _status(address: str, token: str | None, tls: TlsIdentity | None) -> N
 
 def peers_of(status: NodeStatus) -> list[Peer]:
     """The peers of a node for a report, those first with whom it has not reconciled for longest."""
-    from pipeline.figures.gathered import Peer  # noqa: PLC0415 - only with the extra `pipeline`
+    from store.pipeline.figures.gathered import Peer  # noqa: PLC0415 - only with the extra `pipeline`
 
     ordered = sorted(status.peers, key=lambda each: (each.last_sync, each.address))
     return [

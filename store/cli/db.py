@@ -17,12 +17,6 @@ import click
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from message.limits import NS_PER_S
-from store.cli.client.text import TIME, format_time
-from store.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
-from store.config.layers import LayeredCommand, option
-from store.config.types import DURATION_OR_OFF, POSITIVE_DURATION, SIZE
-from store.config.units import format_size
 from store.db import migrate
 from store.db.check import CheckReport
 from store.db.check import check as check_database
@@ -39,6 +33,12 @@ from store.embedded.errors import EmbeddedPostgresError
 from store.embedded.settings import EmbeddedSettings
 from store.embedded.supervisor import EmbeddedPostgres, running_url
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
+from storenode.cli.client.text import TIME, format_time
+from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.cli.options.types import DURATION_OR_OFF, POSITIVE_DURATION, SIZE
+from storenode.cli.options.units import format_size
+from storenode.message.limits import NS_PER_S
 
 _NS_PER_MS: Final = NS_PER_S // 1_000
 _PROGRESS_ROWS: Final = 10_000

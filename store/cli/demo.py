@@ -14,12 +14,12 @@ from typing import Final
 
 import click
 
-from message.limits import NS_PER_S
-from store.cli.client.text import safe
-from store.cli.errors import FAILED, OK, USAGE, CliError
-from store.client.errors import NodeError
-from store.config.layers import LayeredCommand, option
-from store.config.types import POSITIVE_DURATION
+from storenode.cli.client.text import safe
+from storenode.cli.errors import FAILED, OK, USAGE, CliError
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.cli.options.types import POSITIVE_DURATION
+from storenode.client.errors import NodeError
+from storenode.message.limits import NS_PER_S
 
 _LIBRARIES: Final = ("rich", "cryptography")
 _PARTS: Final = ("gossip", "reconciliation", "repair")
@@ -84,8 +84,8 @@ def demo(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _require_libraries()
     # Imported here, after the library's verbosity is set and its extra was looked for.
-    from demo import run, story, views  # noqa: PLC0415
-    from demo.node import NodeFailed  # noqa: PLC0415
+    from store.demo import run, story, views  # noqa: PLC0415
+    from store.demo.node import NodeFailed  # noqa: PLC0415
 
     try:
         with _directory(keep) as directory:

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from store.cli.admin import ask_status, peers_of
-from store.cli.client.session import credential_options
-from store.cli.client.text import TIME
 from store.cli.db import Target, on_database
-from store.cli.errors import FAILED, OK, USAGE, CliError
-from store.config.layers import LayeredCommand, option
-from store.config.types import DURATION_OR_OFF, SIZE
+from storenode.cli.client.session import credential_options
+from storenode.cli.client.text import TIME
+from storenode.cli.errors import FAILED, OK, USAGE, CliError
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.cli.options.types import DURATION_OR_OFF, SIZE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipeline.reports import Report
-    from pipeline.sides import Side
+    from store.pipeline.reports import Report
+    from store.pipeline.sides import Side
 
 MOST_CONNECTIONS: Final = 64
 _FOREVER: Final = 2**63 - 1
@@ -90,8 +90,8 @@ class Runner:
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
         """A Spark session for the length of a block."""
-        from pipeline.interrupts import interrupt_here  # noqa: PLC0415
-        from pipeline.session import spark_session  # noqa: PLC0415
+        from store.pipeline.interrupts import interrupt_here  # noqa: PLC0415
+        from store.pipeline.session import spark_session  # noqa: PLC0415
 
         self.say("Spark starts")
         with spark_session(self._master, self._settings) as session:
@@ -106,7 +106,7 @@ class Runner:
     @contextmanager
     def url(self) -> Iterator[str]:
         """The URL of the database, which serves and has the right schema."""
-        from pipeline.database import connected  # noqa: PLC0415
+        from store.pipeline.database import connected  # noqa: PLC0415
 
         with self.target.url() as url:
             with connected(url):
@@ -116,8 +116,8 @@ class Runner:
     @contextmanager
     def place(self, archive: str | None) -> Iterator[Callable[[SparkSession], Side]]:
         """An archive, which is there; None: the database, which serves."""
-        from pipeline.lake import Lake  # noqa: PLC0415
-        from pipeline.sides import DatabaseSide, LakeSide  # noqa: PLC0415
+        from store.pipeline.lake import Lake  # noqa: PLC0415
+        from store.pipeline.sides import DatabaseSide, LakeSide  # noqa: PLC0415
 
         if archive is not None:
             lake = Lake(archive).open()
@@ -145,9 +145,9 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
         **options: Any,  # noqa: ANN401
     ) -> int:
         _require_libraries()
-        from pipeline.errors import PipelineError  # noqa: PLC0415
-        from pipeline.interrupts import TERMINATED, Terminated, ended_by_signals  # noqa: PLC0415
-        from pipeline.masters import require_spark  # noqa: PLC0415
+        from store.pipeline.errors import PipelineError  # noqa: PLC0415
+        from store.pipeline.interrupts import TERMINATED, Terminated, ended_by_signals  # noqa: PLC0415
+        from store.pipeline.masters import require_spark  # noqa: PLC0415
 
         settings = dict(_setting(each) for each in spark_conf)
         try:
@@ -224,9 +224,9 @@ def archive(
     May be killed and run again at any time. Hours that the archive then holds in full are noted in
     the database, for --retention-requires-archive.
     """
-    from pipeline.jobs.archive import Archiving  # noqa: PLC0415
-    from pipeline.jobs.archive import archive as archive_job  # noqa: PLC0415
-    from pipeline.lake import Lake  # noqa: PLC0415
+    from store.pipeline.jobs.archive import Archiving  # noqa: PLC0415
+    from store.pipeline.jobs.archive import archive as archive_job  # noqa: PLC0415
+    from store.pipeline.lake import Lake  # noqa: PLC0415
 
     if follow and (dry_run or low_ns or high_ns != _FOREVER):
         raise CliError(
@@ -237,7 +237,7 @@ def archive(
     with runner.url() as url, runner.session() as session:
         work = Archiving(url, lake, low_ns, high_ns, runner.connections, dry_run, runner.say)
         if follow:
-            from pipeline.jobs.follow import follow as follow_job  # noqa: PLC0415
+            from store.pipeline.jobs.follow import follow as follow_job  # noqa: PLC0415
 
             return runner.finish(follow_job(session, work, interval))
         return runner.finish(archive_job(session, work))
@@ -253,9 +253,9 @@ def verify(runner: Runner, *, archive: str, with_database: bool, low_ns: int, hi
 
     Changes nothing. The exit code is 1 if anything was found.
     """
-    from pipeline.jobs.verify import Verifying  # noqa: PLC0415
-    from pipeline.jobs.verify import verify as verify_job  # noqa: PLC0415
-    from pipeline.lake import Lake  # noqa: PLC0415
+    from store.pipeline.jobs.verify import Verifying  # noqa: PLC0415
+    from store.pipeline.jobs.verify import verify as verify_job  # noqa: PLC0415
+    from store.pipeline.lake import Lake  # noqa: PLC0415
 
     lake = Lake(archive).open()
     with (
@@ -284,7 +284,7 @@ def fingerprint(
 
     Without ARCHIVE it is the database that is asked.
     """
-    from pipeline.jobs.fingerprint import fingerprint as fingerprint_job  # noqa: PLC0415
+    from store.pipeline.jobs.fingerprint import fingerprint as fingerprint_job  # noqa: PLC0415
 
     with runner.place(archive) as place, runner.session() as session:
         return runner.finish(fingerprint_job(place(session), level, low_ns, high_ns))
@@ -309,8 +309,8 @@ def diff(
 
     The exit code is 1 if they differ.
     """
-    from pipeline.jobs.diff import diff as diff_job  # noqa: PLC0415
-    from pipeline.jobs.diff import require_output  # noqa: PLC0415
+    from store.pipeline.jobs.diff import diff as diff_job  # noqa: PLC0415
+    from store.pipeline.jobs.diff import require_output  # noqa: PLC0415
 
     if output is not None:
         require_output(output)
@@ -351,9 +351,9 @@ def audit(
     channel is complete, and claims that cannot all be true. Parents outside of --from and --to are
     looked for, too. Changes nothing. The exit code is 1 if anything was found.
     """
-    from pipeline.causal.written import Outputs  # noqa: PLC0415
-    from pipeline.jobs.audit import Auditing  # noqa: PLC0415
-    from pipeline.jobs.audit import audit as audit_job  # noqa: PLC0415
+    from store.pipeline.causal.written import Outputs  # noqa: PLC0415
+    from store.pipeline.jobs.audit import Auditing  # noqa: PLC0415
+    from store.pipeline.jobs.audit import audit as audit_job  # noqa: PLC0415
 
     Outputs(output, missing)  # looks whether they can be written
     with runner.place(archive) as place, runner.session() as session:
@@ -374,9 +374,9 @@ def restore(
 
     Nodes that serve see it at once. Give retention more time before, or it is dropped again.
     """
-    from pipeline.jobs.restore import Restoring, require_diff  # noqa: PLC0415
-    from pipeline.jobs.restore import restore as restore_job  # noqa: PLC0415
-    from pipeline.lake import Lake  # noqa: PLC0415
+    from store.pipeline.jobs.restore import Restoring, require_diff  # noqa: PLC0415
+    from store.pipeline.jobs.restore import restore as restore_job  # noqa: PLC0415
+    from store.pipeline.lake import Lake  # noqa: PLC0415
 
     lake = Lake(archive).open()
     if diff is not None:
@@ -424,10 +424,10 @@ def report(
     Without ARCHIVE it is about the database. The page needs nothing but itself and a browser;
     --json prints the figures behind it.
     """
-    from pipeline.figures.outlook import Limits  # noqa: PLC0415
-    from pipeline.jobs.report import Reporting, require_output  # noqa: PLC0415
-    from pipeline.jobs.report import report as report_job  # noqa: PLC0415
-    from pipeline.lake import Lake  # noqa: PLC0415
+    from store.pipeline.figures.outlook import Limits  # noqa: PLC0415
+    from store.pipeline.jobs.report import Reporting, require_output  # noqa: PLC0415
+    from store.pipeline.jobs.report import report as report_job  # noqa: PLC0415
+    from store.pipeline.lake import Lake  # noqa: PLC0415
 
     require_output(output)
     lake = None if archive is None else Lake(archive).open()

@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
-from store.cli.errors import FAILED, UNREACHABLE, USAGE, CliError
-from store.config.layers import LayeredCommand
 from store.config.node import ConfigError, NodeConfig
 from store.config.options import run_options
 from store.observe.logging import configure
+from storenode.cli.errors import FAILED, UNREACHABLE, USAGE, CliError
+from storenode.cli.options.layers import LayeredCommand
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from store.config.types import Address, Peer
-from store.config.units import format_size
 from store.domain.limits import RESULT_BYTES, least_response_bytes
+from storenode.cli.options.types import Address, Peer
+from storenode.cli.options.units import format_size
 
 LISTENERS: Final = ("listen", "peer", "admin", "metrics")
 """Names of the listeners, as `--insecure` and the ready line call them."""

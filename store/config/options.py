@@ -9,16 +9,17 @@ from typing import Any, Final
 
 import click
 
-from message.limits import (
-    MAX_MESSAGE_BYTES,
-    MAX_META_BYTES,
-    MAX_REQUEST_BYTES,
-    MAX_TOPIC_BYTES,
-)
-from store.config.layers import option
 from store.config.node import LISTENERS, MAX_CLUSTER, MAX_SHARD
 from store.config.request_options import REQUEST_OPTIONS
-from store.config.types import (
+from store.domain.quota import (
+    DEFAULT_CALLS,
+    DEFAULT_MESSAGES_PER_S,
+    DEFAULT_RECEIVED_BYTES_PER_S,
+    DEFAULT_REQUESTS_PER_S,
+    DEFAULT_STREAMS,
+)
+from storenode.cli.options.layers import option
+from storenode.cli.options.types import (
     ADDRESS,
     DURATION,
     DURATION_OR_ALL,
@@ -30,13 +31,12 @@ from store.config.types import (
     SWITCH,
     size_up_to,
 )
-from store.config.units import format_size
-from store.domain.quota import (
-    DEFAULT_CALLS,
-    DEFAULT_MESSAGES_PER_S,
-    DEFAULT_RECEIVED_BYTES_PER_S,
-    DEFAULT_REQUESTS_PER_S,
-    DEFAULT_STREAMS,
+from storenode.cli.options.units import format_size
+from storenode.message.limits import (
+    MAX_MESSAGE_BYTES,
+    MAX_META_BYTES,
+    MAX_REQUEST_BYTES,
+    MAX_TOPIC_BYTES,
 )
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import click
 
-from store.config.layers import option
 from store.config.limits import (
     LARGEST_BATCH_MESSAGES,
     LARGEST_CAUSAL_HEADS,
@@ -20,9 +19,10 @@ from store.config.limits import (
     LARGEST_SDS_CLAIMANTS,
     LARGEST_SDS_ENTRIES,
 )
-from store.config.types import size_up_to
-from store.config.units import format_size
 from store.domain.limits import RequestLimits
+from storenode.cli.options.layers import option
+from storenode.cli.options.types import size_up_to
+from storenode.cli.options.units import format_size
 
 _SECTION: Final = "Requests"
 _DEFAULTS: Final = RequestLimits()

@@ -13,10 +13,10 @@ from typing import Any, Final, LiteralString
 
 from psycopg import AsyncConnection
 
-from message.limits import NS_PER_S
 from store.db.deltas import HOUR_NS
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW
 from store.domain.retention import Partition
+from storenode.message.limits import NS_PER_S
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

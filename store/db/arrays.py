@@ -18,7 +18,7 @@ from psycopg.abc import AdaptContext
 from psycopg.adapt import Buffer, Dumper, Loader
 from psycopg.pq import Format
 
-from message.limits import HASH_BYTES
+from storenode.message.limits import HASH_BYTES
 
 BIGINT_OID: Final = 20
 BYTEA_OID: Final = 17

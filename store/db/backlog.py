@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from message.limits import MAX_TIMESTAMP_NS
 from store.db.arrays import bigints, split_uuids, uuids
 from store.db.pages import SHOWN
 from store.db.pool import Connection
 from store.db.select import Entry, Topics, resolve, topics_clause, topics_parameters
 from store.domain.hub import Place, Row, TopicName
 from store.domain.ports import CursorOutOfRange, SyncId, TopicFilter
+from storenode.message.limits import MAX_TIMESTAMP_NS
 
 MAX_PAGE_MESSAGES: Final = 4_000
 _MAX_COMMITS: Final = 2_000

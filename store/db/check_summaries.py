@@ -17,7 +17,6 @@ from psycopg import Connection as PsycopgConnection
 from psycopg import errors as pg
 from psycopg import sql
 
-from message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from store.db.arrays import BigintArray, register
 from store.db.deltas import DAY_NS, HOUR_NS, unpack
 from store.db.findings import Findings
@@ -31,6 +30,7 @@ from store.db.summarized import (
     words,
 )
 from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
+from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 
 Connection = PsycopgConnection[Any]
 

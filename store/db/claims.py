@@ -17,8 +17,6 @@ from operator import itemgetter
 from typing import Final
 from uuid import UUID
 
-from message.limits import HASH_BYTES
-from sds.codec import decode
 from store.db.arrays import bigints, fixed_bytes, uuids
 from store.db.hashes import locate, position_parameters
 from store.db.held import topics_of
@@ -35,6 +33,8 @@ from store.domain.claims import (
     Window,
 )
 from store.domain.ports import HistoryEntry, SyncId, TopicFilter
+from storenode.message.limits import HASH_BYTES
+from storenode.sds.codec import decode
 
 MAX_SEEN_CLAIMANTS: Final = 4_096
 """Claimants of one key that are looked through for those that a filter lets through."""

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES, NS_PER_S
+from storenode.message.limits import HASH_BYTES, NS_PER_S
 
 MINUTE_NS: Final = 60 * NS_PER_S
 HOUR_NS: Final = 60 * MINUTE_NS

@@ -15,8 +15,6 @@ from typing import Final
 
 import psycopg
 
-from message.cursor import MAX_POSITION, FollowCursor
-from message.limits import MAX_MESSAGE_BYTES
 from store.db.backlog import (
     FOREIGN,
     LOST,
@@ -43,6 +41,8 @@ from store.domain.ports import (
     FollowRequest,
     StoreUnavailable,
 )
+from storenode.message.cursor import MAX_POSITION, FollowCursor
+from storenode.message.limits import MAX_MESSAGE_BYTES
 
 POLL_S: Final = 1.0
 IDLE_PAGE_S: Final = 60.0

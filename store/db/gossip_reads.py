@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gossip.events import GraphEvent
-from gossip.graph import graph_events
-from message.limits import MAX_TIMESTAMP_NS
-from message.record import RecordBatch
-from message.transfer import transferred
-from message.validate import Policy, admit_encoded
 from reconcile.ids import SyncIds
-from sds.codec import index_batch
 from store.db.backlog import CommitRow
 from store.db.hashes import locate
 from store.db.ids import ids_of
 from store.db.pool import Connection, Database
 from store.db.transfer_reads import TransferReader
 from store.domain.ports import SyncId
+from store.gossip.events import GraphEvent
+from store.gossip.graph import graph_events
+from storenode.message.limits import MAX_TIMESTAMP_NS
+from storenode.message.record import RecordBatch
+from storenode.message.transfer import transferred
+from storenode.message.validate import Policy, admit_encoded
+from storenode.sds.codec import index_batch
 
 MAX_RECENT_BYTES: Final = 32 * 1024 * 1024
 """Messages that are kept in memory after their commit, for peers that want them; with what Python

@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from message.limits import HASH_BYTES
-from message.record import RecordBatch
 from reconcile.ids import SyncIds
+from storenode.message.limits import HASH_BYTES
+from storenode.message.record import RecordBatch
 
 MAX_HANDED_IDS: Final = 65_536
 """IDs that wait here; the oldest batches are dropped, and can be read from the database."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final
 
-from message.limits import HASH_BYTES
 from store.db.arrays import UuidArray, bigints, fixed_bytes, uuids
 from store.db.pages import NOTHING, Joined, Shape, joined, joined_statement
 from store.db.pool import Connection, Database
@@ -32,6 +31,7 @@ from store.db.select import (
 )
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import PageRequest, QueryPage, SyncId, TopicRights
+from storenode.message.limits import HASH_BYTES
 
 MAX_SHARED_HASHES: Final = 64
 """Hashes of one shared look-up: with messages of the largest size, about 10 MB."""

@@ -13,12 +13,12 @@ from itertools import accumulate
 from struct import Struct
 from typing import Any, Final
 
-from message.limits import HASH_BYTES
 from store.db.arrays import bigints
 from store.db.hashes import position_parameters
 from store.db.pool import Connection
 from store.db.select import FRAME
 from store.domain.ports import SyncId
+from storenode.message.limits import HASH_BYTES
 
 MAX_POSITIONS: Final = 4_096
 """Positions of one read of topics."""

@@ -20,7 +20,6 @@ from typing import Final
 
 import psycopg
 
-from message.limits import NS_PER_S
 from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
@@ -33,6 +32,7 @@ from store.db.pool import Connection, Database
 from store.db.warm_up import FLOOR_STEP_NS, FULL_SHARE, at, raised_floor, warm_up
 from store.domain.hub import Place
 from store.domain.ports import StoreUnavailable
+from storenode.message.limits import NS_PER_S
 
 MAX_INDEX_ENTRIES: Final = 2_000_000
 """IDs in memory: 96 MB at most."""

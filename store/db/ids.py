@@ -12,12 +12,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile.ids import SyncIds
 from reconcile.view import Spans
 from store.db.arrays import bigint_column, bigints, hash_column
 from store.db.backlog import CommitRow
 from store.db.pool import Connection
+from storenode.message.limits import HASH_BYTES
 
 _COLUMNS: Final = "string_agg(int8send(m.ts), ''::bytea), string_agg(m.hash, ''::bytea)"
 

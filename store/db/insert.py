@@ -14,14 +14,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from message.limits import HASH_BYTES
-from message.record import RecordBatch, SdsMetadata
-from sds.codec import sds_key
 from store.db import arrays, deltas
 from store.db.bulk import copy_new
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
 from store.domain.ports import Source
+from storenode.message.limits import HASH_BYTES
+from storenode.message.record import RecordBatch, SdsMetadata
+from storenode.sds.codec import sds_key
 
 MAX_LISTED_TOPICS: Final = 64
 """A commit lists its topics up to this many, so that followers can pass over it unread."""

@@ -18,7 +18,6 @@ from typing import Any, Final, Protocol
 import psycopg
 from psycopg import AsyncConnection
 
-from message.limits import NS_PER_S
 from store.db.clocks import database_ns, newest_commit_ns
 from store.db.errors import sentence
 from store.db.fold import fold, is_pending
@@ -29,6 +28,7 @@ from store.db.schema import FINE_TABLE
 from store.db.stats import analyze_stale
 from store.domain.retention import RetentionPolicy, effective_age_ns
 from store.domain.retention_clock import RetentionClock
+from storenode.message.limits import NS_PER_S
 
 Connection = AsyncConnection[Any]
 

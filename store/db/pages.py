@@ -7,10 +7,10 @@ from enum import Enum
 from functools import cache
 from typing import Final
 
-from message.limits import MAX_TIMESTAMP_NS
 from store.db.pool import Connection
 from store.db.select import MESSAGE_AT, Entry, Topics, topics_clause, topics_parameters
 from store.domain.ports import SyncId
+from storenode.message.limits import MAX_TIMESTAMP_NS
 
 BEFORE_ALL: Final[SyncId] = (0, b"")
 AFTER_ALL: Final[SyncId] = (MAX_TIMESTAMP_NS, b"\xff" * 33)

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 from uuid import UUID
 
-from message.limits import HASH_BYTES
 from store.db.hashes import HashLookups, page_by_hashes
 from store.db.pages import AFTER_ALL, BEFORE_ALL, Joined, Shape, Window, read_page
 from store.db.pool import Connection, Database
@@ -36,6 +35,7 @@ from store.domain.ports import (
     SyncId,
     TopicRights,
 )
+from storenode.message.limits import HASH_BYTES
 
 DEFAULT_SCAN_PAGE: Final = 4_000
 MAX_SCAN_PAGE: Final = 10_000

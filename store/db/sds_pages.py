@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from message.frames import sds_stored_message
-from message.limits import HASH_BYTES
 from store.domain.claims import Found
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import HistoryEntry, SdsPage
+from storenode.message.frames import sds_stored_message
+from storenode.message.limits import HASH_BYTES
 
 HANDY_PAGE_BYTES: Final = 1024 * 1024
 """Size at which a page is sent, where the limit allows more: its reader can begin with it while

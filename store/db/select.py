@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from message.topics import topic_key
 from store.db.arrays import uuids
 from store.db.pool import Connection
 from store.domain.ports import TopicFilter, TopicRights
+from storenode.message.topics import topic_key
 
 MAX_MERGED_TOPICS: Final = 200
 """Up to so many topics are merged from the topic index; beyond, the time index is filtered."""

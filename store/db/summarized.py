@@ -8,10 +8,10 @@ from typing import Final, LiteralString
 import numpy as np
 from psycopg import sql
 
-from message.limits import HASH_BYTES
 from store.db.arrays import BigintArray, bigint_column
 from store.db.deltas import HASH_WORDS, MINUTE_NS, Buckets
 from store.domain.partitioning import Bounds
+from storenode.message.limits import HASH_BYTES
 
 WORD_COLUMNS: Final[tuple[LiteralString, ...]] = ("x0", "x1", "x2", "x3")
 

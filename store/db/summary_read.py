@@ -19,7 +19,6 @@ import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
-from message.limits import MAX_TIMESTAMP_NS
 from reconcile.buckets import Buckets
 from reconcile.loading import Loaded, LoadingView, NeedBuckets, NeedHashes, NeedIds, Needs
 from reconcile.summary import SummaryView
@@ -32,6 +31,7 @@ from store.db.ids import ids_in, ids_with
 from store.db.pool import Connection, Database, is_exhausted, is_transient, unavailable
 from store.domain.hub import Place
 from store.domain.ports import StoreUnavailable
+from storenode.message.limits import MAX_TIMESTAMP_NS
 
 MAX_VIEW_S: Final = 660.0
 """How long a view may be open: for a reconciliation, ten minutes, and one to end it."""

@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import MAX_TIMESTAMP_NS
 from store.db.archived import read_archive_state
 from store.db.deltas import DAY_NS, HOUR_NS, Buckets, unpack
 from store.db.fold import MAX_FOLD_BYTES, MAX_FOLD_COMMITS, following
@@ -20,6 +19,7 @@ from store.db.partitions import Catalog, read_catalog
 from store.db.pool import Connection
 from store.db.schema import FINE_TABLE
 from store.domain.partitioning import Cover
+from storenode.message.limits import MAX_TIMESTAMP_NS
 
 TIMELINE_DAYS: Final = 30
 """Days that are shown by the hour, today included."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-from message.record import RecordBatch
 from store.db.partitions import PartitionMap
+from storenode.message.record import RecordBatch
 
 MAX_REMEMBERED: Final = 65_536
 

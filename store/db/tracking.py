@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from message.record import RecordBatch
 from store.db.insert import Inserted
 from store.db.pool import Connection
 from store.db.unread import MAX_UNREAD_EVENTS, UnreadEvents, Wanted, track
 from store.domain.ports import Source
+from storenode.message.record import RecordBatch
 
 MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
 """Messages that are kept until their commit is seen; the oldest batches make room, and are read

@@ -12,12 +12,12 @@ from itertools import accumulate
 from struct import Struct
 from typing import Any, Final
 
-from message.transfer import transferred
 from reconcile.ids import SyncIds
 from store.db.hashes import position_parameters
 from store.db.pool import Connection, Database
 from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.select import FRAME, MESSAGE_AT
+from storenode.message.transfer import transferred
 
 MAX_LOADED_IDS: Final = 4_096
 """IDs of one statement that reads messages."""

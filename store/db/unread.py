@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from message.limits import HASH_BYTES
 from store.db.arrays import bigints, fixed_bytes, texts
 from store.db.pool import Connection, Database
 from store.domain.partitioning import Bounds
 from store.domain.unread import Confirmed, UnreadEvent, UnreadSummary
+from storenode.message.limits import HASH_BYTES
 
 MAX_UNREAD_EVENTS: Final = 100_000
 """Unread events of one database, 20 MB at most; what comes beyond is stored and not waited for."""

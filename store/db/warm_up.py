@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from reconcile.ids import END, HASH_WORDS, SyncId, SyncIds
 from reconcile.index import Index
 from reconcile.leaves import last_cut, rank
@@ -17,6 +16,7 @@ from reconcile.view import Read, Spans
 from store.db.pool import Database
 from store.db.summary_read import ColdView, cold_view, worked_through
 from store.domain.hub import Place
+from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 
 FULL_SHARE: Final = 0.9
 """An index that has no room for everything is filled to this share: there is time until it is full

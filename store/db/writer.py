@@ -22,7 +22,6 @@ import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
-from message.record import RecordBatch
 from store.db.bulk import FEWEST_COPIED
 from store.db.errors import is_missing_partition
 from store.db.handover import Handover
@@ -40,6 +39,7 @@ from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.topics import KnownTopics
 from store.db.tracking import Tracking, Written
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from storenode.message.record import RecordBatch
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing, Wait

@@ -23,9 +23,9 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final
 
-from message.limits import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, MAX_TOPIC_BYTES
 from store.domain.ports import TopicRights
 from store.domain.quota import ClientLimits
+from storenode.message.limits import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, MAX_TOPIC_BYTES
 
 MAX_TOKEN_CHARS: Final = 4_096
 MAX_CLIENT_NAME_CHARS: Final = 64

@@ -9,11 +9,11 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Final
 
-from message.hashing import message_hash
-from message.topics import topic_key
-from message.unframe import FrameError, Unframed, unframe
-from sds.codec import decode, sds_key
-from sds.limits import SDS_KEY_BYTES
+from storenode.message.hashing import message_hash
+from storenode.message.topics import topic_key
+from storenode.message.unframe import FrameError, Unframed, unframe
+from storenode.sds.codec import decode, sds_key
+from storenode.sds.limits import SDS_KEY_BYTES
 
 _LAMPORT_WRAP: Final = 1 << 64
 _LAMPORT_SIGN: Final = 1 << 63

@@ -39,7 +39,6 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from sds.codec import sds_key
 from store.domain.claims import (
     DONE,
     HEADS,
@@ -61,6 +60,7 @@ from store.domain.claims import (
 from store.domain.lookahead import Expansion, LookAhead
 from store.domain.pace import Pace
 from store.domain.ports import CausalRequest
+from storenode.sds.codec import sds_key
 
 MAX_WALK_BYTES: Final = 128 * 1024 * 1024
 """Memory of one walk, estimated, beside what is prefetched. 100,000 messages of SDS participants

@@ -25,8 +25,8 @@ from operator import itemgetter
 from struct import Struct
 from typing import Any, Final
 
-from message.limits import HASH_BYTES, MAX_SDS_CLAIMANTS
 from store.domain.ports import SyncId
+from storenode.message.limits import HASH_BYTES, MAX_SDS_CLAIMANTS
 
 Claim = tuple[bytes, int, bytes, bytes, bytes, bytes]
 """(key of the ID in its channel, timestamp in ns, message hash, message ID, parent keys, hints).

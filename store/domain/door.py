@@ -27,11 +27,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from message.record import COLUMNS, RecordBatch
-from message.validate import Admission, Policy, Verdict, admit, admit_encoded
-from sds.codec import index_batch
 from store.domain.access import Client
 from store.domain.ports import Ephemeral, Source, TopicRights
+from storenode.message.record import COLUMNS, RecordBatch
+from storenode.message.validate import Admission, Policy, Verdict, admit, admit_encoded
+from storenode.sds.codec import index_batch
 
 OUTSIDE_TOPICS: Final = "outside_topics"
 """Label of messages on topics that the client may not publish to."""

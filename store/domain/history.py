@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
-from sds.codec import sds_key
 from store.domain.causal import CausalWalk
 from store.domain.claims import PAUSE, Answer, Done, GiveUp, Pause, Read
 from store.domain.ports import CausalRequest
 from store.domain.sweep import Sweep
+from storenode.sds.codec import sds_key
 
 HASHED_PER_STEP: Final = 4_096
 """Known IDs hashed in one step, a few milliseconds."""

@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from message.frames import presences
-from message.topics import topic_key
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import Ephemeral, TopicFilter
+from storenode.message.frames import presences
+from storenode.message.topics import topic_key
 
 MAX_QUEUED_BYTES: Final = DEFAULT_PAGE_BYTES
 """What waits for one subscriber at most, however large its pages may be."""

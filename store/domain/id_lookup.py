@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile.ids import SyncIds
+from storenode.message.limits import HASH_BYTES
 
 _KEY: Final = np.dtype(f"S{HASH_BYTES}")
 _SEARCHED_AT_ONCE: Final = 65_536

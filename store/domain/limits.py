@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from message.limits import (
+from storenode.message.limits import (
     DEFAULT_PAGE_MESSAGES,
     MAX_BATCH_MESSAGES,
     MAX_CAUSAL_HEADS,

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from message.limits import MAX_SDS_CLAIMANTS
-from sds.codec import decode, sds_key
 from store.domain.claims import Answer, Claims, Found, HintQuery, Read, usable_hint
 from store.domain.ports import HistoryEntry
+from storenode.message.limits import MAX_SDS_CLAIMANTS
+from storenode.sds.codec import decode, sds_key
 
 
 class Lookup:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from message.limits import NS_PER_S
+from storenode.message.limits import NS_PER_S
 
 DAY_NS: Final = 86_400 * NS_PER_S
 UNBOUNDED_LOW: Final = -(2**63)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from message.cursor import FollowCursor
-from message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
-from message.record import RecordBatch
 from reconcile.ids import SyncIds
+from storenode.message.cursor import FollowCursor
+from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
+from storenode.message.record import RecordBatch
 
 
 class StoreUnavailable(Exception):

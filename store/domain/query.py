@@ -21,8 +21,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
-from sds.limits import MAX_ID_BYTES
 from store.domain.limits import RequestLimits
 from store.domain.ports import (
     CausalRequest,
@@ -33,6 +31,8 @@ from store.domain.ports import (
     TopicFilter,
     TopicRights,
 )
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.sds.limits import MAX_ID_BYTES
 
 OK: Final = 200
 BAD_REQUEST: Final = 400

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from message.limits import MAX_REQUEST_BYTES, NS_PER_S
+from storenode.message.limits import MAX_REQUEST_BYTES, NS_PER_S
 
 DEFAULT_REQUESTS_PER_S: Final = 20_000
 DEFAULT_MESSAGES_PER_S: Final = 500_000

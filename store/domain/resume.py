@@ -29,9 +29,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from message.limits import NS_PER_S
 from store.domain.chance import Chance
 from store.domain.ports import PeerAddress
+from storenode.message.limits import NS_PER_S
 
 SHORTEST_GAP_NS: Final = 15 * NS_PER_S
 """A shorter time off the first reconciliation repairs by itself, where there is one."""

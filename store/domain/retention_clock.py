@@ -16,8 +16,8 @@ Publishing and queries go by the clock itself, which is wrong no longer than it 
 from dataclasses import dataclass
 from typing import Final
 
-from message.limits import NS_PER_S
 from store.domain.partitioning import DAY_NS
+from storenode.message.limits import NS_PER_S
 
 TOLERANCE_NS: Final = 60 * NS_PER_S
 MAX_DOUBT_NS: Final = DAY_NS

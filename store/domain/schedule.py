@@ -42,10 +42,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from message.limits import NS_PER_S
 from store.domain.chance import Chance
 from store.domain.ports import PeerAddress, Window
 from store.domain.transfer_limits import MAX_SESSIONS
+from storenode.message.limits import NS_PER_S
 
 MAX_WAITING: Final = 64
 MAX_PARTS: Final = 64

@@ -40,9 +40,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
-from message.limits import NS_PER_S
 from reconcile.ids import SyncIds
 from store.domain.transfer_limits import MAX_SESSIONS, SILENCE_NS
+from storenode.message.limits import NS_PER_S
 
 
 class SessionError(RuntimeError):

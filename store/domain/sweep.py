@@ -33,8 +33,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from message.limits import MAX_CAUSAL_MESSAGES
-from sds.codec import sds_key
 from store.domain.claims import (
     DONE,
     GIVE_UP,
@@ -55,6 +53,8 @@ from store.domain.claims import (
     usable_hint,
 )
 from store.domain.ports import CausalRequest, SyncId
+from storenode.message.limits import MAX_CAUSAL_MESSAGES
+from storenode.sds.codec import sds_key
 
 MAX_OPEN: Final = MAX_CAUSAL_MESSAGES
 """IDs that are referenced and not met yet; the walk has a limit in bytes."""

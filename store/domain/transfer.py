@@ -48,7 +48,6 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from message.limits import HASH_BYTES
 from reconcile.ids import SyncIds
 from store.domain.policy_memory import PolicyMemory, Side
 from store.domain.transfer_events import (
@@ -72,6 +71,7 @@ from store.domain.transfer_limits import FRAME_RESERVE_BYTES, MAX_FRAME_BYTES, T
 from store.domain.transfer_patience import Moved, Patience
 from store.domain.transfer_receiving import Receiving
 from store.domain.transfer_sending import PeerFault, Sending
+from storenode.message.limits import HASH_BYTES
 
 DEFAULT_LIMITS: Final = TransferLimits()
 

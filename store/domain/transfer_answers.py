@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
 from reconcile.ids import SyncIds
+from storenode.message.limits import HASH_BYTES
 
 
 class Answers:

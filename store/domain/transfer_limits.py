@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from message.limits import MAX_BATCH_MESSAGES, MAX_RESPONSE_BYTES, NS_PER_S
+from storenode.message.limits import MAX_BATCH_MESSAGES, MAX_RESPONSE_BYTES, NS_PER_S
 
 MAX_FRAME_BYTES: Final = MAX_RESPONSE_BYTES
 """A frame that this node sends; one message that alone has more goes alone."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from message.limits import NS_PER_S
 from store.domain.transfer_events import Fault
 from store.domain.transfer_limits import TransferLimits
 from store.domain.transfer_sending import PeerFault
+from storenode.message.limits import NS_PER_S
 
 _NOT_IN_VAIN: Final = "what was stored stays, and the next session goes on"
 

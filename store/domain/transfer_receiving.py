@@ -24,8 +24,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from message.limits import HASH_BYTES
-from message.validate import Verdict
 from reconcile.ids import SyncIds
 from store.domain.door import Published
 from store.domain.id_lookup import IdLookup, hash_column
@@ -42,6 +40,8 @@ from store.domain.transfer_events import (
 )
 from store.domain.transfer_limits import MAX_DETAILED_REFUSALS, TransferLimits
 from store.domain.transfer_sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFault, shorten
+from storenode.message.limits import HASH_BYTES
+from storenode.message.validate import Verdict
 
 _EXPECTED: Final = 0
 _PENDING: Final = 1

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import grpc
 
-from message.limits import MAX_TIMESTAMP_NS
 from store.domain.ports import (
     EmptyWindow,
     FetchRequest,
@@ -24,8 +23,9 @@ from store.domain.unread import GossipState
 from store.rpc.call import Call
 from store.rpc.decode import decode, decode_read, history_entries
 from store.rpc.failure import RpcFailure, malformed
-from wire.sds.v1 import message_pb2
-from wire.storenode.v1 import admin_pb2
+from storenode.message.limits import MAX_TIMESTAMP_NS
+from storenode.wire.sds.v1 import message_pb2
+from storenode.wire.storenode.v1 import admin_pb2
 
 _MAX_COUNT = 2**32 - 1
 

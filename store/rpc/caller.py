@@ -13,7 +13,6 @@ from typing import Final
 
 import grpc
 
-from message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from reconcile.errors import LimitExceeded, MalformedPayload
 from reconcile.ids import SyncId
 from reconcile.session import Begin, Result, Role
@@ -38,7 +37,8 @@ from store.rpc.peer_lookup import lookup
 from store.rpc.peer_scan import scan
 from store.rpc.reconciling import end_of_frames, time_limit
 from store.rpc.transferring import transfer
-from wire.storenode.v1 import peer_pb2
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.wire.storenode.v1 import peer_pb2
 
 _LOG = get_logger("store.rpc.caller")
 

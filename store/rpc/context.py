@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from message.validate import Policy
 from store.domain.access import Access
 from store.domain.limits import RequestLimits
 from store.domain.ports import Synchronization
@@ -17,6 +16,7 @@ from store.rpc.drain import Drain
 from store.rpc.health import Health
 from store.rpc.limits import MAX_IN_FLIGHT_PUBLISH_BYTES
 from store.rpc.window import Budget
+from storenode.message.validate import Policy
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing

@@ -16,9 +16,9 @@ from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import QueryInput, check_count, filter_by
 from store.rpc.failure import malformed, over_limit
 from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_COUNTED_FIELDS, MAX_READ_FIELDS
-from wire.sds.v1 import message_pb2
-from wire.storenode.v1 import store_pb2
-from wire.waku.store.v3 import store_pb2 as waku_store_pb2
+from storenode.wire.sds.v1 import message_pb2
+from storenode.wire.storenode.v1 import store_pb2
+from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
 
 _M = TypeVar("_M", bound=Message)
 

@@ -23,9 +23,6 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from dial.ending import BROKEN_WRITE, Ending
-from dial.hosts import is_loopback
-from dial.limits import STATUS_TIMEOUT_S
 from store.domain.ports import PeerAddress, PeerFailed
 from store.rpc.context import NodeIdentity
 from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, VERSION, own_metadata
@@ -39,6 +36,9 @@ from store.rpc.limits import (
     PEER_KEEPALIVE_TIMEOUT_MS,
 )
 from store.rpc.tls import Stamp, TlsError, TlsFiles, channel_credentials, stamp_of
+from storenode.connection.ending import BROKEN_WRITE, Ending
+from storenode.connection.hosts import is_loopback
+from storenode.connection.limits import STATUS_TIMEOUT_S
 
 _OPTIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("grpc.max_receive_message_length", MAX_PEER_FRAME_BYTES),

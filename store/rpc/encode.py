@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from message.frames import sds_missing, sds_page
-from message.limits import HASH_BYTES
-from message.validate import Verdict
-from message.varint import delimited, varint
 from store.domain.door import Published
 from store.domain.ports import QueryPage, SdsPage
 from store.domain.query import OK
 from store.domain.unread import Confirmation
-from wire.storenode.v1 import store_pb2
+from storenode.message.frames import sds_missing, sds_page
+from storenode.message.limits import HASH_BYTES
+from storenode.message.validate import Verdict
+from storenode.message.varint import delimited, varint
+from storenode.wire.storenode.v1 import store_pb2
 
 _Result = store_pb2.PublishResult
 

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from message.limits import NS_PER_S
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
@@ -37,6 +36,7 @@ from store.rpc.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
 from store.rpc.reconciling import Reconciling
 from store.rpc.streams import FrameStream
 from store.rpc.transferring import TransferWork
+from storenode.message.limits import NS_PER_S
 
 FoundListener = Callable[[str, str, Sequence[bytes]], None]
 

@@ -6,7 +6,6 @@ from typing import Final
 
 import grpc
 
-from message.cursor import CursorError
 from reconcile.errors import LimitExceeded as ReconcileLimit
 from reconcile.errors import MalformedPayload
 from store.domain.ports import CursorOutOfRange, PeerFailed, StoreBusy, StoreUnavailable
@@ -14,6 +13,7 @@ from store.domain.query import LimitError, RequestError
 from store.domain.quota import Exceeded
 from store.rpc.drain import Draining
 from store.rpc.peer_errors import PeerSilent, ProtocolBroken
+from storenode.message.cursor import CursorError
 
 _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (StoreUnavailable, grpc.StatusCode.UNAVAILABLE),

@@ -13,7 +13,6 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from message.transfer import transfer_frame
 from store.domain.transfer_events import Frame
 from store.domain.transfer_limits import SESSION_ID_CHARS
 from store.rpc.decode import DELIMITED, decode, end_of_value, read_varint
@@ -26,8 +25,9 @@ from store.rpc.limits import (
     MAX_UNCUT_ENTRIES,
 )
 from store.rpc.publish import chunk_messages
-from wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
-from wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
+from storenode.message.transfer import transfer_frame
+from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 
 _MESSAGES: Final = TransferFrame.DESCRIPTOR.fields_by_name["messages"].number
 _ANSWERS: Final = frozenset(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
-from gossip.events import (
+from store.domain.door import Door, Published
+from store.gossip.events import (
     Bodies,
     Events,
     FrameIn,
@@ -20,16 +21,15 @@ from gossip.events import (
     Inventory,
     SyncLeaves,
 )
-from message.limits import HASH_BYTES
-from message.validate import MalformedMessage
-from message.varint import delimited, varint
-from store.domain.door import Door, Published
 from store.observe.limits import MAX_FRAME_TRACES
 from store.rpc.failure import malformed, over_limit
 from store.rpc.gossip_limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from store.rpc.publish import chunk_messages
-from wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
-from wire.storenode.v1 import peer_pb2
+from storenode.message.limits import HASH_BYTES
+from storenode.message.validate import MalformedMessage
+from storenode.message.varint import delimited, varint
+from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame
+from storenode.wire.storenode.v1 import peer_pb2
 
 if TYPE_CHECKING:
     from store.observe.tracing import FrameTrace, Tracing

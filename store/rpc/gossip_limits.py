@@ -1,4 +1,4 @@
-"""Bounds of the streams of gossip; those of what is in them are in ``gossip.limits``."""
+"""Bounds of the streams of gossip; those of what is in them are in ``store.gossip.limits``."""
 
 from typing import Final
 

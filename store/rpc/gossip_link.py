@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from gossip.events import Events, FrameIn, FrameOut
 from store.domain.door import Door
+from store.gossip.events import Events, FrameIn, FrameOut
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from store.rpc.gossip_limits import GOSSIP_WRITE_TIMEOUT_S

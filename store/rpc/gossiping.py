@@ -18,7 +18,7 @@ from store.rpc.failure import RpcFailure
 from store.rpc.gossip_link import Link, LinkUser
 from store.rpc.identity import NODE_ID, STORE_ID, read_metadata
 from store.rpc.streams import CallerStream, FrameStream
-from wire.storenode.v1 import peer_pb2
+from storenode.wire.storenode.v1 import peer_pb2
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing

@@ -1,8 +1,8 @@
-"""Bounds of the gRPC edge; those of messages and pages are in ``message.limits``."""
+"""Bounds of the gRPC edge; those of messages and pages are in ``storenode.message.limits``."""
 
 from typing import Final
 
-from message.limits import MAX_PEER_REQUEST_BYTES
+from storenode.message.limits import MAX_PEER_REQUEST_BYTES
 
 MAX_SMALL_REQUEST_BYTES: Final = 1024 * 1024
 """A request of a call for which no legal one is half as large, since it has no list but topics."""

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from message.limits import MAX_REQUEST_BYTES
 from store.rpc.limits import MAX_PEER_FRAME_BYTES
 from store.rpc.tls import TlsFiles, server_credentials
+from storenode.message.limits import MAX_REQUEST_BYTES
 
 MAX_STREAMS_PER_CONNECTION: Final = 10_000
 """Calls under way over one connection; thousands of followers may share one."""

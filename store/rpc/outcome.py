@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from message.limits import NS_PER_S
 from reconcile.ids import SyncId
 from reconcile.session import Result
 from store.domain.ports import SyncEnding, SyncOutcome
 from store.domain.transfer_events import Report
 from store.rpc.dial import shown
+from storenode.message.limits import NS_PER_S
 
 NOTHING_TRANSFERRED: Final = Report()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from message.hashing import message_hash
 from store.domain.lookup import Asked
 from store.domain.ports import HistoryEntry, PeerAddress
 from store.rpc.decode import clip, decode
@@ -19,10 +18,11 @@ from store.rpc.failure import RpcFailure
 from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_LOOKUP_MESSAGES
 from store.rpc.peer_errors import ProtocolBroken
 from store.rpc.reconciling import in_time
-from wire.sds.v1 import message_pb2
-from wire.storenode.v1 import store_pb2
-from wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from storenode.message.hashing import message_hash
+from storenode.wire.sds.v1 import message_pb2
+from storenode.wire.storenode.v1 import store_pb2
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 LOOKUP: Final = f"/{store_pb2.DESCRIPTOR.services_by_name['Store'].full_name}/GetSdsMessages"
 

@@ -12,8 +12,6 @@ from typing import Final
 
 import grpc
 
-from message.cursor import CursorError, ScanCursor
-from message.limits import HASH_BYTES
 from store.domain.ports import CursorOutOfRange, PeerAddress, SyncId
 from store.rpc.decode import clip, decode
 from store.rpc.dial import CallFailed, PeerDialer
@@ -21,8 +19,10 @@ from store.rpc.failure import RpcFailure
 from store.rpc.limits import COUNTED_REQUEST_BYTES, PEER_SCAN_PAGE_MESSAGES
 from store.rpc.peer_errors import ProtocolBroken
 from store.rpc.reconciling import in_time
-from wire.storenode.v1 import store_pb2
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from storenode.message.cursor import CursorError, ScanCursor
+from storenode.message.limits import HASH_BYTES
+from storenode.wire.storenode.v1 import store_pb2
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 SCAN: Final = f"/{store_pb2.DESCRIPTOR.services_by_name['Store'].full_name}/Scan"
 

@@ -17,8 +17,6 @@ from typing import Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from message.record import RecordBatch
-from message.validate import MalformedMessage
 from store.domain.door import Door, Published, tally
 from store.domain.ports import Services, Source
 from store.observe.metrics import Metrics
@@ -34,7 +32,9 @@ from store.rpc.limits import (
     STREAM_WINDOW_REQUESTS,
 )
 from store.rpc.window import Budget
-from wire.storenode.internal.v1.publish_raw_pb2 import RawPublishRequest
+from storenode.message.record import RecordBatch
+from storenode.message.validate import MalformedMessage
+from storenode.wire.storenode.internal.v1.publish_raw_pb2 import RawPublishRequest
 
 MESSAGES_FIELD: Final = 1
 """Number of ``PublishRequest.messages``."""

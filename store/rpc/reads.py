@@ -12,8 +12,6 @@ from typing import Final
 
 import grpc
 
-from message.cursor import FollowCursor, ScanCursor
-from message.frames import digests, follow_page, query_response, scan_page
 from store.domain.ports import FollowRequest, QueryPage, ScanRequest, Services
 from store.domain.query import (
     BAD_REQUEST,
@@ -38,8 +36,10 @@ from store.rpc.decode import (
 from store.rpc.encode import query_page, sds_response
 from store.rpc.failure import RpcFailure
 from store.rpc.limits import MAX_QUERY_REQUEST_ID_BYTES, MAX_SCAN_PAGE_MESSAGES
-from wire.storenode.v1 import store_pb2
-from wire.waku.store.v3 import store_pb2 as waku_store_pb2
+from storenode.message.cursor import FollowCursor, ScanCursor
+from storenode.message.frames import digests, follow_page, query_response, scan_page
+from storenode.wire.storenode.v1 import store_pb2
+from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
 
 _NOTHING: Final = QueryPage(b"", 0, None)
 _TOO_MANY_FIELDS: Final = (

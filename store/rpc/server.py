@@ -12,7 +12,6 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from message.limits import MAX_REQUEST_BYTES
 from store.domain.access import Right
 from store.domain.ports import Services
 from store.domain.quota import CallKind
@@ -24,7 +23,8 @@ from store.rpc.gossiping import GossipService
 from store.rpc.peer import PeerService
 from store.rpc.publish import Publisher
 from store.rpc.reads import Reads, refuse_query
-from wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
+from storenode.message.limits import MAX_REQUEST_BYTES
+from storenode.wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
 
 STORE: Final = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
 PEER: Final = peer_pb2.DESCRIPTOR.services_by_name["Peer"].full_name

@@ -17,7 +17,6 @@ from typing import Final, TypeVar
 
 import grpc
 
-from message.validate import MalformedMessage, Policy
 from store.domain.door import Door
 from store.domain.ports import (
     PeerFailed,
@@ -63,6 +62,7 @@ from store.rpc.limits import (
     TRANSFER_TICK_S,
 )
 from store.rpc.streams import FrameStream
+from storenode.message.validate import MalformedMessage, Policy
 
 _SOURCE: Final = Source.TRANSFER.value
 

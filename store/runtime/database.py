@@ -13,7 +13,6 @@ from typing import Protocol
 
 import psycopg
 
-from message.limits import NS_PER_S
 from store.config.node import NodeConfig
 from store.db import migrate
 from store.db.errors import SchemaError
@@ -25,6 +24,7 @@ from store.embedded.supervisor import EmbeddedPostgres
 from store.observe.logging import get_logger
 from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
 from store.runtime.limits import CONNECT_RETRY_FIRST_S, CONNECT_RETRY_MOST_S
+from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.runtime.database")
 

@@ -13,8 +13,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from message.transfer import TransferError, parse
-from message.validate import Policy
 from store.domain.door import Door, tally
 from store.domain.lookup import name_of
 from store.domain.ports import (
@@ -31,6 +29,8 @@ from store.domain.ports import (
 )
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
+from storenode.message.transfer import TransferError, parse
+from storenode.message.validate import Policy
 
 _LOG = get_logger("store.runtime.fetching")
 _MAX_NOTES: Final = 10

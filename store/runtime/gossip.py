@@ -1,4 +1,4 @@
-"""Drives a `gossip.machine.Gossip`: between the streams of peers, the door and the database.
+"""Drives a `store.gossip.machine.Gossip`: between the streams of peers, the door and the database.
 
     resting --a peer comes--> loading: the newest messages and the unread events are read
     loading --read--> running: streams and commits go in, effects are done
@@ -20,8 +20,13 @@ from typing import Final
 
 import grpc
 
-from gossip.config import GossipConfig
-from gossip.events import (
+from store.db.backlog import CommitRow
+from store.db.unread import MAX_UNREAD_EVENTS
+from store.domain.door import Door
+from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.domain.unread import GossipPeerState, UnreadEvent
+from store.gossip.config import GossipConfig
+from store.gossip.events import (
     Bodies,
     Committed,
     Confirm,
@@ -51,20 +56,15 @@ from gossip.events import (
     Wanted,
     What,
 )
-from gossip.limits import CATCH_UP_IDS, DEFAULT_CUT_OFF_NS, MAX_OFFENDERS, MAX_UNREAD
-from gossip.machine import Gossip
-from message.limits import NS_PER_S
-from message.validate import Policy
-from store.db.backlog import CommitRow
-from store.db.unread import MAX_UNREAD_EVENTS
-from store.domain.door import Door
-from store.domain.ports import Source, StoreBusy, StoreUnavailable
-from store.domain.unread import GossipPeerState, UnreadEvent
+from store.gossip.limits import CATCH_UP_IDS, DEFAULT_CUT_OFF_NS, MAX_OFFENDERS, MAX_UNREAD
+from store.gossip.machine import Gossip
 from store.observe.logging import get_logger
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_link import Link
 from store.runtime.gossip_commits import Commits, restored
 from store.runtime.gossip_work import GossipWork, Notes, Request
+from storenode.message.limits import NS_PER_S
+from storenode.message.validate import Policy
 
 _LOG = get_logger("store.runtime.gossip")
 

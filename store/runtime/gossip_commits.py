@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from gossip.events import Committed, Input, Publishing, Restored
-from gossip.events import UnreadEvent as GossipUnread
-from gossip.graph import graph_events
 from store.db.backlog import CommitRow, at_most
 from store.db.tracking import Kept
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import UnreadEvent
+from store.gossip.events import Committed, Input, Publishing, Restored
+from store.gossip.events import UnreadEvent as GossipUnread
+from store.gossip.graph import graph_events
 from store.observe.logging import get_logger
 from store.runtime.gossip_work import GossipWork
 

@@ -9,7 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gossip.events import (
+from store.db.gossip_reads import GossipReads
+from store.db.tracking import Tracking
+from store.db.unread import UnreadEvents
+from store.domain.ports import Source, StoreBusy, StoreUnavailable, Writer
+from store.domain.unread import Confirmed
+from store.gossip.events import (
     Confirm,
     Expire,
     Failed,
@@ -21,11 +26,6 @@ from gossip.events import (
     Persisted,
     Waiting,
 )
-from store.db.gossip_reads import GossipReads
-from store.db.tracking import Tracking
-from store.db.unread import UnreadEvents
-from store.domain.ports import Source, StoreBusy, StoreUnavailable, Writer
-from store.domain.unread import Confirmed
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 

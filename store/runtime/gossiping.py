@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from gossip.config import GossipConfig
 from store.config.node import NodeConfig
 from store.db.gossip_reads import GossipReads
 from store.db.tracking import MAX_NEEDED
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
+from store.gossip.config import GossipConfig
 from store.observe.metrics import Metrics
 from store.rpc.context import NodeIdentity
 from store.rpc.failure import RpcFailure

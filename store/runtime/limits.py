@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from message.limits import NS_PER_S
+from storenode.message.limits import NS_PER_S
 
 MAX_CLOCK_LEAD_NS: Final = 3_600 * NS_PER_S
 """A node whose clock is further ahead of the database's drops nothing: what is new looks old."""

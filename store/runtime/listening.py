@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from store.config.node import NodeConfig
-from store.config.types import Address
 from store.domain.ports import Services
 from store.observe.logging import get_logger
 from store.rpc.context import PeerRules, RpcContext
 from store.rpc.listeners import ListenAddress, Listener, bind
 from store.rpc.server import build_handlers
 from store.rpc.tls import TlsFiles, check, first_dns_name
+from storenode.cli.options.types import Address
 
 _LOG = get_logger("store.runtime.listening")
 

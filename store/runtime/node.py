@@ -17,9 +17,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from message.limits import NS_PER_S
 from store.config.node import NodeConfig
-from store.config.types import Address
 from store.domain.ports import StoreUnavailable
 from store.embedded.process import is_full_disk
 from store.observe.http import MetricsListener
@@ -55,6 +53,8 @@ from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import Telemetry
 from store.runtime.tokens import TokenFile
 from store.runtime.tracing import check_tracing, open_tracing
+from storenode.cli.options.types import Address
+from storenode.message.limits import NS_PER_S
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing

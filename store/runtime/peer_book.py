@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from message.limits import NS_PER_S
 from store.domain.ports import (
     PeerAddress,
     PeerState,
@@ -17,6 +16,7 @@ from store.domain.ports import (
 )
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
+from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.runtime.sync")
 _DONE: Final = (SyncEnding.DONE, SyncEnding.ABORTED)

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from store.config.node import NodeConfig
-from store.config.types import Peer
 from store.db.transfer_reads import TransferReader
 from store.domain.ports import PeerAddress
 from store.domain.resume import SHORTEST_GAP_NS, ResumeConfig
@@ -29,6 +28,7 @@ from store.runtime.policy import PolicySource
 from store.runtime.resume import Resumer
 from store.runtime.services import Wiring
 from store.runtime.sync import Clocks, Synchronizer
+from storenode.cli.options.types import Peer
 
 
 @dataclass(frozen=True, slots=True)

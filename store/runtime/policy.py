@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from message.validate import Policy
 from store.config.node import NodeConfig
 from store.domain.limits import RequestLimits
 from store.domain.quota import ClientLimits
+from storenode.message.validate import Policy
 
 
 def client_limits(config: NodeConfig) -> ClientLimits:

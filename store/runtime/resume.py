@@ -16,10 +16,6 @@ from typing import Final
 import psycopg
 from psycopg_pool import PoolTimeout
 
-from message.cursor import CursorError, ScanCursor
-from message.limits import NS_PER_S
-from message.transfer import TransferError, parse
-from message.validate import Policy
 from store.db.online import note_online, read_last_online
 from store.db.pool import Database
 from store.domain.door import Door, tally
@@ -51,6 +47,10 @@ from store.domain.resume import (
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.runtime.limits import ONLINE_INTERVAL_S
+from storenode.message.cursor import CursorError, ScanCursor
+from storenode.message.limits import NS_PER_S
+from storenode.message.transfer import TransferError, parse
+from storenode.message.validate import Policy
 
 _LOG = get_logger("store.runtime.resume")
 _CHUNK: Final = 256

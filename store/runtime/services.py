@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from message.limits import NS_PER_S
 from store.config.node import NodeConfig
 from store.db.backlog import CommitRow
 from store.db.feed import DatabaseFeed
@@ -34,6 +33,7 @@ from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
 from store.runtime.policy import request_limits
+from storenode.message.limits import NS_PER_S
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing

@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from message.limits import NS_PER_S
 from store.db.timeline import Timeline, Upkeep, read_timeline, read_upkeep
 from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
 from store.domain.unread import GossipPeerState, UnreadSummary
@@ -35,6 +34,7 @@ from store.runtime.limits import (
 from store.runtime.peering import Peering
 from store.runtime.readiness import Readiness
 from store.runtime.services import Wiring
+from storenode.message.limits import NS_PER_S
 
 Fields = dict[str, Any]
 """An object of JSON."""

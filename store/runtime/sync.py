@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from message.limits import NS_PER_S
 from store.domain.ports import (
     EmptyWindow,
     FetchDone,
@@ -48,6 +47,7 @@ from store.observe.logging import get_logger
 from store.rpc.outcome import unsuccessful
 from store.runtime.fetching import Fetcher
 from store.runtime.peer_book import PeerBook
+from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.runtime.sync")
 _STOPPING = "the node is stopping; retry later"

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from message.limits import NS_PER_S
 from store.db.condition import StoreCondition, read_condition
 from store.db.partitions import read_catalog
 from store.domain.ports import StoreBusy, StoreUnavailable
@@ -18,6 +17,7 @@ from store.observe.metrics import Metrics
 from store.runtime.limits import SUMMARY_AGE_S, SUMMARY_INTERVAL_S, SUMMARY_TIMEOUT_S
 from store.runtime.policy import PolicySource
 from store.runtime.services import Wiring
+from storenode.message.limits import NS_PER_S
 
 
 class Telemetry:

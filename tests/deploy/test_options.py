@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from store.cli.main import cli
+from storenode.cli.main import cli
 from tests.deploy.tools import texts
 
 NOT_OPTIONS = {"STORENODE_CONFIG", "STORENODE_VERSION", "STORENODE_PASSWORD"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from store.cli.main import cli
+from storenode.cli.main import cli
 from tests.deploy.tools import DEPLOY, run
 
 UNITS = DEPLOY / "systemd"

@@ -13,10 +13,10 @@ from typing import Any
 
 import psutil
 
-from store.client.messages import new_message
-from store.client.node import connect
-from store.client.types import SyncReport, WakuMessageAndTopic
 from store.db.migrate import upgrade
+from storenode.client.messages import new_message
+from storenode.client.node import connect
+from storenode.client.types import SyncReport, WakuMessageAndTopic
 from tests.faults.processes import metrics
 from tests.support.acknowledged import PATIENCE_S
 from tests.support.fleet import CONTENT, NS_PER_S, PUBSUB, Fleet, hashes, held, publish

@@ -11,8 +11,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from message.validate import Policy, admit
-from store.client.messages import hash_of, new_message
 from store.db.feed import DatabaseFeed
 from store.db.maintainer import Maintainer
 from store.db.partitions import PartitionMap, read_catalog
@@ -21,10 +19,12 @@ from store.db.writer import DatabaseWriter
 from store.domain.ports import FollowRequest, Source, TopicFilter
 from store.domain.retention import RetentionPolicy
 from store.domain.retention_clock import MAX_DOUBT_NS
+from storenode.client.messages import hash_of, new_message
+from storenode.message.validate import Policy, admit
+from storenode.wire.storenode.v1.store_pb2 import FollowPage
 from tests.faults.processes import logged
 from tests.support.acknowledged import PUBSUB, TOPICS
 from tests.support.node import running_node
-from wire.storenode.v1.store_pb2 import FollowPage
 
 DAY_NS = 86_400 * 10**9
 RETENTION_NS = 7 * DAY_NS

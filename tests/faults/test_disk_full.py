@@ -10,8 +10,8 @@ from random import Random
 import psycopg
 import pytest
 
-from store.client.errors import NodeError
 from store.embedded.supervisor import running_url
+from storenode.client.errors import NodeError
 from tests.faults.processes import Readiness, logged
 from tests.integration.run.helpers import get
 from tests.support.acknowledged import Ledger, Publisher, attempted, check_node

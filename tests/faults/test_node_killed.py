@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from store.client.types import PublishResult
+from storenode.client.types import PublishResult
 from tests.faults.processes import logged
 from tests.support.acknowledged import (
     Follower,

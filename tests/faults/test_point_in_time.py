@@ -12,11 +12,11 @@ from typing import Final
 
 import pytest
 
-from store.client.errors import NodeError
-from store.client.node import connect
 from store.db.migrate import upgrade
 from store.embedded.account import account_for
 from store.embedded.datadir import DATABASE
+from storenode.client.errors import NodeError
+from storenode.client.node import connect
 from tests.faults.processes import until
 from tests.faults.syncing import Maker
 from tests.support import programs

@@ -10,7 +10,7 @@ from random import Random
 import psutil
 import pytest
 
-from store.client.types import PublishResult
+from storenode.client.types import PublishResult
 from tests.faults.processes import Readiness, postmaster_of, until
 from tests.support.acknowledged import (
     Follower,

@@ -10,8 +10,8 @@ from random import Random
 
 import psycopg
 
-from store.client.messages import hash_of, new_message
-from store.client.node import NodeClient, connect
+from storenode.client.messages import hash_of, new_message
+from storenode.client.node import NodeClient, connect
 from tests.support.acknowledged import (
     PUBSUB,
     TOPICS,

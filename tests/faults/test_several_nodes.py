@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from store.client.node import connect
 from store.db.locks import MAINTENANCE
+from storenode.client.node import connect
 from tests.faults.processes import logged, metrics
 from tests.support.acknowledged import (
     Follower,

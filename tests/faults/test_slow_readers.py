@@ -8,9 +8,9 @@ from random import Random
 import psutil
 import psycopg
 
-from store.client.node import connect
-from store.client.types import FollowPage, ScanPage
 from store.embedded.supervisor import running_url
+from storenode.client.node import connect
+from storenode.client.types import FollowPage, ScanPage
 from tests.support.acknowledged import (
     Follower,
     Ledger,

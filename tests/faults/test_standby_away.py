@@ -9,14 +9,14 @@ from itertools import count
 
 import pytest
 
-from message.record import RecordBatch
-from message.validate import Policy
-from store.client.messages import new_message
 from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
 from store.db.writer import DatabaseWriter
 from store.domain.door import Door
 from store.domain.ports import Source, StoreUnavailable
+from storenode.client.messages import new_message
+from storenode.message.record import RecordBatch
+from storenode.message.validate import Policy
 from tests.faults.processes import until
 from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.cluster import ClusterServer

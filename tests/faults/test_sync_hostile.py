@@ -15,13 +15,15 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from message.varint import varint
 from reconcile.ids import SyncIds
 from reconcile.index import IndexView
 from reconcile.session import Role
-from store.client.messages import hash_of
-from store.client.types import SyncReport
 from store.rpc.caller import RECONCILE
+from storenode.client.messages import hash_of
+from storenode.client.types import SyncReport
+from storenode.message.varint import varint
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.faults.processes import metrics
 from tests.faults.syncing import (
     Maker,
@@ -47,8 +49,6 @@ from tests.integration.peers.hostile import (
 from tests.support.fleet import NS_PER_S, Fleet, held, publish, status, synchronize
 from tests.support.node import NodeProcess
 from tests.support.postgres import PostgresServer
-from wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

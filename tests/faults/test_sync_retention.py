@@ -13,9 +13,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from store.client.types import SyncReport
 from store.db import retention
 from store.domain.retention import RetentionPolicy
+from storenode.client.types import SyncReport
 from tests.faults.syncing import PAYLOAD_BYTES, Two, asked, two_nodes, under_way
 from tests.support.acknowledged import Ledger, Publisher, attempted
 from tests.support.command import Command

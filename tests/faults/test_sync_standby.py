@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 
-from message.record import RecordBatch
-from message.validate import Policy
 from reconcile.ids import SyncIds
-from store.client.messages import new_message
 from store.db.partitions import PartitionMap
 from store.db.pool import Database
 from store.db.transfer_reads import TransferReader
 from store.db.writer import DatabaseWriter
 from store.domain.door import Door
 from store.domain.ports import Source
+from storenode.client.messages import new_message
+from storenode.message.record import RecordBatch
+from storenode.message.validate import Policy
 from tests.faults.processes import until
 from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.cluster import Pair

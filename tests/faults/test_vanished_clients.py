@@ -14,9 +14,9 @@ from random import Random
 import psutil
 import pytest
 
-from sds import codec
-from store.client.messages import new_message
-from store.client.node import connect
+from storenode.client.messages import new_message
+from storenode.client.node import connect
+from storenode.sds import codec
 from tests.faults.processes import metrics, until
 from tests.faults.vanishing import METHODS
 from tests.support.acknowledged import PUBSUB, TOPICS, Ledger, Publisher, attempted

@@ -11,9 +11,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
-from store.client.messages import new_message, new_request
-from store.client.node import NodeClient, connect
-from store.client.types import PublishRequest
+from storenode.client.messages import new_message, new_request
+from storenode.client.node import NodeClient, connect
+from storenode.client.types import PublishRequest
 from tests.support.acknowledged import PUBSUB, TOPICS
 
 

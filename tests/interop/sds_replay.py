@@ -14,11 +14,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from sds.bloom import FilterShape, filter_of
-from sds.channel import MessageChannel
-from sds.config import ChannelConfig
-from sds.envelope import Entry, Kind, SdsMessage, encode_message
-from sds.events import (
+from storenode.sds.bloom import FilterShape, filter_of
+from storenode.sds.channel import MessageChannel
+from storenode.sds.config import ChannelConfig
+from storenode.sds.envelope import Entry, Kind, SdsMessage, encode_message
+from storenode.sds.events import (
     Acknowledged,
     Broadcast,
     Delivered,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sds.bloom import FilterShape, RollingFilter, filter_of, holds
+from storenode.sds.bloom import FilterShape, RollingFilter, filter_of, holds
 from tests.interop.vectors import Case, case_name, load
 
 VECTORS = load("bloom")

@@ -1,6 +1,6 @@
 import pytest
 
-from sds.codec import SdsMetadata, decode, encode
+from storenode.sds.codec import SdsMetadata, decode, encode
 from tests.interop.vectors import Case, case_name, hex_or_none, int_or_none, load
 
 VECTORS = load("sds_message")

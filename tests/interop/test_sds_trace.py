@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sds.snapshot import restore, snapshot
+from storenode.sds.snapshot import restore, snapshot
 from tests.interop.sds_replay import Names, Replay, load_trace, state_of
 
 STEPS: list[dict[str, Any]] = load_trace()["steps"]

@@ -3,10 +3,10 @@ from collections.abc import Iterable
 import pytest
 from google.protobuf.message import DecodeError, Message
 
-from message import frames
+from storenode.message import frames
+from storenode.wire.storenode.v1.store_pb2 import ScanPage
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 from tests.interop.vectors import Case, case_name, load
-from wire.storenode.v1.store_pb2 import ScanPage
-from wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 VECTORS = load("store_query")
 KINDS: dict[str, type[StoreQueryRequest | StoreQueryResponse]] = {

@@ -1,10 +1,10 @@
 import pytest
 from google.protobuf.message import DecodeError
 
-from message.validate import Policy, Verdict, admit
+from storenode.message.validate import Policy, Verdict, admit
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.interop.vectors import Case, case_name, int_or_none, load
-from wire.waku.message.v1.message_pb2 import WakuMessage
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 VECTORS = load("waku_message")
 NOW_NS = 1_763_625_072_345_000_000

@@ -4,48 +4,64 @@ A room is a package; a module belongs to the room with the longest matching name
 always import itself. What has no row may be imported by nobody and may import nothing.
 """
 
-EDGES_SHARE = frozenset({"store.domain", "store.observe", "gossip", "message"})
+EDGES_SHARE = frozenset({"store.domain", "store.observe", "store.gossip", "storenode.message"})
 
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    # generated classes: the bottom
-    "wire": frozenset(),
-    # pure rooms: the vocabulary, the codec, what a node does
-    "message": frozenset({"wire"}),
-    "sds": frozenset({"message", "wire"}),
-    "reconcile": frozenset({"message"}),
-    "gossip": frozenset({"message"}),
-    "store.domain": frozenset({"message", "reconcile", "sds"}),
-    # connections to nodes, for those who call one
-    "dial": frozenset(),
-    # a participant that calls store nodes by itself; it knows the schema and no node
-    "sds.aio": frozenset({"dial", "message", "sds", "wire"}),
+    # the library: what an application installs, and what knows nothing of the node
+    "storenode": frozenset(),
+    "storenode.wire": frozenset(),
+    "storenode.message": frozenset({"storenode.wire"}),
+    "storenode.sds": frozenset({"storenode.message", "storenode.wire"}),
+    "storenode.connection": frozenset(),
+    "storenode.client": frozenset(
+        {"storenode.connection", "storenode.message", "storenode.sds", "storenode.wire"}
+    ),
+    "storenode.sds.aio": frozenset(
+        {"storenode.connection", "storenode.message", "storenode.sds", "storenode.wire"}
+    ),
+    "storenode.cli.options": frozenset({"storenode.connection", "storenode.message"}),
+    "storenode.cli": frozenset(
+        {"storenode.cli.options", "storenode.client", "storenode.connection"}
+        | {"storenode.message", "storenode.sds", "storenode.sds.aio"}
+    ),
+    # pure rooms: what a node does
+    "reconcile": frozenset({"storenode.message"}),
+    "store.gossip": frozenset({"storenode.message"}),
+    "store.domain": frozenset({"reconcile", "storenode.message", "storenode.sds"}),
     # the pure rooms of a node, many times over
-    "sim": frozenset({"gossip", "message", "reconcile", "sds", "store.domain"}),
+    "sim": frozenset(
+        {"reconcile", "store.domain", "store.gossip", "storenode.message", "storenode.sds"}
+    ),
     # edges, which never import each other
-    "store.db": EDGES_SHARE | {"reconcile", "sds"},
+    "store.db": EDGES_SHARE | {"reconcile", "storenode.sds"},
     "store.embedded": frozenset(),
-    "store.rpc": EDGES_SHARE | {"dial", "reconcile", "wire"},
-    # a program of its own, as far as the node is concerned
-    "store.client": frozenset({"dial", "message", "sds", "wire"}),
+    "store.rpc": EDGES_SHARE | {"reconcile", "storenode.connection", "storenode.wire"},
     # what the rooms above them are given
-    "store.config": frozenset({"dial", "message", "store.domain"}),
+    "store.config": frozenset({"store.domain", "storenode.cli.options", "storenode.message"}),
     "store.observe": frozenset(),
     # the top: these wire everything
-    "store.runtime": EDGES_SHARE | {"store.db", "store.embedded", "store.rpc", "store.config"},
-    "store.cli": frozenset({"message", "store.domain", "store.observe"})
-    | {"store.db", "store.embedded", "store.client", "store.config", "store.runtime"}
-    | {"demo", "dial", "pipeline", "sds", "sds.aio"},
+    "store.runtime": EDGES_SHARE
+    | {"store.config", "store.db", "store.embedded", "store.rpc", "storenode.cli.options"},
+    "store.cli": frozenset(
+        {"storenode.cli", "storenode.cli.options", "storenode.client", "storenode.connection"}
+    )
+    | {"store.config", "store.db", "store.demo", "store.domain", "store.embedded"}
+    | {"store.observe", "store.pipeline", "store.runtime", "storenode.message"},
     # nodes seen from outside, as processes, and participants of theirs
-    "demo": frozenset({"dial", "sds", "sds.aio", "store.client"}),
+    "store.demo": frozenset(
+        {"storenode.client", "storenode.connection", "storenode.sds", "storenode.sds.aio"}
+    ),
     # jobs beside the nodes; restoring writes as a node does
-    "pipeline": frozenset({"message", "sds", "store.db", "store.domain"}),
+    "store.pipeline": frozenset({"store.db", "store.domain", "storenode.message", "storenode.sds"}),
     # the parent package is a name and holds nothing
     "store": frozenset(),
     # a migration is frozen when it is released and leans on nothing that changes
     "migrations": frozenset(),
 }
 
-PURE_ROOMS = frozenset({"gossip", "message", "reconcile", "sds", "sim", "store.domain"})
+PURE_ROOMS = frozenset(
+    {"reconcile", "sim", "store.domain", "store.gossip", "storenode.message", "storenode.sds"}
+)
 
 # What is run by hand has a terminal, and seeds the generator that the rest is given.
 RUN_BY_HAND = frozenset({"sim.__main__"})

@@ -15,7 +15,14 @@ from tests.layering.rooms import (
 )
 from tests.layering.sources import ROOT, Module, calls_of, imports_of, modules, room_of
 
-WIRE_USERS = {"message", "sds", "sds.aio", "store.client", "store.rpc", "wire"}
+WIRE_USERS = {
+    "store.rpc",
+    "storenode.client",
+    "storenode.message",
+    "storenode.sds",
+    "storenode.sds.aio",
+    "storenode.wire",
+}
 EDGES = {"store.db", "store.embedded", "store.rpc"}
 SOURCE_SUFFIXES = {".c", ".h", ".mako", ".proto", ".py", ".sh", ".sql"}
 
@@ -49,7 +56,7 @@ def impurities(module: Module) -> list[str]:
 def is_impure(top_level: str) -> bool:
     if top_level in sys.stdlib_module_names:
         return top_level in IMPURE_MODULES
-    return room_of(top_level) is None and top_level not in PURE_LIBRARIES | {"store"}
+    return room_of(top_level) is None and top_level not in PURE_LIBRARIES | {"store", "storenode"}
 
 
 def test_no_arrow_that_is_not_drawn() -> None:
@@ -79,7 +86,7 @@ def test_protobuf_classes_stay_with_those_who_may_see_them() -> None:
         module.room
         for module in modules()
         for _, target in imports_of(module)
-        if target.startswith("google.protobuf") or room_of(target) == "wire"
+        if target.startswith("google.protobuf") or room_of(target) == "storenode.wire"
     }
     assert seen_by <= WIRE_USERS
 
@@ -87,8 +94,8 @@ def test_protobuf_classes_stay_with_those_who_may_see_them() -> None:
 def test_the_table_keeps_the_edges_apart_and_wire_private() -> None:
     for edge in EDGES:
         assert MAY_IMPORT[edge].isdisjoint(EDGES)
-    assert {room for room, allowed in MAY_IMPORT.items() if "wire" in allowed} | {
-        "wire"
+    assert {room for room, allowed in MAY_IMPORT.items() if "storenode.wire" in allowed} | {
+        "storenode.wire"
     } == WIRE_USERS
 
 
@@ -111,7 +118,11 @@ def test_no_file_is_too_long() -> None:
     too_long = {}
     for path in ROOT.rglob("*"):
         parts = path.relative_to(ROOT).parts
-        if parts[0] in {"wire", "build"} or any(part.startswith(".") for part in parts):
+        if (
+            parts[0] == "build"
+            or parts[:2] == ("storenode", "wire")
+            or any(part.startswith(".") for part in parts)
+        ):
             continue
         if path.suffix in SOURCE_SUFFIXES and path.is_file():
             lines = len(path.read_text(encoding="utf-8").splitlines())
@@ -127,12 +138,12 @@ def test_no_file_is_too_long() -> None:
         ("store.db.pool", "from store import rpc"),
         ("store.db.pool", "from store.embedded import supervisor"),
         ("store.db.pool", "from ..rpc import server"),
-        ("store.db.pool", "def late():\n    from wire.sds.v1 import message_pb2"),
-        ("store.domain.door", "from wire.sds.v1 import message_pb2"),
+        ("store.db.pool", "def late():\n    from storenode.wire.sds.v1 import message_pb2"),
+        ("store.domain.door", "from storenode.wire.sds.v1 import message_pb2"),
         ("store.runtime.node", "from store.cli import main"),
-        ("sds.codec", "import store"),
-        ("message.record", "from sds import codec"),
-        ("store.cli.main", "import migrations"),
+        ("storenode.sds.codec", "import store"),
+        ("storenode.message.record", "from storenode.sds import codec"),
+        ("storenode.cli.main", "import migrations"),
         ("elsewhere.module", "import json"),
     ],
 )

@@ -2,18 +2,18 @@
 
 from google.protobuf.descriptor import Descriptor
 
-from tests.layering.sources import ROOT
-from wire.sds.v1 import message_pb2 as sds_pb2
-from wire.storenode.internal.v1 import (
+from storenode.wire.sds.v1 import message_pb2 as sds_pb2
+from storenode.wire.storenode.internal.v1 import (
     gossip_raw_pb2,
     publish_raw_pb2,
     sds_raw_pb2,
     transfer_raw_pb2,
 )
-from wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
-from wire.waku.message.v1 import message_pb2 as waku_pb2
-from wire.waku.store.v3 import store_pb2 as query_pb2
-from wire.waku.sync.transfer.v1 import transfer_pb2
+from storenode.wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
+from storenode.wire.waku.message.v1 import message_pb2 as waku_pb2
+from storenode.wire.waku.store.v3 import store_pb2 as query_pb2
+from storenode.wire.waku.sync.transfer.v1 import transfer_pb2
+from tests.layering.sources import ROOT
 
 MODULES = [
     admin_pb2,
@@ -51,8 +51,8 @@ def test_descriptors_keep_the_paths_of_the_schemas() -> None:
 
 
 def test_classes_report_the_module_that_they_come_from() -> None:
-    assert store_pb2.PublishRequest.__module__ == "wire.storenode.v1.store_pb2"
-    assert sds_pb2.Message.__module__ == "wire.sds.v1.message_pb2"
+    assert store_pb2.PublishRequest.__module__ == "storenode.wire.storenode.v1.store_pb2"
+    assert sds_pb2.Message.__module__ == "storenode.wire.sds.v1.message_pb2"
 
 
 def test_the_raw_sds_message_differs_in_one_field_only() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 
-from gossip.config import GossipConfig
-from gossip.events import (
+from store.gossip.config import GossipConfig
+from store.gossip.events import (
     Committed,
     Confirm,
     Effect,
@@ -20,8 +20,8 @@ from gossip.events import (
     Send,
     Waiting,
 )
-from gossip.machine import Gossip
-from gossip.stores import Stores
+from store.gossip.machine import Gossip
+from store.gossip.stores import Stores
 
 
 class EagerGossip(Gossip):

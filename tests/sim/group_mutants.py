@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sds.bloom import RollingFilter
-from sds.channel import MessageChannel
-from sds.clock import Clock
-from sds.envelope import SdsMessage
-from sds.events import Acknowledged, Event, PossiblyAcknowledged
-from sds.gaps import Gaps
-from sds.incoming import IncomingBuffer, Waiting
-from sds.log import Log
-from sds.outgoing import OutgoingBuffer
-from sds.pages import LogEntry
-from sds.repair import Answers, Requests
+from storenode.sds.bloom import RollingFilter
+from storenode.sds.channel import MessageChannel
+from storenode.sds.clock import Clock
+from storenode.sds.envelope import SdsMessage
+from storenode.sds.events import Acknowledged, Event, PossiblyAcknowledged
+from storenode.sds.gaps import Gaps
+from storenode.sds.incoming import IncomingBuffer, Waiting
+from storenode.sds.log import Log
+from storenode.sds.outgoing import OutgoingBuffer
+from storenode.sds.pages import LogEntry
+from storenode.sds.repair import Answers, Requests
 
 
 def _never_due(*_: object) -> tuple[list[SdsMessage], list[Event]]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from message.validate import Verdict
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from reconcile.layered import LayeredView
@@ -25,6 +24,7 @@ from store.domain.sessions import Session as Entry
 from store.domain.sessions import Sessions
 from store.domain.transfer import Transfer
 from store.domain.transfer_events import Effect, Input, Persist, Persisted
+from storenode.message.validate import Verdict
 
 
 class EagerTransfer(Transfer):

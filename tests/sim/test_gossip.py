@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from gossip.events import What
 from sim.gossiping.run import simulate_gossip
 from sim.gossiping.spread import Shape, spread
 from sim.run import SimulationFailure
+from store.gossip.events import What
 from tests.sim.gossip_mutants import GOSSIP_MUTANTS
 
 GROUPS, GROUP = 40, 5

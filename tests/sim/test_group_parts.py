@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from sds.envelope import Entry, SdsMessage, encode_message
-from sds.events import MissingMessage
 from sim.groups.limits import MAX_QUESTS
 from sim.groups.quests import DEEP_ROUNDS, Quests
 from sim.groups.shelf import Shelf
 from sim.groups.spoken import ByHint, ById, Causes, Spoken
 from sim.limits import NS_PER_S, START_NS
 from store.domain.limits import RequestLimits
+from storenode.sds.envelope import Entry, SdsMessage, encode_message
+from storenode.sds.events import MissingMessage
 
 LIMITS = RequestLimits(
     query_hashes=2, sds_entries=2, causal_heads=2, causal_messages=3, sds_claimants=2

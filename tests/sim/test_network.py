@@ -6,9 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from message.record import RecordBatch
-from message.transfer import parse
-from message.validate import Policy, admit
 from sim.calls import Closed, End, Ended, Identity, Status
 from sim.database import Database, Unavailable
 from sim.judge import Judge, Violation
@@ -18,6 +15,9 @@ from sim.network import Network
 from sim.tasks import Promise, Steps, Task
 from sim.timeline import Timeline
 from sim.trace import Trace
+from storenode.message.record import RecordBatch
+from storenode.message.transfer import parse
+from storenode.message.validate import Policy, admit
 
 WHO = Identity("caller", "store-c")
 RULES = Policy(max_drift_ns=None, publisher=False)

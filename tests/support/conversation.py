@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from message.hashing import message_hash
-from sds.bloom import FilterShape, RollingFilter
-from sds.envelope import Entry, SdsMessage, encode_message
-from sds.naming import content_id
+from storenode.message.hashing import message_hash
+from storenode.sds.bloom import FilterShape, RollingFilter
+from storenode.sds.envelope import Entry, SdsMessage, encode_message
+from storenode.sds.naming import content_id
 
 NS_PER_MS = 1_000_000
 CONTENT_BYTES = 100

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from store.client.messages import hash_of, new_message
-from store.client.node import connect
-from store.client.types import PublishResult, WakuMessageAndTopic
 from store.embedded import EmbeddedPostgres, EmbeddedSettings, running_url
+from storenode.client.messages import hash_of, new_message
+from storenode.client.node import connect
+from storenode.client.types import PublishResult, WakuMessageAndTopic
 from tests.support.command import Command, Ended
 from tests.support.node import NodeProcess
 

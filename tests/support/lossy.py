@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from sds.aio.passing import PassingLink
-from sds.aio.transport import FeedPage, Fetched, Route, Transport
+from storenode.sds.aio.passing import PassingLink
+from storenode.sds.aio.transport import FeedPage, Fetched, Route, Transport
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-from sds.aio.channel import Channel
-from sds.bloom import FilterShape
-from sds.config import ChannelConfig, RepairConfig
+from storenode.sds.aio.channel import Channel
+from storenode.sds.bloom import FilterShape
+from storenode.sds.config import ChannelConfig, RepairConfig
 
 ROOT = Path(__file__).parents[2]
 SHAPE = FilterShape(500, 0.01)

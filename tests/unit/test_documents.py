@@ -12,7 +12,7 @@ import click
 import pytest
 
 from bench.__main__ import BENCHMARKS
-from store.cli.main import cli
+from storenode.cli.main import cli
 from tests.support.pages import PAGES, ROOT, blocks, commands, name_of
 
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)")

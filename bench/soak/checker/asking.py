@@ -12,8 +12,8 @@ import grpc
 
 from bench.soak.checker.hashing import fingerprint, message_hash
 from bench.soak.checker.stores import Served
-from wire.storenode.v1 import store_pb2, store_pb2_grpc
-from wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 
 OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -9,7 +9,7 @@ from typing import Final
 import grpc
 
 from bench.soak.checker.asking import OPTIONS
-from wire.storenode.v1 import store_pb2, store_pb2_grpc
+from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc
 
 _PAUSE_S: Final = 0.25
 

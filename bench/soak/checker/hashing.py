@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
 
 def message_hash(message: WakuMessage, pubsub_topic: str) -> bytes:

@@ -16,9 +16,9 @@ from google.protobuf.duration_pb2 import Duration
 from bench.soak.checker.asking import OPTIONS, ask
 from bench.soak.checker.hashing import fingerprint, message_hash
 from bench.soak.checker.history import Ack, History, Published
-from wire.storenode.v1 import store_pb2, store_pb2_grpc
-from wire.waku.message.v1.message_pb2 import WakuMessage
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 PUBSUB: Final = "/waku/2/rs/1/0"
 TOPICS: Final = tuple(f"/soak/1/topic-{number}/proto" for number in range(5))

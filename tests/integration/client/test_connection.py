@@ -2,10 +2,10 @@
 
 import pytest
 
-from dial.channel import TlsIdentity, open_channel, parse_address
-from dial.errors import ClientOptionError, NodeError, query_error
-from dial.hosts import is_loopback
-from store.client.retry import Retry
+from storenode.client.retry import Retry
+from storenode.connection.channel import TlsIdentity, open_channel, parse_address
+from storenode.connection.errors import ClientOptionError, NodeError, query_error
+from storenode.connection.hosts import is_loopback
 
 TLS = TlsIdentity(ca=b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")
 

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.hashing import message_hash
-from store.client.messages import (
+from storenode.client.messages import (
     hash_of,
     new_message,
     new_request,
     outcome_name,
     publish_requests,
 )
-from store.client.plain import MessageShapeError, message_from_plain, to_plain
-from store.client.sds_messages import sds_payload, sds_view
-from wire.storenode.v1.admin_pb2 import NodeStatus, PeerStatus, SyncReport
-from wire.storenode.v1.store_pb2 import PublishResult
-from wire.waku.message.v1.message_pb2 import WakuMessage
-from wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from storenode.client.plain import MessageShapeError, message_from_plain, to_plain
+from storenode.client.sds_messages import sds_payload, sds_view
+from storenode.message.hashing import message_hash
+from storenode.wire.storenode.v1.admin_pb2 import NodeStatus, PeerStatus, SyncReport
+from storenode.wire.storenode.v1.store_pb2 import PublishResult
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 FOUR_MIB = 4 * 1024 * 1024
 INT64 = st.integers(-(2**63), 2**63 - 1)

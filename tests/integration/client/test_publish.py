@@ -11,11 +11,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.hashing import message_hash
-from store.cli.client.limits import MAX_INPUT_LINE_BYTES, MAX_INPUT_PAYLOAD_BYTES
-from store.cli.client.making import Envelope, MessageMaker, SdsDraft
-from store.client.messages import hash_of
-from store.client.sds_messages import sds_view
+from storenode.cli.client.limits import MAX_INPUT_LINE_BYTES, MAX_INPUT_PAYLOAD_BYTES
+from storenode.cli.client.making import Envelope, MessageMaker, SdsDraft
+from storenode.client.messages import hash_of
+from storenode.client.sds_messages import sds_view
+from storenode.message.hashing import message_hash
 from tests.support.command import TIMEOUT_S, Command
 
 PUBSUB_TOPIC = "/waku/2/rs/1/0"

@@ -12,20 +12,20 @@ from typing import Any
 import grpc
 import pytest
 
-from store.client.errors import NodeError
-from store.client.messages import (
+from storenode.client.errors import NodeError
+from storenode.client.messages import (
     hash_of,
     new_message,
     new_request,
     outcome_name,
     publish_requests,
 )
-from store.client.node import NodeClient, connect, content_filter
-from store.client.queries import query_request
-from store.client.retry import Retry
+from storenode.client.node import NodeClient, connect, content_filter
+from storenode.client.queries import query_request
+from storenode.client.retry import Retry
+from storenode.wire.storenode.v1.store_pb2 import PublishRequest
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.node import NodeProcess
-from wire.storenode.v1.store_pb2 import PublishRequest
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 PUBSUB_TOPIC = "/waku/2/rs/1/0"
 PATIENT = Retry(attempts=200, first_delay_s=0.05, max_delay_s=0.25)

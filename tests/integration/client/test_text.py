@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from message.limits import MAX_TIMESTAMP_NS
-from store.cli.client.limits import PREVIEW_CHARS
-from store.cli.client.session import entry
-from store.cli.client.text import format_time, parse_hex, parse_time_ns, preview, safe
+from storenode.cli.client.limits import PREVIEW_CHARS
+from storenode.cli.client.session import entry
+from storenode.cli.client.text import format_time, parse_hex, parse_time_ns, preview, safe
+from storenode.message.limits import MAX_TIMESTAMP_NS
 
 UNSAFE_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from message.record import RecordBatch
-from message.validate import Policy, admit
-from sds import codec
 from store.db.partitions import PartitionMap
 from store.db.pool import Database
 from store.db.writer import DatabaseWriter
 from store.domain.ports import Source
+from storenode.message.record import RecordBatch
+from storenode.message.validate import Policy, admit
+from storenode.sds import codec
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.database.rows import MONTH_NS, NOW
-from wire.waku.message.v1.message_pb2 import WakuMessage
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 ANY_AGE = Policy(max_drift_ns=None, publisher=False)
 

@@ -13,11 +13,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from store.cli.client.text import format_time
-from store.cli.main import main
 from store.db import migrate
 from store.domain.partitioning import DAY_NS
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
+from storenode.cli.client.text import format_time
+from storenode.cli.main import main
 from tests.integration.database.filling import admitted, plain, sds, write
 
 

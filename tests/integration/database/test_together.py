@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from message.record import RecordBatch
 from store.db.check import check
 from store.db.maintainer import Maintainer
 from store.db.partitions import PartitionMap, ensure_ahead
@@ -15,6 +14,7 @@ from store.db.writer import DatabaseWriter
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
+from storenode.message.record import RecordBatch
 from tests.integration.database.filling import admitted, plain, sds
 from tests.integration.database.rows import MONTH_NS, NOW, horizon, opened, values
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from demo.network import Network, State, Wire
+from store.demo.network import Network, State, Wire
 
 PATIENCE_S = 60.0
 

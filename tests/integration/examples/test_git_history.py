@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from examples.git_history import ExampleError, compare
-from store.client.sds_messages import SdsView, sds_view
+from storenode.client.sds_messages import SdsView, sds_view
 from tests.integration.examples.repository import COMMITS, git, make_repository
 from tests.support.command import Command, Ended
 from tests.support.node import NodeProcess, clean_environment, running_node

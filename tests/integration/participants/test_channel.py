@@ -11,15 +11,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from sds.aio.channel import Channel
-from sds.aio.events import Message
-from sds.aio.node import StoreNode
-from sds.aio.state import StateTaken
-from sds.aio.transport import Outbound, Route
-from sds.config import ChannelConfig
-from sds.events import Acknowledged, EphemeralReceived
-from store.client.messages import new_message
-from store.client.node import connect
+from storenode.client.messages import new_message
+from storenode.client.node import connect
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.events import Message
+from storenode.sds.aio.node import StoreNode
+from storenode.sds.aio.state import StateTaken
+from storenode.sds.aio.transport import Outbound, Route
+from storenode.sds.config import ChannelConfig
+from storenode.sds.events import Acknowledged, EphemeralReceived
 from tests.support.conversation import Said, conversation
 from tests.support.lossy import Lossy
 from tests.support.node import NodeProcess

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from sds.aio.bus import Bus
-from sds.aio.channel import Channel
-from sds.aio.events import Message, Repaired
-from sds.events import Acknowledged, GaveUp, PossiblyAcknowledged, Sent
-from store.cli.chat import plain
-from store.cli.chat.limits import MAX_SHOWN_LINES
-from store.cli.chat.plain import PlainChat
-from store.cli.chat.transcript import Mark, Transcript
-from store.cli.client.output import Output
+from storenode.cli.chat import plain
+from storenode.cli.chat.limits import MAX_SHOWN_LINES
+from storenode.cli.chat.plain import PlainChat
+from storenode.cli.chat.transcript import Mark, Transcript
+from storenode.cli.client.output import Output
+from storenode.sds.aio.bus import Bus
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.events import Message, Repaired
+from storenode.sds.events import Acknowledged, GaveUp, PossiblyAcknowledged, Sent
 from tests.support.command import Command
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.terminal import Terminal

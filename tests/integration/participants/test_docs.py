@@ -55,8 +55,8 @@ def test_the_core_is_driven_as_the_page_shows(tmp_path: Path) -> None:
     core.write_text(f"{driving}\n{keeping}\nassert snapshot(channel) == data\n")
     lines = (
         "import asyncio, random",
-        "from sds.aio.bus import Bus",
-        "from sds.aio.channel import Channel",
+        "from storenode.sds.aio.bus import Bus",
+        "from storenode.sds.aio.channel import Channel",
     )
     joined = "".join(f"    {line}\n" for line in on_a_bus.splitlines())
     bus = tmp_path / "bus.py"

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from sds.aio.channel import Channel
-from sds.aio.events import Connected, Disconnected
-from sds.aio.transport import DEFAULT_PUBSUB_TOPIC
-from store.client.messages import new_message
-from store.client.types import WakuMessageAndTopic
+from storenode.client.messages import new_message
+from storenode.client.types import WakuMessageAndTopic
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.events import Connected, Disconnected
+from storenode.sds.aio.transport import DEFAULT_PUBSUB_TOPIC
 from tests.support.conversation import Said, conversation
 from tests.support.fleet import Fleet, publish
 from tests.support.node import NodeProcess

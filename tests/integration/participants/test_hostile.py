@@ -16,15 +16,15 @@ from typing import Any
 import grpc
 import pytest
 
-from sds.aio.bus import Bus, BusTransport
-from sds.aio.channel import Channel
-from sds.aio.transport import DEFAULT_PUBSUB_TOPIC, Fetched, Route
+from storenode.sds.aio.bus import Bus, BusTransport
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.transport import DEFAULT_PUBSUB_TOPIC, Fetched, Route
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
 from tests.support.conversation import Said, conversation
 from tests.support.participant import SHAPE, config_of, until
-from wire.sds.v1.message_pb2 import HistoryEntry
-from wire.storenode.v1 import store_pb2, store_pb2_grpc
-from wire.waku.message.v1.message_pb2 import WakuMessage
-from wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
 
 PATIENCE_S = 90.0
 ROOM = "den"
@@ -231,7 +231,7 @@ def honest_bus(said: list[Said]) -> BusTransport:
 async def test_a_lying_node_stops_nobody(
     lie: Callable[[], Liar], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sds.aio.node.CALL_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("storenode.sds.aio.node.CALL_TIMEOUT_S", 2.0)
     liar = lie()
     async with (
         serving(liar) as address,

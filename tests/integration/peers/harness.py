@@ -12,8 +12,6 @@ from typing import Literal, TypeVar
 
 import psycopg
 
-from message.hashing import message_hash
-from message.validate import Policy
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from store.db.feed import DatabaseFeed
 from store.db.partitions import PartitionMap
@@ -45,9 +43,11 @@ from store.rpc.listeners import ListenAddress, Listener, bind
 from store.rpc.server import build_handlers
 from store.rpc.tls import TlsFiles
 from store.rpc.transferring import TransferWork
+from storenode.message.hashing import message_hash
+from storenode.message.validate import Policy
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.naive_reconcilable import NaiveReconcilable
-from wire.waku.message.v1.message_pb2 import WakuMessage
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 PUBSUB = "/waku/2/rs/1/4"
 CONTENT = "/app/1/chat/proto"

@@ -27,9 +27,9 @@ from reconcile.session import (
 )
 from store.domain.ports import PeerAddress
 from store.rpc.caller import RECONCILE, TRANSFER
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.peers.harness import TIMEOUT_S, PeerNode, hash_of
-from wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 METADATA = (
     ("storenode-node-id", "hostile.example"),

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from message.record import RecordBatch
 from store.db.partitions import PartitionMap
 from store.db.pool import Database
 from store.db.tracking import MAX_NEEDED, Tracking
@@ -18,6 +17,7 @@ from store.domain.ports import Source
 from store.domain.unread import Confirmed
 from store.runtime import confirming
 from store.runtime.confirming import Confirming
+from storenode.message.record import RecordBatch
 from tests.integration.storage.world import DAY, NOW, random_batch
 
 LONG_S = 60.0

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from store.client.messages import hash_of, new_message
-from store.client.sds_messages import sds_payload
-from store.client.types import WakuMessageAndTopic
+from storenode.client.messages import hash_of, new_message
+from storenode.client.sds_messages import sds_payload
+from storenode.client.types import WakuMessageAndTopic
 from tests.support.command import Command, Ended
 from tests.support.fleet import CONTENT, PUBSUB, Fleet, hashes, held, publish
 from tests.support.node import NodeProcess

@@ -13,11 +13,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from store.client.messages import hash_of, new_message
-from store.client.node import connect
-from store.client.sds_messages import sds_payload
-from store.client.types import PublishResult, WakuMessageAndTopic
 from store.embedded import running_url
+from storenode.client.messages import hash_of, new_message
+from storenode.client.node import connect
+from storenode.client.sds_messages import sds_payload
+from storenode.client.types import PublishResult, WakuMessageAndTopic
 from tests.integration.run.helpers import get
 from tests.support.command import Command, Ended
 from tests.support.fleet import (

@@ -15,12 +15,13 @@ import grpc
 import psutil
 import pytest
 
-from dial.ending import Ending
-from gossip.limits import MAX_FRAME_IDS
-from store.client.messages import hash_of, new_message
-from store.client.node import connect
+from store.gossip.limits import MAX_FRAME_IDS
 from store.rpc.gossip_limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from store.rpc.gossiping import GOSSIP
+from storenode.client.messages import hash_of, new_message
+from storenode.client.node import connect
+from storenode.connection.ending import Ending
+from storenode.wire.storenode.v1.peer_pb2 import Events, GossipFrame, Inventory
 from tests.integration.peers.harness import PeerNode
 from tests.integration.run.helpers import get
 from tests.support.command import Command
@@ -36,7 +37,6 @@ from tests.support.fleet import (
     status,
 )
 from tests.support.node import NodeProcess
-from wire.storenode.v1.peer_pb2 import Events, GossipFrame, Inventory
 
 MIB = 1024 * 1024
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

@@ -9,11 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from message.varint import varint
 from reconcile.limits import SessionLimits
 from store.domain.ports import PeerAddress, SyncEnding, SyncOutcome, Window
 from store.domain.transfer_limits import TransferLimits
 from store.rpc import reconciling, transferring
+from storenode.message.varint import varint
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
 from tests.integration.peers.harness import PeerNode, hash_of, item, items, peer_node, within
 from tests.integration.peers.hostile import (
     METADATA,
@@ -24,7 +25,6 @@ from tests.integration.peers.hostile import (
     honest_reconcile,
     hostile_server,
 )
-from wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
 
 CLAIM = b"\x01\x00" + varint(2**63 - 1) + b"\x02" + varint(2**40)
 FINGERPRINT = b"\x01\x00" + varint(2**63 - 1) + b"\x01"

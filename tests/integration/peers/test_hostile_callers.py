@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import pytest
 
-from message.varint import varint
 from reconcile.limits import CodecLimits, SessionLimits
 from reconcile.session import Role
 from store.domain.ports import SyncEnding, SyncOutcome
 from store.domain.transfer_limits import TransferLimits
 from store.rpc import reconciling, transferring
 from store.rpc.caller import RECONCILE, TRANSFER
+from storenode.message.varint import varint
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.peers.harness import PeerNode, hash_of, item, items, peer_node
 from tests.integration.peers.hostile import METADATA, Honest, RawPeer, raw_peer
-from wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED

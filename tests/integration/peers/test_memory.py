@@ -15,6 +15,7 @@ from reconcile.session import Role
 from store.domain.ports import SyncEnding, Window
 from store.rpc import peer, transferring
 from store.rpc.caller import RECONCILE
+from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.integration.peers.harness import PeerNode, items, peer_node, within
 from tests.integration.peers.hostile import (
     METADATA,
@@ -26,7 +27,6 @@ from tests.integration.peers.hostile import (
     hostile_server,
     raw_peer,
 )
-from wire.storenode.v1.peer_pb2 import TransferFrame
 
 SLOTS = 2
 

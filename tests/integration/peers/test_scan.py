@@ -10,16 +10,16 @@ from typing import Any
 import grpc
 import pytest
 
-from message.cursor import ScanCursor
-from store.config.types import parse_peer
 from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed
 from store.rpc import peer_scan
+from storenode.cli.options.types import parse_peer
+from storenode.message.cursor import ScanCursor
+from storenode.wire.storenode.v1.store_pb2 import ScanPage
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items
 from tests.integration.peers.hostile import Script, Scripts, hostile_server
 from tests.support.fleet import Fleet
-from wire.storenode.v1.store_pb2 import ScanPage
-from wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 START_NS, END_NS = 1_000, NOW_NS
 

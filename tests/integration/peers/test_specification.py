@@ -11,6 +11,8 @@ import pytest
 from reconcile.ids import END, LOWEST
 from store.domain.ports import SyncEnding, Window
 from store.rpc.caller import RECONCILE
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.peers.harness import PeerNode, items, within
 from tests.integration.peers.hostile import (
     SESSION_ID,
@@ -20,8 +22,6 @@ from tests.integration.peers.hostile import (
     raw_peer,
 )
 from tests.support.spec_peer import SpecPeer
-from wire.storenode.v1.peer_pb2 import ReconcileFrame
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 
 def shares(seed: int) -> tuple[list[WakuMessageAndTopic], list[WakuMessageAndTopic]]:

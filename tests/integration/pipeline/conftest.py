@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.jobs.archive import Archiving, archive
-from pipeline.lake import Lake
-from pipeline.session import spark_session
 from store.db.migrate import upgrade
+from store.pipeline.jobs.archive import Archiving, archive
+from store.pipeline.lake import Lake
+from store.pipeline.session import spark_session
 from tests.integration.database.filling import admitted, write
 from tests.integration.pipeline.world import batches
 from tests.support.postgres import PostgresServer

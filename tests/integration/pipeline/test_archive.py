@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline import appending
-from pipeline import lake as lake_module
-from pipeline.database import connected, lock_archiving
-from pipeline.errors import PipelineError
-from pipeline.jobs import archive as archive_module
-from pipeline.jobs.archive import Archived, Archiving, archive
-from pipeline.jobs.diff import diff
-from pipeline.jobs.restore import Restoring, restore
-from pipeline.jobs.verify import Verifying, verify
-from pipeline.lake import Lake
-from pipeline.limits import VACUUM_AFTER_HOURS
-from pipeline.sides import LakeSide
+from store.pipeline import appending
+from store.pipeline import lake as lake_module
+from store.pipeline.database import connected, lock_archiving
+from store.pipeline.errors import PipelineError
+from store.pipeline.jobs import archive as archive_module
+from store.pipeline.jobs.archive import Archived, Archiving, archive
+from store.pipeline.jobs.diff import diff
+from store.pipeline.jobs.restore import Restoring, restore
+from store.pipeline.jobs.verify import Verifying, verify
+from store.pipeline.lake import Lake
+from store.pipeline.limits import VACUUM_AFTER_HOURS
+from store.pipeline.sides import LakeSide
 from tests.integration.pipeline.conftest import QUICKLY
 from tests.integration.pipeline.world import (
     DAY,

@@ -13,21 +13,21 @@ import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.causal import blocks, cycles, passes
-from pipeline.causal.claims import Claims
-from pipeline.causal.reported import Audited as Report
-from pipeline.causal.rows import CLAIMS
-from pipeline.database import FOREVER
-from pipeline.errors import PipelineError
-from pipeline.jobs.archive import Archiving, archive
-from pipeline.jobs.audit import Auditing, audit
-from pipeline.lake import Lake
-from pipeline.sides import DatabaseSide, LakeSide
-from sds import codec
+from store.pipeline.causal import blocks, cycles, passes
+from store.pipeline.causal.claims import Claims
+from store.pipeline.causal.reported import Audited as Report
+from store.pipeline.causal.rows import CLAIMS
+from store.pipeline.database import FOREVER
+from store.pipeline.errors import PipelineError
+from store.pipeline.jobs.archive import Archiving, archive
+from store.pipeline.jobs.audit import Auditing, audit
+from store.pipeline.lake import Lake
+from store.pipeline.sides import DatabaseSide, LakeSide
+from storenode.sds import codec
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.pipeline.world import HOUR, NOW, more, rows
 from tests.support.audited import Claim, audited
 from tests.unit.message.builders import entry
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 FIRST = NOW - 30 * HOUR
 MINUTE = HOUR // 60

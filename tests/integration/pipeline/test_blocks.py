@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline import blocks
-from pipeline.blocks import MAX_VALUE_BYTES, Messages, Place
-from pipeline.errors import PipelineError
-from pipeline.readers import ADBC, AUTO, PSYCOPG, _Psycopg, connection
-from pipeline.reading import MESSAGES, Cut, read_slices
-from pipeline.slices import Slice
+from store.pipeline import blocks
+from store.pipeline.blocks import MAX_VALUE_BYTES, Messages, Place
+from store.pipeline.errors import PipelineError
+from store.pipeline.readers import ADBC, AUTO, PSYCOPG, _Psycopg, connection
+from store.pipeline.reading import MESSAGES, Cut, read_slices
+from store.pipeline.slices import Slice
 from tests.integration.pipeline.world import (
     DAY,
     NOW,

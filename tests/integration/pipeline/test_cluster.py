@@ -17,11 +17,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bench.pipeline_show import run as run_show
-from pipeline.jobs.diff import diff
-from pipeline.jobs.fingerprint import fingerprint
-from pipeline.jobs.verify import Verifying, verify
-from pipeline.lake import Lake
-from pipeline.sides import DatabaseSide, LakeSide
+from store.pipeline.jobs.diff import diff
+from store.pipeline.jobs.fingerprint import fingerprint
+from store.pipeline.jobs.verify import Verifying, verify
+from store.pipeline.lake import Lake
+from store.pipeline.sides import DatabaseSide, LakeSide
 from tests.integration.pipeline.cluster import PATIENCE_S, Cluster, ports_of, wait_for
 from tests.integration.pipeline.test_diff import lacking
 from tests.integration.pipeline.world import DAY, TODAY, held, in_lake, marks, more, plain, rows

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store.cli.main import main
+from storenode.cli.main import main
 from tests.integration.pipeline.conftest import QUICKLY
 from tests.integration.pipeline.world import held, in_lake, messages
 from tests.support.command import Command, Ended
@@ -118,7 +118,7 @@ def refused(
 
     def run_here(arguments: list[str], env: dict[str, str]) -> tuple[int, str]:
         monkeypatch.setenv("STORENODE_DATA_DIR", str(tmp_path / "data"))
-        monkeypatch.delattr("pipeline.session.spark_session")
+        monkeypatch.delattr("store.pipeline.session.spark_session")
         for name, value in env.items():
             monkeypatch.setenv(name, value.format(**places))
         with pytest.raises(SystemExit) as ended:

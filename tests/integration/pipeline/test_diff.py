@@ -10,12 +10,12 @@ import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.errors import PipelineError
-from pipeline.jobs.archive import Archiving, archive
-from pipeline.jobs.diff import diff
-from pipeline.jobs.fingerprint import fingerprint
-from pipeline.lake import Lake
-from pipeline.sides import DatabaseSide, LakeSide
+from store.pipeline.errors import PipelineError
+from store.pipeline.jobs.archive import Archiving, archive
+from store.pipeline.jobs.diff import diff
+from store.pipeline.jobs.fingerprint import fingerprint
+from store.pipeline.lake import Lake
+from store.pipeline.sides import DatabaseSide, LakeSide
 from tests.integration.pipeline.world import DAY, HOUR, NOW, TODAY, held, in_lake, more, plain
 from tests.support.reconcile_pair import reconcile
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from pipeline.database import connected, lock_archiving
-from pipeline.jobs.archive import Archiving
-from pipeline.jobs.follow import Following
-from pipeline.lake import Lake
-from pipeline.stream import end_of_batch, spans_between
+from store.pipeline.database import connected, lock_archiving
+from store.pipeline.jobs.archive import Archiving
+from store.pipeline.jobs.follow import Following
+from store.pipeline.lake import Lake
+from store.pipeline.stream import end_of_batch, spans_between
 from tests.integration.pipeline.world import DAY, TODAY, held, in_lake, more, plain, rows
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.node import running

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline import readers
-from pipeline.columns import ARROW, NAMES
-from pipeline.errors import PipelineError
-from pipeline.readers import ADBC, AUTO, PSYCOPG, connection
-from pipeline.reading import MESSAGES, Cut, read_slices
-from pipeline.slices import Slice
+from store.pipeline import readers
+from store.pipeline.columns import ARROW, NAMES
+from store.pipeline.errors import PipelineError
+from store.pipeline.readers import ADBC, AUTO, PSYCOPG, connection
+from store.pipeline.reading import MESSAGES, Cut, read_slices
+from store.pipeline.slices import Slice
 from tests.integration.pipeline.world import NOW, TODAY, admitted, sds, write
 from tests.support.postgres import PostgresServer
 from tests.unit.message.builders import entries

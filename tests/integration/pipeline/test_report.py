@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.errors import PipelineError
-from pipeline.figures.arrivals import EDGES_S
-from pipeline.figures.gathered import Gathered
-from pipeline.figures.limits import MAX_NAME_CHARS, TOP
-from pipeline.figures.traffic import Gap, Traffic
-from pipeline.jobs.report import Reporting, report
-from pipeline.lake import Lake
-from sds import codec
 from store.cli.admin import ask_status, peers_of
+from store.pipeline.errors import PipelineError
+from store.pipeline.figures.arrivals import EDGES_S
+from store.pipeline.figures.gathered import Gathered
+from store.pipeline.figures.limits import MAX_NAME_CHARS, TOP
+from store.pipeline.figures.traffic import Gap, Traffic
+from store.pipeline.jobs.report import Reporting, report
+from store.pipeline.lake import Lake
+from storenode.sds import codec
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -35,7 +36,6 @@ from tests.integration.pipeline.world import (
 )
 from tests.support.node import running_node
 from tests.unit.message.builders import entry
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 NO_CREDENTIALS = dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))
 

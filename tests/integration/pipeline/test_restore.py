@@ -15,18 +15,18 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.errors import PipelineError
-from pipeline.interrupts import TERMINATED
-from pipeline.jobs.archive import Archiving, archive
-from pipeline.jobs.diff import Differences, diff
-from pipeline.jobs.restore import Restored, Restoring, restore
-from pipeline.jobs.verify import Verifying, verify
-from pipeline.lake import Lake
-from pipeline.sides import DatabaseSide, LakeSide
 from store.db.check import check
 from store.db.locks import COMMIT_ORDER
 from store.db.retention import prune
 from store.domain.retention import RetentionPolicy
+from store.pipeline.errors import PipelineError
+from store.pipeline.interrupts import TERMINATED
+from store.pipeline.jobs.archive import Archiving, archive
+from store.pipeline.jobs.diff import Differences, diff
+from store.pipeline.jobs.restore import Restored, Restoring, restore
+from store.pipeline.jobs.verify import Verifying, verify
+from store.pipeline.lake import Lake
+from store.pipeline.sides import DatabaseSide, LakeSide
 from tests.integration.database.rows import opened
 from tests.integration.pipeline.conftest import QUICKLY
 from tests.integration.pipeline.test_archive import PATIENCE_S, locked, wait_for

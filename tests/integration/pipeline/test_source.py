@@ -8,11 +8,12 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
-from message.hashing import message_hash
-from pipeline.decode import shard_of
-from pipeline.errors import of_spark
-from pipeline.source import FORMAT
-from sds.codec import decode
+from store.pipeline.decode import shard_of
+from store.pipeline.errors import of_spark
+from store.pipeline.source import FORMAT
+from storenode.message.hashing import message_hash
+from storenode.sds.codec import decode
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -24,7 +25,6 @@ from tests.integration.pipeline.world import (
     plain,
     rows,
 )
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 _WRAP = 1 << 64
 

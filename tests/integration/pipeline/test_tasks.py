@@ -8,8 +8,8 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pipeline.limits import ARROW_BATCH_BYTES
-from pipeline.tasks import in_portions, spread
+from store.pipeline.limits import ARROW_BATCH_BYTES
+from store.pipeline.tasks import in_portions, spread
 
 MADE = pa.schema([("number", pa.int64()), ("text", pa.string())])
 LARGE = 1_000_000

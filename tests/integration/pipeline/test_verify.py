@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline import checking
-from pipeline.errors import PipelineError
-from pipeline.jobs import verify as kinds
-from pipeline.jobs.verify import Verified, Verifying, verify
-from pipeline.lake import Lake
+from store.pipeline import checking
+from store.pipeline.errors import PipelineError
+from store.pipeline.jobs import verify as kinds
+from store.pipeline.jobs.verify import Verified, Verifying, verify
+from store.pipeline.lake import Lake
 from tests.integration.pipeline.world import (
     DAY,
     NOW,

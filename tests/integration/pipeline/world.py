@@ -11,12 +11,12 @@ import duckdb
 import psycopg
 from deltalake import DeltaTable
 
-from sds import codec
 from store.db.fold import fold_until
+from storenode.sds import codec
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.database.filling import ANY_AGE, admitted, plain, sds, write
 from tests.integration.database.rows import NOW, TODAY, opened
 from tests.unit.message.builders import entry
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 HOUR = 3_600_000_000_000
 DAY = 24 * HOUR

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeVar
 import grpc
 import pytest
 
-from message.validate import Policy
 from store.db.feed import DatabaseFeed
 from store.db.partitions import PartitionMap
 from store.db.pool import Database
@@ -26,10 +25,11 @@ from store.observe.metrics import Metrics
 from store.rpc.context import NodeIdentity, NodeState, PeerRules, RpcContext
 from store.rpc.health import Health
 from store.rpc.server import build_handlers
-from wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
-from wire.storenode.v1.store_pb2_grpc import StoreStub
-from wire.waku.message.v1.message_pb2 import WakuMessage
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from storenode.message.validate import Policy
+from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 STORE = "/storenode.v1.Store/"
 ADMIN = "/storenode.v1.Admin/"

@@ -4,6 +4,23 @@ import grpc
 import pytest
 
 from store.domain.access import Access, parse_token_file
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
+from storenode.wire.storenode.v1.store_pb2 import (
+    CausalHistoryPage,
+    FollowPage,
+    FollowRequest,
+    GetCausalHistoryRequest,
+    GetSdsMessagesRequest,
+    PublishRequest,
+    PublishResponse,
+    PublishResult,
+    ScanPage,
+    ScanRequest,
+    SdsMessagesPage,
+)
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.rpc.harness import (
     ADMIN,
     CONTENT,
@@ -17,23 +34,6 @@ from tests.integration.rpc.harness import (
     serve,
     within,
 )
-from wire.sds.v1.message_pb2 import HistoryEntry
-from wire.sds.v1.message_pb2 import Message as SdsMessage
-from wire.storenode.v1.store_pb2 import (
-    CausalHistoryPage,
-    FollowPage,
-    FollowRequest,
-    GetCausalHistoryRequest,
-    GetSdsMessagesRequest,
-    PublishRequest,
-    PublishResponse,
-    PublishResult,
-    ScanPage,
-    ScanRequest,
-    SdsMessagesPage,
-)
-from wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 SECRET = "/secret/1/chat/proto"
 READS = ("Query", "Scan", "GetSdsMessages", "GetCausalHistory")

@@ -13,14 +13,12 @@ import pytest
 import structlog
 from google.protobuf.message import Message
 
-from message.cursor import FollowCursor, ScanCursor
 from store.observe.limits import LOG_BURST_EVENTS, LOG_INTERVAL_S
 from store.observe.logging import configure
-from tests.integration.rpc.harness import ADMIN, STORE, Node, item, serve, within
-from tests.support.node import running_node
-from wire.sds.v1.message_pb2 import HistoryEntry
-from wire.storenode.v1.admin_pb2 import GetStatusRequest
-from wire.storenode.v1.store_pb2 import (
+from storenode.message.cursor import FollowCursor, ScanCursor
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.v1.admin_pb2 import GetStatusRequest
+from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,
     FollowRequest,
     GetCausalHistoryRequest,
@@ -29,7 +27,9 @@ from wire.storenode.v1.store_pb2 import (
     PublishResult,
     ScanRequest,
 )
-from wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from tests.integration.rpc.harness import ADMIN, STORE, Node, item, serve, within
+from tests.support.node import running_node
 
 MIB: Final = 1024 * 1024
 NOW_NS: Final = 1_763_625_600_000_000_000

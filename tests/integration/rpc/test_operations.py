@@ -16,9 +16,9 @@ from store.domain.ports import StoreUnavailable
 from store.observe.logging import configure
 from store.rpc.context import NodeState
 from store.rpc.server import build_handlers
+from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
+from storenode.wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
 from tests.integration.rpc.harness import ADMIN, STORE, Node, failure, item, serve, within
-from wire.storenode.v1.admin_pb2 import NodeStatus
-from wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
 
 HEALTH = "/grpc.health.v1.Health/"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"

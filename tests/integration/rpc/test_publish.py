@@ -4,13 +4,13 @@ from typing import Any
 import grpc
 import pytest
 
-from message.hashing import message_hash
-from message.validate import Policy
+from storenode.message.hashing import message_hash
+from storenode.message.validate import Policy
+from storenode.wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
+from storenode.wire.storenode.v1.store_pb2 import PublishResult as Result
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.rpc.harness import CONTENT, PUBSUB, STORE, Node, failure, item, within
-from wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
-from wire.storenode.v1.store_pb2 import PublishResult as Result
-from wire.waku.store.v3.store_pb2 import StoreQueryRequest
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 NOW_NS = 1_763_625_600_000_000_000
 

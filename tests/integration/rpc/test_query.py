@@ -2,6 +2,7 @@ import grpc
 import pytest
 
 from store.domain.quota import Quota
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 from tests.integration.rpc.harness import (
     CONTENT,
     PUBSUB,
@@ -12,7 +13,6 @@ from tests.integration.rpc.harness import (
     serve,
 )
 from tests.interop.vectors import Case, case_name, load
-from wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 NOW_NS = 1_763_625_600_000_000_000
 DIGEST = bytes(range(32))

@@ -3,10 +3,9 @@ from uuid import uuid4
 import grpc
 import pytest
 
-from message.cursor import FollowCursor, ScanCursor
-from tests.integration.rpc.harness import CONTENT, PUBSUB, STORE, Node, failure, item, within
-from wire.sds.v1.message_pb2 import HistoryEntry
-from wire.storenode.v1.store_pb2 import (
+from storenode.message.cursor import FollowCursor, ScanCursor
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,
     FollowPage,
     FollowRequest,
@@ -15,6 +14,7 @@ from wire.storenode.v1.store_pb2 import (
     ScanPage,
     ScanRequest,
 )
+from tests.integration.rpc.harness import CONTENT, PUBSUB, STORE, Node, failure, item, within
 
 NOW_NS = 1_763_625_600_000_000_000
 DIGEST = bytes(range(32))

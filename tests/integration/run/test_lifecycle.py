@@ -15,6 +15,12 @@ import psutil
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
+from storenode.wire.storenode.v1.store_pb2 import (
+    FollowPage,
+    FollowRequest,
+    PublishRequest,
+    PublishResponse,
+)
 from tests.integration.run.helpers import (
     TIMEOUT_S,
     health_of,
@@ -24,7 +30,6 @@ from tests.integration.run.helpers import (
     watch_health,
 )
 from tests.support.node import NodeProcess, running_node
-from wire.storenode.v1.store_pb2 import FollowPage, FollowRequest, PublishRequest, PublishResponse
 
 SERVING = HealthCheckResponse.SERVING
 NOT_SERVING = HealthCheckResponse.NOT_SERVING

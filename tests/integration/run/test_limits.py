@@ -12,13 +12,13 @@ from typing import Protocol
 
 import pytest
 
-from store.client.errors import NodeError
-from store.client.messages import hash_of, new_message, outcome_name
-from store.client.node import NodeClient, connect, content_filter
-from store.client.queries import query_request
-from store.client.sds_messages import sds_payload
+from storenode.client.errors import NodeError
+from storenode.client.messages import hash_of, new_message, outcome_name
+from storenode.client.node import NodeClient, connect, content_filter
+from storenode.client.queries import query_request
+from storenode.client.sds_messages import sds_payload
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.node import NodeProcess, running_node
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 KIB = 1024
 PUBSUB_TOPIC = "/waku/2/rs/1/0"

@@ -10,9 +10,9 @@ import pytest
 import trustme
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
+from storenode.wire.storenode.v1.store_pb2 import ScanPage, ScanRequest
 from tests.integration.run.helpers import health_of, log_lines, run_to_end
 from tests.support.node import NodeProcess, running_node
-from wire.storenode.v1.store_pb2 import ScanPage, ScanRequest
 
 SERVING = HealthCheckResponse.SERVING
 NODE_NAME = "a.nodes.example"

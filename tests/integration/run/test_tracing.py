@@ -13,10 +13,10 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-from store.client.messages import hash_of, new_request
-from store.client.node import NodeClient, connect
-from store.client.types import PublishResult, WakuMessageAndTopic
 from store.observe.limits import MAX_FRAME_TRACES
+from storenode.client.messages import hash_of, new_request
+from storenode.client.node import NodeClient, connect
+from storenode.client.types import PublishResult, WakuMessageAndTopic
 from tests.integration.run.helpers import get, run_to_end
 from tests.support.collector import Collector, Exported, collecting
 from tests.support.command import Command

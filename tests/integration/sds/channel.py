@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from message.frames import sds_page
-from message.hashing import message_hash
-from message.record import RecordBatch
-from sds.codec import encode
 from store.db.sds import DatabaseSdsReader
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SdsPage, TopicFilter
+from storenode.message.frames import sds_page
+from storenode.message.hashing import message_hash
+from storenode.message.record import RecordBatch
+from storenode.sds.codec import encode
+from storenode.wire.storenode.v1.store_pb2 import CausalHistoryPage, SdsStoredMessage
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import NOW, Topic, batch_of
 from tests.unit.domain.causal_world import (
@@ -24,7 +25,6 @@ from tests.unit.domain.causal_world import (
     naive_walk,
     request,
 )
-from wire.storenode.v1.store_pb2 import CausalHistoryPage, SdsStoredMessage
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 TOPIC: Topic = ("/waku/2/rs/1/0", "/app/1/channel/proto")

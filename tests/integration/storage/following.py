@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
-from message.cursor import FollowCursor
-from message.record import RecordBatch
 from store.db.feed import DatabaseFeed
 from store.db.insert import Inserted, insert, insert_topics, new_token, take_place
 from store.db.topics import KnownTopics
 from store.domain.ports import FollowPage, FollowRequest, Source, TopicFilter
+from storenode.message.cursor import FollowCursor
+from storenode.message.record import RecordBatch
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import hashes_in
 

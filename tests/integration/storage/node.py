@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from message.record import RecordBatch
 from store.db.feed import DatabaseFeed
 from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
@@ -15,6 +14,7 @@ from store.db.reader import DatabaseReader
 from store.db.writer import DatabaseWriter
 from store.domain.hub import Place
 from store.domain.ports import Source
+from storenode.message.record import RecordBatch
 from tests.integration.storage.world import DAY, NOW
 
 RETENTION = 30 * DAY

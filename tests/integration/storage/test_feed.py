@@ -10,14 +10,14 @@ from itertools import accumulate
 
 import pytest
 
-from message.limits import MAX_RESPONSE_BYTES
-from message.topics import topic_key
 from store.db import backlog
 from store.db import feed as feed_module
 from store.db.pool import Connection
 from store.db.select import Topics
 from store.domain.hub import MAX_QUEUED_BYTES, MAX_QUEUED_COMMITS, Place, Row, Subscriber
 from store.domain.ports import Ephemeral, TopicFilter, TopicRights
+from storenode.message.limits import MAX_RESPONSE_BYTES
+from storenode.message.topics import topic_key
 from tests.integration.storage.following import (
     PATIENCE_S,
     Following,

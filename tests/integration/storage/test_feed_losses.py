@@ -9,8 +9,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from message.cursor import FollowCursor
-from message.limits import MAX_MESSAGE_BYTES
 from store.db import backlog
 from store.db import feed as feed_module
 from store.db.feed import DatabaseFeed
@@ -18,6 +16,8 @@ from store.db.pool import Connection
 from store.db.select import Topics
 from store.domain.hub import Row
 from store.domain.ports import CursorOutOfRange, FollowRequest, TopicFilter
+from storenode.message.cursor import FollowCursor
+from storenode.message.limits import MAX_MESSAGE_BYTES
 from tests.integration.storage.following import (
     TERMINATE_OTHERS,
     LongTransaction,

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from message.limits import NS_PER_S
 from reconcile import kernel
 from reconcile.ids import SyncIds
 from store.db import hot_index, warm_up
@@ -21,6 +20,7 @@ from store.db.retention import prune
 from store.db.warm_up import FLOOR_STEP_NS, Warm
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
+from storenode.message.limits import NS_PER_S
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.viewing import WINDOW, ViewingNode, viewing
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from message.limits import MAX_RESPONSE_BYTES
 from store.db import hashes as hashes_module
 from store.db.hashes import MAX_DIRECT_HASHES
 from store.db.pool import PoolSettings
 from store.domain.ports import PageRequest, QueryPage, StoreUnavailable, TopicFilter, TopicRights
+from storenode.message.limits import MAX_RESPONSE_BYTES
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.proxy import proxied
 from tests.integration.storage.world import (

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from message.limits import MAX_RESPONSE_BYTES
 from store.db.reader import DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE
 from store.domain.ports import PageRequest, ScanRequest, SyncId, TopicFilter, TopicRights
+from storenode.message.limits import MAX_RESPONSE_BYTES
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.world import (
     CONTENTS,

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 import pytest
 from psycopg import errors as pg
 
-from message.record import COLUMNS, RecordBatch
 from store.db import fold as fold_module
 from store.db.deltas import unpack
 from store.db.fold import Folded, fold, fold_until, is_pending
 from store.db.migrate import upgrade
 from store.db.pool import Connection
+from storenode.message.record import COLUMNS, RecordBatch
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.proxy import proxied
 from tests.integration.storage.summaries import MINUTE, assert_folded, assert_true, held

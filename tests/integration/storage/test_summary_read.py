@@ -9,7 +9,6 @@ import numpy as np
 import psycopg
 import pytest
 
-from message.limits import MAX_TIMESTAMP_NS
 from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.loading import NeedBuckets, NeedHashes, NeedIds
 from reconcile.view import Spans
@@ -22,6 +21,7 @@ from store.db.retention import prune
 from store.db.summary_read import ColdView, cold_view, worked_through
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
+from storenode.message.limits import MAX_TIMESTAMP_NS
 from tests.integration.storage.following import TERMINATE_OTHERS
 from tests.integration.storage.node import SETTINGS, Node
 from tests.integration.storage.world import DAY, NOW, random_batch

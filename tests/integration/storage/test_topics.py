@@ -6,11 +6,11 @@ from itertools import product
 
 import pytest
 
-from message.topics import topic_key
 from store.db import backlog
 from store.db.insert import insert_topics
 from store.db.select import resolve
 from store.domain.ports import TopicFilter, TopicRights
+from storenode.message.topics import topic_key
 from tests.integration.storage.following import commit_order, following, from_beginning
 from tests.integration.storage.node import Node
 from tests.integration.storage.test_plans import Explained

@@ -13,8 +13,6 @@ from typing import NamedTuple
 import pytest
 from psycopg import Error
 
-from message.record import RecordBatch
-from sds.codec import encode, sds_key
 from store.db import insert as insert_module
 from store.db import writer as writer_module
 from store.db.arrays import split_uuids
@@ -22,6 +20,8 @@ from store.db.insert import Inserted
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
 from store.domain.ports import Source, StoreBusy
+from storenode.message.record import RecordBatch
+from storenode.sds.codec import encode, sds_key
 from tests.integration.storage.following import commit_order
 from tests.integration.storage.node import WORKERS, Node
 from tests.integration.storage.summaries import assert_true

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import psycopg
 import pytest
 
-from message.record import RecordBatch
 from store.db.pool import PoolSettings
 from store.domain.ports import PageRequest, StoreUnavailable, TopicFilter
+from storenode.message.record import RecordBatch
 from tests.integration.storage.following import TERMINATE_OTHERS, commit_order
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.proxy import Proxy, proxied

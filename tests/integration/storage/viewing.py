@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from message.limits import NS_PER_S
 from reconcile.ids import SyncId
 from reconcile.view import Read, Spans
 from store.db.feed import DatabaseFeed
@@ -22,6 +21,7 @@ from store.db.reader import DatabaseReader
 from store.db.summary_read import MAX_VIEW_S
 from store.db.views import DatabaseReconcilable, StoredView
 from store.db.writer import DatabaseWriter
+from storenode.message.limits import NS_PER_S
 from tests.integration.storage.node import RETENTION, SETTINGS, Node
 from tests.integration.storage.world import NOW
 from tests.support.naive_view import NaiveView

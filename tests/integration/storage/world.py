@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from message.frames import presence
-from message.limits import NS_PER_S
-from message.record import RecordBatch
-from message.validate import Policy, admit
-from sds.codec import index_batch
 from store.domain.ports import SyncId, TopicFilter
+from storenode.message.frames import presence
+from storenode.message.limits import NS_PER_S
+from storenode.message.record import RecordBatch
+from storenode.message.validate import Policy, admit
+from storenode.sds.codec import index_batch
+from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from tests.unit.message.builders import entry
-from wire.storenode.v1.store_pb2 import ScanPage
 
 NOW = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()) * NS_PER_S
 DAY = 86_400 * NS_PER_S

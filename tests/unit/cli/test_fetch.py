@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.cli.errors import USAGE, CliError
-from store.cli.fetch import listed
-from store.cli.main import main
+from storenode.cli.errors import USAGE, CliError
+from storenode.cli.fetch import listed
+from storenode.cli.main import main
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 

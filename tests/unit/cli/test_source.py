@@ -2,7 +2,7 @@ import asyncio
 import os
 import warnings
 
-from store.cli.client import source
+from storenode.cli.client import source
 
 
 def test_input_that_comes_after_the_end_leaves_no_warning() -> None:

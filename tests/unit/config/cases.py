@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import click
 import pytest
 
-from store.cli.errors import usage_sentence
-from store.config.layers import LayeredCommand, option
 from store.config.node import ConfigError, NodeConfig
 from store.config.options import run_options
+from storenode.cli.errors import usage_sentence
+from storenode.cli.options.layers import LayeredCommand, option
 
 
 @dataclass

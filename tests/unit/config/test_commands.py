@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 
-from store.cli.main import COMMANDS, cli, main
-from store.config.layers import ENV_PREFIX, LayeredCommand, option_name
+from storenode.cli.main import COMMANDS, cli, main
+from storenode.cli.options.layers import ENV_PREFIX, LayeredCommand, option_name
 
 
 def leaves(group: click.Group, ctx: click.Context) -> Iterator[click.Command]:

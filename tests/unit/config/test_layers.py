@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from store.config.types import Address
+from storenode.cli.options.types import Address
 from tests.unit.config.cases import CommandLine
 
 MS = 1_000_000

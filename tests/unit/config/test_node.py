@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from store.config.types import Address, Peer
 from store.domain.limits import RequestLimits
 from store.runtime.policy import request_limits
+from storenode.cli.options.types import Address, Peer
 from tests.unit.config.cases import CommandLine
 
 DAY_NS = 86_400 * 1_000_000_000

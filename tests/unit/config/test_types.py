@@ -2,7 +2,7 @@
 
 import pytest
 
-from store.config.types import Address, Peer, parse_address, parse_peer, split_list
+from storenode.cli.options.types import Address, Peer, parse_address, parse_peer, split_list
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.config.units import (
+from storenode.cli.options.units import (
     MAX_SIZE_BYTES,
     format_size,
     parse_duration_ns,

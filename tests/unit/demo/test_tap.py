@@ -7,12 +7,12 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from demo.ledger import Ledger
-from demo.tap import Passage, Tap, Way
-from sds.aio.bus import Bus
-from sds.aio.channel import Channel
-from sds.bloom import FilterShape
-from sds.config import ChannelConfig, RepairConfig
+from store.demo.ledger import Ledger
+from store.demo.tap import Passage, Tap, Way
+from storenode.sds.aio.bus import Bus
+from storenode.sds.aio.channel import Channel
+from storenode.sds.bloom import FilterShape
+from storenode.sds.config import ChannelConfig, RepairConfig
 
 PATIENCE_S = 60.0
 

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from demo.ledger import Ledger, hash_of
-from demo.verdict import log_differences, store_differences
-from message.hashing import message_hash
-from sds.aio.events import Message
-from sds.aio.transport import Route
+from store.demo.ledger import Ledger, hash_of
+from store.demo.verdict import log_differences, store_differences
+from storenode.message.hashing import message_hash
+from storenode.sds.aio.events import Message
+from storenode.sds.aio.transport import Route
 
 PUBSUB, CONTENT = "/waku/2/rs/1/0", "/demo/1/room/proto"
 

@@ -10,14 +10,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from message.limits import MAX_SDS_CLAIMANTS
-from sds.codec import sds_key
 from store.domain.causal import CausalWalk
 from store.domain.claims import Answer, Claim, Done, Hinted, HintQuery, Read
 from store.domain.history import CausalHistory
 from store.domain.lookup import Lookup
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SyncId, TopicFilter
 from store.domain.sweep import Sweep
+from storenode.message.limits import MAX_SDS_CLAIMANTS
+from storenode.sds.codec import sds_key
 
 CHANNEL = b"channel"
 CROWD = MAX_SDS_CLAIMANTS + 1

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.record import RecordBatch
-from message.unframe import FrameError, unframe
-from message.validate import Policy, admit
-from sds import codec
 from store.domain.audit import Fault, StoredMessage, audit, sds_row
-from wire.waku.message.v1.message_pb2 import WakuMessage
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from storenode.message.record import RecordBatch
+from storenode.message.unframe import FrameError, unframe
+from storenode.message.validate import Policy, admit
+from storenode.sds import codec
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 NOW = 1_790_000_000_000_000_000
 ANY_AGE = Policy(max_drift_ns=None, publisher=False)

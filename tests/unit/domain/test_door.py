@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.hashing import message_hash
-from message.validate import Policy, Verdict, admit
-from sds import codec
 from store.domain.access import Client, Right
 from store.domain.door import Door, Published, tally
 from store.domain.ports import Source, TopicRights
 from store.domain.quota import ClientLimits
-from wire.waku.message.v1.message_pb2 import WakuMessage
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from storenode.message.hashing import message_hash
+from storenode.message.validate import Policy, Verdict, admit
+from storenode.sds import codec
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 NOW_NS = 1_763_625_600_000_000_000
 POLICY = Policy(max_drift_ns=20 * 10**9)

@@ -6,8 +6,6 @@ import tracemalloc
 
 import pytest
 
-from message.frames import presence
-from message.topics import topic_key
 from store.domain import hub as hub_module
 from store.domain.hub import (
     MAX_NAMED_TOPICS,
@@ -21,6 +19,8 @@ from store.domain.hub import (
     Subscriber,
 )
 from store.domain.ports import Ephemeral, TopicFilter, TopicRights
+from storenode.message.frames import presence
+from storenode.message.topics import topic_key
 
 PUBSUB = "/waku/2/rs/1/0"
 CHAT, NEWS = "/app/1/chat/proto", "/app/1/news/proto"

@@ -17,8 +17,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from message.frames import presence
-from message.topics import topic_key
 from store.domain.hub import (
     MAX_QUEUED_BYTES,
     MAX_QUEUED_COMMITS,
@@ -28,6 +26,8 @@ from store.domain.hub import (
     Subscriber,
 )
 from store.domain.ports import Ephemeral, TopicFilter, TopicRights
+from storenode.message.frames import presence
+from storenode.message.topics import topic_key
 
 PUBSUBS = ("/waku/2/rs/1/0", "/waku/2/rs/1/1")
 CONTENTS = ("/a/1/x/proto", "/a/1/y/proto", "/b/1/x/proto")

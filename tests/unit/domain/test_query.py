@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.limits import MAX_PAGE_MESSAGES, MAX_TIMESTAMP_NS
 from store.domain.limits import RESPONSE_RESERVE_BYTES, RequestLimits
 from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import (
@@ -20,6 +19,7 @@ from store.domain.query import (
     sds_lookup,
     time_range,
 )
+from storenode.message.limits import MAX_PAGE_MESSAGES, MAX_TIMESTAMP_NS
 
 EVERYTHING = TopicRights()
 LIMITS = RequestLimits()

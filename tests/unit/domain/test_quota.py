@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.limits import NS_PER_S
 from store.domain.quota import Account, Bucket, CallKind, ClientLimits, Exceeded, Quota
+from storenode.message.limits import NS_PER_S
 
 CALL, STREAM = CallKind.CALL, CallKind.STREAM
 TIGHT = ClientLimits(requests_per_s=2, messages_per_s=10, received_bytes_per_s=100, calls=3)

@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from message.limits import NS_PER_S
 from store.domain.ports import PeerAddress
 from store.domain.resume import (
     SHORTEST_GAP_NS,
@@ -21,6 +20,7 @@ from store.domain.resume import (
     Tick,
     WakeAt,
 )
+from storenode.message.limits import NS_PER_S
 
 NOW = 1_800_000_000 * NS_PER_S
 GAP = 3_600 * NS_PER_S

@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 
-from message.limits import NS_PER_S
 from store.domain import schedule
 from store.domain.ports import PeerAddress, Window
 from store.domain.schedule import (
@@ -28,6 +27,7 @@ from store.domain.schedule import (
     halves,
 )
 from store.domain.transfer_limits import MAX_SESSIONS
+from storenode.message.limits import NS_PER_S
 
 MINUTE = 60 * NS_PER_S
 HOUR = 60 * MINUTE

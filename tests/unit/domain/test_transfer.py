@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from message.validate import Policy, admit
 from reconcile.ids import SyncIds
 from store.domain.door import Published
 from store.domain.policy_memory import PolicyMemory
@@ -30,6 +29,7 @@ from store.domain.transfer_events import (
     Ticked,
 )
 from store.domain.transfer_limits import TransferLimits
+from storenode.message.validate import Policy, admit
 from tests.unit.domain.transfer_world import (
     POLICY,
     SESSION,

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.validate import Reason
 from reconcile.ids import SyncIds
 from store.domain.policy_memory import PolicyMemory, Side
 from store.domain.transfer_events import Begin, Fault, Lost, Report, SendReady, Ticked
@@ -19,6 +18,7 @@ from store.domain.transfer_limits import (
     TOTAL_NS,
     TransferLimits,
 )
+from storenode.message.validate import Reason
 from tests.unit.domain.transfer_world import (
     SMALL,
     Node,

@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from message.hashing import message_hash
-from message.record import RecordBatch
-from message.validate import Policy, Verdict
 from reconcile.ids import SyncIds
 from store.domain.door import Published, Refusal
 from store.domain.policy_memory import PolicyMemory
@@ -35,6 +32,11 @@ from store.domain.transfer_events import (
     Ticked,
 )
 from store.domain.transfer_limits import SILENCE_NS
+from storenode.message.hashing import message_hash
+from storenode.message.record import RecordBatch
+from storenode.message.validate import Policy, Verdict
+from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.unit.domain.transfer_world import (
     POLICY,
     SESSION,
@@ -49,8 +51,6 @@ from tests.unit.domain.transfer_world import (
     store_of,
 )
 from tests.unit.message.builders import CONTENT, NOW_NS, PUBSUB, entry
-from wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 PEER = store_of(messages(6))
 """What the peer holds; the first ones are what a session has found missing."""

@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from message.record import RecordBatch
-from message.transfer import transfer_frame, transferred
-from message.validate import Policy, admit
 from reconcile.ids import SyncIds
 from store.domain.door import Door, Published
 from store.domain.policy_memory import PolicyMemory
@@ -39,8 +36,11 @@ from store.domain.transfer_events import (
     SendReady,
 )
 from store.domain.transfer_limits import TransferLimits
+from storenode.message.record import RecordBatch
+from storenode.message.transfer import transfer_frame, transferred
+from storenode.message.validate import Policy, admit
+from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.unit.message.builders import NOW_NS, entry
-from wire.storenode.v1.peer_pb2 import TransferFrame
 
 POLICY = Policy(max_drift_ns=20 * 10**9)
 SESSION = "0123456789abcdef" * 2

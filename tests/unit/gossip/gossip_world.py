@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import TypeVar
 
-from gossip.config import GossipConfig
-from gossip.events import (
+from store.gossip.config import GossipConfig
+from store.gossip.events import (
     Bodies,
     Committed,
     Confirm,
@@ -36,8 +36,8 @@ from gossip.events import (
     Tick,
     What,
 )
-from gossip.machine import Gossip
-from message.record import RecordBatch, SdsMetadata
+from store.gossip.machine import Gossip
+from storenode.message.record import RecordBatch, SdsMetadata
 
 _E = TypeVar("_E", bound=Effect)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gossip.config import GossipConfig
-from gossip.events import (
+from store.gossip.config import GossipConfig
+from store.gossip.events import (
     Bodies,
     Committed,
     Effect,
@@ -34,8 +34,8 @@ from gossip.events import (
     UnreadEvent,
     Wanted,
 )
-from gossip.graph import graph_events
-from gossip.machine import Gossip
+from store.gossip.graph import graph_events
+from store.gossip.machine import Gossip
 from tests.unit.gossip.gossip_world import S, ids, records
 
 PEERS = "vwxyz"

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from gossip.events import (
+from store.gossip.events import (
     Committed,
     Confirm,
     CutOff,
@@ -21,7 +21,7 @@ from gossip.events import (
     SyncLeaves,
     Wanted,
 )
-from gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW
+from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW
 from tests.unit.gossip.gossip_world import Fleet, S, Single, frames, ids, of
 
 

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from gossip.events import (
+from store.gossip.events import (
     Bodies,
     Committed,
     Confirm,
@@ -28,8 +28,8 @@ from gossip.events import (
     SyncLeaves,
     What,
 )
-from gossip.limits import MAX_TRIES
-from gossip.machine import Gossip, GossipStateError
+from store.gossip.limits import MAX_TRIES
+from store.gossip.machine import Gossip, GossipStateError
 from tests.unit.gossip.gossip_world import S, Single, counted, frames, ids, of, records
 
 

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from gossip.events import GraphEvent
-from gossip.graph import Graph, graph_events
-from gossip.limits import MAX_OFFENDERS, MAX_STORES
-from gossip.scores import CUT_POINTS, HALF_LIFE_NS, SLOW_POINTS, Scores, Standing
-from gossip.seen import Bits, Seen
-from gossip.stores import Stores
-from gossip.unread import UnreadEvents
-from gossip.waiting import WaitingEvents
+from store.gossip.events import GraphEvent
+from store.gossip.graph import Graph, graph_events
+from store.gossip.limits import MAX_OFFENDERS, MAX_STORES
+from store.gossip.scores import CUT_POINTS, HALF_LIFE_NS, SLOW_POINTS, Scores, Standing
+from store.gossip.seen import Bits, Seen
+from store.gossip.stores import Stores
+from store.gossip.unread import UnreadEvents
+from store.gossip.waiting import WaitingEvents
 from tests.unit.gossip.gossip_world import S, ids, records
 
 # Seen

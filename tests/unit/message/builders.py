@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
-from message.limits import MAX_TIMESTAMP_NS
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from storenode.message.limits import MAX_TIMESTAMP_NS
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 NOW_NS = 1_763_625_600_000_000_000
 PUBSUB = "/waku/2/rs/1/4"

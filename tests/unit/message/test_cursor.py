@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.cursor import CursorError, FollowCursor, ScanCursor
+from storenode.message.cursor import CursorError, FollowCursor, ScanCursor
 from tests.unit.message.builders import hashes, timestamps
 
 STORE_ID = bytes(range(16))

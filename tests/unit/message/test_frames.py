@@ -1,18 +1,18 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message import frames
-from tests.unit.message.builders import hashes, utf8_text
-from wire.sds.v1.message_pb2 import HistoryEntry
-from wire.storenode.v1.store_pb2 import (
+from storenode.message import frames
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.v1.store_pb2 import (
     CausalHistoryPage,
     FollowPage,
     ScanPage,
     SdsMessagesPage,
     SdsStoredMessage,
 )
-from wire.waku.message.v1.message_pb2 import WakuMessage
-from wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
+from tests.unit.message.builders import hashes, utf8_text
 
 key_values = st.builds(
     WakuMessageKeyValue,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.hashing import message_hash
+from storenode.message.hashing import message_hash
 from tests.unit.message.builders import utf8_text
 
 

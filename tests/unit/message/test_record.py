@@ -4,12 +4,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from message.record import RecordBatch, SdsMetadata
-from message.validate import Policy, admit
+from storenode.message.record import RecordBatch, SdsMetadata
+from storenode.message.validate import Policy, admit
+from storenode.wire.storenode.v1.store_pb2 import ScanPage
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.unit.message.builders import NOW_NS, entries, entry
-from wire.storenode.v1.store_pb2 import ScanPage
-from wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 POLICY = Policy(max_drift_ns=10**10)
 

@@ -7,12 +7,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from message import validate
-from message.shapes import TIME_BYTES, read_lead, read_names, read_times
-from message.validate import MalformedMessage, Policy, Verdict, admit, admit_encoded
-from message.varint import delimited, varint
+from storenode.message import validate
+from storenode.message.shapes import TIME_BYTES, read_lead, read_names, read_times
+from storenode.message.validate import MalformedMessage, Policy, Verdict, admit, admit_encoded
+from storenode.message.varint import delimited, varint
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.unit.message.builders import CONTENT, NOW_NS, PUBSUB, entries, entry
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 POLICY = Policy(max_drift_ns=20 * 10**9)
 USUAL = entry(b"x" * 200).SerializeToString()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.topics import parse_shard, topic_key
+from storenode.message.topics import parse_shard, topic_key
 from tests.unit.message.builders import utf8_text
 
 

@@ -6,12 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.hashing import message_hash
-from message.limits import MAX_CACHED_TOPICS, MAX_TIMESTAMP_NS
-from message.topics import topic_key
-from message.validate import Admission, Policy, Reason, Rejection, Verdict, admit, admit_encoded
+from storenode.message.hashing import message_hash
+from storenode.message.limits import MAX_CACHED_TOPICS, MAX_TIMESTAMP_NS
+from storenode.message.topics import topic_key
+from storenode.message.validate import (
+    Admission,
+    Policy,
+    Reason,
+    Rejection,
+    Verdict,
+    admit,
+    admit_encoded,
+)
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.unit.message.builders import CONTENT, NOW_NS, PUBSUB, entries, entry
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 SECOND_NS = 1_000_000_000
 DAY_NS = 86_400 * SECOND_NS

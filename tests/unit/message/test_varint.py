@@ -3,7 +3,7 @@ from google.protobuf.internal.encoder import _VarintBytes  # type: ignore[attr-d
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from message.varint import delimited, varint
+from storenode.message.varint import delimited, varint
 
 
 @given(st.integers(0, 2**64 - 1))

@@ -9,9 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.hashing import message_hash
-from message.limits import MAX_TOPIC_BYTES
-from pipeline.checking import (
+from store.pipeline.checking import (
     CHECKED,
     NOT_ELIGIBLE,
     ROW_FAULTS,
@@ -21,7 +19,9 @@ from pipeline.checking import (
     WRONG_WORDS,
     row_faults,
 )
-from pipeline.columns import ARROW
+from store.pipeline.columns import ARROW
+from storenode.message.hashing import message_hash
+from storenode.message.limits import MAX_TOPIC_BYTES
 
 Row = dict[str, Any]
 SCHEMA = pa.schema([ARROW.field(name).with_nullable(True) for name in CHECKED])

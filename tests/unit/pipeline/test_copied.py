@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.copied import SIGNATURE, batches_of
-from pipeline.errors import PipelineError
+from store.pipeline.copied import SIGNATURE, batches_of
+from store.pipeline.errors import PipelineError
 
 SCHEMA = pa.schema(
     [("number", pa.int64()), ("octets", pa.binary()), ("list", pa.list_(pa.binary()))]

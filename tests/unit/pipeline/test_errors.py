@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.errors import UNREACHABLE, PipelineError, of_spark
+from store.pipeline.errors import UNREACHABLE, PipelineError, of_spark
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "worker.py", line 1, in main\n'
 
@@ -13,7 +13,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "worker.py", line 1, in 
     ("text", "code", "sentence"),
     [
         (
-            f"{TRACEBACK}pipeline.errors.PipelineError: 3 The database is away.\n",
+            f"{TRACEBACK}store.pipeline.errors.PipelineError: 3 The database is away.\n",
             UNREACHABLE,
             "The database is away.",
         ),

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.causal.examine import examine
-from pipeline.causal.packed import BUCKET
-from pipeline.causal.passes import entries_of, shortened, whole_blocks
-from pipeline.causal.rows import (
+from store.pipeline.causal.examine import examine
+from store.pipeline.causal.packed import BUCKET
+from store.pipeline.causal.passes import entries_of, shortened, whole_blocks
+from store.pipeline.causal.rows import (
     BLOCK,
     CLAIMED,
     COUNTS,
@@ -25,7 +25,7 @@ from pipeline.causal.rows import (
     ORPHAN,
     VIOLATION,
 )
-from sds.limits import MAX_ID_BYTES
+from storenode.sds.limits import MAX_ID_BYTES
 from tests.support.audited import Claim, audited
 
 ALL = frozenset({BLOCK, CLAIMED, CYCLE, HEAD, INCOMPLETE, MISSING, ORPHAN, VIOLATION})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.histories import HOUR_NS, HOURS_PER_DAY, Channel, channels
-from sds.codec import decode
+from storenode.sds.codec import decode
 
 UNTIL_NS = 1_795_322_254_000_000_000
 DAYS = 3

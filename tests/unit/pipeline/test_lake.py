@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import storage
-from pipeline.errors import PipelineError
-from pipeline.lake import Lake, Written
+from store.pipeline import storage
+from store.pipeline.errors import PipelineError
+from store.pipeline.lake import Lake, Written
 
 FILE = Written("run-1/day=2024-10-04/shard=0/part-1.parquet", "2024-10-04", 0, 4, 1, 5, 5)
 

@@ -8,15 +8,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from message.limits import NS_PER_S
-from pipeline.figures.arrivals import EDGES_S, Arrivals, Lateness
-from pipeline.figures.axis import Axis, axis_of
-from pipeline.figures.gathered import Compared, Difference, Gathered, Peer, Place
-from pipeline.figures.limits import MAX_GAPS, MAX_PEERS, MAX_STEPS, TOP
-from pipeline.figures.outlook import Limits, outlook_of
-from pipeline.figures.page import page_of
-from pipeline.figures.traffic import Cell, Gap, Named, Ranking, Traffic
-from pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
+from store.pipeline.figures.arrivals import EDGES_S, Arrivals, Lateness
+from store.pipeline.figures.axis import Axis, axis_of
+from store.pipeline.figures.gathered import Compared, Difference, Gathered, Peer, Place
+from store.pipeline.figures.limits import MAX_GAPS, MAX_PEERS, MAX_STEPS, TOP
+from store.pipeline.figures.outlook import Limits, outlook_of
+from store.pipeline.figures.page import page_of
+from store.pipeline.figures.traffic import Cell, Gap, Named, Ranking, Traffic
+from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
+from storenode.message.limits import NS_PER_S
 
 START = 20_000 * DAY_NS
 HOSTILE = [

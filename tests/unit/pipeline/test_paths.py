@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import PipelineError
-from pipeline.paths import (
+from store.pipeline.errors import PipelineError
+from store.pipeline.paths import (
     checked,
     for_delta,
     for_spark,

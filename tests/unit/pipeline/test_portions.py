@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.portions import shared_out
+from store.pipeline.portions import shared_out
 
 
 @given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 80))

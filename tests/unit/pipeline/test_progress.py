@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from pipeline.progress import SELDOM_S, Counts, Lines
+from store.pipeline.progress import SELDOM_S, Counts, Lines
 
 
 def test_the_first_step_goes_over_the_messages() -> None:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import repeated, tasks
-from pipeline.limits import HOUR_NS
+from store.pipeline import repeated, tasks
+from store.pipeline.limits import HOUR_NS
 
 Message = tuple[int, bytes, int]
 SCHEMA = pa.schema([("ts", pa.int64()), ("hash", pa.binary()), ("h0", pa.int64())])

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pipeline.session import _java_options, _not_started
+from store.pipeline.session import _java_options, _not_started
 
 COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 

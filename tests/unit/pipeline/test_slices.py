@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.fingerprints import Fingerprint
-from pipeline.limits import HOUR_NS, MAX_SLICE_ROWS, MIN_SLICE_ROWS
-from pipeline.slices import Slice, from_text, good_slice_rows, grouped, plan_slices, to_text
 from store.domain.partitioning import Bounds
+from store.pipeline.fingerprints import Fingerprint
+from store.pipeline.limits import HOUR_NS, MAX_SLICE_ROWS, MIN_SLICE_ROWS
+from store.pipeline.slices import Slice, from_text, good_slice_rows, grouped, plan_slices, to_text
 
 EVERYTHING = Bounds(0, 2**62)
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import storage
-from pipeline.errors import PipelineError
-from pipeline.files import batches_of, rows_and_bytes
+from store.pipeline import storage
+from store.pipeline.errors import PipelineError
+from store.pipeline.files import batches_of, rows_and_bytes
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import storage, writing
-from pipeline.columns import ARROW
-from pipeline.files import batches_of
-from pipeline.writing import WRITTEN, write_batches
+from store.pipeline import storage, writing
+from store.pipeline.columns import ARROW
+from store.pipeline.files import batches_of
+from store.pipeline.writing import WRITTEN, write_batches
 
 NAMES = ("ts", "payload", "meta", "parents")
 Row = dict[str, Any]

@@ -19,10 +19,14 @@ from store.rpc.decode import (
 )
 from store.rpc.failure import RpcFailure
 from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_COUNTED_FIELDS, MAX_READ_FIELDS
-from wire.sds.v1.message_pb2 import HistoryEntry as HistoryEntryMessage
-from wire.storenode.v1.store_pb2 import ContentFilter, GetCausalHistoryRequest, PublishRequest
-from wire.waku.store.v3.store_pb2 import StoreQueryRequest
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry as HistoryEntryMessage
+from storenode.wire.storenode.v1.store_pb2 import (
+    ContentFilter,
+    GetCausalHistoryRequest,
+    PublishRequest,
+)
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 RIGHTS = TopicRights(("/p",))
 LIMITS = RequestLimits(query_topics=2)

@@ -3,11 +3,11 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from dial import ending
-from dial.hosts import is_loopback
 from store.domain.ports import PeerAddress
 from store.rpc.dial import Callee, CallFailed, PeerCall, shown
 from store.rpc.limits import MAX_PEER_TEXT_CHARS
+from storenode.connection import ending
+from storenode.connection.hosts import is_loopback
 from tests.support.breaking_call import BROKEN, ENDED, ORDERS, BreakingCall, Status
 
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from message.validate import Policy
 from reconcile.ids import SyncIds
 from store.domain.ports import (
     SyncEnding,
@@ -27,6 +26,7 @@ from store.rpc.context import NodeIdentity
 from store.rpc.exchange import Account, Exchange, ExchangeWork, GaveWay, common_horizon
 from store.rpc.limits import MAX_HORIZON_STEP_NS
 from store.rpc.transferring import TransferWork
+from storenode.message.validate import Policy
 
 ONE = SyncIds.of([(1, bytes(32))])
 DAY_NS = 86_400 * 10**9

@@ -8,10 +8,10 @@ from store.domain.transfer_events import Frame
 from store.rpc import frames
 from store.rpc.failure import RpcFailure
 from store.rpc.frames import Piece, Reconcile, encode_transfer, is_session_id, pieces
-from wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
-from wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
-from wire.waku.message.v1.message_pb2 import WakuMessage
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 SESSION_ID = "0123456789abcdef0123456789abcdef"
 

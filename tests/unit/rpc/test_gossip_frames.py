@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
 
-from gossip.events import Bodies, Events, FrameOut, GetEvents, Inventory, SyncLeaves
-from message.validate import Policy
-from store.client.messages import hash_of, new_message
 from store.domain.door import Door
 from store.domain.ports import Source
+from store.gossip.events import Bodies, Events, FrameOut, GetEvents, Inventory, SyncLeaves
 from store.observe.limits import MAX_FRAME_TRACES
 from store.observe.tracing import FrameTrace, Tracing
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
-from wire.storenode.v1 import peer_pb2
-from wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from storenode.client.messages import hash_of, new_message
+from storenode.message.validate import Policy
+from storenode.wire.storenode.v1 import peer_pb2
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 IDS = st.lists(st.binary(min_size=32, max_size=32), max_size=5)
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

@@ -6,13 +6,13 @@ import asyncio
 import time
 from typing import cast
 
-from message.validate import Policy
 from reconcile.ids import SyncIds
 from store.domain.policy_memory import PolicyMemory
 from store.domain.ports import SyncObserver, TransferReads, Writer
 from store.domain.transfer import Transfer
 from store.observe.metrics import Metrics
 from store.rpc.transferring import TransferWork, transfer
+from storenode.message.validate import Policy
 
 
 class Deaf:

@@ -5,9 +5,9 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from sds.codec import SdsMetadata
-from wire.sds.v1.message_pb2 import HistoryEntry
-from wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
+from storenode.sds.codec import SdsMetadata
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
 
 Parent = tuple[bytes, bytes | None]
 M = TypeVar("M", bound=Message)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sds.bloom import FilterShape, RollingFilter, filter_of, holds
+from storenode.sds.bloom import FilterShape, RollingFilter, filter_of, holds
 
 shapes = st.builds(FilterShape, st.integers(1, 60), st.sampled_from([0.5, 0.1, 0.01, 1e-6]))
 

@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from sds.channel import ChannelFullError
-from sds.config import ChannelConfig, RepairConfig
-from sds.envelope import Entry, Kind, decode_message
-from sds.events import (
+from storenode.sds.channel import ChannelFullError
+from storenode.sds.config import ChannelConfig, RepairConfig
+from storenode.sds.envelope import Entry, Kind, decode_message
+from storenode.sds.events import (
     Acknowledged,
     Broadcast,
     Delivered,
@@ -27,7 +27,7 @@ from sds.events import (
     Sent,
     Tick,
 )
-from sds.snapshot import restore, snapshot
+from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import (
     CHANNEL,
     NOW,

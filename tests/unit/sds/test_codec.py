@@ -4,11 +4,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from message.record import RecordBatch
-from message.varint import delimited, varint
-from sds.codec import SdsMetadata, decode, encode, index_batch, sds_key
+from storenode.message.record import RecordBatch
+from storenode.message.varint import delimited, varint
+from storenode.sds.codec import SdsMetadata, decode, encode, index_batch, sds_key
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry, Message
 from tests.unit.sds.oracle import read
-from wire.sds.v1.message_pb2 import HistoryEntry, Message
 
 HINT = bytes(range(32))
 UNKNOWN = b"\x20\x01"

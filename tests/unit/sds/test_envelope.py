@@ -3,10 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sds.codec import decode
-from sds.envelope import Entry, Kind, SdsMessage, decode_message, encode_message, encode_older
+from storenode.sds.codec import decode
+from storenode.sds.envelope import (
+    Entry,
+    Kind,
+    SdsMessage,
+    decode_message,
+    encode_message,
+    encode_older,
+)
+from storenode.wire.sds.v1 import message_pb2
 from tests.interop.vectors import load
-from wire.sds.v1 import message_pb2
 
 LEGACY = [case for case in load("sds_message")["decode_only"] if case["name"].startswith("legacy")]
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sds.channel import ChannelFullError, MessageChannel
-from sds.config import ChannelConfig, RepairConfig
-from sds.events import Acknowledged, Broadcast, Delivered, Event, GaveUp, Lost, Packet
-from sds.snapshot import restore, snapshot
+from storenode.sds.channel import ChannelFullError, MessageChannel
+from storenode.sds.config import ChannelConfig, RepairConfig
+from storenode.sds.events import Acknowledged, Broadcast, Delivered, Event, GaveUp, Lost, Packet
+from storenode.sds.snapshot import restore, snapshot
 from tests.unit.sds.worlds import NOW, config, log_ids
 
 STEP_MS = 250

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sds.envelope import Entry, MessageError, SdsMessage, decode_message, encode_message
-from sds.events import Broadcast, Missing, Packet, Reason, Refusal, Refused
-from sds.limits import (
+from storenode.sds.envelope import Entry, MessageError, SdsMessage, decode_message, encode_message
+from storenode.sds.events import Broadcast, Missing, Packet, Reason, Refusal, Refused
+from storenode.sds.limits import (
     MAX_ANSWERS_AT_ONCE,
     MAX_CLOCK,
     MAX_LOST_IDS,
     MAX_PENDING_ANSWERS,
     MAX_WAITING_SYNCS,
 )
-from sds.snapshot import restore, snapshot
+from storenode.sds.snapshot import restore, snapshot
 from tests.interop.vectors import load
 from tests.unit.sds.worlds import NOW, QUICK_REPAIR, SMALL, channel, delivered, dice, of, take, wire
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sds.channel import MessageChannel
-from sds.envelope import Entry, decode_message
-from sds.events import (
+from storenode.sds.channel import MessageChannel
+from storenode.sds.envelope import Entry, decode_message
+from storenode.sds.events import (
     Acknowledged,
     Broadcast,
     ClockCapped,
@@ -19,7 +19,7 @@ from sds.events import (
     RepairRequested,
     Sent,
 )
-from sds.limits import MAX_CLOCK
+from storenode.sds.limits import MAX_CLOCK
 from tests.unit.sds.worlds import (
     NOW,
     QUICK_REPAIR,

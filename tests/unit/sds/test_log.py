@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sds import log as log_module
-from sds.ids import IdSet
-from sds.log import Log
-from sds.pages import LogEntry, PageError, pack_page, page_length, unpack_page
+from storenode.sds import log as log_module
+from storenode.sds.ids import IdSet
+from storenode.sds.log import Log
+from storenode.sds.pages import LogEntry, PageError, pack_page, page_length, unpack_page
 from tests.unit.sds.worlds import dice
 
 SALT = bytes(16)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from sds.bloom import FilterShape, filter_of
-from sds.envelope import decode_message
-from sds.events import Acknowledged, PossiblyAcknowledged
-from sds.gaps import GAP_GRACE_MS, MAX_TELLINGS
-from sds.pace import Pace
+from storenode.sds.bloom import FilterShape, filter_of
+from storenode.sds.envelope import decode_message
+from storenode.sds.events import Acknowledged, PossiblyAcknowledged
+from storenode.sds.gaps import GAP_GRACE_MS, MAX_TELLINGS
+from storenode.sds.pace import Pace
 from tests.unit.sds.worlds import NOW, SMALL, channel, config, dice, of, payloads, take, wire
 
 LATER = NOW + 60_000

@@ -2,10 +2,10 @@
 
 from hashlib import sha256
 
-from sds.config import RepairConfig
-from sds.envelope import Entry, decode_message
-from sds.events import Broadcast, Reason, RepairAnswered, RepairRequested
-from sds.repair import answer_delay_ms, may_answer, number_of, request_delay_ms
+from storenode.sds.config import RepairConfig
+from storenode.sds.envelope import Entry, decode_message
+from storenode.sds.events import Broadcast, Reason, RepairAnswered, RepairRequested
+from storenode.sds.repair import answer_delay_ms, may_answer, number_of, request_delay_ms
 from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, delivered, dice, of, take, wire
 
 CONFIG = RepairConfig()

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sds.bloom import FilterShape
-from sds.channel import MessageChannel
-from sds.envelope import Entry
-from sds.events import Packet
-from sds.snapshot import CHECKSUM_BYTES, SnapshotError, _checksum, restore, snapshot
+from storenode.sds.bloom import FilterShape
+from storenode.sds.channel import MessageChannel
+from storenode.sds.envelope import Entry
+from storenode.sds.events import Packet
+from storenode.sds.snapshot import CHECKSUM_BYTES, SnapshotError, _checksum, restore, snapshot
 from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, dice, log_ids, take, wire
 
 

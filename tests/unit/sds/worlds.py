@@ -4,11 +4,11 @@ import random
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from sds.bloom import FilterShape, filter_of
-from sds.channel import MessageChannel
-from sds.config import ChannelConfig, RepairConfig
-from sds.envelope import Entry, SdsMessage, encode_message
-from sds.events import Broadcast, Delivered, Event, Packet
+from storenode.sds.bloom import FilterShape, filter_of
+from storenode.sds.channel import MessageChannel
+from storenode.sds.config import ChannelConfig, RepairConfig
+from storenode.sds.envelope import Entry, SdsMessage, encode_message
+from storenode.sds.events import Broadcast, Delivered, Event, Packet
 
 NOW = 1_763_625_600_000
 CHANNEL = "room"

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from sds.aio.bus import Bus, BusTransport
-from sds.aio.channel import Channel
-from sds.aio.cipher import CipherError
-from sds.aio.events import Events, Hub, Message, Repaired
-from sds.aio.limits import MAX_QUEUED_EVENTS
-from sds.aio.repair import Book
-from sds.aio.rotation import Rotation
-from sds.aio.transport import Fetched, Route
-from sds.bloom import FilterShape
-from sds.channel import ChannelFullError
-from sds.config import ChannelConfig, RepairConfig
-from sds.events import Acknowledged, Missing, MissingMessage, Sent
+from storenode.sds.aio.bus import Bus, BusTransport
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.cipher import CipherError
+from storenode.sds.aio.events import Events, Hub, Message, Repaired
+from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
+from storenode.sds.aio.repair import Book
+from storenode.sds.aio.rotation import Rotation
+from storenode.sds.aio.transport import Fetched, Route
+from storenode.sds.bloom import FilterShape
+from storenode.sds.channel import ChannelFullError
+from storenode.sds.config import ChannelConfig, RepairConfig
+from storenode.sds.events import Acknowledged, Missing, MissingMessage, Sent
 
 PATIENCE_S = 60.0
 SHAPE = FilterShape(200, 0.01)

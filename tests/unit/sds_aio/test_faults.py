@@ -10,12 +10,12 @@ from random import Random
 
 import pytest
 
-from sds.aio.bus import Bus, BusLink, BusTransport
-from sds.aio.channel import Channel
-from sds.aio.limits import MAX_HINTS_PER_CALL
-from sds.aio.transport import Fetched, Route, TransportError
-from sds.bloom import FilterShape
-from sds.config import ChannelConfig
+from storenode.sds.aio.bus import Bus, BusLink, BusTransport
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.limits import MAX_HINTS_PER_CALL
+from storenode.sds.aio.transport import Fetched, Route, TransportError
+from storenode.sds.bloom import FilterShape
+from storenode.sds.config import ChannelConfig
 from tests.support.conversation import conversation
 
 PATIENCE_S = 90.0

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sds.aio.bus import Bus, BusLink, BusTransport
-from sds.aio.channel import Channel
-from sds.aio.events import NotStored
-from sds.aio.participant import LeftError
-from sds.aio.transport import Outbound, Route, Verdict
-from sds.config import ChannelConfig
-from sds.events import Sent
+from storenode.sds.aio.bus import Bus, BusLink, BusTransport
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.events import NotStored
+from storenode.sds.aio.participant import LeftError
+from storenode.sds.aio.transport import Outbound, Route, Verdict
+from storenode.sds.config import ChannelConfig
+from storenode.sds.events import Sent
 
 PATIENCE_S = 60.0
 S = 1_000_000_000

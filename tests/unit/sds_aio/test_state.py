@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, text
 
-from sds.aio.ledger import Ledger
-from sds.aio.revive import filter_length, revive
-from sds.aio.state import Identity, State, StateError, StateTaken, state_url
-from sds.bloom import FilterShape, RollingFilter
-from sds.channel import MessageChannel
-from sds.config import ChannelConfig
-from sds.envelope import Entry, SdsMessage, encode_message
-from sds.events import Broadcast, Lost, Packet, Reason
-from sds.incoming import Waiting
-from sds.log import OPEN_ENTRIES, Log
-from sds.pages import PAGE_ENTRIES
+from storenode.sds.aio.ledger import Ledger
+from storenode.sds.aio.revive import filter_length, revive
+from storenode.sds.aio.state import Identity, State, StateError, StateTaken, state_url
+from storenode.sds.bloom import FilterShape, RollingFilter
+from storenode.sds.channel import MessageChannel
+from storenode.sds.config import ChannelConfig
+from storenode.sds.envelope import Entry, SdsMessage, encode_message
+from storenode.sds.events import Broadcast, Lost, Packet, Reason
+from storenode.sds.incoming import Waiting
+from storenode.sds.log import OPEN_ENTRIES, Log
+from storenode.sds.pages import PAGE_ENTRIES
 
 START_NS = 1_763_625_600_000_000_000
 NS_PER_MS = 1_000_000
@@ -227,7 +227,7 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
     state.commit(batch)
     script = (
         "import sys\n"
-        "from sds.aio.state import Identity, State, StateTaken, state_url\n"
+        "from storenode.sds.aio.state import Identity, State, StateTaken, state_url\n"
         "try:\n"
         "    State(state_url(sys.argv[1]), Identity('room', 'alice')).open()\n"
         "except StateTaken as error:\n"

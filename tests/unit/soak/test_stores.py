@@ -13,7 +13,7 @@ import pytest
 from bench.soak.checker.hashing import fingerprint, message_hash
 from bench.soak.checker.history import Ack, History, Pruned, Published, Replaced, Synced
 from bench.soak.checker.stores import Holding, Served, check_stores
-from wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors/message_hash.json").read_text())
 LEGAL = [case for case in VECTORS["cases"] if 0 < int(case["timestamp"] or 0) < 2**63]

@@ -1,5 +1,0 @@
-"""What a call of the client may raise besides a wrong argument; made where connections are."""
-
-from dial.errors import ClientOptionError, NodeError
-
-__all__ = ["ClientOptionError", "NodeError"]

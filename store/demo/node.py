@@ -1,0 +1,145 @@
+"""A node as a process: `storenode run` with a Postgres of its own, started, killed, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from store.demo.limits import LOG_TAIL_LINES, MAX_LOG_TAIL_BYTES, READY_PATIENCE_S, STOP_PATIENCE_S
+
+_ANY_PORT: Final = "127.0.0.1:0"
+_LISTENERS: Final = ("--listen", "--peer-listen", "--admin-listen", "--metrics-listen")
+
+
+class NodeFailed(Exception):
+    """A node did not start, or ended when it should not; ``tail`` is the end of its log."""
+
+    def __init__(self, sentence: str, tail: str) -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        self.tail = tail
+
+
+class NodeProcess:
+    """One node in ``directory``; it may be started again after it has ended.
+
+    Its ports are free ones, others each time: ``ready`` is the line in which it says them, and
+    empty while it does not serve.
+    """
+
+    def __init__(self, name: str, directory: Path, options: Sequence[str]) -> None:
+        self.name = name
+        self.ready: dict[str, str] = {}
+        self.log_path = directory / f"{name}.log"
+        self._data_dir = directory / name
+        self._options = options
+        self._process: asyncio.subprocess.Process | None = None
+        self._expected_to_end = False
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.returncode is None
+
+    @property
+    def command(self) -> list[str]:
+        """The command line."""
+        # -P: what lies in the current directory must not stand in for our modules.
+        line = [sys.executable, "-P", "-m", "storenode.cli", "run"]
+        line += ["--data-dir", str(self._data_dir)]
+        for listener in _LISTENERS:
+            line += [listener, _ANY_PORT]
+        return [*line, "--log-format", "text", *self._options]
+
+    async def start(self) -> None:
+        """Start, and wait until it serves.
+
+        Raises:
+            NodeFailed: it ended, or took too long.
+        """
+        self._expected_to_end = False
+        with self.log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=_environment(),
+                # Ctrl-C at the terminal is for the demo, which stops its nodes in order.
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(READY_PATIENCE_S):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise self._failed(f"did not serve within {READY_PATIENCE_S:.0f} s") from None
+        if not line.endswith(b"\n"):
+            raise self._failed(f"{_ending(await self._process.wait())} while it started")
+        self.ready = json.loads(line)
+
+    async def watch(self) -> None:
+        """Wait for the end of the process, which only `kill` and `stop` may bring about.
+
+        Raises:
+            NodeFailed: it ended by itself.
+        """
+        assert self._process is not None
+        code = await self._process.wait()
+        if not self._expected_to_end:
+            raise self._failed(_ending(code))
+
+    async def kill(self) -> None:
+        """SIGKILL: it has no time to say or write anything."""
+        await self._end(signal.SIGKILL)
+
+    def send_kill(self) -> None:
+        """SIGKILL, without waiting for the end."""
+        self._expected_to_end = True
+        if self.running:
+            assert self._process is not None
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL if that takes too long."""
+        if not self.running:
+            return
+        try:
+            async with asyncio.timeout(STOP_PATIENCE_S):
+                await self._end(signal.SIGTERM)
+        except TimeoutError:
+            await self._end(signal.SIGKILL)
+
+    async def _end(self, number: signal.Signals) -> None:
+        self._expected_to_end = True
+        if self._process is None or self._process.returncode is not None:
+            return
+        self.ready = {}
+        self._process.send_signal(number)
+        await self._process.wait()
+
+    def _failed(self, what: str) -> NodeFailed:
+        return NodeFailed(f"The node {self.name} {what}: see {self.log_path}.", self._log_tail())
+
+    def _log_tail(self) -> str:
+        """The last lines of the log."""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LOG_TAIL_BYTES))
+            text = log.read().decode("utf-8", "replace")
+        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+
+
+def _ending(code: int) -> str:
+    """How a process with an exit code, or the negative number of a signal, has ended."""
+    return f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+
+
+def _environment() -> dict[str, str]:
+    """The environment without settings of a node that somebody happens to run."""
+    return {name: text for name, text in os.environ.items() if not name.startswith("STORENODE_")}

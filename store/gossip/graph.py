@@ -1,0 +1,155 @@
+"""The newest part of the event graph: who names whom as parent, and which events are leaves.
+
+An event is a message with SDS metadata; its parents are the hints in its causal history. All of
+these are claims of whoever published it: a parent may be unknown, or no event, or named in a
+circle. A *leaf* is an event that no event known here names as parent ("Leaves"); with circles
+there may be none. The newest `GossipConfig.graph_events` are remembered, in the order in which
+they were committed, with `_EDGES_PER_EVENT` times as many edges at most.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+from sortedcontainers import SortedDict
+
+from store.gossip.events import GraphEvent, SyncLeaves
+from store.gossip.limits import MAX_PARENTS
+from storenode.message.limits import HASH_BYTES
+from storenode.message.record import RecordBatch
+
+_EDGES_PER_EVENT: Final = 4
+
+
+def graph_events(batch: RecordBatch) -> list[GraphEvent]:
+    """The events of a batch: its messages with SDS metadata, and the hints that are hashes."""
+    found = []
+    for index, metadata in zip(batch.sds_index, batch.sds, strict=True):
+        digest = batch.hashes[index]
+        hints = dict.fromkeys(
+            hint for _, hint in metadata.parents if hint and len(hint) == HASH_BYTES
+        )
+        hints.pop(digest, None)
+        parents = tuple(islice(hints, MAX_PARENTS))
+        found.append(GraphEvent(digest, batch.timestamps[index], parents))
+    return found
+
+
+class Graph:
+    """Events, their children and their leaves.
+
+    ``version`` grows with every change of the leaves.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._edge_limit = _EDGES_PER_EVENT * limit
+        self._edges = 0
+        self._events: OrderedDict[bytes, GraphEvent] = OrderedDict()
+        self._children: dict[bytes, list[bytes]] = {}
+        self._named: set[bytes] = set()  # by events that are forgotten
+        self._leaves: SortedDict[tuple[int, bytes], None] = SortedDict()
+        self._xor = 0
+        self.version = 0
+
+    def __len__(self) -> int:
+        """How many events are remembered."""
+        return len(self._events)
+
+    def __contains__(self, digest: bytes) -> bool:
+        """Is this an event that is remembered?"""
+        return digest in self._events
+
+    def add(self, event: GraphEvent) -> None:
+        """Take an event in; nothing to do for one that is there."""
+        if event.id in self._events or len(event.parents) > self._edge_limit:
+            return
+        self._events[event.id] = event
+        self._edges += len(event.parents)
+        for parent in event.parents:
+            siblings = self._children.setdefault(parent, [])
+            siblings.append(event.id)
+            if (
+                parent in self._events
+                and (self._events[parent].timestamp_ns, parent) in self._leaves
+            ):
+                self._toggle(self._events[parent], leaf=False)
+        if event.id not in self._children:
+            self._toggle(event, leaf=True)
+        while len(self._events) > self._limit or self._edges > self._edge_limit:
+            self._forget_oldest()
+
+    def leaves(self, most: int) -> SyncLeaves:
+        """The newest leaves, newest first, and what the others come to."""
+        listed = [digest for _, digest in islice(reversed(self._leaves), most)]
+        rest = self._xor
+        for digest in listed:
+            rest ^= int.from_bytes(digest)
+        return SyncLeaves(listed, rest.to_bytes(HASH_BYTES), len(self._leaves) - len(listed))
+
+    def newer_leaves(self, than: Iterable[bytes], most: int) -> Iterator[bytes]:
+        """The newest leaves, down to the oldest of some events that are known here."""
+        known = [self._events[each].timestamp_ns for each in than if each in self._events]
+        floor_ns = min(known, default=0)
+        for timestamp_ns, digest in islice(reversed(self._leaves), most):
+            if timestamp_ns < floor_ns:
+                return
+            yield digest
+
+    def descendants(self, digests: Iterable[bytes], most: int) -> list[bytes]:
+        """Children of some messages, their children, and so on, a generation at a time."""
+        found: dict[bytes, None] = {}
+        generation: list[bytes] = list(digests)
+        while generation and len(found) < most:
+            named = (each for digest in generation for each in self._children.get(digest, ()))
+            fresh = dict.fromkeys(each for each in named if each not in found)
+            generation = list(islice(fresh, most - len(found)))
+            found.update(dict.fromkeys(generation))
+        return list(found)
+
+    def check(self) -> None:
+        """Verify the invariants and bounds.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        assert len(self._events) <= self._limit
+        assert self._named <= self._events.keys()
+        edges = sum(len(event.parents) for event in self._events.values())
+        assert edges == self._edges == sum(map(len, self._children.values())) <= self._edge_limit
+        leaves = {
+            (event.timestamp_ns, event.id)
+            for event in self._events.values()
+            if event.id not in self._children and event.id not in self._named
+        }
+        assert leaves == set(self._leaves)
+        xor = 0
+        for _, digest in leaves:
+            xor ^= int.from_bytes(digest)
+        assert xor == self._xor
+
+    def _toggle(self, event: GraphEvent, *, leaf: bool) -> None:
+        key = event.timestamp_ns, event.id
+        if leaf:
+            self._leaves[key] = None
+        else:
+            del self._leaves[key]
+        self._xor ^= int.from_bytes(event.id)
+        self.version += 1
+
+    def _forget_oldest(self) -> None:
+        digest, event = self._events.popitem(last=False)
+        if (event.timestamp_ns, digest) in self._leaves:
+            self._toggle(event, leaf=False)
+        self._named.discard(digest)
+        self._edges -= len(event.parents)
+        for parent in event.parents:
+            siblings = self._children[parent]
+            siblings.remove(digest)
+            if not siblings:
+                del self._children[parent]
+                if parent in self._events:
+                    self._named.add(parent)

@@ -1,0 +1,180 @@
+"""A joined peer: what waits to be sent to it, and what of it waits for the database.
+
+One frame is under way to a peer at a time, so whatever comes meanwhile is gathered and goes
+together. The order of kinds: what it is asked for, leaves, announcements, bodies. Bodies are read
+from the database when the stream can take them, a frame at a time, first those that the peer has
+asked for and then those that are pushed; when too many wait to be pushed, the others are only
+announced.
+
+Announcements are of two kinds. *Answers* name what the peer is known to hold, or should say
+whether it holds; they go out at once. *News* names what it may not hold yet; no more than
+`NEWS_WINDOW` of them are out until the peer says that it holds them, or `NEWS_PATIENCE_NS` pass
+without any sign of it. Where it says so of one, it has passed over those that were announced long
+before: its policy refuses them, or it has them from elsewhere and another node says so.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from store.gossip.config import GossipConfig
+from store.gossip.events import SyncLeaves
+from store.gossip.limits import NEWS_ORDER, NEWS_PATIENCE_NS, NEWS_WINDOW
+from store.gossip.stores import Store
+
+
+@dataclass(slots=True)
+class Batch:
+    """Bodies on their way to a peer.
+
+    ``ids`` are not read yet, each with whether it is pushed; ``under_way`` are all of it.
+    """
+
+    ids: deque[tuple[bytes, bool]] = field(default_factory=deque)
+    token: int = 0
+    ready: list[tuple[bytes, bytes, bool]] = field(default_factory=list)
+    under_way: set[bytes] = field(default_factory=set)
+
+
+class Peer:
+    """One stream with a peer.
+
+    Attributes:
+        bit: of the peer, in `store.gossip.seen`.
+        writing: a frame is under way to it.
+        announced_last: the last frame was an announcement, so bodies go before the next one.
+        batch: bodies that are next.
+        unheard: news that are out, each with its number, of which ``announced`` is the newest.
+        leaves: which version of the leaves it was sent last.
+        leaves_heard_ns: when it has sent its own.
+        unstored: frames and bytes of it that wait for the database.
+        rest_ns: it is not read from before.
+        reading: what was last said to the driver.
+    """
+
+    def __init__(self, key: str, store: Store, bit: int) -> None:
+        self.key = key
+        self.store = store
+        self.bit = bit
+        self.writing = False
+        self.announced_last = False
+        self.batch = Batch()
+        self.answers: OrderedDict[bytes, None] = OrderedDict()
+        self.news: OrderedDict[bytes, None] = OrderedDict()
+        self.pushes: OrderedDict[bytes, None] = OrderedDict()
+        self.asked: OrderedDict[bytes, None] = OrderedDict()
+        self.unheard: OrderedDict[bytes, int] = OrderedDict()
+        self.unheard_ns = 0
+        self.announced = 0
+        self.leaves: int = -1
+        self.leaves_due: SyncLeaves | None = None
+        self.leaves_heard_ns: int | None = None
+        self.unstored_bytes = 0
+        self.unstored_frames = 0
+        self.rest_ns = 0
+        self.reading = True
+
+    @property
+    def queued(self) -> int:
+        """IDs that wait for the peer, in any form."""
+        return len(self.answers) + len(self.news) + len(self.pushes) + len(self.asked)
+
+    def answer(self, digest: bytes, limit: int) -> bool:
+        """Announce something to somebody who should know; False: too much waits."""
+        self.news.pop(digest, None)
+        return _queue(self.answers, digest, limit)
+
+    def tell(self, digest: bytes, limit: int) -> bool:
+        """Announce something new; False: too much waits, and the oldest is not announced."""
+        return digest in self.answers or _queue(self.news, digest, limit)
+
+    def holds(self, now_ns: int, digest: bytes) -> None:
+        """The peer is known to hold something now."""
+        for queue in (self.news, self.pushes):
+            if digest in queue:
+                del queue[digest]
+                self.answers[digest] = None
+        number = self.unheard.pop(digest, None)
+        if number is None:
+            return
+        self.unheard_ns = now_ns
+        while self.unheard:
+            oldest = next(iter(self.unheard))
+            if self.unheard[oldest] >= number - NEWS_ORDER:
+                return
+            del self.unheard[oldest]
+
+    def take_announcements(self, now_ns: int, most: int) -> list[bytes]:
+        """The next announcements."""
+        taken = _take(self.answers, most)
+        if self.unheard and self._is_over(now_ns):
+            self.unheard.clear()
+        if not self.unheard:
+            self.unheard_ns = now_ns
+        news = _take(self.news, min(most - len(taken), NEWS_WINDOW - len(self.unheard)))
+        for digest in news:
+            self.announced += 1
+            self.unheard[digest] = self.announced
+        return taken + news
+
+    def announces(self, now_ns: int) -> bool:
+        """Is there something to announce?"""
+        if self.answers:
+            return True
+        return bool(self.news) and (len(self.unheard) < NEWS_WINDOW or self._is_over(now_ns))
+
+    @property
+    def wake_ns(self) -> int | None:
+        """When held-back news may go out although nobody has said anything."""
+        if self.news and len(self.unheard) >= NEWS_WINDOW:
+            return self.unheard_ns + NEWS_PATIENCE_NS
+        return None
+
+    def _is_over(self, now_ns: int) -> bool:
+        """Has the peer said nothing of the news for too long?"""
+        return now_ns >= self.unheard_ns + NEWS_PATIENCE_NS
+
+    def gather(self, most: int) -> list[bytes]:
+        """What is to be read from the database for it, if nothing is."""
+        batch = self.batch
+        if batch.token or batch.ready or not (batch.ids or self.asked or self.pushes):
+            return []
+        wanted = most - len(batch.ids)
+        for queue, is_pushed in ((self.asked, False), (self.pushes, True)):
+            for digest in _take(queue, wanted):
+                if digest not in batch.under_way:
+                    wanted -= 1
+                    batch.under_way.add(digest)
+                    batch.ids.append((digest, is_pushed))
+        return [digest for digest, _ in batch.ids]
+
+    def check(self, config: GossipConfig) -> None:
+        """Verify the bounds.
+
+        Raises:
+            AssertionError: one is passed.
+        """
+        assert len(self.answers) <= 2 * config.queued_ids
+        assert len(self.news) <= config.queued_ids
+        assert not self.answers.keys() & self.news.keys()
+        assert len(self.pushes) <= config.pushed_ids
+        assert len(self.asked) <= config.asked_ids
+        assert len(self.batch.ids) <= config.round_ids
+        under_way = [digest for digest, _ in self.batch.ids]
+        under_way += [digest for digest, *_ in self.batch.ready]
+        assert self.batch.under_way == set(under_way)
+        assert len(self.unheard) <= NEWS_WINDOW
+        assert (self.unstored_bytes > 0) <= (self.unstored_frames > 0)
+
+
+def _queue(queue: OrderedDict[bytes, None], digest: bytes, limit: int) -> bool:
+    queue[digest] = None
+    if len(queue) <= limit:
+        return True
+    queue.popitem(last=False)
+    return False
+
+
+def _take(queue: OrderedDict[bytes, None], most: int) -> list[bytes]:
+    return [queue.popitem(last=False)[0] for _ in range(min(len(queue), max(0, most)))]

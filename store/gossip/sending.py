@@ -1,0 +1,130 @@
+"""What goes out: the next frame of each peer, and what must be read for it."""
+
+from __future__ import annotations
+
+from store.gossip.core import Core, Request
+from store.gossip.events import (
+    Events,
+    FrameOut,
+    GetEvents,
+    Inventory,
+    Listen,
+    Load,
+    Loaded,
+    LookUp,
+    Send,
+    What,
+)
+from store.gossip.limits import LOOK_UP_IDS, MAX_UNSTORED_FRAMES
+from store.gossip.peer import Peer
+from store.gossip.scores import NOT_HELD_POINTS
+
+
+class Sending:
+    """Composes frames, one at a time for each peer."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def go_on(self) -> None:
+        """Send, read and look up whatever can be now."""
+        self._look_up()
+        for peer in self._core.peers.values():
+            if not peer.writing:
+                self._write(peer)
+            self._load(peer)
+            self._listen(peer)
+
+    def loaded(self, peer: Peer, given: Loaded) -> None:
+        """Bodies for a peer have been read; those that it got elsewhere meanwhile are left out."""
+        core, batch = self._core, peer.batch
+        batch.token = missing = 0
+        for message in given.messages:
+            digest, pushed = batch.ids.popleft()
+            place = core.seen.place(digest)
+            held = place >= 0 and bool(core.seen.holders[place] & peer.store.bit)
+            missing += message is None and not pushed
+            if message is not None and not (pushed and held):
+                batch.ready.append((digest, message, pushed))
+                continue
+            batch.under_way.discard(digest)
+            if pushed and held:
+                peer.answer(digest, core.config.queued_ids)
+        if missing:
+            core.fault_lightly(peer.key, NOT_HELD_POINTS * missing)
+
+    def _look_up(self) -> None:
+        core = self._core
+        if core.looking:
+            return
+        ids = core.wanted.check_next(LOOK_UP_IDS)
+        if ids:
+            core.looking = True
+            core.request(Request(LookUp(core.token(), ids)))
+
+    def _write(self, peer: Peer) -> None:
+        frame = self._frame(peer)
+        if frame is not None:
+            peer.writing = True
+            peer.announced_last = isinstance(frame, Inventory)
+            self._core.effects.append(Send(peer.key, frame))
+
+    def _frame(self, peer: Peer) -> FrameOut | None:
+        core = self._core
+        if core.wanted.sources[peer.key].open:
+            ask = core.wanted.ask(core.now_ns, peer.key, slowed=core.slowed(peer.key))
+            core.count(What.IDS_ASKED, len(ask))
+            if ask:
+                return GetEvents(ask)
+        if peer.leaves_due is not None:
+            leaves, peer.leaves_due = peer.leaves_due, None
+            return leaves
+        if peer.announces(core.now_ns) and not (peer.announced_last and peer.batch.ready):
+            return self._inventory(peer)
+        if peer.batch.ready:
+            return self._events(peer)
+        return None
+
+    def _inventory(self, peer: Peer) -> Inventory:
+        core, seen = self._core, self._core.seen
+        ids = peer.take_announcements(core.now_ns, core.config.frame_ids)
+        for digest in ids:
+            place = seen.place(digest)
+            if place >= 0 and seen.told[place] & peer.bit:
+                seen.expecting[place] |= peer.bit
+            elif place >= 0:
+                seen.told[place] |= peer.bit
+        core.count(What.IDS_SENT, len(ids))
+        return Inventory(ids)
+
+    def _events(self, peer: Peer) -> Events:
+        core, seen = self._core, self._core.seen
+        ready, peer.batch.ready = peer.batch.ready, []
+        for digest, _, _ in ready:
+            peer.batch.under_way.discard(digest)
+            place = seen.place(digest)
+            if place >= 0:
+                seen.told[place] |= peer.bit
+                seen.bodies[place] |= peer.bit
+        pushed = sum(was_pushed for _, _, was_pushed in ready)
+        core.count(What.BODIES_PUSHED, pushed)
+        core.count(What.BODIES_ANSWERED, len(ready) - pushed)
+        return Events([message for _, message, _ in ready])
+
+    def _load(self, peer: Peer) -> None:
+        core = self._core
+        ids = peer.gather(core.config.round_ids)
+        if ids:
+            peer.batch.token = core.token()
+            core.request(Request(Load(peer.batch.token, ids, core.config.frame_bytes), peer))
+
+    def _listen(self, peer: Peer) -> None:
+        core = self._core
+        reading = (
+            peer.unstored_bytes < core.config.unstored_bytes
+            and peer.unstored_frames < MAX_UNSTORED_FRAMES
+            and core.now_ns >= peer.rest_ns
+        )
+        if reading != peer.reading:
+            peer.reading = reading
+            core.effects.append(Listen(peer.key, reading))

@@ -1,0 +1,88 @@
+"""The stores that peers stand for: each has a bit in `store.gossip.seen`, and a voice.
+
+Confirmations count stores, and a store is what a peer says that it is. So that one peer cannot
+confirm in many names, its *voice* is the first store that it came with: a store that is first met
+through a peer with another voice speaks with that one, and what it confirms counts once with it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from store.gossip.limits import MAX_OFFENDERS, MAX_STORES
+from store.gossip.seen import Bits
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A store: its ID, its bit, and the name in which its confirmations count."""
+
+    id: str
+    bit: int
+    voice: str
+
+
+class Stores:
+    """The stores that are known, the one last met at the end.
+
+    ``forget`` is called with the bit of a store that is forgotten, to clear it wherever it is kept.
+    """
+
+    def __init__(self, forget: Callable[[int], None]) -> None:
+        self._forget = forget
+        self._bits = Bits()
+        self._stores: OrderedDict[str, Store] = OrderedDict()
+        self._by_bit: dict[int, Store] = {}
+        self._voices: OrderedDict[str, str] = OrderedDict()
+
+    def meet(self, store_id: str, peer: str, joined: set[str]) -> Store:
+        """The store that a peer stands for; of those that are not ``joined``, one may be forgotten.
+
+        ``peer`` is empty where nobody knows which one it was.
+        """
+        store = self._stores.get(store_id)
+        if store is None:
+            self._make_room(joined)
+            store = Store(store_id, self._bits.take(), self._voice(peer, store_id))
+            self._stores[store_id] = self._by_bit[store.bit] = store
+        elif peer:
+            self._voice(peer, store_id)
+        self._stores.move_to_end(store_id)
+        return store
+
+    def of_mask(self, mask: int) -> list[Store]:
+        """The stores whose bits are set."""
+        found = []
+        while mask:
+            bit = mask & -mask
+            found.append(self._by_bit[bit])
+            mask ^= bit
+        return found
+
+    def check(self) -> None:
+        """Verify the invariants.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        assert len(self._stores) == len(self._by_bit) <= MAX_STORES
+        assert len(self._voices) <= MAX_OFFENDERS
+        assert all(self._by_bit[store.bit] is store for store in self._stores.values())
+
+    def _voice(self, peer: str, store_id: str) -> str:
+        if not peer:
+            return store_id
+        voice = self._voices.setdefault(peer, store_id)
+        if len(self._voices) > MAX_OFFENDERS:
+            self._voices.popitem(last=False)
+        return voice
+
+    def _make_room(self, joined: set[str]) -> None:
+        if len(self._stores) < MAX_STORES:
+            return
+        gone = next(store for name, store in self._stores.items() if name not in joined)
+        del self._stores[gone.id], self._by_bit[gone.bit]
+        self._forget(gone.bit)
+        self._bits.free(gone.bit)

@@ -1,0 +1,345 @@
+"""Messages that peers have announced and that are not here: looked up, asked for, waited for.
+
+=========  ========================================  ============================================
+state      meaning                                   leaves it
+=========  ========================================  ============================================
+UNKNOWN    announced; whether it is held is unknown  it is looked up: CHECKING
+CHECKING   the database is asked                     held: gone; missing: OPEN
+OPEN       it is missing, and nobody is asked        a peer that announced it is asked: ASKED
+ASKED      a peer is asked, in a round               the peer does not deliver, or has gone: OPEN
+                                                     for the others that announced it
+=========  ========================================  ============================================
+
+In any state it is gone when its body has come, when it is held by another way, or when nobody is
+left who announced it.
+
+A *round* is what one ``get_events`` asks for. Its peer is judged only while it talks: the clock of
+a round begins with the first frame of the peer after it was asked, and anew with each body that it
+delivers. When that has gone on for `GossipConfig.patience_ns`, what is left was not delivered. A
+peer that is silent is no liar; after `silence_ns` another one may be asked.
+
+A *guess* is a parent of an event: its peers are asked although they did not announce it, so that
+not to deliver it is no fault.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from typing import Final
+
+from store.gossip.limits import MAX_HOLDERS, MAX_ROUNDS, SLOWED_ROUND_IDS
+
+_FULL_ROUNDS: Final = 2
+"""So many times `GossipConfig.round_ids` may be under way with one peer."""
+
+
+class State(Enum):
+    """Of a message that is wanted."""
+
+    UNKNOWN = "unknown"
+    CHECKING = "checking"
+    OPEN = "open"
+    ASKED = "asked"
+
+
+@dataclass(slots=True)
+class Round:
+    """What a peer was asked for at once; ``talks_ns`` is when its clock began, None: not yet."""
+
+    asked_ns: int
+    ids: dict[bytes, None]
+    talks_ns: int | None = None
+    given_up: bool = False
+
+
+@dataclass(slots=True)
+class Source:
+    """A peer as somebody who may deliver.
+
+    ``announced``: what it may be asked for. ``open``: of those, what nobody is asked for.
+    """
+
+    announced: dict[bytes, None] = field(default_factory=dict)
+    open: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    rounds: list[Round] = field(default_factory=list)
+    asked: int = 0
+
+
+@dataclass(slots=True)
+class _Want:
+    """``peers``: who may deliver it, each with whether that is a guess. ``doubted``: it is to be
+    looked up although nobody has announced it.
+    """
+
+    state: State = State.UNKNOWN
+    depth: int = 0
+    doubted: bool = False
+    peers: dict[str, bool] = field(default_factory=dict)
+    asked: str = ""
+
+
+class Wanted:
+    """All that is wanted. ``depth`` of a message: how many generations of children led to it."""
+
+    def __init__(
+        self, *, announced_ids: int, round_ids: int, patience_ns: int, silence_ns: int
+    ) -> None:
+        self._announced_ids = announced_ids
+        self._round_ids = round_ids
+        self._patience_ns = patience_ns
+        self._silence_ns = silence_ns
+        self._wants: dict[bytes, _Want] = {}
+        self._unknown: OrderedDict[bytes, None] = OrderedDict()
+        self.sources: dict[str, Source] = {}
+
+    def __len__(self) -> int:
+        """How many messages are wanted."""
+        return len(self._wants)
+
+    def __contains__(self, digest: bytes) -> bool:
+        """Is this one wanted?"""
+        return digest in self._wants
+
+    def join(self, peer: str) -> None:
+        """There is a peer that may announce something."""
+        self.sources[peer] = Source()
+
+    def leave(self, peer: str) -> None:
+        """A peer is gone, and will deliver nothing."""
+        source = self.sources.pop(peer)
+        for round_ in source.rounds:
+            self._reopen(round_.ids, peer)
+        for digest in source.announced:
+            self._forget(digest, peer)
+
+    def announce(self, digest: bytes, peer: str, *, guess: bool = False, depth: int = 0) -> bool:
+        """A peer may deliver a message that is not known to be held; False: it has too many."""
+        source = self.sources[peer]
+        if digest in source.announced:
+            if not guess:
+                self._have_announced(digest, peer)
+            return True
+        if len(source.announced) >= self._announced_ids:
+            return False
+        want = self._want(digest, depth)
+        if len(want.peers) < MAX_HOLDERS:
+            want.peers[peer] = guess
+            source.announced[digest] = None
+            if want.state is State.OPEN:
+                source.open[digest] = None
+        return True
+
+    def doubt(self, digest: bytes, depth: int) -> None:
+        """A message is to be looked up that nobody has announced."""
+        self._want(digest, depth).doubted = True
+
+    def depth(self, digest: bytes) -> int:
+        """How many generations of children led to a message; 0 if none did."""
+        want = self._wants.get(digest)
+        return 0 if want is None else want.depth
+
+    # Looking up
+
+    def check_next(self, most: int) -> list[bytes]:
+        """What is to be looked up now."""
+        taken = list(islice(self._unknown, most))
+        for digest in taken:
+            del self._unknown[digest]
+            self._wants[digest].state = State.CHECKING
+        return taken
+
+    def missing(self, digest: bytes) -> None:
+        """A message that was looked up is not held."""
+        want = self._wants.get(digest)
+        if want is None or want.state is not State.CHECKING:
+            return
+        want.state = State.OPEN
+        for peer in want.peers:
+            self.sources[peer].open[digest] = None
+        if not want.peers:
+            del self._wants[digest]
+
+    def resolve(self, digest: bytes) -> tuple[str, ...]:
+        """A message has come, or is held; the peers that have announced it."""
+        want = self._wants.pop(digest, None)
+        if want is None:
+            return ()
+        self._unknown.pop(digest, None)
+        for peer in want.peers:
+            source = self.sources[peer]
+            source.announced.pop(digest, None)
+            source.open.pop(digest, None)
+        for peer in dict.fromkeys((*want.peers, want.asked)):
+            if peer:
+                self._close(self.sources[peer], digest)
+        return tuple(peer for peer, guess in want.peers.items() if not guess)
+
+    def refuse(self, digest: bytes, peer: str) -> None:
+        """What a peer may deliver, or has delivered, is refused: it comes from others, or not."""
+        source = self.sources[peer]
+        self._close(source, digest)
+        want = self._wants.get(digest)
+        if want is not None:
+            self._not_from(source, want, digest, peer)
+
+    # Asking
+
+    def ask(self, now_ns: int, peer: str, *, slowed: bool) -> list[bytes]:
+        """The next round with a peer: what it is asked for."""
+        source = self.sources[peer]
+        if not source.open or len(source.rounds) >= MAX_ROUNDS:
+            return []
+        room = _FULL_ROUNDS * self._round_ids - source.asked
+        most = min(room, self._round_ids, SLOWED_ROUND_IDS if slowed else room)
+        ids = dict.fromkeys(islice(source.open, max(0, most)))
+        for digest in ids:
+            want = self._wants[digest]
+            want.state, want.asked = State.ASKED, peer
+            for other in want.peers:
+                self.sources[other].open.pop(digest, None)
+        if ids:
+            source.rounds.append(Round(now_ns, ids))
+            source.asked += len(ids)
+        return list(ids)
+
+    def is_asked(self, digest: bytes, peer: str) -> bool:
+        """Is a message in any round of a peer?"""
+        return any(digest in round_.ids for round_ in self.sources[peer].rounds)
+
+    def heard(self, now_ns: int, peer: str) -> None:
+        """A frame of a peer has come."""
+        for round_ in self.sources[peer].rounds:
+            if round_.talks_ns is None:
+                round_.talks_ns = now_ns
+
+    def delivered(self, now_ns: int, peer: str) -> None:
+        """A peer has delivered something: it is at it."""
+        for round_ in self.sources[peer].rounds:
+            round_.talks_ns = now_ns
+
+    def expire(self, now_ns: int) -> list[tuple[str, int]]:
+        """Peers that did not deliver, and how many messages of a round, guesses left out."""
+        failed = []
+        for peer, source in self.sources.items():
+            for round_ in list(source.rounds):
+                if round_.talks_ns is not None and now_ns >= round_.talks_ns + self._patience_ns:
+                    failed.append((peer, self._fail(source, peer, round_)))
+                elif not round_.given_up and now_ns >= round_.asked_ns + self._silence_ns:
+                    round_.given_up = True
+                    self._reopen(round_.ids, peer)
+        return failed
+
+    @property
+    def wake_ns(self) -> int | None:
+        """When `expire` has something to do next."""
+        times = [
+            time_ns
+            for source in self.sources.values()
+            for round_ in source.rounds
+            for time_ns in self._times(round_)
+        ]
+        return min(times, default=None)
+
+    def check(self) -> None:
+        """Verify the invariants and bounds.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        for digest, want in self._wants.items():
+            assert (digest in self._unknown) == (want.state is State.UNKNOWN)
+            assert all(digest in self.sources[peer].announced for peer in want.peers)
+            assert bool(want.asked) == (want.state is State.ASKED)
+            assert not want.asked or self.is_asked(digest, want.asked)
+            assert want.peers or want.state is not State.OPEN
+        for peer, source in self.sources.items():
+            self._check_source(peer, source)
+
+    def _check_source(self, peer: str, source: Source) -> None:
+        assert len(source.announced) <= self._announced_ids
+        assert all(peer in self._wants[digest].peers for digest in source.announced)
+        assert all(self._wants[digest].state is State.OPEN for digest in source.open)
+        assert source.open.keys() <= source.announced.keys()
+        assert source.asked == sum(len(round_.ids) for round_ in source.rounds)
+        assert source.asked <= _FULL_ROUNDS * self._round_ids
+        assert len(source.rounds) <= MAX_ROUNDS
+        assert all(round_.ids for round_ in source.rounds)
+
+    def _have_announced(self, digest: bytes, peer: str) -> None:
+        """What was a guess is announced now; if it was asked for, that was too early."""
+        want = self._wants[digest]
+        guess, want.peers[peer] = want.peers[peer], False
+        source = self.sources[peer]
+        if guess and self.is_asked(digest, peer):
+            self._close(source, digest)
+            if want.asked == peer:
+                self._reopen([digest], peer)
+            if want.state is State.OPEN:
+                source.open[digest] = None
+
+    def _want(self, digest: bytes, depth: int) -> _Want:
+        want = self._wants.get(digest)
+        if want is None:
+            want = self._wants[digest] = _Want(depth=depth)
+            self._unknown[digest] = None
+        return want
+
+    def _times(self, round_: Round) -> Iterator[int]:
+        if round_.talks_ns is not None:
+            yield round_.talks_ns + self._patience_ns
+        if not round_.given_up:
+            yield round_.asked_ns + self._silence_ns
+
+    def _reopen(self, ids: Iterable[bytes], peer: str) -> None:
+        """A peer does not deliver these: may others?"""
+        for digest in ids:
+            want = self._wants.get(digest)
+            if want is None or want.asked != peer:
+                continue
+            want.asked, want.state = "", State.OPEN
+            for other in want.peers:
+                if other != peer and not self.is_asked(digest, other):
+                    self.sources[other].open[digest] = None
+
+    def _forget(self, digest: bytes, peer: str) -> None:
+        """A peer is not among those who may deliver a message any more."""
+        want = self._wants[digest]
+        del want.peers[peer]
+        if want.peers:
+            return
+        if want.state is State.OPEN or (want.state is State.UNKNOWN and not want.doubted):
+            self._unknown.pop(digest, None)
+            del self._wants[digest]
+
+    def _fail(self, source: Source, peer: str, round_: Round) -> int:
+        source.rounds.remove(round_)
+        source.asked -= len(round_.ids)
+        faults = 0
+        for digest in round_.ids:
+            want = self._wants[digest]
+            faults += not want.peers[peer]
+            self._not_from(source, want, digest, peer)
+        return faults
+
+    def _not_from(self, source: Source, want: _Want, digest: bytes, peer: str) -> None:
+        """It is not to come from this peer: others are asked, or nobody."""
+        if want.asked == peer:
+            self._reopen([digest], peer)
+        if digest in source.announced:
+            del source.announced[digest]
+            source.open.pop(digest, None)
+            self._forget(digest, peer)
+
+    def _close(self, source: Source, digest: bytes) -> None:
+        """A message is not expected in any round of a peer."""
+        for round_ in source.rounds:
+            if digest in round_.ids:
+                del round_.ids[digest]
+                source.asked -= 1
+                if not round_.ids:
+                    source.rounds.remove(round_)
+                return

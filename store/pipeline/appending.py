@@ -1,0 +1,232 @@
+"""Adding messages to an archive: written, read back, and published in one commit."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from store.pipeline.columns import NAMES, PARTITIONS, file_columns
+from store.pipeline.contents import (
+    KEY,
+    fingerprints_of,
+    known_hours,
+    part_of,
+    read_files,
+    without_known,
+)
+from store.pipeline.database import FOREVER, State
+from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.files import batches_of, rows_and_bytes
+from store.pipeline.fingerprints import NOTHING, ROWS, Fingerprints, add_rows, as_rows, collected
+from store.pipeline.lake import Lake, LakeFile, Written
+from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.progress import Say, shown, silent
+from store.pipeline.reading import Portion
+from store.pipeline.tasks import in_portions, spread
+from store.pipeline.writing import WRITTEN, write_batches
+
+_CONTENTS: Final = pa.schema(
+    [
+        *ROWS,
+        pa.field("path", pa.string()),
+        pa.field("size_bytes", pa.int64()),
+        pa.field("low", pa.int64()),
+        pa.field("high", pa.int64()),
+    ]
+)
+"""What a file holds of an hour; its path in the folder, its size, its earliest and latest time."""
+
+
+class Appender:
+    """Adds messages to a lake that is open, and knows what it holds.
+
+    ``held`` is that by hour, computed from the files and not from what was meant to be in them;
+    ``messages`` and ``files`` count what was published.
+    """
+
+    def __init__(self, session: SparkSession, lake: Lake, say: Say = silent) -> None:
+        self._session = session
+        self._lake = lake
+        self._say = say
+        self.held = known_hours(session, lake, keep=True, say=say)
+        self.messages = 0
+        self.files = 0
+
+    def append(
+        self,
+        portions: Sequence[Portion],
+        late: DataFrame | None,
+        hours: Iterable[int],
+        state: State,
+        messages: int = 0,
+    ) -> None:
+        """Publish messages that the lake does not have yet, all or none.
+
+        ``portions`` of the database are new as a whole, and are written where they are read.
+        ``late`` rows are of some ``hours``, of which the lake has some already; None: there are
+        none. ``state`` is what is read; about so many ``messages`` are shown as progress.
+
+        Raises:
+            PipelineError: they could not be read or written, or somebody else has published.
+        """
+        run = f"run-{uuid.uuid4().hex}"
+        folder = f"{self._lake.messages}/{run}"
+        try:
+            with shown(self._session, self._say, "archive", messages):
+                done = write_files(read_anew(self._session, portions, folder))
+                if late is not None:
+                    partial_hours = [hour for hour in hours if hour in self.held]
+                    rows = without_known(self._session, self._lake, late, partial_hours)
+                    done += write_files(as_files(rows, folder))
+            written, added = read_back(self._session, self._lake, run, done)
+        except SPARK_ERRORS as error:
+            raise of_spark(error) from error
+        if written:
+            self._publish(written, added, state)
+
+    def _publish(self, written: list[Written], added: Fingerprints, state: State) -> None:
+        self._lake.publish(written, {"position": str(state.position), "store": state.store_id})
+        for hour, each in added.items():
+            self.held[hour] = self.held.get(hour, NOTHING).joined(each)
+        self._lake.note_hours({hour // DAY_NS for hour in added}, self.held)
+        self.messages += sum(each.rows for each in written)
+        self.files += len(written)
+
+    def compact(self) -> int:
+        """Make small files into larger ones; returns how many are gone.
+
+        As with messages that are new: written, read back, compared, and published in one commit.
+
+        Raises:
+            PipelineError: files could not be read or written, they do not hold the same, or
+                somebody else has published.
+        """
+        gone = 0
+        while files := self._lake.crowded():
+            self._replace(files)
+            gone += len(files)
+        return gone
+
+    def _replace(self, files: list[LakeFile]) -> None:
+        run = f"run-{uuid.uuid4().hex}"
+        messages = sum(each.rows for each in files)
+        try:
+            with shown(self._session, self._say, "compact", messages):
+                rows = _gathered(self._session, [each.path for each in files])
+                done = write_files(as_files(rows, f"{self._lake.messages}/{run}"))
+            written, added = read_back(self._session, self._lake, run, done)
+        except SPARK_ERRORS as error:
+            raise of_spark(error) from error
+        if added != fingerprints_of(self._session, files, HOUR_NS):
+            raise PipelineError(
+                "Small files that were made into larger ones did not hold the same, so they stay:"
+                " `storenode pipeline verify` says whether the archive is sound."
+            )
+        self._lake.replace(files, written)
+        self._lake.note_hours({each.day for each in files}, self.held)
+
+
+def _gathered(session: SparkSession, paths: list[str]) -> DataFrame:
+    """All columns of some files, those of a directory in one task and in order."""
+    place = F.col("_metadata.file_path")
+    day, shard = (part_of(place, f"/{name}=") for name in PARTITIONS)
+    rows = read_files(session, paths, file_columns()).select(
+        "*", day.cast("date").alias("day"), shard.cast("int").alias("shard")
+    )
+    return rows.repartition(*PARTITIONS).sortWithinPartitions(*PARTITIONS, "ts", "hash")
+
+
+def read_anew(session: SparkSession, portions: Sequence[Portion], folder: str) -> DataFrame:
+    """Read portions of a database, and write them to a folder: what was written, as `WRITTEN`."""
+    return spread(session, partial(_copied, folder), portions, WRITTEN)
+
+
+def _copied(folder: str, portion: Portion) -> Iterator[pa.RecordBatch]:
+    return write_batches(folder, portion.read())
+
+
+def as_files(rows: DataFrame, folder: str) -> DataFrame:
+    """Write rows with all columns to a folder: what was written, as `WRITTEN`."""
+    schema = from_arrow_schema(WRITTEN)
+    return rows.select(*NAMES).mapInArrow(partial(write_batches, folder), schema)
+
+
+def write_files(written: DataFrame) -> list[Row]:
+    """Have files written; those of the tasks that ended well."""
+    return written.collect()
+
+
+def read_back(
+    session: SparkSession, lake: Lake, run: str, done: Sequence[Row]
+) -> tuple[list[Written], Fingerprints]:
+    """The files of a run, and what they hold by hour.
+
+    Raises:
+        PipelineError: one holds another number of rows than was written.
+    """
+    folder = f"{lake.messages}/{run}"
+    names = sorted(((row["path"], row["rows"]) for row in done), key=lambda each: each[0])
+    portions = in_portions(session, names, lambda each: each[1])
+    by_file = spread(session, partial(_contents, folder), portions, _CONTENTS).collect()
+    files: dict[str, Written] = {}
+    for row in by_file:
+        path = f"{run}/{row['path']}"
+        one = Written(
+            path,
+            _between(path, "day="),
+            int(_between(path, "shard=")),
+            row["size_bytes"],
+            row["count"],
+            row["low"],
+            row["high"],
+        )
+        files[path] = _joined(files[path], one) if path in files else one
+    for name, rows in names:
+        if rows != (files[f"{run}/{name}"].rows if f"{run}/{name}" in files else 0):
+            raise PipelineError(
+                f"{folder}/{name} does not hold what was written to it: nothing was published."
+            )
+    return sorted(files.values(), key=lambda each: each.path), collected(by_file)
+
+
+def _contents(folder: str, files: list[tuple[str, int]]) -> Iterator[pa.RecordBatch]:
+    """What some files hold, by hour."""
+    for name, _ in files:
+        path = f"{folder}/{name}"
+        found: Fingerprints = {}
+        low, high = FOREVER, 0
+        for rows in batches_of(path, KEY):
+            add_rows(found, rows, HOUR_NS)
+            ends = pc.min_max(rows["ts"])
+            low, high = min(low, ends["min"].as_py()), max(high, ends["max"].as_py())
+        hours = as_rows(found)
+        about = (name, rows_and_bytes(path)[1], low, high)
+        told = [pa.repeat(each, len(hours)) for each in about]
+        yield pa.record_batch([*hours.columns, *told], schema=_CONTENTS)
+
+
+def _joined(one: Written, other: Written) -> Written:
+    return Written(
+        one.path,
+        one.day,
+        one.shard,
+        one.size_bytes,
+        one.rows + other.rows,
+        min(one.min_ts, other.min_ts),
+        max(one.max_ts, other.max_ts),
+    )
+
+
+def _between(path: str, name: str) -> str:
+    try:
+        return path.split(name, 1)[1].split("/", 1)[0]
+    except IndexError as error:
+        raise PipelineError(f"A file was written where none belongs: {path}.") from error

@@ -1,0 +1,270 @@
+"""What an audit says: counts of everything, and of each kind the first few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+
+from store.pipeline.causal.rows import COUNTS, CYCLE, UNSEARCHED, VIOLATION
+from store.pipeline.limits import MAX_LISTED
+from store.pipeline.reports import printable, time_text
+
+_COUNTED: Final = (*COUNTS, "missing", "cycles")
+_FAULTS: Final = ("missing", "incomplete", "violations", "cycles", "conflicts", "unsearched")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What was found, as tables of Spark.
+
+    ``findings`` are `FINDINGS`, ``channels`` as by `audited.channels_of`, ``references`` as by
+    `missing.references_to` and with ``elsewhere``, ``conflicts`` as by `conflicts.conflicting`.
+    """
+
+    findings: DataFrame
+    channels: DataFrame
+    references: DataFrame
+    conflicts: DataFrame
+
+
+@dataclass
+class Audited:
+    """The result of an audit. Lists have at most `MAX_LISTED` entries, ``counts`` are of all."""
+
+    name: str
+    counts: dict[str, int]
+    channels: list[dict[str, Any]]
+    missing: list[dict[str, Any]]
+    violations: list[dict[str, Any]]
+    cycles: list[dict[str, Any]]
+    conflicts: list[dict[str, Any]]
+    unsearched: list[str] = field(default_factory=list)
+    output: str | None = None
+    missing_file: str | None = None
+
+    @property
+    def sound(self) -> bool:
+        """Whether every past is complete and no claim contradicts another."""
+        return not any(self.counts[name] for name in _FAULTS)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        return {
+            "name": self.name,
+            "sound": self.sound,
+            **self.counts,
+            "listed": {
+                "channels": self.channels,
+                "missing": self.missing,
+                "violations": self.violations,
+                "cycles": self.cycles,
+                "conflicts": self.conflicts,
+                "unsearched": self.unsearched,
+            },
+            "output": self.output,
+            "missing_file": self.missing_file,
+        }
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        told = [self._summary()]
+        told += self._listed("missing parents", "missing", map(_missing_line, self.missing))
+        told += self._listed("messages with an incomplete past", "incomplete", iter(()))
+        told += self._listed("of these orphans, without any held parent", "orphans", iter(()))
+        told += self._listed(
+            "parents not before their child by Lamport timestamp",
+            "violations",
+            map(_violation_line, self.violations),
+        )
+        told += self._listed("cycles", "cycles", map(_cycle_line, self.cycles))
+        told += self._listed(
+            "IDs claimed by different messages", "conflicts", map(_conflict_line, self.conflicts)
+        )
+        told += self._listed(
+            "channels with cycles that may be too large to be looked for",
+            "unsearched",
+            map(printable, self.unsearched),
+        )
+        if not self.sound:
+            told.append("channels, the least complete first:")
+            told += [f"  {_channel_line(each)}" for each in self.channels]
+            told += _more(self.counts["channels"] - len(self.channels))
+        if self.output is not None:
+            told.append(f"All of it is in {self.output}.")
+        if self.missing_file is not None:
+            told.append(
+                f"The missing IDs are in {self.missing_file}: ask peers for them with"
+                " `storenode sync --ids`."
+            )
+        told.append("Every past is complete." if self.sound else "The history has gaps or faults.")
+        return told
+
+    def _summary(self) -> str:
+        counts = self.counts
+        return (
+            f"Audited {counts['messages']:,} messages of {counts['channels']:,} channels in"
+            f" {self.name}: {counts['heads']:,} heads, {counts['forks']:,} forks,"
+            f" {counts['merges']:,} merges, {counts['copies']:,} messages sent again."
+        )
+
+    def _listed(self, what: str, name: str, lines: Iterator[str]) -> Iterator[str]:
+        count = self.counts[name]
+        if not count:
+            return
+        yield f"{what}: {count:,}"
+        listed = [f"  {line}" for line in lines]
+        yield from listed
+        yield from _more(count - len(listed) if listed else 0)
+
+
+def _more(count: int) -> Iterator[str]:
+    if count > 0:
+        yield f"  and {count:,} more"
+
+
+def reported(name: str, tables: Tables) -> Audited:
+    """Gather what is said of a history called ``name``; everything is computed here."""
+    findings = tables.findings
+    missing = _missing(tables.references)
+    cycles = _cycles(findings)
+    violations = findings.where(F.col("kind") == VIOLATION)
+    unsearched = findings.where(F.col("kind") == UNSEARCHED)
+    counts = _totals(tables.channels)
+    counts["conflicts"] = tables.conflicts.count()
+    counts["unsearched"] = unsearched.count()
+    return Audited(
+        name,
+        counts,
+        [_channel(row) for row in _first(tables.channels, F.desc(_worse()), "channel")],
+        [_missed(row) for row in _first(missing, "ts", "channel", "parent")],
+        [_violation(row) for row in _first(violations, "ts", "channel", "message_id", "other")],
+        [row.asDict() for row in _first(cycles, "channel", "cycle")],
+        [_conflict(row) for row in _first(tables.conflicts, "ts", "channel", "message_id")],
+        [row["channel"] for row in _first(unsearched, "channel")],
+    )
+
+
+def _worse() -> Any:  # noqa: ANN401 - a column
+    return F.col("missing") + F.col("incomplete") + F.col("violations") + F.col("cycles")
+
+
+def _first(rows: DataFrame, *order: Any) -> list[Row]:  # noqa: ANN401 - columns or their names
+    found: list[Row] = rows.orderBy(*order).limit(MAX_LISTED).collect()
+    return found
+
+
+def _totals(channels: DataFrame) -> dict[str, int]:
+    sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _COUNTED]
+    row = channels.agg(F.count(F.lit(1)).alias("channels"), *sums).collect()[0]
+    found: dict[str, int] = row.asDict()
+    return found
+
+
+def _missing(references: DataFrame) -> DataFrame:
+    """Missing parents, each once, with who named it first."""
+    return references.groupBy("channel", "parent").agg(
+        F.count_distinct("message_id").alias("named_by"),
+        F.min("hint").alias("hint"),
+        F.min("elsewhere").alias("elsewhere"),
+        F.min_by(F.struct("message_id", "sender", "lamport"), F.struct("ts", "hash")).alias("who"),
+        F.min("ts").alias("ts"),
+    )
+
+
+def _cycles(findings: DataFrame) -> DataFrame:
+    on = findings.where(F.col("kind") == CYCLE).groupBy("channel", F.col("other").alias("cycle"))
+    return on.agg(F.count_distinct("message_id").alias("messages"))
+
+
+def _lamport(signed: int | None) -> int | None:
+    return None if signed is None else signed % 2**64
+
+
+def _channel(row: Row) -> dict[str, Any]:
+    found = {name: row[name] for name in ("channel", *_COUNTED)}
+    complete = None
+    if row["point_message_id"] is not None:
+        complete = {
+            "message_id": row["point_message_id"],
+            "lamport": _lamport(row["point_lamport"]),
+            "ts": row["point_ts"],
+        }
+    return {**found, "last_complete": complete}
+
+
+def _missed(row: Row) -> dict[str, Any]:
+    return {
+        "channel": row["channel"],
+        "message_id": row["parent"],
+        "hint": None if row["hint"] is None else bytes(row["hint"]).hex(),
+        "held_in_channel": row["elsewhere"],
+        "named_by": row["named_by"],
+        "first_named_by": None if row["who"] is None else row["who"]["message_id"],
+        "sender": None if row["who"] is None else row["who"]["sender"],
+        "ts": row["ts"],
+    }
+
+
+def _violation(row: Row) -> dict[str, Any]:
+    return {
+        "channel": row["channel"],
+        "message_id": row["message_id"],
+        "lamport": _lamport(row["lamport"]),
+        "ts": row["ts"],
+        "parent": row["other"],
+    }
+
+
+def _conflict(row: Row) -> dict[str, Any]:
+    hashes = [bytes(each).hex() for each in row["hashes"]]
+    return {**row.asDict(), "hashes": hashes}
+
+
+def _channel_line(each: dict[str, Any]) -> str:
+    point = each["last_complete"]
+    upto = "complete from nowhere on" if point is None else (
+        f"complete up to {printable(point['message_id'])} (Lamport {point['lamport']}) of"
+        f" {time_text(point['ts'])}"
+    )  # fmt: skip
+    return (
+        f"{printable(each['channel'])}: {each['messages']:,} messages, {each['missing']:,} missing,"
+        f" {each['incomplete']:,} incomplete, {upto}, {each['heads']:,} heads"
+    )
+
+
+def _missing_line(each: dict[str, Any]) -> str:
+    line = f"{printable(each['message_id'])} of {printable(each['channel'])}"
+    if each["first_named_by"] is not None:
+        line += f", named by {each['named_by']:,}, first by {printable(each['first_named_by'])}"
+    if each["sender"]:
+        line += f" of {printable(each['sender'])}"
+    if each["ts"] is not None:
+        line += f" at {time_text(each['ts'])}"
+    if each["held_in_channel"] is not None:
+        line += f"; held in the channel {printable(each['held_in_channel'])}"
+    return line
+
+
+def _violation_line(each: dict[str, Any]) -> str:
+    return (
+        f"{printable(each['parent'])} is a parent of {printable(each['message_id'])} (Lamport"
+        f" {each['lamport']}) of {printable(each['channel'])}"
+    )
+
+
+def _cycle_line(each: dict[str, Any]) -> str:
+    return (
+        f"{each['messages']:,} IDs of {printable(each['channel'])} are in their own past, such as"
+        f" {printable(each['cycle'])}"
+    )
+
+
+def _conflict_line(each: dict[str, Any]) -> str:
+    return (
+        f"{printable(each['message_id'])} of {printable(each['channel'])}: {each['contents']:,}"
+        f" contents in {each['claimants']:,} messages, such as {' and '.join(each['hashes'])}"
+    )

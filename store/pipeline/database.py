@@ -1,0 +1,189 @@
+"""What a job knows of a store node's database: its state, its summaries, the hours it has noted.
+
+Everything is read from the views that the migrations make for it. One snapshot gives a commit
+position and the fingerprints of everything that was committed up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, LiteralString
+
+import numpy as np
+import psycopg
+
+from store.db.deltas import Buckets, merged, unpack
+from store.db.errors import SchemaError
+from store.db.locks import ARCHIVING, RESTORING
+from store.domain.partitioning import Bounds, parse_bounds
+from store.pipeline.errors import FAILED, PipelineError, of_database
+from store.pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_buckets
+from store.pipeline.limits import HOUR_NS
+
+Connection = psycopg.Connection[Any]
+
+FOREVER: Final = 2**63 - 1
+_BUCKET_LEVELS: Final[Mapping[str, int]] = {"minute": 0, "hour": 1, "day": 2}
+
+_SNAPSHOT: Final[LiteralString] = "set transaction isolation level repeatable read"
+_STORE: Final[LiteralString] = (
+    "select store_id::text, horizon_ns, folded_position, position from storenode.export_store"
+)
+_BUCKETS: Final[LiteralString] = """
+select start_ns, count, x0, x1, x2, x3 from storenode.export_buckets
+where level = %s and start_ns >= %s and start_ns < %s
+"""
+_UNFOLDED: Final[LiteralString] = """
+select summary from storenode.export_commits
+where position > %s and max_ts >= %s and min_ts < %s
+"""
+_PARTITIONS: Final[LiteralString] = """
+select pg_get_expr(c.relpartbound, c.oid)
+from pg_inherits i join pg_class c on c.oid = i.inhrelid
+where i.inhparent = 'storenode.messages'::regclass and not i.inhdetachpending
+"""
+_ARCHIVED: Final[LiteralString] = """
+select start_ns, count, x0, x1, x2, x3 from storenode.archived
+"""
+_MARK: Final[LiteralString] = """
+insert into storenode.archived (start_ns, count, x0, x1, x2, x3, position, archive)
+values (%s, %s, %s, %s, %s, %s, %s, %s)
+on conflict (start_ns) do update set
+    count = excluded.count, x0 = excluded.x0, x1 = excluded.x1, x2 = excluded.x2,
+    x3 = excluded.x3, position = excluded.position, archive = excluded.archive,
+    archived_at = excluded.archived_at
+"""
+_RESTORED: Final[LiteralString] = """
+select coalesce(sum(messages), 0)::bigint from storenode.export_commits
+where position > %s and source = 'restore'
+"""
+_TRY_LOCK: Final[LiteralString] = "select pg_try_advisory_lock(%s)"
+
+
+@dataclass(frozen=True)
+class State:
+    """One moment of a database: everything committed up to ``position``, and nothing else.
+
+    ``fingerprints`` are those of the level that was asked for; ``partitions`` the bounds of the
+    partitions of messages, ascending. Times are in nanoseconds.
+    """
+
+    store_id: str
+    horizon_ns: int
+    position: int
+    fingerprints: Fingerprints
+    partitions: tuple[Bounds, ...] = field(default=())
+
+    @property
+    def messages(self) -> int:
+        """Number of messages in the range that was asked for."""
+        return sum(each.messages for each in self.fingerprints.values())
+
+
+@contextmanager
+def connected(url: str, what: str = "The database") -> Iterator[Connection]:
+    """A connection in autocommit mode to a database with a schema that serves this version.
+
+    Raises:
+        PipelineError: it cannot be reached, refuses, or has another schema; also for what the
+            block raises as `psycopg.Error`.
+    """
+    # It brings the tools of migrations along, which those who only read slices never use.
+    from store.db.migrate import require_served  # noqa: PLC0415
+
+    try:
+        require_served(url)
+        with psycopg.connect(url, autocommit=True) as connection:
+            yield connection
+    except SchemaError as error:
+        raise PipelineError(f"{what} does not fit: {error}.", FAILED) from error
+    except psycopg.Error as error:
+        raise of_database(error, what) from error
+
+
+def read_state(
+    connection: Connection, low_ns: int = 0, high_ns: int = FOREVER, level: str = "hour"
+) -> State:
+    """Read one moment: fingerprints of the slices that begin in a range of time."""
+    with connection.transaction():
+        connection.execute(_SNAPSHOT)
+        row = connection.execute(_STORE).fetchone()
+        if row is None:
+            raise PipelineError("The database has lost what it is: its table `store` is empty.")
+        store_id, horizon_ns, folded, position = row
+        buckets = _buckets(connection, level, low_ns, high_ns, folded)
+        texts = [text for (text,) in connection.execute(_PARTITIONS)]
+    bounds = (None if text is None else parse_bounds(text) for text in texts)
+    partitions = tuple(sorted(each for each in bounds if each is not None))
+    return State(store_id, horizon_ns, position, of_buckets(buckets), partitions)
+
+
+def _buckets(connection: Connection, level: str, low_ns: int, high_ns: int, folded: int) -> Buckets:
+    length_ns = LEVELS_NS[level]
+    rows = connection.execute(_BUCKETS, (_BUCKET_LEVELS[level], low_ns, high_ns)).fetchall()
+    columns = np.array(rows, np.int64).reshape(-1, 6)
+    held = Buckets(
+        np.ascontiguousarray(columns[:, 0]),
+        np.ascontiguousarray(columns[:, 1]),
+        np.ascontiguousarray(columns[:, 2:]).view("<u8"),
+    )
+    deltas = connection.execute(_UNFOLDED, (folded, low_ns, high_ns)).fetchall()
+    added = unpack(bytes(summary) for (summary,) in deltas).coarser(length_ns)
+    return merged([held, added.within(low_ns, high_ns)])
+
+
+def read_archived(connection: Connection) -> Fingerprints:
+    """The hours that were noted as archived, as they were then."""
+    rows = connection.execute(_ARCHIVED).fetchall()
+    return {start: Fingerprint(*rest) for start, *rest in rows}
+
+
+def mark_archived(
+    connection: Connection, held: Fingerprints, hours: Iterable[int], archive: str
+) -> list[int]:
+    """Note those hours of which an archive holds exactly what the database does; returns them.
+
+    ``held`` is what the archive holds, by hour. A message that arrives later takes an hour's mark
+    away, since the mark counts only while it agrees with the summaries.
+    """
+    wanted = sorted(hours)
+    if not wanted:
+        return []
+    now = read_state(connection, wanted[0], wanted[-1] + HOUR_NS)
+    equal = [hour for hour in wanted if hour in held and now.fingerprints.get(hour) == held[hour]]
+    with connection.transaction(), connection.cursor() as cursor:
+        rows = [(hour, *held[hour], now.position, archive) for hour in equal]
+        cursor.executemany(_MARK, rows)
+    return equal
+
+
+def lock_archiving(connection: Connection) -> None:
+    """Be the only job that archives this database, as long as the connection lives.
+
+    Raises:
+        PipelineError: another job does.
+    """
+    if connection.execute(_TRY_LOCK, (ARCHIVING,)).fetchone() != (True,):
+        raise PipelineError(
+            "Another job is archiving this database: wait until it has ended, or end it."
+        )
+
+
+def lock_restoring(connection: Connection) -> None:
+    """Be the only job that restores messages into this database, as `lock_archiving`.
+
+    Raises:
+        PipelineError: another job does.
+    """
+    if connection.execute(_TRY_LOCK, (RESTORING,)).fetchone() != (True,):
+        raise PipelineError(
+            "Another job is restoring into this database: wait until it has ended, or end it."
+        )
+
+
+def restored_since(connection: Connection, position: int) -> int:
+    """Messages that restores have added behind a commit position."""
+    ((messages,),) = connection.execute(_RESTORED, (position,)).fetchall()
+    return int(messages)

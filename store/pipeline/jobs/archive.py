@@ -1,0 +1,252 @@
+"""`archive`: what a database holds and the lake does not, into the lake, exactly once.
+
+Hours are compared by their fingerprints; of those that differ, whatever the lake lacks is read and
+appended. So it does not matter what was archived before, in which order it had arrived, or where
+another run was killed. The files are read back before they are published: what they hold together
+with what was there must be what the database says.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from pyspark.sql import DataFrame, SparkSession
+
+from store.domain.partitioning import Bounds
+from store.pipeline.appending import Appender
+from store.pipeline.contents import known_hours
+from store.pipeline.database import (
+    FOREVER,
+    State,
+    connected,
+    lock_archiving,
+    mark_archived,
+    read_archived,
+    read_state,
+)
+from store.pipeline.errors import PipelineError
+from store.pipeline.fingerprints import (
+    NOTHING,
+    Fingerprints,
+    differing,
+)
+from store.pipeline.lake import Lake
+from store.pipeline.limits import HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
+from store.pipeline.progress import Say, silent
+from store.pipeline.reading import Cut, Portion
+from store.pipeline.reports import time_text
+from store.pipeline.slices import Slice, good_slice_rows, grouped, plan_slices, to_text
+from store.pipeline.source import FORMAT, read_options
+
+
+@dataclass
+class Archived:
+    """What a run did, or would do when ``dry_run``.
+
+    ``published`` messages went into ``files`` files. ``compacted`` small ones were made larger, and
+    ``removed`` ones were deleted that nothing had named for long. ``marked`` hours are noted in the
+    database as archived, ``kept`` were noted already. ``differing`` hours are not the same in lake
+    and database although everything was exported: the lake holds what the database lacks.
+    """
+
+    position: int
+    to_do: int = 0
+    published: int = 0
+    files: int = 0
+    compacted: int = 0
+    removed: int = 0
+    marked: list[int] = field(default_factory=list)
+    kept: int = 0
+    differing: list[int] = field(default_factory=list)
+    dry_run: bool = False
+
+    @property
+    def sound(self) -> bool:
+        """Whether every sealed hour of the database is archived."""
+        return not self.differing
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        return {
+            "position": self.position,
+            "messages_to_do": self.to_do,
+            "messages": self.published,
+            "files": self.files,
+            "compacted_files": self.compacted,
+            "removed_files": self.removed,
+            "hours_marked": len(self.marked),
+            "hours_marked_before": self.kept,
+            "hours_differing": [time_text(hour) for hour in self.differing[:MAX_LISTED]],
+            "dry_run": self.dry_run,
+        }
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        if self.dry_run:
+            return [f"Would archive {self.to_do:,} messages, up to commit {self.position}."]
+        told = [
+            (
+                f"Archived {self.published:,} messages in {self.files:,} files, up to commit"
+                f" {self.position}."
+            ),
+            f"Noted {len(self.marked):,} hours as archived; {self.kept:,} were.",
+        ]
+        if self.compacted:
+            told.append(f"Made {self.compacted:,} small files into larger ones.")
+        return told + [
+            f"The hour {time_text(hour)} is not noted: the archive holds messages of it that the"
+            " database lacks. `storenode pipeline diff` says which, and `restore` brings them back."
+            for hour in self.differing[:MAX_LISTED]
+        ]
+
+
+@dataclass(frozen=True)
+class Archiving:
+    """Where from and where to, and what part: times in nanoseconds, the end exclusive."""
+
+    url: str
+    lake: Lake
+    low_ns: int = 0
+    high_ns: int = FOREVER
+    connections: int = MAX_CONNECTIONS
+    dry_run: bool = False
+    say: Say = silent
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing is left out."""
+        return (self.low_ns, self.high_ns) == (0, FOREVER)
+
+
+def archive(session: SparkSession, job: Archiving) -> Archived:
+    """Bring an archive up to what the database holds now.
+
+    Raises:
+        PipelineError: database or lake do not serve, or somebody else archives; what was published
+            stays, and nothing is half published.
+    """
+    with connected(job.url) as connection:
+        lock_archiving(connection)
+        return archive_locked(session, job, connection)
+
+
+def archive_locked(
+    session: SparkSession, job: Archiving, connection: psycopg.Connection[Any]
+) -> Archived:
+    """`archive` on a connection that holds the lock."""
+    return _Run(session, job, connection).run()
+
+
+class _Run:
+    def __init__(
+        self, session: SparkSession, job: Archiving, connection: psycopg.Connection[Any]
+    ) -> None:
+        self._session = session
+        self._job = job
+        self._connection = connection
+
+    def run(self) -> Archived:
+        job, lake = self._job, self._job.lake
+        if job.dry_run:
+            return self._dry_run()
+        appender = Appender(self._session, lake.create(), job.say)
+        state = self._state()
+        to_do = _to_do(state, appender.held)
+        result = Archived(state.position, _missing(to_do, appender.held))
+        if to_do:
+            new = {hour: each for hour, each in to_do.items() if hour not in appender.held}
+            late = {hour: each for hour, each in to_do.items() if hour in appender.held}
+            appender.append(
+                self._portions(state, new), self._rows(state, late), late, state, result.to_do
+            )
+            if job.everything and result.to_do and not appender.messages:
+                raise PipelineError(
+                    f"What Spark's workers have written is not in {lake.path}: they and this"
+                    " process must all see the same directory there."
+                )
+        result.published, result.files = appender.messages, appender.files
+        note(self._connection, job, state, appender.held, result)
+        result.compacted = appender.compact()
+        result.removed = lake.vacuum()
+        return result
+
+    def _dry_run(self) -> Archived:
+        lake = self._job.lake
+        held = known_hours(self._session, lake.open(), keep=False) if lake.exists else {}
+        state = self._state()
+        missing = _missing(_to_do(state, held), held)
+        return Archived(state.position, missing, dry_run=True)
+
+    def _state(self) -> State:
+        job = self._job
+        low = job.low_ns // HOUR_NS * HOUR_NS
+        return read_state(self._connection, low, job.high_ns)
+
+    def _slices(self, state: State, hours: Fingerprints) -> list[Slice]:
+        """The messages of some hours, as far as they are asked for."""
+        job = self._job
+        rows = sum(each.messages for each in hours.values())
+        return plan_slices(
+            hours,
+            state.partitions,
+            Bounds(job.low_ns, job.high_ns),
+            good_slice_rows(rows, job.connections),
+        )
+
+    def _portions(self, state: State, hours: Fingerprints) -> list[Portion]:
+        """The same for tasks that read by themselves."""
+        cut, job = Cut(state.position), self._job
+        return [
+            Portion(job.url, slices, cut)
+            for slices in grouped(self._slices(state, hours), job.connections)
+        ]
+
+    def _rows(self, state: State, hours: Fingerprints) -> DataFrame | None:
+        """The same as rows of Spark; None: there are no hours."""
+        if not hours:
+            return None
+        job = self._job
+        options = read_options(
+            job.url,
+            position=state.position,
+            slices=to_text(self._slices(state, hours)),
+            connections=job.connections,
+        )
+        return self._session.read.format(FORMAT).options(**options).load()
+
+
+def note(
+    connection: psycopg.Connection[Any],
+    job: Archiving,
+    state: State,
+    held: Fingerprints,
+    result: Archived,
+) -> None:
+    """Mark what is sealed and the same on both sides; a mark that is still right stays."""
+    now_ns = time.time_ns()
+    sealed = {
+        hour: each
+        for hour, each in state.fingerprints.items()
+        if hour + HOUR_NS <= now_ns and job.low_ns <= hour and hour + HOUR_NS <= job.high_ns
+    }
+    before = read_archived(connection)
+    result.kept = sum(before.get(hour) == each for hour, each in sealed.items())
+    new = [hour for hour, each in sealed.items() if before.get(hour) != each]
+    equal = [hour for hour in new if held.get(hour) == sealed[hour]]
+    result.marked += mark_archived(connection, held, equal, job.lake.path)
+    result.differing = sorted(hour for hour in new if held.get(hour) != sealed[hour])
+
+
+def _to_do(state: State, held: Fingerprints) -> Fingerprints:
+    """The hours of which the database holds something else than the lake."""
+    wanted = state.fingerprints
+    return {hour: wanted[hour] for hour in differing(held, wanted) if hour in wanted}
+
+
+def _missing(to_do: Fingerprints, held: Fingerprints) -> int:
+    return sum(
+        max(0, each.messages - held.get(hour, NOTHING).messages) for hour, each in to_do.items()
+    )

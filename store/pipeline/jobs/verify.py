@@ -1,0 +1,313 @@
+"""`verify`: is an archive what it says it is, and does it hold what the database does?
+
+Every message's hash is computed anew, and every hour's fingerprint, by workers that read the files
+themselves. Rows must be messages that a
+node may store, of the sizes that it stores, in the directory of their day and shard, and each there
+once. Against a database, every hour that it holds must be in the archive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Row, SparkSession
+
+from store.pipeline.checking import CHECKED, HASHED, ROW_FAULTS, WRONG_HASH, row_faults
+from store.pipeline.contents import over_files
+from store.pipeline.database import FOREVER, connected, read_state
+from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.files import batches_of
+from store.pipeline.fingerprints import (
+    NOTHING,
+    ROWS,
+    Fingerprints,
+    add_rows,
+    as_rows,
+    collected,
+    differing,
+)
+from store.pipeline.lake import Lake, LakeFile
+from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
+from store.pipeline.progress import Say, shown, silent
+from store.pipeline.repeated import repeated
+from store.pipeline.reports import time_text
+
+WRONG_DAY: Final = "hour in the directory of another day"
+TWICE: Final = "there more than once"
+UNREADABLE: Final = "file cannot be read"
+WRONG_ROWS: Final = "file has another number of rows than the table says"
+WRONG_HOUR: Final = "hour is not what was noted when it was archived"
+DIFFERENT: Final = "hour is not the same in the database"
+
+_HOUR: Final = "hour"
+_FOUND: Final = pa.schema(
+    [
+        *ROWS,
+        pa.field("kind", pa.string()),
+        pa.field("path", pa.string()),
+        pa.field("where", pa.list_(pa.string())),
+    ]
+)
+"""A finding about a file: the fingerprint of an `_HOUR`, or a kind of fault with its number and
+some places."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something wrong: what, where, and how many of its kind; ``where`` names some of them."""
+
+    kind: str
+    count: int
+    where: tuple[str, ...]
+
+
+@dataclass
+class Verified:
+    """What was looked at and what was found; ``database`` tells whether one was compared."""
+
+    messages: int = 0
+    files: int = 0
+    hours: int = 0
+    database: bool = False
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was found."""
+        return not self.faults
+
+    def add(self, kind: str, where: Iterable[str], count: int | None = None) -> None:
+        """Note a fault, if there is one."""
+        listed = list(where)
+        number = len(listed) if count is None else count
+        if number:
+            self.faults.append(Fault(kind, number, tuple(listed[:MAX_LISTED])))
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        return {
+            "sound": self.sound,
+            "messages": self.messages,
+            "files": self.files,
+            "hours": self.hours,
+            "compared_with_database": self.database,
+            "faults": [
+                {"kind": each.kind, "count": each.count, "where": list(each.where)}
+                for each in self.faults
+            ],
+        }
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        told = [
+            f"Verified {self.messages:,} messages of {self.hours:,} hours in {self.files:,} files."
+        ]
+        for fault in self.faults:
+            told.append(f"{fault.kind}: {fault.count:,}")
+            told += [f"  {where}" for where in fault.where]
+            if fault.count > len(fault.where):
+                told.append(f"  and {fault.count - len(fault.where):,} more")
+        told.append("Nothing is wrong." if self.sound else "The archive is not sound.")
+        return told
+
+
+@dataclass(frozen=True)
+class Verifying:
+    """What to look at: an archive, a range of time, and a database to compare with if any."""
+
+    lake: Lake
+    url: str | None = None
+    low_ns: int = 0
+    high_ns: int = FOREVER
+    say: Say = silent
+
+
+def verify(session: SparkSession, job: Verifying) -> Verified:
+    """Verify an archive; nothing is changed.
+
+    Raises:
+        PipelineError: there is no archive, or the database does not serve.
+    """
+    lake = job.lake.open()
+    low, high = job.low_ns // DAY_NS, -(-job.high_ns // DAY_NS)
+    files = [each for each in lake.files() if low <= each.day < high]
+    result = Verified(files=len(files), database=job.url is not None)
+    total = sum(each.rows for each in files)
+    with shown(session, job.say, "verify", total):
+        held = _Rows(session, files, result).check()
+    result.hours = len(held)
+    _check_hours(lake, {each.day for each in files}, held, result)
+    if job.url is not None:
+        _check_database(job.url, job, held, result)
+    return result
+
+
+class _Rows:
+    """The rows of some files, and what is wrong with them."""
+
+    def __init__(self, session: SparkSession, files: list[LakeFile], result: Verified) -> None:
+        self._session = session
+        self._result = result
+        self._files = {relative(each.path): each for each in files}
+
+    def check(self) -> Fingerprints:
+        """Note every fault; returns what the files hold by hour."""
+        rows = file_checks(self._session, list(self._files.values()))
+        by_kind: dict[str, list[Row]] = {}
+        for row in rows:
+            by_kind.setdefault(row["kind"], []).append(row)
+        hours = by_kind.pop(_HOUR, [])
+        self._check_numbers(hours, by_kind)
+        for kind in (UNREADABLE, *ROW_FAULTS):
+            self._add(kind, by_kind.get(kind, []))
+        self._check_days(hours)
+        self._add(TWICE, repeated(self._session, self._held(hours)))
+        return collected(hours)
+
+    def _add(self, kind: str, rows: list[Row]) -> None:
+        listed = [text for row in rows for text in row["where"]]
+        self._result.add(kind, listed, sum(row["count"] for row in rows))
+
+    def _check_numbers(self, hours: list[Row], faults: Mapping[str, list[Row]]) -> None:
+        """Whether each file has the rows that it should."""
+        found = Counter[str]()
+        for row in hours:
+            found[row["path"]] += row["count"]
+        self._result.messages = found.total()
+        unreadable = {row["path"] for row in faults.get(UNREADABLE, [])}
+        self._result.add(
+            WRONG_ROWS,
+            (
+                f"{path}: {found[path]:,} rows, {each.rows:,} in the table"
+                for path, each in self._files.items()
+                if found[path] != each.rows and path not in unreadable
+            ),
+        )
+
+    def _held(self, hours: list[Row]) -> dict[int, list[tuple[str, int]]]:
+        """By hour the files that have messages of it, and how many."""
+        held: dict[int, list[tuple[str, int]]] = {}
+        for row in hours:
+            file = self._files[row["path"]].path
+            held.setdefault(row["start_ns"], []).append((file, row["count"]))
+        return held
+
+    def _check_days(self, hours: list[Row]) -> None:
+        self._result.add(
+            WRONG_DAY,
+            (
+                f"{row['count']:,} messages of {time_text(row['start_ns'])} in {row['path']}"
+                for row in hours
+                if row["start_ns"] // DAY_NS != self._files[row["path"]].day
+            ),
+        )
+
+
+def file_checks(
+    session: SparkSession, files: Sequence[LakeFile], kinds: Sequence[str] = ROW_FAULTS
+) -> list[Row]:
+    """What workers find in files, as `_FOUND`: by file and hour a fingerprint, and the faults.
+
+    Faults of ``kinds`` are looked for. A file that cannot be read is one, and has no hours.
+
+    Raises:
+        PipelineError: Spark gives up.
+    """
+    work = partial(_checked, tuple(kinds))
+    try:
+        return over_files(session, work, files, _FOUND).collect()
+    except SPARK_ERRORS as error:
+        raise of_spark(error) from error
+
+
+def _checked(kinds: Sequence[str], files: list[LakeFile]) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        path = relative(file.path)
+        try:
+            found, faults = _look(file, kinds)
+        except PipelineError:
+            yield _row(UNREADABLE, path, 1, [path])
+            continue
+        if found:
+            hours = as_rows(found)
+            more = [
+                pa.repeat(_HOUR, len(hours)),
+                pa.repeat(path, len(hours)),
+                pa.nulls(len(hours), pa.list_(pa.string())),
+            ]
+            yield pa.record_batch([*hours.columns, *more], schema=_FOUND)
+        for kind, (count, where) in faults.items():
+            yield _row(kind, path, count, where)
+
+
+def _row(kind: str, path: str, count: int, where: list[str]) -> pa.RecordBatch:
+    given = {"kind": kind, "path": path, "count": count, "where": where}
+    return pa.RecordBatch.from_pylist([given], _FOUND)
+
+
+def _look(
+    file: LakeFile, kinds: Sequence[str]
+) -> tuple[Fingerprints, dict[str, tuple[int, list[str]]]]:
+    """What a file holds by hour; of each kind of fault the number, and some that have it."""
+    found: Fingerprints = {}
+    faults: dict[str, tuple[int, list[str]]] = {}
+    names = HASHED if tuple(kinds) == (WRONG_HASH,) else CHECKED
+    for rows in batches_of(file.path, names):
+        if names is CHECKED:
+            add_rows(found, rows, HOUR_NS)
+        for kind, which in row_faults(rows, [file.shard], kinds).items():
+            places = np.flatnonzero(which)
+            if len(places):
+                count, where = faults.get(kind, (0, []))
+                listed = rows.take(pa.array(places[: MAX_LISTED - len(where)]))
+                faults[kind] = count + len(places), [*where, *_named(listed, file.path)]
+    return found, faults
+
+
+def _named(rows: pa.RecordBatch, path: str) -> list[str]:
+    return [
+        f"{(row['hash'] or b'').hex()} at {row['ts']} in {relative(path)}"
+        for row in rows.select(["ts", "hash"]).to_pylist()
+    ]
+
+
+def relative(path: str) -> str:
+    """The path of a file in its table."""
+    return unquote(path).rsplit("/messages/", 1)[-1]
+
+
+def _check_hours(lake: Lake, days: set[int], held: Fingerprints, result: Verified) -> None:
+    noted = {hour: each for hour, each in lake.hours().items() if hour // DAY_NS in days}
+    wrong = [hour for hour in differing(noted, held) if hour in noted]
+    result.add(
+        WRONG_HOUR,
+        (
+            f"{time_text(hour)}: {held.get(hour, NOTHING).messages:,} messages,"
+            f" {noted[hour].messages:,} noted"
+            for hour in wrong
+        ),
+    )
+
+
+def _check_database(url: str, job: Verifying, held: Fingerprints, result: Verified) -> None:
+    sealed_ns = min(job.high_ns, time.time_ns()) // HOUR_NS * HOUR_NS
+    with connected(url) as connection:
+        state = read_state(connection, -(-job.low_ns // HOUR_NS) * HOUR_NS, sealed_ns)
+    wanted = state.fingerprints
+    result.add(
+        DIFFERENT,
+        (
+            f"{time_text(hour)}: {wanted[hour].messages:,} messages in the database,"
+            f" {held.get(hour, NOTHING).messages:,} in the archive"
+            for hour in differing(wanted, held)
+            if hour in wanted
+        ),
+    )

@@ -1,0 +1,403 @@
+"""An archive: the messages of a store in Parquet files, published as a Delta table.
+
+::
+
+    ARCHIVE/messages/                      the Delta table, partitioned by day and shard
+    ARCHIVE/messages/run-ID/day=…/shard=…  what one job wrote; part of the table once published
+    ARCHIVE/hours/                         a Delta table: what the table above holds, by hour
+
+Spark writes and reads the files, on any file system that it knows; delta-rs writes the log. A job
+publishes in one commit, which succeeds only if nobody else has published since the job read the
+table's state. So whatever is killed, the table holds what the last commit says, and files that
+none names are nobody's. ``hours`` is derived from the messages: a row counts as long as the files
+of its day are those that it was computed from.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import accumulate
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+
+from store.pipeline.columns import ARROW, PARTITIONS
+from store.pipeline.errors import USAGE, PipelineError
+from store.pipeline.fingerprints import XOR_WORDS, Fingerprint, Fingerprints
+from store.pipeline.limits import (
+    COMPACT_AT_FILES,
+    COMPACTION_STEPS,
+    DAY_NS,
+    MAX_PARQUET_FILES,
+    VACUUM_AFTER_HOURS,
+)
+from store.pipeline.paths import checked, for_delta, for_spark, require_room, require_visible
+from store.pipeline.storage import settle
+
+FORMAT_VERSION: Final = "1"
+_NAME: Final = "storenode messages"
+_FORMAT: Final = "messages of a store node, format "
+_KEPT: Final = {"delta.logRetentionDuration": f"interval {VACUUM_AFTER_HOURS} hours"}
+"""Of the log as long as of the files: who follows commits every minute."""
+
+_LOG_FOLDERS: Final = 4
+"""Above a file of the log: the log, the table, the archive, and what that lies in."""
+
+_HOURS: Final = pa.schema(
+    [
+        pa.field("start_ns", pa.int64(), nullable=False),
+        pa.field("day", pa.int64(), nullable=False),
+        pa.field("count", pa.int64(), nullable=False),
+        *(pa.field(word, pa.int64(), nullable=False) for word in XOR_WORDS),
+        pa.field("files", pa.string(), nullable=False),
+    ]
+)
+
+
+class LakeFile(NamedTuple):
+    """A file of the table: where it is for Spark, its directory, its size and number of rows."""
+
+    path: str
+    day: int
+    shard: int
+    size_bytes: int
+    rows: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Day (since the epoch) and shard."""
+        return self.day, self.shard
+
+    def place(self) -> tuple[int, int, str]:
+        """By which files are in the order of time."""
+        return self.day, self.shard, self.path
+
+    def size(self) -> int:
+        """In messages."""
+        return self.rows
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that a job wrote: path relative to the table, and what is in it."""
+
+    path: str
+    day: str
+    shard: int
+    size_bytes: int
+    rows: int
+    min_ts: int
+    max_ts: int
+
+
+class Lake:
+    """One archive at a path of any file system that both Spark and delta-rs know."""
+
+    def __init__(self, path: str) -> None:
+        """No file is looked at yet.
+
+        Raises:
+            PipelineError: the path is none, see `store.pipeline.paths.checked`.
+        """
+        self.path = checked(path)
+        self.messages = for_spark(f"{self.path}/messages")
+        self._log = for_delta(f"{self.path}/messages")
+        self._hours = for_delta(f"{self.path}/hours")
+        self._table: DeltaTable | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether an archive was begun there."""
+        return _is_table(self._log)
+
+    def open(self) -> Lake:
+        """Read the newest state.
+
+        Raises:
+            PipelineError: there is no archive, or something that is none.
+        """
+        try:
+            self._table = DeltaTable(self._log)
+        except TableNotFoundError as error:
+            raise PipelineError(
+                f"There is no archive in {self.path}: check the path, or make one with"
+                " `storenode pipeline archive`.",
+                USAGE,
+            ) from error
+        except (DeltaError, OSError, ValueError) as error:
+            raise _unreadable(self.path, error) from error
+        self._check()
+        return self
+
+    def require_usable(self) -> None:
+        """Make sure that an archive is here, or may be begun.
+
+        Raises:
+            PipelineError: something else is here, or an archive that cannot be read.
+        """
+        if self.exists:
+            self.open()
+        else:
+            require_room(self.path)
+
+    def create(self) -> Lake:
+        """Begin an archive where there is none, and read its state."""
+        if self.exists:
+            return self.open()
+        try:
+            create_table_with_add_actions(
+                self._log,
+                Schema.from_arrow(ARROW),
+                [],
+                mode="error",
+                partition_by=list(PARTITIONS),
+                name=_NAME,
+                description=f"{_FORMAT}{FORMAT_VERSION}",
+                configuration=_KEPT,
+            )
+        except (DeltaError, OSError, ValueError) as error:
+            if not self.exists:  # else another job was faster
+                raise _unreadable(self.path, error) from error
+        self.open()
+        self._settle_log(0)
+        return self
+
+    def files(self, days: Iterable[int] | None = None) -> list[LakeFile]:
+        """The files of the state that was read, of some days only if they are given.
+
+        Raises:
+            PipelineError: there are more than `MAX_PARQUET_FILES`.
+        """
+        wanted = None if days is None else set(days)
+        table = pa.table(self._opened.get_add_actions(flatten=True))
+        if table.num_rows > MAX_PARQUET_FILES:
+            raise PipelineError(
+                f"The archive has {table.num_rows} files, and at most {MAX_PARQUET_FILES} can be"
+                " read at once: split it by time."
+            )
+        columns = [
+            table.column(name).to_pylist()
+            for name in ("path", "partition.day", "partition.shard", "size_bytes", "num_records")
+        ]
+        return [
+            LakeFile(f"{self.messages}/{unquote(path)}", _day_number(day), shard, size, rows or 0)
+            for path, day, shard, size, rows in zip(*columns, strict=True)
+            if wanted is None or _day_number(day) in wanted
+        ]
+
+    def publish(self, written: Sequence[Written], note: Mapping[str, str]) -> None:
+        """Add files to the table, all or none.
+
+        Raises:
+            PipelineError: somebody else has published since the state was read, or this process
+                does not see the files.
+        """
+        require_visible(self.path, [f"messages/{each.path}" for each in written])
+        self._write(
+            [_action(each, new=True) for each in written],
+            {f"storenode.{name}": text for name, text in note.items()},
+        )
+
+    def _within(self, file: LakeFile) -> str:
+        return file.path.removeprefix(f"{self.messages}/")
+
+    def _write(self, actions: list[AddAction | RemoveAction], note: dict[str, str]) -> None:
+        self._commit(
+            lambda: self._opened.create_write_transaction(
+                actions,
+                "append",
+                Schema.from_arrow(ARROW),
+                list(PARTITIONS),
+                commit_properties=CommitProperties(
+                    custom_metadata=note,
+                    max_commit_retries=0,
+                ),
+            )
+        )
+
+    def replace(self, gone: Iterable[LakeFile], written: Sequence[Written]) -> None:
+        """Let files take the place of others that hold the same messages, all or none.
+
+        Raises:
+            PipelineError: somebody else has published since the state was read.
+        """
+        require_visible(self.path, [f"messages/{each.path}" for each in written])
+        actions: list[AddAction | RemoveAction] = [_removal(self._within(each)) for each in gone]
+        self._write([*actions, *(_action(each, new=False) for each in written)], {})
+
+    def crowded(self) -> list[LakeFile]:
+        """Small files that should be made one per directory, since it has so many of their size.
+
+        Files of about the same size are taken together, so that no message is written again with
+        every few that come: a few times in all, see `COMPACTION_STEPS`.
+        """
+        by_directory: dict[tuple[int, int], list[LakeFile]] = {}
+        for each in self.files():
+            by_directory.setdefault(each.key, []).append(each)
+        return [each for files in by_directory.values() for each in _together(files)]
+
+    def vacuum(self) -> int:
+        """Delete files that no state of the last `VACUUM_AFTER_HOURS` names; how many."""
+        tables = [self._opened]
+        if _is_table(self._hours):
+            tables.append(DeltaTable(self._hours))
+        found: list[str] = []
+        for table in tables:
+            self._commit(
+                lambda table=table: found.extend(  # type: ignore[misc]
+                    table.vacuum(VACUUM_AFTER_HOURS, dry_run=False, full=True)
+                )
+            )
+        return len(found)
+
+    def hours(self) -> Fingerprints:
+        """What the table holds by hour, of the days for which that is known."""
+        if not _is_table(self._hours):
+            return {}
+        digests = self._digests()
+        rows = DeltaTable(self._hours).to_pyarrow_table().to_pylist()
+        return {
+            row["start_ns"]: Fingerprint(row["count"], *(row[word] for word in XOR_WORDS))
+            for row in rows
+            if digests.get(row["day"]) == row["files"]
+        }
+
+    def unknown_days(self) -> list[int]:
+        """Days whose hours must be computed from the files anew."""
+        known = {start // DAY_NS for start in self.hours()}
+        return sorted(self._digests().keys() - known)
+
+    def note_hours(self, days: Iterable[int], hours: Fingerprints) -> None:
+        """Keep what the hours of some days are, as computed from the state that was read."""
+        wanted = sorted(days)
+        if not wanted:
+            return
+        digests = self._digests()
+        rows = [
+            {
+                "start_ns": start,
+                "day": start // DAY_NS,
+                "files": digests[start // DAY_NS],
+                "count": each.messages,
+                **dict(zip(XOR_WORDS, each[1:], strict=True)),
+            }
+            for start, each in sorted(hours.items())
+            if start // DAY_NS in digests and start // DAY_NS in set(wanted)
+        ]
+        table = pa.Table.from_pylist(rows, _HOURS)
+        if not _is_table(self._hours):
+            write_deltalake(
+                self._hours, table, mode="append", name="storenode hours", configuration=_KEPT
+            )
+            return
+        listed = ", ".join(map(str, wanted))
+        write_deltalake(self._hours, table, mode="overwrite", predicate=f"day in ({listed})")
+
+    @property
+    def _opened(self) -> DeltaTable:
+        assert self._table is not None, "the archive was not opened"
+        return self._table
+
+    def _check(self) -> None:
+        found = self._opened.metadata()
+        text = found.description or ""
+        version = text.removeprefix(_FORMAT)
+        if version == text:
+            raise PipelineError(
+                f"{self.path} holds a Delta table that is no archive of storenode.", USAGE
+            )
+        names = [field.name for field in self._opened.schema().fields]
+        if version != FORMAT_VERSION or names != ARROW.names:
+            raise PipelineError(
+                f"The archive in {self.path} has the format {version}, and this version of"
+                f" storenode reads {FORMAT_VERSION}: use the version that wrote it, or a newer one."
+            )
+
+    def _digests(self) -> dict[int, str]:
+        """By day, what stands for the set of its files."""
+        paths: dict[int, list[str]] = {}
+        for each in self.files():
+            paths.setdefault(each.day, []).append(each.path.removeprefix(self.messages))
+        return {
+            day: sha256("\n".join(sorted(found)).encode()).hexdigest()
+            for day, found in paths.items()
+        }
+
+    def _commit(self, action: Callable[[], object]) -> None:
+        """Do what makes commits, see that they reach the disk, and read the state anew."""
+        before = self._opened.version()
+        try:
+            action()
+        except CommitFailedError as error:
+            raise PipelineError(
+                f"Another job has written to the archive in {self.path} meanwhile, so nothing of"
+                " this one was published: run it again when the other has ended."
+            ) from error
+        except (DeltaError, OSError, ValueError) as error:
+            raise _unreadable(self.path, error) from error
+        self.open()
+        self._settle_log(before + 1)
+
+    def _settle_log(self, first: int) -> None:
+        """Have the commits from one version on reach the disk."""
+        versions = range(first, self._opened.version() + 1)
+        entries = (f"{self.messages}/_delta_log/{version:020}.json" for version in versions)
+        try:
+            settle(entries, _LOG_FOLDERS)
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+
+
+def _together(files: Iterable[LakeFile]) -> list[LakeFile]:
+    """Files of one directory that are to be made one: none, or two at least."""
+    by_size = sorted(files, key=lambda each: each.size_bytes)
+    for target in COMPACTION_STEPS:
+        small = [each for each in by_size if each.size_bytes < target // 2]
+        if len(small) >= COMPACT_AT_FILES:
+            sizes = accumulate(each.size_bytes for each in small)
+            return [each for each, size in zip(small, sizes, strict=True) if size <= target]
+    return []
+
+
+def _removal(path: str) -> RemoveAction:
+    return RemoveAction(path, False, time.time_ns() // 1_000_000)
+
+
+def _action(each: Written, *, new: bool) -> AddAction:
+    stats = {
+        "numRecords": each.rows,
+        "minValues": {"ts": each.min_ts},
+        "maxValues": {"ts": each.max_ts},
+        "nullCount": {"ts": 0},
+    }
+    values = {"day": each.day, "shard": str(each.shard)}
+    now_ms = time.time_ns() // 1_000_000
+    return AddAction(each.path, each.size_bytes, values, now_ms, new, json.dumps(stats))
+
+
+def _is_table(path: str) -> bool:
+    try:
+        return bool(DeltaTable.is_deltatable(path))
+    except (DeltaError, OSError, ValueError):
+        return False
+
+
+def _day_number(day: object) -> int:
+    return int(pa.scalar(day, pa.date32()).value)
+
+
+def _day_text(day: int) -> str:
+    return str(pa.scalar(day, pa.int32()).cast(pa.date32()).as_py())
+
+
+def _unreadable(path: str, error: Exception) -> PipelineError:
+    text = " ".join(str(error).split())[:300]
+    return PipelineError(f"The archive in {path} could not be read or written ({text}).")

@@ -1,0 +1,65 @@
+"""Limits of the data pipeline."""
+
+from typing import Final
+
+from storenode.message.limits import NS_PER_S
+
+MINUTE_NS: Final = 60 * NS_PER_S
+HOUR_NS: Final = 60 * MINUTE_NS
+DAY_NS: Final = 24 * HOUR_NS
+
+OLDEST_JAVA: Final = 17
+
+MAX_CONNECTIONS: Final = 8
+"""Tasks that read from or write to one database at a time, of one job."""
+
+MAX_SLICE_ROWS: Final = 1_000_000
+MIN_SLICE_ROWS: Final = 20_000
+"""Messages that are read in one transaction, as far as the summaries tell."""
+
+SHARD_PARTITIONS: Final = 64
+"""Shards that have directories of their own in the lake. Strangers invent topics, not files."""
+
+MAX_KNOWN_TOPICS: Final = 100_000
+"""Pairs of topics whose names a task keeps in memory while it reads a database."""
+
+OPEN_FILES: Final = 128
+"""Files that one task writes side by side; the one that had no row for longest is ended first."""
+
+ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
+HELD_BYTES: Final = 128 * 1024 * 1024
+"""Bytes of messages that become one row group, and that a task that writes holds in all."""
+
+ARROW_BATCH_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of rows that Spark sends to a worker in one piece; a single row may have more."""
+
+MIN_PORTION_ROWS: Final = 100_000
+MAX_PORTION_ROWS: Final = 4_000_000
+"""Messages in files that one task goes through, where a file does not have more."""
+
+COMPACT_AT_FILES: Final = 8
+"""Files of one day and shard, of about the same size, from which on they are made one."""
+
+COMPACTION_STEPS: Final = (4 * 1024 * 1024, 32 * 1024 * 1024, 256 * 1024 * 1024)
+"""Bytes that small files are brought to one after the other: each step writes a message again a
+few times, however small the portions were in which it came."""
+
+VACUUM_AFTER_HOURS: Final = 7 * 24
+"""How long files stay that the newest state of a lake does not name: somebody may read an older
+state, or another job be about to publish them."""
+
+MAX_LISTED: Final = 100
+"""Rows, hours or files that a report lists of each kind; the number of all is said."""
+
+MAX_PARQUET_FILES: Final = 1_000_000
+"""Files of one lake."""
+
+RESTORE_BATCH_MESSAGES: Final = 10_000
+RESTORE_BATCH_BYTES: Final = 8 * 1024 * 1024
+"""Messages, and bytes of them, that a restore stores in one transaction."""
+
+STREAM_BATCH_ROWS: Final = 2_000_000
+"""Messages of one micro-batch, as far as commits allow: one commit at least."""
+
+STREAM_COMMITS: Final = 100_000
+"""Commits that are looked at to find the end of a micro-batch."""

@@ -1,0 +1,99 @@
+"""Which statements read a range of time: slices along the partitions, of about the same size.
+
+Pure: fingerprints and bounds come in, slices come out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from store.domain.partitioning import Bounds
+from store.pipeline.fingerprints import Fingerprints
+from store.pipeline.limits import HOUR_NS, MAX_SLICE_ROWS, MIN_SLICE_ROWS
+from store.pipeline.portions import shared_out
+
+
+class Slice(NamedTuple):
+    """Messages from ``low_ns`` up to ``high_ns``, exclusive; about ``rows`` of them."""
+
+    low_ns: int
+    high_ns: int
+    rows: int
+
+
+def plan_slices(
+    held: Fingerprints,
+    partitions: Iterable[Bounds],
+    within: Bounds,
+    slice_rows: int,
+    length_ns: int = HOUR_NS,
+) -> list[Slice]:
+    """Slices, ascending, that together hold the messages of some hours ``within`` a range.
+
+    ``held`` may be about minutes as well, which ``length_ns`` says. No slice reaches over the
+    bounds of a partition, or over a gap in what is held. An hour that has much more than
+    ``slice_rows`` messages is cut by time.
+    """
+    cuts = sorted({edge for each in partitions for edge in (each.low, each.high)})
+    pieces: list[Slice] = []
+    for start in sorted(held):
+        for piece in _cut(start, length_ns, held[start].messages, cuts, slice_rows):
+            low, high = max(piece.low_ns, within.low), min(piece.high_ns, within.high)
+            if low < high:
+                pieces.append(Slice(low, high, piece.rows))
+    return _joined(pieces, set(cuts), slice_rows)
+
+
+def good_slice_rows(total: int, tasks: int) -> int:
+    """Messages per slice so that ``tasks`` of them have something to do all the time."""
+    return min(MAX_SLICE_ROWS, max(MIN_SLICE_ROWS, -(-total // max(1, tasks))))
+
+
+def grouped(slices: Sequence[Slice], groups: int) -> list[list[Slice]]:
+    """Neighbouring slices in at most so many groups of about the same number of messages."""
+    share = max(1, -(-sum(each.rows for each in slices) // max(1, groups)))
+    return shared_out(slices, lambda each: each.rows, share)
+
+
+def to_text(slices: Iterable[Slice]) -> str:
+    """Slices as the option of the data source."""
+    return json.dumps([list(each) for each in slices])
+
+
+def from_text(text: str) -> list[Slice]:
+    """Read what `to_text` wrote.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    rows = json.loads(text)
+    try:
+        return [Slice(int(low), int(high), int(count)) for low, high, count in rows]
+    except TypeError as error:
+        raise ValueError("the slices are no list of three numbers each") from error
+
+
+def _cut(
+    start: int, length_ns: int, count: int, cuts: Sequence[int], slice_rows: int
+) -> list[Slice]:
+    parts = max(1, count // slice_rows)
+    edges = {start + length_ns * part // parts for part in range(parts + 1)}
+    edges |= {edge for edge in cuts if start < edge < start + length_ns}
+    ordered = sorted(edges)
+    rows = count // (len(ordered) - 1)
+    return [Slice(low, high, rows) for low, high in pairwise(ordered)]
+
+
+def _joined(pieces: Iterable[Slice], cuts: set[int], slice_rows: int) -> list[Slice]:
+    joined: list[Slice] = []
+    for each in pieces:
+        last = joined[-1] if joined else None
+        fits = last is not None and last.rows + each.rows <= slice_rows
+        if last is not None and fits and last.high_ns == each.low_ns and each.low_ns not in cuts:
+            joined[-1] = Slice(last.low_ns, each.high_ns, last.rows + each.rows)
+        else:
+            joined.append(each)
+    return joined

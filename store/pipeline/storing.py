@@ -1,0 +1,135 @@
+"""Rows of Spark into a store node's database: how a restore writes.
+
+Every row goes through the node's own door and writer, so that a message that comes back has its
+indexes, its SDS metadata, its place in the commit order and its part of the summaries, and nodes
+that serve see it at once. What is there already is left alone: tasks may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from store.db.partitions import PartitionMap
+from store.db.pool import Database, PoolSettings
+from store.db.writer import DatabaseWriter
+from store.domain.door import Door
+from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.pipeline.encode import COLUMNS, encoded
+from store.pipeline.errors import UNREACHABLE, USAGE, PipelineError
+from store.pipeline.limits import RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
+from storenode.message.validate import MalformedMessage, Policy, Verdict
+
+_NO_LIMIT: Final = 2**31 - 1
+_POOLS: Final = PoolSettings(write_connections=2, read_connections=1, bulk_connections=1)
+
+POLICY: Final = Policy(
+    max_drift_ns=None,
+    max_message_bytes=_NO_LIMIT,
+    max_meta_bytes=_NO_LIMIT,
+    max_topic_bytes=_NO_LIMIT,
+)
+"""What was stored once was admitted once, perhaps under other limits."""
+
+
+@dataclass
+class Stored(WriterCommitMessage):
+    """What one task did: messages that it was given, and those that were not there yet."""
+
+    given: int
+    new: int
+
+
+class StoringWriter(DataSourceArrowWriter):
+    """Stores the rows of each task, in transactions of a few thousand messages."""
+
+    def __init__(self, url: str, names: Sequence[str]) -> None:
+        missing = [name for name in COLUMNS if name not in names]
+        if missing:
+            raise PipelineError(
+                f"The rows to be stored have no column {missing[0]!r}: they need"
+                f" {', '.join(COLUMNS)}.",
+                USAGE,
+            )
+        self._url = url
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Stored:
+        """Store the rows of one task."""
+        return asyncio.run(store_rows(self._url, iterator))
+
+
+async def store_rows(url: str, batches: Iterator[pa.RecordBatch]) -> Stored:
+    """Store rows that have `COLUMNS`.
+
+    Raises:
+        PipelineError: a row is not the message that its hash names, or the database does not serve.
+    """
+    given = new = 0
+    try:
+        async with _writer(url) as writer:
+            for batch in batches:
+                for rows in _portions(batch):
+                    given += len(rows)
+                    new += await _store(writer, rows)
+    except (StoreUnavailable, StoreBusy) as error:
+        raise PipelineError(f"The database could not be reached: {error}.", UNREACHABLE) from error
+    except psycopg.Error as error:
+        text = str(error).strip().splitlines()
+        raise PipelineError(f"The database refused ({text[0] if text else error}).") from error
+    return Stored(given, new)
+
+
+@asynccontextmanager
+async def _writer(url: str) -> AsyncIterator[DatabaseWriter]:
+    database = await Database.open(url, _POOLS)
+    writer = DatabaseWriter(database, PartitionMap(time.time_ns))
+    try:
+        await writer.start()
+        yield writer
+    finally:
+        await writer.stop()
+        await database.close()
+
+
+def _portions(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for row in batch.select(list(COLUMNS)).to_pylist():
+        if rows and (
+            len(rows) >= RESTORE_BATCH_MESSAGES or size + len(row["payload"]) > RESTORE_BATCH_BYTES
+        ):
+            yield rows
+            rows, size = [], 0
+        rows.append(row)
+        size += len(row["payload"])
+    if rows:
+        yield rows
+
+
+async def _store(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> int:
+    door = Door(POLICY, time.time_ns(), Source.RESTORE)
+    try:
+        door.admit_encoded([encoded(row) for row in rows])
+    except (MalformedMessage, ValueError) as error:
+        raise PipelineError(f"A row of the archive is no message: {error}.") from error
+    published = door.published
+    for place, row in enumerate(rows):
+        if published.verdicts[place] is Verdict.REJECTED:
+            raise PipelineError(
+                f"The archived message {row['hash'].hex()} cannot be stored:"
+                f" {published.refusals[place].sentence}."
+            )
+        if published.hashes[place] != row["hash"]:
+            raise PipelineError(
+                f"The archived message {row['hash'].hex()} is not what its hash names: run"
+                " `storenode pipeline verify` on the archive."
+            )
+    return sum(await writer.store(published.batch, Source.RESTORE))

@@ -1,0 +1,1 @@
+"""Publish, query and follow Waku and SDS messages at store nodes, and take part in SDS channels."""

@@ -1,0 +1,1 @@
+"""The command `storenode`: the client commands; the node adds its own."""

@@ -1,0 +1,132 @@
+"""`storenode chat`: people in one SDS channel, each in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from storenode.cli.chat.limits import FILTER_ERROR_RATE, FILTER_IDS
+from storenode.cli.chat.plain import PlainChat
+from storenode.cli.client.session import (
+    DEFAULT_NODE,
+    credential_options,
+    drop_output,
+    tls_of,
+    token_of,
+)
+from storenode.cli.client.text import safe
+from storenode.cli.errors import FAILED, OK, USAGE, CliError
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.connection.errors import ClientOptionError
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.node import StoreNode
+from storenode.sds.aio.state import StateError
+from storenode.sds.aio.transport import DEFAULT_PUBSUB_TOPIC
+from storenode.sds.bloom import FilterShape
+from storenode.sds.config import ChannelConfig
+
+_CHAT = "Chat"
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _with_credentials(function: _F) -> _F:
+    for add in reversed(credential_options()):
+        function = add(function)  # type: ignore[assignment]
+    return function
+
+
+@click.command(cls=LayeredCommand)
+@option("--channel", "channel_id", required=True, section=_CHAT, help="The channel to talk in.")
+@option("--name", required=True, section=_CHAT, help="Who you are; nobody else may have it.")
+@option(
+    "--state",
+    metavar="FILE",
+    section=_CHAT,
+    help="File, or URL of a database, to go on from the next time; by default nothing is kept.",
+)
+@option("--pubsub-topic", default=DEFAULT_PUBSUB_TOPIC, show_default=True, section=_CHAT)
+@option(
+    "--content-topic",
+    section=_CHAT,
+    help="The same for everybody in the channel; /sds/1/CHANNEL/proto by default.",
+)
+@option(
+    "--node",
+    "nodes",
+    multiple=True,
+    default=(DEFAULT_NODE,),
+    show_default=True,
+    metavar="HOST:PORT",
+    section="Connection",
+    help="A node to talk through; repeated, the next one is used when one is away.",
+)
+@_with_credentials
+def chat(
+    *,
+    nodes: tuple[str, ...],
+    token_file: Path | None,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    **chosen: Any,  # noqa: ANN401 - the options of the chat itself
+) -> int:
+    """Talk in a channel. Everybody in it sees the same lines in the same order.
+
+    In front of an own line: … not sent yet, · stored by a node, ? somebody probably has it, ✓
+    somebody has it, ✗ refused or given up. Page Up and Page Down scroll, Ctrl-C leaves. Without a
+    terminal, lines of the input are said, and what anybody says is printed as it comes.
+    """
+    token, tls = token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)
+    places = [StoreNode(address, token, tls) for address in nodes]
+    try:
+        asyncio.run(_talk(places, **chosen))
+    except StateError as error:
+        raise CliError(FAILED, safe(str(error))) from error
+    except (ClientOptionError, ValueError) as error:
+        raise CliError(USAGE, safe(str(error))) from error
+    except BrokenPipeError:
+        # Whoever reads has seen enough, which is no failure of ours.
+        drop_output()
+    except KeyboardInterrupt:
+        pass
+    return OK
+
+
+async def _talk(
+    places: list[StoreNode],
+    *,
+    channel_id: str,
+    name: str,
+    state: str | None,
+    pubsub_topic: str,
+    content_topic: str | None,
+) -> None:
+    shape = FilterShape(FILTER_IDS, FILTER_ERROR_RATE)
+    async with Channel.join(
+        places,
+        channel_id,
+        name,
+        pubsub_topic=pubsub_topic,
+        content_topic=content_topic,
+        state=state,
+        config=ChannelConfig(channel_id, name, filter=shape),
+    ) as channel:
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            await _on_screen(channel, f"{safe(name)} in {safe(channel_id)}")
+        else:
+            await PlainChat(channel).run()
+
+
+async def _on_screen(channel: Channel, title: str) -> None:
+    try:
+        from storenode.cli.chat.screen import ScreenChat  # noqa: PLC0415 - an extra may lack it
+    except ModuleNotFoundError as error:
+        raise CliError(
+            USAGE, "The chat needs prompt-toolkit: install storenode with its extra `chat`."
+        ) from error
+    await ScreenChat(channel, title).run()

@@ -1,0 +1,79 @@
+"""`storenode causal-history`: the causal past of SDS messages."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import click
+
+from storenode.cli.client.output import note
+from storenode.cli.client.session import ENTRY, Session, connected, topic_options
+from storenode.cli.client.walks import missing_note, print_page
+from storenode.cli.errors import OK
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.client.node import Entry, content_filter
+
+_WALK = "Walk"
+
+
+@click.command("causal-history", cls=LayeredCommand)
+@click.argument("heads", nargs=-1, required=True, type=ENTRY, metavar="HEAD[@HINT]...")
+@option("--channel", required=True, metavar="CHANNEL", help="The channel of the heads.")
+@option(
+    "--known",
+    "known_ids",
+    multiple=True,
+    metavar="ID",
+    section=_WALK,
+    help="An ID that is held already: not sent, and not walked past; may be repeated.",
+)
+@option(
+    "--max-messages",
+    type=click.IntRange(min=0),
+    default=0,
+    section=_WALK,
+    help="End after N messages, those nearest to the heads.  [default: the node's limit]",
+)
+@option(
+    "--max-depth",
+    type=click.IntRange(min=0),
+    default=0,
+    section=_WALK,
+    help="Walk at most N generations back.  [default: unlimited]",
+)
+@option("--no-data", is_flag=True, section=_WALK, help="Print only IDs and hashes.")
+@topic_options
+@connected()
+async def causal_history(
+    session: Session,
+    *,
+    heads: tuple[Entry, ...],
+    channel: str,
+    known_ids: tuple[str, ...],
+    max_messages: int,
+    max_depth: int,
+    no_data: bool,
+    pubsub_topic: str | None,
+    content_topics: tuple[str, ...],
+) -> int:
+    """Fetch everything that some SDS messages depend on, parents before children.
+
+    What the history names and the node does not hold is listed as missing.
+    """
+    pages = session.client.causal_history(
+        channel,
+        heads,
+        known_ids=known_ids,
+        max_messages=max_messages,
+        max_depth=max_depth,
+        filter=content_filter(pubsub_topic, content_topics),
+    )
+    missing, truncated = 0, False
+    async with aclosing(pages):
+        async for page in pages:
+            missing += print_page(session.out, page, data=not no_data)
+            truncated |= page.truncated
+    if truncated:
+        note("A limit ended the walk: ask again with the missing parents of what came as heads.")
+    missing_note(missing)
+    return OK

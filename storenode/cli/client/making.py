@@ -1,0 +1,141 @@
+"""Messages that `publish` makes of payloads or of JSON lines."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from storenode.cli.client.text import safe
+from storenode.cli.errors import FAILED, USAGE, CliError
+from storenode.client.messages import hash_of, new_message
+from storenode.client.plain import MessageShapeError, message_from_plain
+from storenode.client.sds_messages import sds_payload
+from storenode.message.limits import MAX_TIMESTAMP_NS
+
+if TYPE_CHECKING:
+    from storenode.client.node import Entry
+    from storenode.client.types import WakuMessageAndTopic
+
+_NS_PER_MS = 1_000_000
+_CURSOR_KEYS = frozenset({"cursor", "pagination_cursor"})
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The fields around a payload. ``timestamp_ns`` is the first message's; ``None``: now."""
+
+    pubsub_topic: str
+    content_topic: str
+    timestamp_ns: int | None
+    meta: bytes | None
+    ephemeral: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SdsDraft:
+    """SDS fields of the first message; the ones after it name the one before as parent."""
+
+    channel_id: str
+    sender_id: str
+    parents: tuple[Entry, ...]
+    message_id: str | None
+
+
+class MessageMaker:
+    """Makes one message after the other, each with a timestamp of its own."""
+
+    def __init__(
+        self, envelope: Envelope, sds: SdsDraft | None, clock: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._envelope = envelope
+        self._sds = sds
+        self._clock = clock
+        self._parents = sds.parents if sds is not None else ()
+        self._last_ns: int | None = None
+        self._last_lamport = 0
+
+    def make(self, payload: bytes) -> WakuMessageAndTopic:
+        """Wrap a payload, in an SDS message where a channel is given.
+
+        Raises:
+            CliError: It would be no SDS message.
+        """
+        message_id = (self._sds and self._sds.message_id) or uuid.uuid4().hex
+        if self._sds is not None:
+            payload = self._wrapped(self._sds, message_id, payload)
+        envelope = self._envelope
+        message = new_message(
+            payload,
+            envelope.content_topic,
+            envelope.pubsub_topic,
+            self._timestamp_ns(),
+            meta=envelope.meta,
+            ephemeral=envelope.ephemeral or None,
+        )
+        if self._sds is not None:
+            self._parents = ((message_id, _hint(message)),)
+        return message
+
+    def _timestamp_ns(self) -> int:
+        wanted = self._envelope.timestamp_ns
+        first = self._clock() if wanted is None else wanted
+        # Equal payloads must not become one message.
+        if self._last_ns is not None:
+            first = min(max(first, self._last_ns + 1), MAX_TIMESTAMP_NS)
+        self._last_ns = first
+        return first
+
+    def _wrapped(self, sds: SdsDraft, message_id: str, content: bytes) -> bytes:
+        self._last_lamport = max(self._clock() // _NS_PER_MS, self._last_lamport + 1)
+        try:
+            return sds_payload(
+                sds.channel_id,
+                message_id,
+                content,
+                sender_id=sds.sender_id,
+                lamport=self._last_lamport,
+                parents=self._parents,
+            )
+        except ValueError as error:
+            raise CliError(USAGE, safe(str(error))) from error
+
+
+def _hint(message: WakuMessageAndTopic) -> bytes | None:
+    try:
+        return hash_of(message)
+    except ValueError:
+        # The timestamp that was asked for has no hash; the node says so in its answer.
+        return None
+
+
+class JsonLines:
+    """Reads what `scan --json` prints back into messages."""
+
+    def __init__(self) -> None:
+        self._line = 0
+
+    def read(self, line: bytes) -> WakuMessageAndTopic | None:
+        """The message of one line; ``None`` for a blank one and for a cursor.
+
+        Raises:
+            CliError: The line is something else.
+        """
+        self._line += 1
+        if not line.strip():
+            return None
+        try:
+            value = json.loads(line)
+            if isinstance(value, dict) and _CURSOR_KEYS & value.keys():
+                return None
+            return message_from_plain(value)
+        except MessageShapeError as error:
+            raise self._refused(str(error)) from error
+        except (ValueError, RecursionError) as error:
+            raise self._refused("it is not JSON in UTF-8") from error
+
+    def _refused(self, cause: str) -> CliError:
+        return CliError(FAILED, f"Line {self._line} of the input is no message: {safe(cause)}.")

@@ -1,0 +1,97 @@
+"""`storenode query`: pages of 13/WAKU2-STORE."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import click
+
+from storenode.cli.client.output import note
+from storenode.cli.client.session import HEX, Session, connected, time_options, topic_options
+from storenode.cli.errors import OK
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.client.queries import query_request
+
+_PAGE = "Page"
+
+
+@click.command(cls=LayeredCommand)
+@topic_options
+@time_options
+@option(
+    "--hash",
+    "hashes",
+    multiple=True,
+    type=HEX,
+    section="Filter",
+    help="The message with this hash; may be repeated, and excludes the other filters.",
+)
+@option(
+    "--forward/--backward",
+    default=False,
+    section=_PAGE,
+    help="Begin with the oldest match, or with the newest.  [default: backward]",
+)
+@option("--cursor", type=HEX, section=_PAGE, help="Go on after this message hash.")
+@option(
+    "--limit",
+    type=click.IntRange(min=0),
+    section=_PAGE,
+    help="Messages on a page; the node gives 100 by default and 1,000 at most.",
+)
+@option("--all", "every_page", is_flag=True, section=_PAGE, help="Fetch every page, not only one.")
+@option(
+    "--no-data",
+    is_flag=True,
+    section=_PAGE,
+    help="Only hashes: says which messages the node holds.",
+)
+@option(
+    "--cursors",
+    is_flag=True,
+    section=_PAGE,
+    help="Print the cursor of the next page where there is one.",
+)
+@connected()
+async def query(
+    session: Session,
+    *,
+    pubsub_topic: str | None,
+    content_topics: tuple[str, ...],
+    time_start: int | None,
+    time_end: int | None,
+    hashes: tuple[bytes, ...],
+    forward: bool,
+    cursor: bytes | None,
+    limit: int | None,
+    every_page: bool,
+    no_data: bool,
+    cursors: bool,
+) -> int:
+    """Fetch stored messages by topic and time, or by hash.
+
+    The messages of a page come in ascending order of time, in either direction.
+    """
+    request = query_request(
+        pubsub_topic=pubsub_topic,
+        content_topics=content_topics,
+        time_start=time_start,
+        time_end=time_end,
+        message_hashes=hashes,
+        forward=forward,
+        cursor=cursor,
+        limit=limit,
+        include_data=not no_data,
+    )
+    async with aclosing(session.client.query_pages(request)) as pages:
+        async for page in pages:
+            for item in page.messages:
+                session.out.stored(item)
+            more = page.HasField("pagination_cursor")
+            if more and cursors:
+                session.out.cursor("pagination_cursor", page.pagination_cursor)
+            if not every_page:
+                if more and not cursors and not session.out.as_json:
+                    note(f"More match: add --cursor {page.pagination_cursor.hex()} or --all.")
+                break
+    return OK

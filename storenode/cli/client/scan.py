@@ -1,0 +1,69 @@
+"""`storenode scan`: everything that matches, in order of time."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import click
+
+from storenode.cli.client.session import HEX, Session, connected, time_options, topic_options
+from storenode.cli.errors import OK
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.client.node import content_filter
+
+_STREAM = "Stream"
+
+
+@click.command(cls=LayeredCommand)
+@topic_options
+@time_options
+@option("--cursor", type=HEX, section=_STREAM, help="Go on after the page that had this cursor.")
+@option("--limit", type=click.IntRange(min=1), section=_STREAM, help="End after N messages.")
+@option(
+    "--page-size",
+    type=click.IntRange(min=0),
+    default=0,
+    section=_STREAM,
+    help="Messages on a page.  [default: the node's choice]",
+)
+@option("--no-data", is_flag=True, section=_STREAM, help="Only hashes.")
+@option("--cursors", is_flag=True, section=_STREAM, help="Print the cursor after every page.")
+@connected()
+async def scan(
+    session: Session,
+    *,
+    pubsub_topic: str | None,
+    content_topics: tuple[str, ...],
+    time_start: int | None,
+    time_end: int | None,
+    cursor: bytes | None,
+    limit: int | None,
+    page_size: int,
+    no_data: bool,
+    cursors: bool,
+) -> int:
+    """Stream every stored message that matches, the oldest first.
+
+    Goes on by itself after the node was away for a moment.
+    """
+    pages = session.client.scan(
+        filter=content_filter(pubsub_topic, content_topics),
+        time_start=time_start,
+        time_end=time_end,
+        include_data=not no_data,
+        cursor=cursor or b"",
+        page_size=page_size,
+    )
+    left = limit
+    async with aclosing(pages):
+        async for page in pages:
+            for item in page.messages[:left]:
+                session.out.stored(item)
+            # A page cut short has no cursor of its own: going on from it would skip the rest.
+            if cursors and (left is None or len(page.messages) <= left):
+                session.out.cursor("cursor", page.cursor)
+            if left is not None:
+                left -= len(page.messages)
+                if left <= 0:
+                    break
+    return OK

@@ -1,0 +1,286 @@
+"""What every client command shares: the options of the connection, and how a call ends."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from storenode.cli.client.limits import MAX_PEM_FILE_BYTES, MAX_TOKEN_FILE_BYTES
+from storenode.cli.client.output import Output
+from storenode.cli.client.text import TIME, parse_hex, safe
+from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
+from storenode.cli.options.layers import option
+from storenode.cli.options.types import Parsed
+from storenode.client.errors import ClientOptionError, NodeError
+from storenode.client.node import NodeClient, connect
+from storenode.connection.channel import TlsIdentity
+
+DEFAULT_NODE = "127.0.0.1:7420"
+DEFAULT_ADMIN = "127.0.0.1:7421"
+
+HEX = Parsed("hex", "HEX", parse_hex)
+
+_CONNECTION = "Connection"
+_FILTER = "Filter"
+
+Command = Callable[..., int]
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A connected client and where its answers go."""
+
+    client: NodeClient
+    out: Output
+
+
+Call = Callable[..., Awaitable[int]]
+
+
+def connected(
+    option_name: str = "--node", default: str = DEFAULT_NODE, *, interrupt_ends: bool = False
+) -> Callable[[Call], Command]:
+    """Make a command of a call: add the connection's options, run it, translate its errors.
+
+    The call gets a `Session` and the command's own options and returns the exit code. With
+    ``interrupt_ends`` Ctrl-C is the usual way to end it, and a success.
+    """
+
+    def decorate(call: Call) -> Command:
+        @functools.wraps(call)
+        def run(
+            *,
+            address: str,
+            token_file: Path | None,
+            tls_ca: Path | None,
+            tls_cert: Path | None,
+            tls_key: Path | None,
+            as_json: bool,
+            **own: Any,  # noqa: ANN401 - the command's own options
+        ) -> int:
+            out = Output(as_json=as_json)
+            token = token_of(token_file)
+            tls = tls_of(tls_ca, tls_cert, tls_key)
+
+            async def session() -> int:
+                async with connect(address, token=token, tls=tls) as client:
+                    try:
+                        return await call(Session(client, out), **own)
+                    finally:
+                        out.flush()
+
+            return _run(session(), interrupt_ends=interrupt_ends)
+
+        command: Command = run
+        for add in reversed(_options(option_name, default)):
+            command = add(command)
+        return command
+
+    return decorate
+
+
+def _run(session: Coroutine[Any, Any, int], *, interrupt_ends: bool) -> int:
+    try:
+        return asyncio.run(session)
+    except NodeError as error:
+        code = UNREACHABLE if error.unreachable else FAILED
+        raise CliError(code, safe(error.sentence)) from error
+    except ClientOptionError as error:
+        raise CliError(USAGE, safe(str(error))) from error
+    except UnicodeEncodeError as error:
+        raise CliError(
+            USAGE, "An option holds bytes that are not UTF-8, which no field of a message takes."
+        ) from error
+    except BrokenPipeError:
+        # Whoever reads has seen enough, which is no failure of ours.
+        drop_output()
+        return OK
+    except KeyboardInterrupt:
+        if interrupt_ends:
+            return OK
+        raise
+
+
+def drop_output() -> None:
+    """Send what Python would still flush to standard output nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def token_of(path: Path | None) -> str | None:
+    """Read the token of `--token-file`.
+
+    Raises:
+        CliError: The file cannot be read, or is none that holds a token.
+    """
+    if path is None:
+        return None
+    try:
+        return _read(path, "--token-file", MAX_TOKEN_FILE_BYTES).decode().strip()
+    except UnicodeDecodeError as error:
+        raise CliError(USAGE, f"The file {path} of --token-file is not text.") from error
+
+
+def tls_of(ca: Path | None, cert: Path | None, key: Path | None) -> TlsIdentity | None:
+    """Read the files of the TLS options; None without any.
+
+    Raises:
+        CliError: One cannot be read, or a key or certificate is alone.
+    """
+    if ca is None and cert is None and key is None:
+        return None
+    if (cert is None) != (key is None):
+        raise CliError(USAGE, "--tls-cert and --tls-key go together: give both or neither.")
+    return TlsIdentity(
+        ca=_pem(ca, "--tls-ca"), cert=_pem(cert, "--tls-cert"), key=_pem(key, "--tls-key")
+    )
+
+
+def _pem(path: Path | None, flag: str) -> bytes | None:
+    if path is None:
+        return None
+    text = _read(path, flag, MAX_PEM_FILE_BYTES)
+    if b"-----BEGIN " not in text:
+        raise CliError(USAGE, f"The file {path} of {flag} is not PEM: name one that is.")
+    return text
+
+
+def _read(path: Path, flag: str, limit_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            text = file.read(limit_bytes + 1)
+    except OSError as error:
+        raise CliError(
+            USAGE, f"The file {path} of {flag} cannot be read ({error.strerror})."
+        ) from error
+    if len(text) > limit_bytes:
+        raise CliError(USAGE, f"The file {path} of {flag} has more than {limit_bytes} bytes.")
+    return text
+
+
+def topic_options(function: _F) -> _F:
+    """Add the options of a content filter."""
+    for add in (
+        option(
+            "--content-topic",
+            "content_topics",
+            multiple=True,
+            metavar="TOPIC",
+            section=_FILTER,
+            help="Only messages on this content topic; may be repeated.",
+        ),
+        option(
+            "--pubsub-topic",
+            metavar="TOPIC",
+            section=_FILTER,
+            help="Only messages on this pubsub topic.",
+        ),
+    ):
+        function = add(function)
+    return function
+
+
+def time_options(function: _F) -> _F:
+    """Add the options of a time range."""
+    for add in (
+        option(
+            "--to",
+            "time_end",
+            type=TIME,
+            section=_FILTER,
+            help="Only messages before this time: RFC 3339, or nanoseconds since 1970.",
+        ),
+        option(
+            "--from",
+            "time_start",
+            type=TIME,
+            section=_FILTER,
+            help="Only messages from this time on: RFC 3339, or nanoseconds since 1970.",
+        ),
+    ):
+        function = add(function)
+    return function
+
+
+def entry(text: str) -> tuple[str, bytes | None]:
+    """Read `ID[@HINT]`; only 64 hexadecimal digits after the last @ are a hint."""
+    name, at, hint = text.rpartition("@")
+    digits = 64
+    if (
+        at
+        and name
+        and len(hint) == digits
+        and all(each in "0123456789abcdefABCDEF" for each in hint)
+    ):
+        return name, bytes.fromhex(hint)
+    return text, None
+
+
+ENTRY = Parsed("entry", "ID[@HINT]", entry)
+
+
+def _options(name: str, default: str) -> list[Callable[[Command], Command]]:
+    return [
+        option(
+            name,
+            "address",
+            default=default,
+            show_default=True,
+            metavar="HOST:PORT",
+            section=_CONNECTION,
+            help="The node to call.",
+        ),
+        *credential_options(),
+        option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            section=_CONNECTION,
+            help="Print one JSON object a line; bytes are lower-case hexadecimal.",
+        ),
+    ]
+
+
+def credential_options() -> list[Callable[[Command], Command]]:
+    """The options of who calls, and how the connection is secured."""
+    file = click.Path(dir_okay=False, path_type=Path)
+    return [
+        option(
+            "--token-file",
+            type=file,
+            metavar="FILE",
+            section=_CONNECTION,
+            help="File with the token of this client; beyond loopback it needs TLS.",
+        ),
+        option(
+            "--tls-ca",
+            type=file,
+            metavar="FILE",
+            section=_CONNECTION,
+            help="Connect by TLS and trust the certificate authorities in this PEM file.",
+        ),
+        option(
+            "--tls-cert",
+            type=file,
+            metavar="FILE",
+            section=_CONNECTION,
+            help="PEM file with the certificate of this client, for a node that asks for one.",
+        ),
+        option(
+            "--tls-key",
+            type=file,
+            metavar="FILE",
+            section=_CONNECTION,
+            help="PEM file with the key of that certificate.",
+        ),
+    ]

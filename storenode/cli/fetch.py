@@ -1,0 +1,236 @@
+"""The part of `storenode sync` that asks peers for listed SDS messages.
+
+The list is lines of JSON, as `storenode pipeline audit --missing` writes them. It is read a portion
+at a time, so little of it is in memory however long it is; what is held already is not asked for,
+so it may be gone through again at any time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+from storenode.cli.client.session import Session
+from storenode.cli.client.text import safe
+from storenode.cli.errors import FAILED, OK, USAGE, CliError
+from storenode.message.limits import HASH_BYTES
+from storenode.sds.limits import MAX_ID_BYTES
+
+if TYPE_CHECKING:
+    from storenode.client.node import Entry
+    from storenode.client.types import HistoryEntry
+
+PORTION: Final = 500
+"""IDs that are asked for at once; a node takes 1,000."""
+
+MAX_LINE_BYTES: Final = 256 * 1024
+MAX_LISTED: Final = 100
+_LABEL_CHARS: Final = 10
+
+Line = tuple[str, "Entry"]
+"""A channel, and an ID in it with its hint if any."""
+
+
+def listed(file: Path) -> Iterator[Line]:
+    """Read a list of SDS messages.
+
+    Raises:
+        CliError: it cannot be read, or a line is none of such a list.
+    """
+    try:
+        with file.open("rb") as opened:
+            for number, line in enumerate(_lines(opened), 1):
+                yield _parsed(line, f"Line {number} of {file}")
+    except OSError as error:
+        raise CliError(
+            USAGE, f"The list {file} cannot be read ({error.strerror}): check the path."
+        ) from error
+
+
+def _lines(opened: BinaryIO) -> Iterator[bytes]:
+    while line := opened.readline(MAX_LINE_BYTES + 1):
+        yield line
+
+
+def _parsed(line: bytes, where: str) -> Line:
+    if len(line) > MAX_LINE_BYTES:
+        raise CliError(USAGE, f"{where} is longer than {MAX_LINE_BYTES:,} bytes.")
+    try:
+        found = json.loads(line)
+        channel, name, hint = found["channel"], found["message_id"], found.get("hint")
+        digest = None if hint is None else bytes.fromhex(hint)
+        usable = all(isinstance(text, str) and text for text in (channel, name))
+        if usable and (digest is None or len(digest) == HASH_BYTES):
+            (channel + name).encode()
+            return channel, (name, digest)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise CliError(
+        USAGE,
+        f'{where} is not like {{"channel": "…", "message_id": "…"}}, perhaps with a "hint" of'
+        f" {2 * HASH_BYTES} hexadecimal digits: give a list that `storenode pipeline audit"
+        " --missing` has written.",
+    )
+
+
+@dataclass
+class Tally:
+    """What became of a list so far; ``left`` are the first IDs that did not come, and why."""
+
+    peers: list[str]
+    held: int = 0
+    stored: int = 0
+    found: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    left: list[tuple[str, str, str]] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything of the list is held now."""
+        return not self.outcomes
+
+    def as_json(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "complete": self.complete,
+            "held": self.held,
+            "found": dict(self.found),
+            "messages_stored": self.stored,
+            **{name: self.outcomes[name] for name in _OUTCOMES},
+            "peers": self.peers,
+            "failed": self.failed,
+            "notes": list(self.notes),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The same for people."""
+        for label, value in self._rows():
+            yield f"{label:<{_LABEL_CHARS}}{value}"
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield "held", f"{self.held:,} here already"
+        for peer, count in self.found.items():
+            yield "found", f"{count:,} at {safe(peer)}"
+        yield "stored", f"{self.stored:,} messages"
+        for name, what in _OUTCOMES.items():
+            if count := self.outcomes[name]:
+                yield name, f"{count:,} {what}"
+                listed = [each for each in self.left if each[0] == name]
+                for _, channel, each in listed:
+                    yield "", f"{safe(each)} of {safe(channel)}"
+                if count > len(listed):
+                    yield "", f"and {count - len(listed):,} more"
+        for peer, error in self.failed.items():
+            yield "failed", f"{safe(peer)}: {safe(error)}"
+        for note in self.notes:
+            yield "note", safe(note)
+
+
+_MISSING: Final = "missing"
+_REFUSED: Final = "refused"
+_UNASKED: Final = "unasked"
+_OUTCOMES: Final = {
+    _MISSING: "that none of the peers holds:",
+    _REFUSED: "that this node does not take, by its rules:",
+    _UNASKED: "that a peer may hold which could not be asked:",
+}
+
+
+class Fetching:
+    """Goes through a list with the peers of a node."""
+
+    def __init__(self, session: Session, peers: Sequence[str], timeout_s: float) -> None:
+        self._session = session
+        self._timeout_s = timeout_s
+        self.tally = Tally(list(peers))
+
+    async def run(self, lines: Iterable[Line]) -> int:
+        """Ask for everything; the exit code."""
+        for channel, group in groupby(lines, key=itemgetter(0)):
+            while portion := [entry for _, entry in islice(group, PORTION)]:
+                await self._portion(channel, portion)
+        out = self._session.out
+        if out.as_json:
+            out.json(self.tally.as_json())
+        else:
+            for line in self.tally.lines():
+                out.line(line)
+        return OK if self.tally.complete else FAILED
+
+    async def _portion(self, channel: str, entries: list[Entry]) -> None:
+        """Ask one peer after the other, for what those before it did not have."""
+        # No message has such an ID, and no node takes one that is much longer.
+        impossible = [entry for entry in entries if len(entry[0].encode()) > MAX_ID_BYTES]
+        self._leave(channel, impossible, _MISSING)
+        left = [entry for entry in entries if entry not in impossible]
+        refused: dict[str, Entry] = {}
+        for peer in self.tally.peers:
+            if not left:
+                break
+            if peer not in self.tally.failed:
+                left = await self._ask(peer, channel, left, refused)
+        self._leave(channel, [entry for entry in left if entry[0] in refused], _REFUSED)
+        others = [entry for entry in left if entry[0] not in refused]
+        self._leave(channel, others, _UNASKED if self.tally.failed else _MISSING)
+
+    async def _ask(
+        self, peer: str, channel: str, entries: list[Entry], refused: dict[str, Entry]
+    ) -> list[Entry]:
+        report = await self._session.client.fetch_messages(
+            peer, channel, entries, timeout_s=self._timeout_s
+        )
+        tally = self.tally
+        tally.held += len(report.held)
+        tally.stored += report.messages_stored
+        if report.found:
+            tally.found[peer] += len(report.found)
+        if report.error:
+            tally.failed[peer] = report.error
+        for note in report.notes[:MAX_LISTED]:
+            tally.notes[note] += 1
+        refused |= {entry[0]: entry for entry in map(_entry, report.refused)}
+        done = {_entry(each) for each in (*report.held, *report.found)}
+        return [entry for entry in entries if entry not in done]
+
+    def _leave(self, channel: str, entries: Iterable[Entry], outcome: str) -> None:
+        tally, out = self.tally, self._session.out
+        for name, hint in entries:
+            tally.outcomes[outcome] += 1
+            if out.as_json:
+                given = {} if hint is None else {"hint": hint.hex()}
+                out.json({"channel": channel, "message_id": name, **given, "outcome": outcome})
+            elif tally.outcomes[outcome] <= MAX_LISTED:
+                tally.left.append((outcome, channel, name))
+
+
+def _entry(entry: HistoryEntry) -> Entry:
+    hint = entry.retrieval_hint if entry.HasField("retrieval_hint") else None
+    return entry.message_id, hint
+
+
+async def fetch_listed(session: Session, file: Path, peer: str, timeout_s: float) -> int:
+    """Have a node ask its peers, or one of them, for the messages of a list; the exit code.
+
+    Raises:
+        CliError: the list cannot be read, or the node has no peers.
+    """
+    # All of the list is looked at before anybody is asked.
+    for _ in listed(file):
+        pass
+    peers = [peer] if peer else await _peers(session)
+    return await Fetching(session, peers, timeout_s).run(listed(file))
+
+
+async def _peers(session: Session) -> list[str]:
+    status = await session.client.status()
+    if not status.peers:
+        raise CliError(FAILED, "The node has no peers to ask: start it with --peer HOST:PORT.")
+    return [each.address for each in status.peers]

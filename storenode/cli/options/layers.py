@@ -1,0 +1,248 @@
+"""Every option of every command in three ways: flag, environment variable, configuration file.
+
+A flag wins over the environment, the environment over the file, the file over the default. The
+variable of `--sync-interval` is `STORENODE_SYNC_INTERVAL`; an empty variable counts as unset. In
+the file (TOML) the key is `sync-interval` or `sync_interval`, at the top for every command that
+has the option, or in a table named after the command, `[run]` or `[db.prune]`, for that one.
+Options that may be repeated are lists in the file, and one text with commas or white space
+between the elements in the environment.
+
+A command takes part by `@click.command(cls=LayeredCommand)`, its options by `@option(...)`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from storenode.cli.options.types import split_list
+
+ENV_PREFIX: Final = "STORENODE_"
+CONFIG_META: Final = "storenode.config_file"
+"""Key in `click.Context.meta` under which the path of the file in use is kept."""
+
+MAX_CONFIG_BYTES: Final = 1024 * 1024
+_CONFIG = "config"
+_EPILOG: Final = (
+    "Every option can also be set by an environment variable, --sync-range by"
+    f" {ENV_PREFIX}SYNC_RANGE, and in the file of --config. Durations read 90s, 5m, 1h, 30d; sizes"
+    " 64KiB, 10GiB."
+)
+
+
+class LayeredOption(click.Option):
+    """An option with a section in the help text, and lists in its environment variable."""
+
+    def __init__(
+        self,
+        param_decls: Sequence[str] | None = None,
+        section: str = "Options",
+        **kwargs: Any,  # noqa: ANN401 - those of click.Option, unchanged
+    ) -> None:
+        super().__init__(param_decls, **kwargs)
+        self.section = section
+
+    def value_from_envvar(self, ctx: click.Context) -> str | Sequence[str] | None:
+        """The value of the variable, in parts where the option may be repeated."""
+        if not self.multiple:
+            value: str | Sequence[str] | None = super().value_from_envvar(ctx)
+            return value
+        text = self.resolve_envvar_value(ctx)
+        return None if text is None else split_list(text)
+
+
+option = functools.partial(click.option, cls=LayeredOption)
+"""Like `click.option`, for commands of class `LayeredCommand`."""
+
+
+class LayeredCommand(click.Command):
+    """A command whose options also come from the environment and from a file."""
+
+    def __init__(
+        self,
+        name: str | None,
+        **kwargs: Any,  # noqa: ANN401 - those of click.Command, unchanged
+    ) -> None:
+        kwargs.setdefault("epilog", _EPILOG)
+        super().__init__(name, **kwargs)
+        self.params.append(_config_option())
+        for param in _options_of(self):
+            param.envvar = param.envvar or ENV_PREFIX + option_name(param).upper()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by section, in the order in which the sections first appear."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                section = getattr(param, "section", "Options")
+                sections.setdefault(section, []).append(record)
+        for section, records in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(records)
+
+
+def option_name(param: click.Parameter) -> str:
+    """The name of an option in a file, with underscores: that of its longest flag."""
+    flag = max((flag for flag in param.opts if flag.startswith("-")), key=len)
+    return flag.lstrip("-").replace("-", "_")
+
+
+def where_from(error: click.BadParameter) -> str:
+    """Name what a bad value came from: the flag, the variable, or the key and its file."""
+    param, ctx = error.param, error.ctx
+    if not isinstance(param, click.Option) or ctx is None:
+        hint = error.param_hint
+        return hint if isinstance(hint, str) else "the command line"
+    source = ctx.get_parameter_source(param.name)
+    if source is click.core.ParameterSource.ENVIRONMENT and isinstance(param.envvar, str):
+        return param.envvar
+    if source is click.core.ParameterSource.DEFAULT_MAP:
+        return f"{option_name(param)} in {ctx.meta.get(CONFIG_META)}"
+    return max(param.opts, key=len)
+
+
+def _config_option() -> LayeredOption:
+    return LayeredOption(
+        ["--config"],
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_load,
+        help='TOML file with options: `listen = "..."` at the top or in a table `[command]`.',
+    )
+
+
+def _options_of(command: click.Command) -> Iterator[click.Option]:
+    return (param for param in command.params if isinstance(param, click.Option))
+
+
+def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
+    if path is None:
+        return
+    ctx.meta[CONFIG_META] = str(path)
+    document = _read(path)
+    ctx.default_map = _values_for(ctx, document, path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise click.UsageError(
+            f"The configuration file {path} cannot be read ({error.strerror}): name a readable"
+            " TOML file with --config."
+        ) from error
+    if len(data) > MAX_CONFIG_BYTES:
+        raise click.UsageError(
+            f"The configuration file {path} has more than {MAX_CONFIG_BYTES} bytes: name a TOML"
+            " file with options."
+        )
+    try:
+        return tomllib.loads(data.decode())
+    except ValueError as error:
+        raise click.UsageError(f"The configuration file {path} is not TOML: {error}.") from error
+
+
+def _values_for(ctx: click.Context, document: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The values for the command of `ctx`; refuses what no command could use."""
+    commands = dict(_commands(ctx.find_root()))
+    own_path = _command_path(ctx)
+    top: dict[str, Any] = {}
+    of_command: dict[str, Any] = {}
+    for name, table in _tables(document):
+        if name and name not in commands:
+            raise _unknown(f"[{name}]", path, name, [f"[{each}]" for each in commands])
+        own = commands.get(own_path, ctx.command)
+        known = [commands[name]] if name else [*commands.values(), own]
+        for key, value in table.items():
+            _require_known(key, path, name, known)
+            if name in ("", own_path):
+                (of_command if name else top)[key.replace("-", "_")] = value
+    return _by_parameter(ctx, {**top, **of_command}, path)
+
+
+def _by_parameter(ctx: click.Context, values: dict[str, Any], path: Path) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for param in _options_of(ctx.command):
+        key = option_name(param)
+        if key in values and key != _CONFIG:
+            given[param.name] = _as_text(values[key], param, path)
+    return given
+
+
+def _tables(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield prefix, {key: value for key, value in document.items() if not isinstance(value, dict)}
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _tables(value, f"{prefix}.{key}" if prefix else key)
+
+
+def _as_text(value: object, param: click.Option, path: Path) -> object:
+    """A value of the file as the text that a flag would give, so that one parser judges it."""
+    if isinstance(value, list) and param.multiple:
+        return [_scalar(each, param, path) for each in value]
+    if param.multiple and isinstance(value, str):
+        return split_list(value)
+    text = _scalar(value, param, path)
+    return [text] if param.multiple else text
+
+
+def _scalar(value: object, param: click.Option, path: Path) -> object:
+    if isinstance(value, bool):
+        if param.is_flag:
+            return value
+        return "on" if value else "off"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise click.UsageError(
+        f"{option_name(param)} in {path} is a {type(value).__name__}: write a text, a number or,"
+        " for an option that may be repeated, a list of them."
+    )
+
+
+def _require_known(key: str, path: Path, table: str, commands: list[click.Command]) -> None:
+    names = {option_name(param) for command in commands for param in _options_of(command)}
+    names.discard(_CONFIG)
+    if key.replace("-", "_") not in names:
+        place = f"{key} in [{table}]" if table else key
+        raise _unknown(place, path, key, sorted(names))
+
+
+def _unknown(place: str, path: Path, name: str, known: list[str]) -> click.UsageError:
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.0)
+    meant = f": did you mean {near[0]}?" if near else "."
+    return click.UsageError(f"{path} sets {place}, which is no option of storenode{meant}")
+
+
+def _command_path(ctx: click.Context) -> str:
+    names: list[str] = []
+    each: click.Context | None = ctx
+    while each is not None and each.parent is not None:
+        names.append(each.info_name or "")
+        each = each.parent
+    return ".".join(reversed(names))
+
+
+def _commands(ctx: click.Context, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command below a group by its path, `run` or `db.prune`."""
+    group = ctx.command
+    if not isinstance(group, click.Group):
+        return
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        if command is None:
+            continue
+        path = f"{prefix}{name}"
+        if isinstance(command, click.Group):
+            child = click.Context(command, info_name=name, parent=ctx)
+            yield from _commands(child, f"{path}.")
+        yield path, command

@@ -1,0 +1,121 @@
+"""`storenode status`: what a node says about itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from storenode.cli.client.limits import STATUS_TIMEOUT_S
+from storenode.cli.client.session import DEFAULT_ADMIN, Session, connected
+from storenode.cli.client.text import format_time, safe
+from storenode.cli.errors import OK
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.cli.options.types import POSITIVE_DURATION
+from storenode.message.limits import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from storenode.client.types import NodeStatus, PeerStatus, ResumeStatus
+
+_LABEL_CHARS = 10
+
+
+@click.command(cls=LayeredCommand)
+@option(
+    "--timeout",
+    type=POSITIVE_DURATION,
+    default=f"{STATUS_TIMEOUT_S:.0f}s",
+    show_default=True,
+    help="Give up when the node has not answered by then.",
+)
+@connected("--admin", DEFAULT_ADMIN)
+async def status(session: Session, *, timeout: int) -> int:  # noqa: ASYNC109 - the option's name
+    """Show what the node holds and how it is."""
+    answer = await session.client.status(timeout_s=timeout / NS_PER_S)
+    if session.out.as_json:
+        session.out.message(answer)
+    else:
+        for line in _table(answer):
+            session.out.line(line)
+    return OK
+
+
+def _table(answer: NodeStatus) -> Iterator[str]:
+    rows = [
+        ("node", safe(answer.node_id)),
+        ("version", safe(answer.version)),
+        ("ready", "yes" if answer.ready else "no"),
+        ("messages", f"{answer.messages:,}"),
+        ("oldest", _time(answer.oldest_timestamp)),
+        ("newest", _time(answer.newest_timestamp)),
+        ("index", f"{answer.index_entries:,} entries"),
+    ]
+    for label, value in rows:
+        yield f"{label:<{_LABEL_CHARS}}{value}"
+    if answer.HasField("resume"):
+        yield f"{'resume':<{_LABEL_CHARS}}{_resume(answer.resume)}"
+    yield from _gossip(answer)
+    for peer in answer.peers:
+        yield f"{'peer':<{_LABEL_CHARS}}{_peer(peer)}"
+
+
+def _gossip(answer: NodeStatus) -> Iterator[str]:
+    if not answer.HasField("gossip"):
+        yield f"{'gossip':<{_LABEL_CHARS}}off"
+        return
+    gossip = answer.gossip
+    connected = sum(peer.connected for peer in gossip.peers)
+    parts = [f"{connected:,} connected", f"{gossip.unread:,} unread"]
+    if gossip.unread:
+        parts[-1] += f", the oldest for {gossip.oldest_unread / NS_PER_S:,.1f} s"
+    if gossip.waiting:
+        parts.append(f"{gossip.waiting:,} waiting for parents")
+    yield f"{'gossip':<{_LABEL_CHARS}}{', '.join(parts)}"
+    for peer in gossip.peers:
+        if peer.slowed or peer.cut_off_until:
+            state = f"cut off until {_time(peer.cut_off_until)}" if peer.cut_off_until else "slowed"
+            reason = f": {safe(peer.reason)}" if peer.reason else ""
+            yield f"{'':<{_LABEL_CHARS}}{safe(peer.node_id)} {state}{reason}"
+
+
+def _resume(resume: ResumeStatus) -> str:
+    counts = f"{resume.messages:,} messages, {resume.stored:,} new"
+    if resume.peers:
+        counts += f", from {safe(', '.join(resume.peers))}"
+    if not resume.running:
+        return f"finished, {counts}"
+    span = resume.time_end - resume.time_start
+    share = (resume.reached - resume.time_start) / span if span > 0 else 0.0
+    error = f", {safe(resume.error)}" if resume.error else ""
+    return f"{share:.0%} of the gap since {_time(resume.time_start)}, {counts}{error}"
+
+
+def _peer(peer: PeerStatus) -> str:
+    name = safe(f"{peer.node_id}@{peer.address}" if peer.node_id else peer.address)
+    parts = ["connected" if peer.connected else "not connected"]
+    if peer.in_session:
+        parts.append("in a session now")
+    parts.append(f"last sync {_time(peer.last_sync)}")
+    if peer.last_sync:
+        parts.append(_difference(peer))
+    if peer.failures:
+        parts.append(f"failed {peer.failures:,} times in a row: {safe(peer.last_error)}")
+    return f"{name}  {', '.join(parts)}"
+
+
+def _difference(peer: PeerStatus) -> str:
+    known = []
+    if peer.lacks:
+        known.append(f"lacks {peer.lacks:,}")
+    if peer.has:
+        known.append(f"has {peer.has:,} more")
+    refused = peer.last_report.refused_by_policy
+    if refused:
+        known.append(f"{refused:,} refused by rules")
+    return " and ".join(known) or "nothing missing then"
+
+
+def _time(time_ns: int) -> str:
+    return format_time(time_ns) if time_ns else "never"

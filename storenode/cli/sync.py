@@ -1,0 +1,127 @@
+"""`storenode sync`: one reconciliation with a peer, now, or a list of messages asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from storenode.cli.client.session import DEFAULT_ADMIN, Session, connected
+from storenode.cli.client.text import TIME, format_time, safe
+from storenode.cli.errors import FAILED, OK, USAGE, CliError
+from storenode.cli.fetch import fetch_listed
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.cli.options.types import POSITIVE_DURATION
+from storenode.message.limits import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from storenode.client.types import SyncReport
+
+_LABEL_CHARS = 10
+
+
+@click.command(cls=LayeredCommand)
+@option(
+    "--peer",
+    default="",
+    metavar="[ID@]HOST:PORT",
+    help="A peer of the node, as its status names it; without it, one at random.",
+)
+@option(
+    "--from",
+    "time_start",
+    type=TIME,
+    help="Reconcile from this time on: RFC 3339, or nanoseconds since 1970; 0 is everything.",
+)
+@option(
+    "--to",
+    "time_end",
+    type=TIME,
+    help="Reconcile what is before this time: RFC 3339, or nanoseconds since 1970.",
+)
+@option(
+    "--timeout",
+    type=POSITIVE_DURATION,
+    default="15m",
+    show_default=True,
+    help="Give up when it has not ended by then; the node goes on with what it began.",
+)
+@option(
+    "--ids",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Instead ask for the SDS messages of this list, as pipeline audit --missing writes it.",
+)
+@connected("--admin", DEFAULT_ADMIN)
+async def sync(
+    session: Session,
+    *,
+    peer: str,
+    time_start: int | None,
+    time_end: int | None,
+    timeout: int,  # noqa: ASYNC109 - the option's name
+    ids: Path | None,
+) -> int:
+    """Reconcile a node with a peer now, and transfer both ways what either lacks.
+
+    Without --from and --to the window is the one that the node uses by itself. The exit code is 0
+    when both sides hold the same messages afterwards, or have given way to another session with
+    this peer that does the same; else 1, and the report says why.
+
+    With --ids nothing is reconciled: the peer, or without --peer each peer of the node in turn, is
+    asked for exactly the listed messages, and what comes is stored. The exit code is 0 when the
+    node holds all of them then. What is held is not asked for: the list may be given again.
+    """
+    if ids is not None:
+        if time_start is not None or time_end is not None:
+            raise CliError(USAGE, "--ids asks for listed messages: leave --from and --to out.")
+        return await fetch_listed(session, ids, peer, timeout / NS_PER_S)
+    report = await session.client.synchronize(
+        peer, time_start=time_start, time_end=time_end, timeout_s=timeout / NS_PER_S
+    )
+    if session.out.as_json:
+        session.out.message(report)
+    else:
+        for line in lines_of(report):
+            session.out.line(line)
+    return OK if report.in_sync or report.outcome == "aborted" else FAILED
+
+
+def lines_of(report: SyncReport) -> Iterator[str]:
+    """A report for people, one fact a line."""
+    for label, value in _rows(report):
+        yield f"{label:<{_LABEL_CHARS}}{value}"
+
+
+def _rows(report: SyncReport) -> Iterator[tuple[str, str]]:
+    yield "peer", safe(report.peer)
+    yield "window", f"{format_time(report.time_start)} to {format_time(report.time_end)}"
+    if report.outcome == "aborted":
+        yield "result", "gave way to another session with this peer, which is under way"
+        return
+    if report.error:
+        yield "result", f"{report.outcome}: {safe(report.error)}"
+    else:
+        yield "result", "in sync" if report.in_sync else "not in sync"
+    if report.HasField("own_count") and report.HasField("peer_count"):
+        yield "held", f"{report.own_count:,} here, {report.peer_count:,} there before"
+    yield "found", f"{report.missing_here:,} missing here, {report.missing_there:,} missing there"
+    yield "moved", f"{report.messages_received:,} received, {report.messages_sent:,} sent"
+    for label, count in (("refused", report.refused_by_policy), ("withheld", report.undelivered)):
+        if count:
+            yield label, f"{count:,} {_WHAT[label]}"
+    if report.left_over:
+        yield "left over", "a limit was reached: reconcile again"
+    for note in report.notes:
+        yield "note", safe(note)
+    size = f"{report.bytes_sent:,} bytes sent, {report.bytes_received:,} received"
+    yield "cost", f"{report.seconds:.2f} s, {report.round_trips} round trips, {size}"
+
+
+_WHAT = {
+    "refused": "that one side does not take, by its rules",
+    "withheld": "that the peer promised and did not deliver",
+}

@@ -1,0 +1,313 @@
+"""The client: every call of ``Store`` and ``Admin``, typed, with errors of one kind.
+
+Messages and pages are the generated classes of the schema. `storenode.client.messages` builds
+messages, `storenode.client.plain` turns them into values for JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Final, Self
+
+import grpc
+
+from storenode.client.messages import new_request, publish_requests
+from storenode.client.publishing import PublishPipeline
+from storenode.client.retry import Retry, resumed
+from storenode.client.tracing import Metadata, client_span, trace_metadata
+from storenode.connection.channel import TlsIdentity, open_channel
+from storenode.connection.errors import NodeError, query_error, translated
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.v1 import admin_pb2, admin_pb2_grpc, store_pb2, store_pb2_grpc
+from storenode.wire.waku.store.v3 import store_pb2 as waku_pb2
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+_STORE: Final = "storenode.v1.Store"
+
+Entry = tuple[str, bytes | None]
+"""An SDS message ID, and the retrieval hint (32-byte message hash) where one is known."""
+
+
+def connect(
+    node: str,
+    *,
+    token: str | None = None,
+    tls: TlsIdentity | None = None,
+    retry: Retry | None = None,
+) -> NodeClient:
+    """Make a client of the node at ``HOST:PORT``; it connects with its first call.
+
+    ``token`` authenticates the client. ``tls`` encrypts; without it the connection is in clear,
+    and a token is then sent over loopback only. ``retry`` bounds how often a stream is taken up
+    again when the node is away.
+
+    Raises:
+        ClientOptionError: The address, the token or their combination is refused.
+    """
+    return NodeClient(node, token, tls, retry or Retry())
+
+
+def content_filter(
+    pubsub_topic: str | None = None, content_topics: Sequence[str] = ()
+) -> store_pb2.ContentFilter | None:
+    """Build the filter of ``Scan``, ``Follow`` and the SDS calls; ``None`` when it is empty."""
+    if pubsub_topic is None and not content_topics:
+        return None
+    return store_pb2.ContentFilter(pubsub_topic=pubsub_topic, content_topics=content_topics)
+
+
+class NodeClient:
+    """An async context manager; made by `connect`.
+
+    Every method raises `NodeError` when the call fails. The streaming ones are asynchronous
+    generators: close them (``contextlib.aclosing``) to end the call early.
+    """
+
+    def __init__(self, node: str, token: str | None, tls: TlsIdentity | None, retry: Retry) -> None:
+        self.address = node
+        self._retry = retry
+        self._channel, self._own_metadata = open_channel(node, token, tls)
+        self._store: store_pb2_grpc.StoreAsyncStub = store_pb2_grpc.StoreStub(self._channel)
+        self._admin: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(self._channel)
+
+    @property
+    def _metadata(self) -> Metadata:
+        """What goes with a call that begins now."""
+        return (*self._own_metadata, *trace_metadata())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all calls and the connection."""
+        await self._channel.close(grace=None)
+
+    async def publish(
+        self,
+        messages: Iterable[WakuMessageAndTopic],
+        *,
+        min_confirms: int = 0,
+        confirm_timeout_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> Sequence[store_pb2.PublishResult]:
+        """Store one batch; the results come in its order, and STORED is durable."""
+        request = new_request(messages, min_confirms, confirm_timeout_s)
+        with translated(self.address), client_span(_STORE, "Publish"):
+            response = await self._store.Publish(
+                request, metadata=self._metadata, timeout=timeout_s
+            )
+        return response.results
+
+    async def publish_stream(
+        self, requests: Iterable[store_pb2.PublishRequest] | AsyncIterable[store_pb2.PublishRequest]
+    ) -> AsyncGenerator[tuple[store_pb2.PublishRequest, store_pb2.PublishResponse], None]:
+        """Store many batches without waiting for each; yields each request with its answer.
+
+        Goes on after the node was away: what was not acknowledged is sent again, which may turn
+        STORED into DUPLICATE, and hand an ephemeral message out twice.
+        """
+        pipeline = PublishPipeline(
+            lambda: self._store.PublishStream(None, metadata=self._metadata),
+            self._retry,
+            self.address,
+        )
+        async with aclosing(pipeline.run(requests)) as answers:
+            async for request, response in answers:
+                if len(response.results) != len(request.messages):
+                    raise NodeError(
+                        "INTERNAL",
+                        f"The node at {self.address} gave {len(response.results)} results for "
+                        f"{len(request.messages)} messages: publish them again.",
+                    )
+                yield request, response
+
+    async def publish_all(
+        self,
+        messages: Iterable[WakuMessageAndTopic],
+        *,
+        min_confirms: int = 0,
+        confirm_timeout_s: float | None = None,
+    ) -> AsyncGenerator[tuple[WakuMessageAndTopic, store_pb2.PublishResult], None]:
+        """Store any number of messages by `publish_stream`; yields each with its result."""
+        requests = publish_requests(
+            messages, min_confirms=min_confirms, confirm_timeout_s=confirm_timeout_s
+        )
+        async with aclosing(self.publish_stream(requests)) as answers:
+            async for request, response in answers:
+                for pair in zip(request.messages, response.results, strict=True):
+                    yield pair
+
+    async def query(
+        self, request: waku_pb2.StoreQueryRequest, *, timeout_s: float | None = None
+    ) -> waku_pb2.StoreQueryResponse:
+        """One page (13/WAKU2-STORE); a status code that is no success raises `NodeError`."""
+        with translated(self.address):
+            response = await self._store.Query(request, metadata=self._metadata, timeout=timeout_s)
+        if not 200 <= response.status_code < 300:
+            raise query_error(response.status_code, response.status_desc)
+        return response
+
+    async def query_pages(
+        self, request: waku_pb2.StoreQueryRequest
+    ) -> AsyncGenerator[waku_pb2.StoreQueryResponse, None]:
+        """Every page from the request's cursor on, in its direction."""
+        request = waku_pb2.StoreQueryRequest.FromString(request.SerializeToString())
+        while True:
+            page = await self.query(request)
+            yield page
+            if not page.HasField("pagination_cursor"):
+                return
+            request.pagination_cursor = page.pagination_cursor
+
+    def scan(
+        self,
+        *,
+        filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
+        time_start: int | None = None,
+        time_end: int | None = None,
+        include_data: bool = True,
+        cursor: bytes = b"",
+        page_size: int = 0,
+    ) -> AsyncGenerator[store_pb2.ScanPage, None]:
+        """Every match in ascending (timestamp, hash) order; times in nanoseconds, end exclusive.
+
+        Goes on from the last page's cursor when the node was away.
+        """
+        request = store_pb2.ScanRequest(
+            filter=filter,
+            time_start=time_start,
+            time_end=time_end,
+            include_data=include_data,
+            page_size=page_size,
+        )
+
+        def call(
+            after: bytes,
+        ) -> grpc.aio.UnaryStreamCall[store_pb2.ScanRequest, store_pb2.ScanPage]:
+            request.cursor = after
+            return self._store.Scan(request, metadata=self._metadata)
+
+        return resumed(call, cursor, self._retry, self.address)
+
+    def follow(
+        self,
+        *,
+        filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
+        cursor: bytes = b"",
+        from_beginning: bool = False,
+        include_data: bool = True,
+    ) -> AsyncGenerator[store_pb2.FollowPage, None]:
+        """Every match in commit order, then live, without end.
+
+        Goes on from the last page's cursor when the node was away; nothing is missed or sent
+        twice then either.
+        """
+        request = store_pb2.FollowRequest(
+            filter=filter, from_beginning=from_beginning, include_data=include_data
+        )
+
+        def call(
+            after: bytes,
+        ) -> grpc.aio.UnaryStreamCall[store_pb2.FollowRequest, store_pb2.FollowPage]:
+            request.cursor = after
+            return self._store.Follow(request, metadata=self._metadata)
+
+        return resumed(call, cursor, self._retry, self.address)
+
+    async def get_sds(
+        self,
+        channel_id: str,
+        entries: Iterable[Entry],
+        *,
+        filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
+    ) -> AsyncGenerator[store_pb2.SdsMessagesPage, None]:
+        """SDS messages by ID, and by hint where one is given."""
+        request = store_pb2.GetSdsMessagesRequest(
+            channel_id=channel_id, entries=_history(entries), filter=filter
+        )
+        with translated(self.address):
+            async for page in self._store.GetSdsMessages(request, metadata=self._metadata):
+                yield page
+
+    async def causal_history(
+        self,
+        channel_id: str,
+        heads: Iterable[Entry],
+        *,
+        known_ids: Iterable[str] = (),
+        max_messages: int = 0,
+        max_depth: int = 0,
+        filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
+    ) -> AsyncGenerator[store_pb2.CausalHistoryPage, None]:
+        """The causal past of some messages, every parent before its children."""
+        request = store_pb2.GetCausalHistoryRequest(
+            channel_id=channel_id,
+            heads=_history(heads),
+            known_ids=known_ids,
+            max_messages=max_messages,
+            max_depth=max_depth,
+            filter=filter,
+        )
+        with translated(self.address):
+            async for page in self._store.GetCausalHistory(request, metadata=self._metadata):
+                yield page
+
+    async def status(self, *, timeout_s: float | None = None) -> admin_pb2.NodeStatus:
+        """The node's state; only the admin listener answers."""
+        with translated(self.address):
+            return await self._admin.GetStatus(
+                admin_pb2.GetStatusRequest(), metadata=self._metadata, timeout=timeout_s
+            )
+
+    async def synchronize(
+        self,
+        peer: str = "",
+        *,
+        time_start: int | None = None,
+        time_end: int | None = None,
+        timeout_s: float | None = None,
+    ) -> admin_pb2.SyncReport:
+        """Have the node reconcile with a peer now; only the admin listener answers.
+
+        ``peer`` empty is one at random. Times in nanoseconds, ``time_end`` exclusive; None is the
+        node's usual window.
+        """
+        request = admin_pb2.SynchronizeRequest(peer=peer, time_start=time_start, time_end=time_end)
+        with translated(self.address):
+            return await self._admin.Synchronize(
+                request, metadata=self._metadata, timeout=timeout_s
+            )
+
+    async def fetch_messages(
+        self,
+        peer: str,
+        channel_id: str,
+        entries: Iterable[Entry],
+        *,
+        timeout_s: float | None = None,
+    ) -> admin_pb2.FetchReport:
+        """Have the node ask a peer for some SDS messages; only the admin listener answers."""
+        request = admin_pb2.FetchMessagesRequest(
+            peer=peer, channel_id=channel_id, entries=_history(entries)
+        )
+        with translated(self.address):
+            return await self._admin.FetchMessages(
+                request, metadata=self._metadata, timeout=timeout_s
+            )
+
+
+def _history(entries: Iterable[Entry]) -> list[HistoryEntry]:
+    return [HistoryEntry(message_id=name, retrieval_hint=hint) for name, hint in entries]

@@ -1,0 +1,129 @@
+"""Protobuf messages as plain values for JSON, and back.
+
+Names are those of the schema, numbers are numbers, bytes are lower-case hex, enumerations are
+names. Fields with presence appear when they are set, all others always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from storenode.client.messages import hash_of
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+Plain = dict[str, Any]
+_M = TypeVar("_M", bound=Message)
+
+_INTEGERS = frozenset(
+    {
+        FieldDescriptor.CPPTYPE_INT32,
+        FieldDescriptor.CPPTYPE_INT64,
+        FieldDescriptor.CPPTYPE_UINT32,
+        FieldDescriptor.CPPTYPE_UINT64,
+    }
+)
+
+
+class MessageShapeError(ValueError):
+    """A JSON value is not a message; the text says what is wrong with it."""
+
+
+def to_plain(message: Message) -> Plain:
+    """The fields of a message as values that JSON can hold."""
+    plain: Plain = {}
+    fields = cast("Sequence[FieldDescriptor]", message.DESCRIPTOR.fields)
+    for field in fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        value = getattr(message, field.name)
+        if field.is_repeated:
+            plain[field.name] = [_plain_value(field, item) for item in value]
+        else:
+            plain[field.name] = _plain_value(field, value)
+    return plain
+
+
+def message_from_plain(plain: object) -> WakuMessageAndTopic:
+    """A message to publish from what ``scan --json`` prints for one.
+
+    Raises:
+        MessageShapeError: A field is unknown or has a wrong type, or ``message_hash`` is not the
+            message's hash.
+    """
+    if not isinstance(plain, Mapping):
+        raise MessageShapeError("it is not a JSON object")
+    fields = dict(plain)
+    claimed = fields.pop("message_hash", None)
+    item = _from_plain(WakuMessageAndTopic(), fields)
+    if not item.HasField("message"):
+        raise MessageShapeError('the field "message" is missing')
+    if claimed is not None:
+        _check_hash(item, claimed)
+    return item
+
+
+def _check_hash(item: WakuMessageAndTopic, claimed: object) -> None:
+    try:
+        found = hash_of(item).hex()
+    except ValueError as error:
+        raise MessageShapeError(str(error)) from error
+    if claimed != found:
+        raise MessageShapeError(
+            '"message_hash" is not the hash of the message: leave it out if it changed'
+        )
+
+
+def _plain_value(field: FieldDescriptor, value: Any) -> Any:  # noqa: ANN401 - any field's value
+    if isinstance(value, Message):
+        return to_plain(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return value if known is None else known.name
+    return value
+
+
+def _from_plain(message: _M, plain: Mapping[Any, Any]) -> _M:
+    known = cast("Mapping[str, FieldDescriptor]", message.DESCRIPTOR.fields_by_name)
+    for name, value in plain.items():
+        if name not in known:
+            raise MessageShapeError(f"the field {name!r} is unknown: {', '.join(known)} are known")
+        field = known[name]
+        if field.message_type is not None:
+            if not isinstance(value, Mapping):
+                raise MessageShapeError(f"the field {name!r} is not a JSON object")
+            target = getattr(message, name)
+            target.SetInParent()
+            _from_plain(target, value)
+        else:
+            _set_scalar(message, field, value)
+    return message
+
+
+def _set_scalar(message: Message, field: FieldDescriptor, value: object) -> None:
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        scalar: object = _bytes(field.name, value)
+    elif field.cpp_type in _INTEGERS and (isinstance(value, bool) or not isinstance(value, int)):
+        raise MessageShapeError(f"the field {field.name!r} is not a whole number")
+    elif field.type == FieldDescriptor.TYPE_BOOL and not isinstance(value, bool):
+        raise MessageShapeError(f"the field {field.name!r} is not true or false")
+    else:
+        scalar = value
+    try:
+        setattr(message, field.name, scalar)
+    except (TypeError, ValueError) as error:
+        raise MessageShapeError(f"the field {field.name!r} has a wrong value") from error
+
+
+def _bytes(name: str, value: object) -> bytes:
+    if not isinstance(value, str):
+        raise MessageShapeError(f"the field {name!r} is not text with hexadecimal digits")
+    try:
+        return bytes.fromhex(value)
+    except ValueError as error:
+        raise MessageShapeError(f"the field {name!r} is not hexadecimal") from error

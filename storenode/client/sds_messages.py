@@ -1,0 +1,67 @@
+"""SDS messages as people and examples write and read them: payloads of stored messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from storenode.sds import codec
+from storenode.sds.limits import MAX_HISTORY_ENTRIES, MAX_ID_BYTES
+from storenode.wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SdsView:
+    """The claims of one SDS message; ``content`` is empty where there is none."""
+
+    channel_id: str
+    message_id: str
+    sender_id: str
+    lamport: int | None
+    content: bytes
+
+
+def sds_view(payload: bytes) -> SdsView | None:
+    """Read a payload as an SDS message; ``None`` when a store node would not read it as one."""
+    metadata = codec.decode(payload)
+    if metadata is None:
+        return None
+    return SdsView(
+        channel_id=metadata.channel_id.decode(),
+        message_id=metadata.message_id.decode(),
+        sender_id=metadata.sender_id.decode(),
+        lamport=metadata.lamport,
+        # The raw schema reads both revisions of the causal history.
+        content=RawSdsMessage.FromString(payload).content,
+    )
+
+
+def sds_payload(
+    channel_id: str,
+    message_id: str,
+    content: bytes,
+    *,
+    sender_id: str = "",
+    lamport: int | None = None,
+    parents: Iterable[tuple[str, bytes | None]] = (),
+) -> bytes:
+    """Write an SDS message; ``parents`` are (message ID, retrieval hint or ``None``).
+
+    Raises:
+        ValueError: A store node would not read it as an SDS message.
+    """
+    payload = codec.encode(
+        channel_id,
+        message_id,
+        sender_id=sender_id,
+        lamport=lamport,
+        parents=parents,
+        content=content,
+    )
+    if codec.decode(payload) is None:
+        raise ValueError(
+            f"The message {message_id!r} of channel {channel_id!r} would not be read as an SDS "
+            f"message: IDs have 1 to {MAX_ID_BYTES} bytes, and a causal history at most "
+            f"{MAX_HISTORY_ENTRIES} entries."
+        )
+    return payload

@@ -1,0 +1,114 @@
+"""Connections: addresses, TLS, and the rule that a token never leaves the machine in clear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from storenode.connection.errors import ClientOptionError
+from storenode.connection.hosts import is_loopback
+from storenode.connection.limits import (
+    KEEPALIVE_INTERVAL_MS,
+    KEEPALIVE_TIMEOUT_MS,
+    MAX_PORT,
+    MAX_RECONNECT_DELAY_MS,
+    MAX_RESPONSE_BYTES,
+)
+
+Metadata = tuple[tuple[str, str], ...]
+
+_OPTIONS: Final[list[tuple[str, Any]]] = [
+    ("grpc.max_reconnect_backoff_ms", MAX_RECONNECT_DELAY_MS),
+    ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    # An idle stream is pinged for as long as it lasts.
+    ("grpc.http2.max_pings_without_data", 0),
+    # Two clients of one process must not share a connection and its flow control.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+# A proxy named by the environment would carry what is in clear away from the machine.
+_CLEAR_OPTIONS: Final[list[tuple[str, Any]]] = [*_OPTIONS, ("grpc.enable_http_proxy", 0)]
+
+
+@dataclass(frozen=True, slots=True)
+class TlsIdentity:
+    """PEM texts: ``ca`` verifies the node (``None``: gRPC's own roots); ``cert`` and ``key``
+    identify the caller to it and go together.
+    """
+
+    ca: bytes | None = None
+    cert: bytes | None = None
+    key: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise ClientOptionError(
+                "A client certificate and its key go together: give both or neither."
+            )
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Read ``HOST:PORT`` or ``[IPV6]:PORT`` into host and port.
+
+    Raises:
+        ClientOptionError: It is neither.
+    """
+    host, separator, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        separator = ""
+    if not (separator and host and port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT):
+        raise ClientOptionError(
+            f"{text!r} is not the address of a node: write HOST:PORT, such as 127.0.0.1:7420 "
+            "or [::1]:7420."
+        )
+    return host, int(port)
+
+
+def open_channel(
+    address: str,
+    token: str | None,
+    tls: TlsIdentity | None,
+    *,
+    max_response_bytes: int = MAX_RESPONSE_BYTES,
+) -> tuple[grpc.aio.Channel, Metadata]:
+    """Open a channel, and the metadata that each call on it carries. Connects lazily.
+
+    A larger response than ``max_response_bytes`` ends its call with RESOURCE_EXHAUSTED.
+
+    Raises:
+        ClientOptionError: The address is none, the token is no header value, or it would travel
+            in clear beyond loopback.
+    """
+    host, _ = parse_address(address)
+    metadata = _authorization(token)
+    bound = [("grpc.max_receive_message_length", max_response_bytes)]
+    if tls is not None:
+        credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
+        return grpc.aio.secure_channel(address, credentials, options=[*_OPTIONS, *bound]), metadata
+    if token is not None and not is_loopback(host):
+        raise ClientOptionError(
+            f"The token is not sent to {address}, since it would travel in clear: give the node's "
+            "certificate authority, or connect over loopback."
+        )
+    return grpc.aio.insecure_channel(address, options=[*_clear_options(host), *bound]), metadata
+
+
+def _clear_options(host: str) -> Sequence[tuple[str, Any]]:
+    return _CLEAR_OPTIONS if is_loopback(host) else _OPTIONS
+
+
+def _authorization(token: str | None) -> Metadata:
+    if token is None:
+        return ()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ClientOptionError(
+            "The token is empty or holds spaces, control or non-ASCII characters: give the one "
+            "line that the operator of the node issued."
+        )
+    return (("authorization", f"Bearer {token}"),)

@@ -1,0 +1,157 @@
+"""Messages as the node keeps them: columns of a batch, and the frame of each message.
+
+A *frame* is what a response carries for one message: field 1 (tag, length, body) holding a
+``waku.store.v3.WakuMessageKeyValue``. It is kept in three parts::
+
+    head                                                payload   tail
+    0A len( 0A 20 hash  12 len( 0A len                  ...       content topic ... ) 1A pubsub )
+
+so that the payload can be read on its own, and a response is spliced together from stored bytes.
+Known fields are in ascending order with their presence as published; an empty payload is not
+encoded, and then ``head`` ends where the content topic begins.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from storenode.message.limits import HASH_BYTES, MAX_CACHED_LAYOUTS, TOPIC_KEY_BYTES
+from storenode.message.varint import delimited, varint
+
+_TAG_MESSAGE = b"\x12"
+_TAG_PUBSUB_TOPIC = b"\x1a"
+_HASH_FIELD_BYTES = 2 + HASH_BYTES
+
+COLUMNS = ("timestamps", "hashes", "topic_keys", "heads", "payloads", "tails")
+"""The columns of `RecordBatch` that have an entry for each message."""
+
+
+@dataclass(slots=True)
+class SdsMetadata:
+    """What a payload claims as an SDS message; every field is the publisher's word only.
+
+    IDs are UTF-8 and may hold NUL. ``parents`` are (message ID, retrieval hint or ``None``) in
+    the order of the causal history, as claimed: repeats, cycles, IDs of any length and hints of
+    any size included. ``lamport`` is an unsigned 64-bit number.
+    """
+
+    channel_id: bytes
+    message_id: bytes
+    lamport: int | None
+    sender_id: bytes
+    parents: list[tuple[bytes, bytes | None]]
+
+
+@dataclass(slots=True)
+class RecordBatch:
+    """Admitted messages as columns; entry *i* of each is about the same message.
+
+    ``timestamps`` in nanoseconds, ``hashes`` 32 bytes, ``topic_keys`` 16 bytes; ``heads``,
+    ``payloads`` and ``tails`` join to frames. ``topics`` names each key of the batch as (pubsub
+    topic, content topic). ``sds[j]`` describes message ``sds_index[j]``; messages whose payload
+    is not a readable SDS message are not listed.
+    """
+
+    timestamps: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    topic_keys: list[bytes] = field(default_factory=list)
+    heads: list[bytes] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    tails: list[bytes] = field(default_factory=list)
+    topics: dict[bytes, tuple[str, str]] = field(default_factory=dict)
+    sds_index: list[int] = field(default_factory=list)
+    sds: list[SdsMetadata] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        """Count the messages."""
+        return len(self.hashes)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Size of all frames together."""
+        return sum(sum(map(len, column)) for column in (self.heads, self.payloads, self.tails))
+
+    def frame(self, index: int) -> bytes:
+        """Join the frame of message ``index``."""
+        return self.heads[index] + self.payloads[index] + self.tails[index]
+
+    def extend(self, other: "RecordBatch") -> None:
+        """Append another batch; a message that is in both is there twice then."""
+        offset = len(self)
+        for column in COLUMNS:
+            getattr(self, column).extend(getattr(other, column))
+        self.topics |= other.topics
+        self.sds_index += [offset + index for index in other.sds_index]
+        self.sds += other.sds
+
+    def select(self, indexes: Sequence[int]) -> "RecordBatch":
+        """Some of the messages, at ascending places, as a batch of their own."""
+        part = RecordBatch()
+        for column in COLUMNS:
+            values = getattr(self, column)
+            setattr(part, column, [values[index] for index in indexes])
+        part.topics = {key: self.topics[key] for key in set(part.topic_keys)}
+        places = {index: place for place, index in enumerate(indexes)}
+        for index, metadata in zip(self.sds_index, self.sds, strict=True):
+            if index in places:
+                part.sds_index.append(places[index])
+                part.sds.append(metadata)
+        return part
+
+    def check(self) -> None:
+        """Verify the invariants of the columns.
+
+        Raises:
+            ValueError: the columns contradict each other; the text says which.
+        """
+        columns = (self.timestamps, self.topic_keys, self.heads, self.payloads, self.tails)
+        if any(len(column) != len(self.hashes) for column in columns):
+            raise ValueError("the columns of the batch differ in length")
+        if any(len(digest) != HASH_BYTES for digest in self.hashes):
+            raise ValueError(f"a hash of the batch is not {HASH_BYTES} bytes")
+        if len(set(self.hashes)) != len(self.hashes):
+            raise ValueError("a hash occurs twice in the batch")
+        if set(self.topic_keys) != set(self.topics):
+            raise ValueError("the topic keys of the batch are not those of its topics")
+        if any(len(key) != TOPIC_KEY_BYTES for key in self.topics):
+            raise ValueError(f"a topic key of the batch is not {TOPIC_KEY_BYTES} bytes")
+        self._check_sds()
+
+    def _check_sds(self) -> None:
+        index = self.sds_index
+        if len(index) != len(self.sds):
+            raise ValueError("the SDS columns of the batch differ in length")
+        if sorted(set(index)) != index or (index and not 0 <= index[0] <= index[-1] < len(self)):
+            raise ValueError("the SDS positions of the batch are not ascending or not in it")
+
+
+def pubsub_suffix(pubsub_topic: bytes) -> bytes:
+    """Encode the field of a frame that follows the message: the pubsub topic."""
+    return delimited(_TAG_PUBSUB_TOPIC, pubsub_topic)
+
+
+def split_frame(
+    digest: bytes, body: bytes, payload_bytes: int, suffix: bytes
+) -> tuple[bytes, bytes]:
+    """Lay the frame of a message around its payload: (head, tail).
+
+    ``body`` is the canonical encoding of the WakuMessage, ``payload_bytes`` the size of its
+    payload, ``suffix`` comes from `pubsub_suffix`. Cost: one table look-up and two copies.
+    """
+    before_hash, after_hash, tail_start = frame_layout(payload_bytes, len(body), len(suffix))
+    return before_hash + digest + after_hash, body[tail_start:] + suffix
+
+
+@lru_cache(maxsize=MAX_CACHED_LAYOUTS)
+def frame_layout(
+    payload_bytes: int, body_bytes: int, suffix_bytes: int
+) -> tuple[bytes, bytes, int]:
+    """What surrounds the hash in a head, and where the tail begins in the encoded WakuMessage.
+
+    The sizes are those of the payload, the WakuMessage and the suffix (see `split_frame`).
+    """
+    message_prefix = _TAG_MESSAGE + varint(body_bytes)
+    payload_prefix = b"\x0a" + varint(payload_bytes) if payload_bytes else b""
+    size = _HASH_FIELD_BYTES + len(message_prefix) + body_bytes + suffix_bytes
+    before_hash = b"\x0a%b\x0a%b" % (varint(size), varint(HASH_BYTES))
+    return before_hash, message_prefix + payload_prefix, len(payload_prefix) + payload_bytes

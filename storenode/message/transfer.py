@@ -1,0 +1,87 @@
+"""Messages between stores: ``WakuMessageAndTopic`` and ``TransferFrame`` from stored bytes.
+
+A frame that is stored (see `message.record`) has the same two fields under other numbers, after
+the hash, which is not sent: its receiver computes it anew::
+
+    0A len( 0A 20 hash  12 len(message)  1A len(pubsub topic) )     stored
+                        0A len(message)  12 len(pubsub topic)       sent
+
+The way back is the door (`storenode.message.validate.admit`), which decodes, judges and lays out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from storenode.message.limits import HASH_BYTES
+from storenode.message.varint import delimited, varint
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+_HASH_FIELD_BYTES: Final = 2 + HASH_BYTES
+_HASH_HEADER: Final = b"\x1a" + varint(HASH_BYTES)
+_REFUSED_HASH_HEADER: Final = b"\x0a" + varint(HASH_BYTES)
+_DONE: Final = b"\x28\x01"
+
+
+class TransferError(ValueError):
+    """The bytes are not a ``WakuMessageAndTopic``; the text says which of them."""
+
+
+def transferred(frame: bytes) -> bytes:
+    """Encode a ``WakuMessageAndTopic`` from a stored frame, by splicing: nothing is decoded."""
+    at = 2
+    while frame[at - 1] >= 0x80:
+        at += 1
+    at += _HASH_FIELD_BYTES + 1
+    # ``at`` is at the length of the message now; the pubsub topic follows the message.
+    size = shift = 0
+    end = at
+    while (byte := frame[end]) >= 0x80:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        end += 1
+    end += 1 + (size | byte << shift)
+    return b"\x0a%b\x12%b" % (frame[at:end], frame[end + 1 :])
+
+
+def parse(encoded: Sequence[bytes]) -> list[WakuMessageAndTopic]:
+    """Decode messages for the door.
+
+    Raises:
+        TransferError: one of them cannot be decoded.
+    """
+    messages = []
+    for index, data in enumerate(encoded):
+        try:
+            messages.append(WakuMessageAndTopic.FromString(data))
+        except DecodeError:
+            raise TransferError(f"message {index} of {len(encoded)} cannot be decoded") from None
+    return messages
+
+
+def transfer_frame(
+    session_id: str,
+    messages: Iterable[bytes],
+    stored: Iterable[bytes],
+    refused: Iterable[tuple[bytes, str]],
+    *,
+    done: bool,
+) -> bytes:
+    """Encode a ``TransferFrame``.
+
+    ``messages`` are encoded ``WakuMessageAndTopic``, ``stored`` 32-byte hashes, ``refused`` such
+    hashes with the reason. An empty ``session_id`` is left out.
+    """
+    parts = [delimited(b"\x0a", session_id.encode())] if session_id else []
+    parts += [delimited(b"\x12", message) for message in messages]
+    parts += [_HASH_HEADER + digest for digest in stored]
+    parts += [delimited(b"\x22", _refusal(digest, reason)) for digest, reason in refused]
+    return b"".join(parts) + (_DONE if done else b"")
+
+
+def _refusal(digest: bytes, reason: str) -> bytes:
+    entry = _REFUSED_HASH_HEADER + digest
+    return entry + delimited(b"\x12", reason.encode()) if reason else entry

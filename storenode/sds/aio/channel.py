@@ -1,0 +1,220 @@
+"""A channel as an application has it: join, send, read; it heals itself.
+
+async with Channel.join("127.0.0.1:7420", "my-room", "alice", state="alice.db") as channel:
+await channel.send(b"hello")
+async for message in channel.messages():
+...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import SystemRandom
+from typing import Self, TypeVar
+
+from storenode.sds.aio.cipher import Cipher, Clear
+from storenode.sds.aio.events import ChannelEvent, Events, Message
+from storenode.sds.aio.limits import MAX_LOG_PAGE, MAX_TRANSPORTS
+from storenode.sds.aio.node import StoreNode
+from storenode.sds.aio.participant import Participant
+from storenode.sds.aio.revive import revive
+from storenode.sds.aio.state import Identity, State, state_url
+from storenode.sds.aio.status import Status
+from storenode.sds.aio.transport import DEFAULT_PUBSUB_TOPIC, Route, Transport
+from storenode.sds.chance import Chance
+from storenode.sds.config import ChannelConfig
+from storenode.sds.events import Counts, MissingMessage
+from storenode.sds.pages import Key
+
+Place = str | Transport
+"""Where a channel can be reached: HOST:PORT of a store node, or a transport."""
+
+_R = TypeVar("_R")
+_BEGINNING: Key = (0, "")
+
+
+class Channel:
+    """A participant of a channel; made by `join`, and to be used in the event loop of that."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+
+    @classmethod
+    @asynccontextmanager
+    async def join(
+        cls,
+        places: Place | Sequence[Place],
+        channel_id: str,
+        sender_id: str,
+        *,
+        pubsub_topic: str = DEFAULT_PUBSUB_TOPIC,
+        content_topic: str | None = None,
+        state: str | Path | None = None,
+        config: ChannelConfig | None = None,
+        cipher: Cipher | None = None,
+        clock: Callable[[], int] = time.time_ns,
+        chance: Chance | None = None,
+    ) -> AsyncIterator[Self]:
+        """Take part in a channel for the length of an ``async with`` block.
+
+        - ``places``: store nodes, best first; the next one is used when one goes away. A
+          `StoreNode` has a token and TLS.
+        - ``content_topic``: the same for all participants; ``/sds/1/CHANNEL/proto`` if not given.
+        - ``state``: path of a file, or the URL of a database; the participant goes on from it. Each
+          participant has its own. None: nothing outlives the block.
+        - ``config``: with the same IDs; its filter must be the same for all participants.
+        - ``cipher``: see `storenode.sds.aio.cipher`.
+        - ``clock`` (Unix time in nanoseconds) and ``chance`` are for tests.
+
+        It returns at once, connected or not: `status` says how it is. Leaving waits up to 10
+        seconds for what is not published yet.
+
+        Raises:
+            ValueError: an ID, the configuration or an address is none that can be used.
+            StateError: the state cannot be used: in use, of another version, or damaged.
+        """
+        transports = _transports(places)
+        chosen = config or ChannelConfig(channel_id, sender_id)
+        if (chosen.channel_id, chosen.sender_id) != (channel_id, sender_id):
+            raise ValueError("config is of another channel or sender than the one to join as")
+        topic = f"/sds/1/{channel_id}/proto" if content_topic is None else content_topic
+        route = Route(channel_id, pubsub_topic, topic)
+        dice = chance or SystemRandom()
+        kept = State(state_url(state), Identity(channel_id, sender_id))
+        thread = ThreadPoolExecutor(1, thread_name_prefix="sds-state")
+        participant: Participant | None = None
+        try:
+            ledger = await _in(thread, lambda: revive(kept, chosen, clock() // 1_000_000, dice))
+            links = [transport.open(route) for transport in transports]
+            participant = Participant(
+                ledger,
+                kept,
+                thread,
+                links=links,
+                route=route,
+                cipher=cipher or Clear(),
+                clock=clock,
+                chance=dice,
+            )
+            participant.start()
+            yield cls(participant)
+        finally:
+            if participant is not None:
+                await participant.leave()
+            await _in(thread, kept.close)
+            thread.shutdown(wait=False)
+
+    @property
+    def status(self) -> Status:
+        """How the participant is now."""
+        return self._participant.status
+
+    @property
+    def counts(self) -> Counts:
+        """What happened since the participant was first made, for metrics."""
+        return self._participant.core.counts
+
+    @property
+    def calls(self) -> Counter[str]:
+        """Calls to nodes since the channel was joined, by kind."""
+        return self._participant.calls
+
+    def missing(self) -> tuple[MissingMessage, ...]:
+        """What is missing now, longest first."""
+        return self._participant.core.missing()
+
+    async def wait_for(self, condition: Callable[[Status], bool]) -> Status:
+        """Wait until the status meets a condition, and return it.
+
+        Raises:
+            StateTaken: another process took the state; the channel has ended.
+        """
+        while not condition(self.status):
+            await self._participant.hub.changed()
+        return self.status
+
+    async def send(self, content: bytes, message_id: str | None = None) -> str:
+        """Send content and return the message's ID, when it is saved.
+
+        From then on it is sure to be published, now or after a restart with the same state.
+
+        Raises:
+            ValueError: the content is empty or too large, or the ID is unfit or was used before.
+            ChannelFullError: too many own messages are unacknowledged.
+            StateTaken: another process took the state.
+        """
+        sent = self._participant.send(content, message_id)
+        await self._participant.saver.saved()
+        return sent
+
+    async def send_ephemeral(self, content: bytes) -> None:
+        """Send content that needs no reliability to those who listen now.
+
+        Raises:
+            ValueError: the content is empty or too large.
+        """
+        self._participant.send_ephemeral(content)
+
+    def events(self) -> Events:
+        """Everything that happens from now on. Read it: a reader that does not read holds the
+        channel up after 10,000 events.
+        """
+        return self._participant.hub.reader(self._participant.ledger.commits)
+
+    def __aiter__(self) -> AsyncIterator[ChannelEvent]:
+        return self.events()
+
+    async def messages(self, *, backlog: int | None = None) -> AsyncGenerator[Message, None]:
+        """The log in order, then each message as it is delivered, without gap or duplicate.
+
+        ``backlog``: begin with so many of the log's last messages (1,000 at most), None with all.
+        A message whose ``entries_after`` is not 0 belongs further up.
+        """
+        async with self.events() as events:
+            commit = self._participant.ledger.commits
+            await self._participant.saver.saved()
+            if backlog is None:
+                after = _BEGINNING
+                while page := await self._page(commit, MAX_LOG_PAGE, after=after):
+                    for message in page:
+                        yield message
+                    after = page[-1].key
+            elif backlog > 0:
+                for message in await self._page(commit, min(backlog, MAX_LOG_PAGE)):
+                    yield message
+            async for event in events:
+                if isinstance(event, Message):
+                    yield event
+
+    async def log(self, limit: int = 100, *, before: Key | None = None) -> list[Message]:
+        """The last messages of the log in order, 1,000 at most; or those before a place.
+
+        The place of a message is its ``key``.
+        """
+        await self._participant.saver.saved()
+        commit = self._participant.ledger.commits
+        return await self._page(commit, min(limit, MAX_LOG_PAGE), before=before)
+
+    async def _page(
+        self, commit: int, limit: int, *, after: Key | None = None, before: Key | None = None
+    ) -> list[Message]:
+        participant = self._participant
+        rows = await participant.saver.page(limit, after=after, before=before, committed=commit)
+        return [participant.message_of(row) for row in rows]
+
+
+async def _in(thread: ThreadPoolExecutor, work: Callable[[], _R]) -> _R:
+    return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+
+def _transports(places: Place | Sequence[Place]) -> list[Transport]:
+    given = [places] if isinstance(places, str) or not isinstance(places, Sequence) else places
+    if not 0 < len(given) <= MAX_TRANSPORTS:
+        raise ValueError(f"name 1 to {MAX_TRANSPORTS} nodes to reach the channel by")
+    return [StoreNode(each) if isinstance(each, str) else each for each in given]

@@ -1,0 +1,223 @@
+"""What a participant tells its application besides the core's own events, and who reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+from weakref import WeakSet
+
+from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
+from storenode.sds.events import (
+    Acknowledged,
+    ClockCapped,
+    EphemeralReceived,
+    GaveUp,
+    Lost,
+    Missing,
+    PossiblyAcknowledged,
+    Received,
+    Refused,
+    RepairAnswered,
+    RepairRequested,
+    Sent,
+)
+from storenode.sds.pages import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of the log, own ones included.
+
+    ``entries_after`` is how far from the end of the log it was put when it came: 0 is its end.
+    ``unmet`` are causes that are not there. ``readable`` is False, and ``content`` as it came,
+    when the cipher could not open it. ``published`` is False while no node holds an own message.
+    """
+
+    message_id: str
+    sender_id: str
+    lamport: int
+    content: bytes
+    hint: bytes | None = None
+    entries_after: int = 0
+    unmet: tuple[str, ...] = ()
+    own: bool = False
+    published: bool = True
+    readable: bool = True
+
+    @property
+    def key(self) -> Key:
+        """Its place in the log."""
+        return self.lamport, self.message_id
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The feed of a node is read now."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The feed of a node ended; another one is tried."""
+
+    node: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """No node will hold an own message, for this reason. It stays in the log, and is sent again
+    as long as nobody acknowledges it.
+    """
+
+    message_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """A round of repair: how many missing messages were asked for and came, in how many calls."""
+
+    asked: int
+    found: int
+    calls: int
+
+
+ChannelEvent = (
+    Message
+    | Sent
+    | Received
+    | Acknowledged
+    | PossiblyAcknowledged
+    | GaveUp
+    | EphemeralReceived
+    | Missing
+    | Lost
+    | Refused
+    | ClockCapped
+    | RepairRequested
+    | RepairAnswered
+    | Connected
+    | Disconnected
+    | NotStored
+    | Repaired
+)
+
+
+class Events:
+    """One reader's events, from the moment of its making on. Close it, or drop it.
+
+    A reader that does not read holds the participant up: after 10,000 events nothing more is
+    received, until it reads or is closed.
+    """
+
+    def __init__(self, hub: Hub, after_commit: int) -> None:
+        self._hub = hub
+        self._after = after_commit
+        self._queue: deque[ChannelEvent] = deque()
+        self._closed = False
+
+    def __aiter__(self) -> AsyncIterator[ChannelEvent]:
+        return self
+
+    async def __anext__(self) -> ChannelEvent:
+        while not self._queue:
+            if self._closed:
+                raise StopAsyncIteration
+            await self._hub.changed()
+        event = self._queue.popleft()
+        if len(self._queue) == MAX_QUEUED_EVENTS - 1:
+            self._hub.stir()
+        return event
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def full(self) -> bool:
+        """Whether the participant waits for this reader."""
+        return len(self._queue) >= MAX_QUEUED_EVENTS
+
+    def put(self, commit: int, events: Iterable[ChannelEvent]) -> None:
+        """Hand over what a transaction brought."""
+        if commit > self._after and not self._closed:
+            self._queue.extend(events)
+
+    def close(self) -> None:
+        """End: what is queued may still be read."""
+        self._closed = True
+        self._hub.remove(self)
+
+
+class Hub:
+    """All readers of a participant. ``failure`` is raised to whoever waits."""
+
+    def __init__(self) -> None:
+        self._readers: WeakSet[Events] = WeakSet()
+        self._change = asyncio.Event()
+        self.failure: Exception | None = None
+
+    @property
+    def readers(self) -> bool:
+        """Whether anybody reads."""
+        return bool(self._readers)
+
+    def reader(self, after_commit: int) -> Events:
+        """A new reader of what transactions after one bring."""
+        made = Events(self, after_commit)
+        self._readers.add(made)
+        return made
+
+    def remove(self, reader: Events) -> None:
+        """A reader has ended."""
+        self._readers.discard(reader)
+        self.stir()
+
+    def put(self, commit: int, events: list[ChannelEvent]) -> None:
+        """Hand events to all readers."""
+        for reader in tuple(self._readers):
+            reader.put(commit, events)
+        self.stir()
+
+    def stir(self) -> None:
+        """Wake whoever waits for a change of any kind."""
+        self._change.set()
+        self._change = asyncio.Event()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will come any longer."""
+        self.failure = self.failure or error
+        self.stir()
+
+    def end(self) -> None:
+        """The participant has left: readers end when they have read what is queued."""
+        for reader in tuple(self._readers):
+            reader.close()
+
+    async def changed(self) -> None:
+        """Wait for a change.
+
+        Raises:
+            Exception: the participant has failed.
+        """
+        if self.failure is not None:
+            raise self.failure
+        await self._change.wait()
+
+    async def room(self) -> None:
+        """Wait until no reader is full; one that has gone away does not count."""
+        while any(reader.full for reader in tuple(self._readers)):
+            await self.changed()

@@ -1,0 +1,174 @@
+"""The feed: one node is followed at a time, and nothing falls between two of them.
+
+A cursor belongs to a store and is kept under its node's name. With one, the feed goes on exactly
+where it was. Without, or when the node refuses it, something may be missing since a node was last
+followed: that gap is kept in the state until it has been scanned. The feed is opened first and
+read after the scan, so that what is stored meanwhile is in one of the two; what is in both is
+known when it comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from storenode.sds.aio.events import Connected, Disconnected
+from storenode.sds.aio.limits import CATCH_UP_OVERLAP_NS
+from storenode.sds.aio.transport import CursorRefused, FeedPage, Fetched, TransportError
+
+if TYPE_CHECKING:
+    from storenode.sds.aio.ledger import Ledger
+    from storenode.sds.aio.rotation import Rotation
+    from storenode.sds.aio.transport import Link
+
+
+class Feed:
+    """Follows a channel. ``take`` is given what comes, and answers the time of the first message
+    for which there was no room; ``relieve`` makes room when too much waits.
+
+    ``node`` is whose feed is read, and ``live`` says that its backlog is through; both are told
+    by ``changed``.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        rotation: Rotation,
+        *,
+        clock: Callable[[], int],
+        take: Callable[[Sequence[Fetched]], Awaitable[int | None]],
+        relieve: Callable[[], Awaitable[None]],
+        tell: Callable[[Sequence[Any]], None],
+        changed: Callable[[str], None],
+    ) -> None:
+        self._ledger = ledger
+        self._rotation = rotation
+        self._clock = clock
+        self._take = take
+        self._relieve = relieve
+        self._tell = tell
+        self._changed = changed
+        self._refused: set[bytes] = set()
+        self._tried: bytes | None = None
+        self._last = ""
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self.node: str | None = None
+        self.live = False
+        self.calls: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """Follow for ever, one node after the other."""
+        while True:
+            link = self._rotation.link
+            try:
+                await self._follow(link)
+            except CursorRefused as error:
+                if not self._forget_cursor(link):
+                    await self._failed(link, error)
+            except TransportError as error:
+                await self._failed(link, error)
+
+    async def _failed(self, link: Link, error: TransportError) -> None:
+        if self.node is not None:
+            self._tell((Disconnected(link.name, error.sentence),))
+        self.node, self.live = None, False
+        self._changed(error.sentence)
+        self._refused.clear()
+        await asyncio.sleep(self._rotation.failed())
+
+    def still_online(self) -> None:
+        """Note the time while nothing comes."""
+        if self.live:
+            self._ledger.online(self._clock())
+
+    async def quiet(self) -> None:
+        """Wait until no scan is under way: what it brings need not be asked for."""
+        await self._quiet.wait()
+
+    async def _follow(self, link: Link) -> None:
+        self._tried = cursor = self._cursor(link)
+        if cursor is None:
+            self._open_gap()
+        self.calls["follow"] += 1
+        async with aclosing(link.follow(cursor or b"")) as pages:
+            async for page in pages:
+                if self.node is None:
+                    self._connected(link)
+                await self._read(link, page)
+
+    def _connected(self, link: Link) -> None:
+        self.node = self._last = link.name
+        self._rotation.worked()
+        self._refused.clear()
+        self._tell((Connected(link.name),))
+        self._changed("")
+
+    async def _read(self, link: Link, page: FeedPage) -> None:
+        if page.messages:
+            refused_ns = await self._take(page.messages)
+            if refused_ns is not None:
+                self._widen_gap(refused_ns)
+        self._ledger.stand(link.name, page.cursor)
+        await self._relieve()
+        if self._ledger.gap_from_ns is not None:
+            await self._close_gap(link, self._ledger.gap_from_ns)
+        if page.live:
+            self._ledger.online(self._clock())
+        self.live = page.live
+        self._changed("")
+
+    async def _close_gap(self, link: Link, since_ns: int) -> None:
+        """Scan what may have been missed, from where an earlier scan has come to."""
+        self.live = False
+        self._changed("")
+        self._quiet.clear()
+        try:
+            refused_ns = await self._scan(link, since_ns)
+        finally:
+            self._quiet.set()
+        self._ledger.gap(refused_ns)
+        if refused_ns is not None:
+            raise TransportError("Too much waits for what is missing: trying again.")
+
+    async def _scan(self, link: Link, since_ns: int) -> int | None:
+        """Answer the time of the first message for which there was no room."""
+        self.calls["scan"] += 1
+        first_refused_ns: int | None = None
+        async with aclosing(link.scan(since_ns)) as pages:
+            async for messages in pages:
+                refused_ns = await self._take(messages)
+                if first_refused_ns is None:
+                    first_refused_ns = refused_ns
+                reached_ns = messages[-1].timestamp_ns
+                self._ledger.gap(reached_ns if first_refused_ns is None else first_refused_ns)
+                await self._relieve()
+        return first_refused_ns
+
+    def _open_gap(self) -> None:
+        self._widen_gap(max(self._ledger.online_ns - CATCH_UP_OVERLAP_NS, 0))
+
+    def _widen_gap(self, from_ns: int) -> None:
+        known = self._ledger.gap_from_ns
+        self._ledger.gap(from_ns if known is None else min(known, from_ns))
+
+    def _cursor(self, link: Link) -> bytes | None:
+        """The link's own cursor, else one of another node that may be on the same database."""
+        known = self._ledger.cursors
+        for name in (link.name, self._last, *known):
+            cursor = known.get(name)
+            if cursor is not None and cursor not in self._refused:
+                return cursor
+        return None
+
+    def _forget_cursor(self, link: Link) -> bool:
+        """A cursor was refused; False when there was none."""
+        if self._tried is None:
+            return False
+        self._refused.add(self._tried)
+        if self._ledger.cursors.get(link.name) == self._tried:
+            self._ledger.stand(link.name, None)
+        return True

@@ -1,0 +1,352 @@
+"""A channel's core together with what it changed since the last transaction.
+
+`Ledger.step` and its like run the core and note which rows follow from its events; `take` hands
+the notes over as one `Batch`. What came and went between two transactions never becomes a row.
+Pure: time and chance are arguments, and the database is somebody else's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any, Final
+
+from storenode.sds.aio.schema import CURSORS, LAMPORT_OFFSET, LOST, OUTBOX, UNACKNOWLEDGED, WAITING
+from storenode.sds.chance import Chance
+from storenode.sds.channel import MessageChannel
+from storenode.sds.envelope import Kind, encode_message
+from storenode.sds.events import (
+    Acknowledged,
+    Broadcast,
+    Delivered,
+    Event,
+    GaveUp,
+    Lost,
+    Packet,
+    PossiblyAcknowledged,
+    Pruned,
+    Reason,
+    Received,
+    Sent,
+)
+from storenode.sds.limits import MAX_LOST_IDS
+from storenode.sds.outgoing import Outgoing
+from storenode.sds.pages import Key, unpack_page
+
+Row = dict[str, Any]
+Rows = dict[Any, Row | None]
+"""Rows by key; None removes one."""
+
+TABLES: Final = {
+    "cursors": CURSORS,
+    "waiting": WAITING,
+    "unacknowledged": UNACKNOWLEDGED,
+    "outbox": OUTBOX,
+    "lost": LOST,
+}
+"""The tables whose rows are replaced by key."""
+
+
+@dataclass(slots=True)
+class OutboxItem:
+    """An own message that no node has taken; ``number`` orders them."""
+
+    number: int
+    message_id: str
+    payload: bytes
+    timestamp_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMessage:
+    """A message that was just sent; ``number`` is its place in the outbox."""
+
+    number: int
+    message_id: str
+    lamport: int
+    hint: bytes
+    events: list[Event]
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one transaction writes. ``small`` are columns of the participant's row."""
+
+    number: int
+    small: Row
+    log: list[Row]
+    hints: dict[str, bytes]
+    rows: dict[str, Rows]
+    pruned: Key | None
+
+
+@dataclass(slots=True)
+class _Notes:
+    log: dict[str, Row] = field(default_factory=dict)
+    hints: dict[str, bytes] = field(default_factory=dict)
+    outbox: Rows = field(default_factory=dict)
+    cursors: Rows = field(default_factory=dict)
+    waiting: dict[int, str | None] = field(default_factory=dict)
+    unacknowledged: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    pruned: Key | None = None
+
+
+class Ledger:
+    """A participant: its core, its outbox, where its feeds are, and what changed of all that.
+
+    ``gap_from_ns`` is the time from which on something may be missing for want of a scan, or None;
+    ``online_ns`` is when a feed was last live. Set both by the methods.
+    """
+
+    def __init__(self, core: MessageChannel) -> None:
+        self.core = core
+        self.serial = 0
+        self.commits = 0
+        self.gap_from_ns: int | None = 0
+        self.online_ns = 0
+        self.cursors: dict[str, bytes] = {}
+        self.outbox: OrderedDict[int, OutboxItem] = OrderedDict()
+        self.unpublished: set[str] = set()
+        self.serials: dict[str, int] = {}
+        self.lost_rows: set[str] = set()
+        self.dirty = False
+        self._notes = _Notes()
+        self._next_item = 0
+
+    def send(
+        self,
+        now_ns: int,
+        content: bytes,
+        message_id: str | None,
+        seal: Callable[[bytes], bytes],
+        hint_of: Callable[[bytes, int], bytes],
+    ) -> OwnMessage:
+        """Send content; the message is in the outbox afterwards, sealed as it will travel.
+
+        Raises as `MessageChannel.send`.
+        """
+        events = self.core.send(now_ns // 1_000_000, content, message_id)
+        sent = next(each for each in events if isinstance(each, Broadcast))
+        lamport = self._note_own(sent.message_id, content)
+        payload, number = seal(sent.payload), self._next_item
+        self._put(OutboxItem(number, sent.message_id, payload, now_ns))
+        self._next_item += 1
+        # Known before anybody holds it: what is sent next names it already.
+        hint = hint_of(payload, now_ns)
+        self._note(self.core.published(sent.message_id, hint))
+        rest: list[Event] = [each for each in events if not isinstance(each, Broadcast)]
+        return OwnMessage(number, sent.message_id, lamport, hint, rest)
+
+    def receive(self, now_ms: int, packets: Iterable[Packet]) -> list[Event]:
+        """Take packets."""
+        return self._note(self.core.receive(now_ms, packets))
+
+    def tick(self, now_ms: int, chance: Chance) -> list[Event]:
+        """Do what is due."""
+        return self._note(self.core.tick(now_ms, chance))
+
+    def abandon(self, now_ms: int, message_ids: Iterable[str]) -> list[Event]:
+        """Give up missing messages."""
+        return self._note(self.core.abandon(now_ms, message_ids))
+
+    def ephemeral(self, content: bytes) -> list[Event]:
+        """Send without reliability; only the counter changes."""
+        self.dirty = True
+        return self.core.send_ephemeral(content)
+
+    def published(self, message_id: str, hint: bytes) -> list[Event]:
+        """A node holds an own message under a hint."""
+        return self._note(self.core.published(message_id, hint))
+
+    def settle(self, number: int) -> None:
+        """A message of the outbox needs no more publishing."""
+        self.unpublished.discard(self.outbox.pop(number).message_id)
+        self._notes.outbox[number] = None
+        self.dirty = True
+
+    def restamp(self, number: int, timestamp_ns: int) -> None:
+        """Give a message of the outbox another time."""
+        item = self.outbox[number]
+        item.timestamp_ns = timestamp_ns
+        self._put(item)
+
+    def stand(self, node: str, cursor: bytes | None) -> None:
+        """A node's feed was read up to a cursor; None forgets it."""
+        if cursor is None:
+            self.cursors.pop(node, None)
+        else:
+            self.cursors[node] = cursor
+        self._notes.cursors[node] = None if cursor is None else {"node": node, "cursor": cursor}
+        self.dirty = True
+
+    def gap(self, from_ns: int | None) -> None:
+        """Something may be missing from a time on; None: nothing any longer."""
+        self.gap_from_ns = from_ns
+        self.dirty = True
+
+    def online(self, now_ns: int) -> None:
+        """A feed is live."""
+        self.online_ns = now_ns
+        self.dirty = True
+
+    def take(self) -> Batch | None:
+        """What changed since the last call; None when nothing did."""
+        if not self.dirty:
+            return None
+        self._forget_lost()
+        notes, self._notes, self.dirty = self._notes, _Notes(), False
+        self.commits += 1
+        rows: dict[str, Rows] = {
+            "cursors": notes.cursors,
+            "outbox": notes.outbox,
+            "waiting": {key: self._waiting_row(key, name) for key, name in notes.waiting.items()},
+            "unacknowledged": {
+                key.encode(): self._outgoing_row(key) for key in notes.unacknowledged
+            },
+            "lost": {key.encode(): self._lost_row(key) for key in notes.lost},
+        }
+        log = list(notes.log.values())
+        for row in log:
+            row["committed"] = self.commits
+        return Batch(self.commits, self._small(), log, notes.hints, rows, notes.pruned)
+
+    def revived(self, items: Sequence[OutboxItem]) -> None:
+        """Take over an outbox that was saved, in order."""
+        self.outbox.update((item.number, item) for item in items)
+        self.unpublished.update(item.message_id for item in items)
+        self._next_item = items[-1].number + 1 if items else 0
+
+    def _small(self) -> Row:
+        core = self.core
+        return {
+            "commits": self.commits,
+            "clock": core.clock.value - LAMPORT_OFFSET,
+            "sends": core.sends,
+            "serial": self.serial,
+            "counts": json.dumps(astuple(core.counts)),
+            "gap_from_ns": self.gap_from_ns,
+            "online_ns": self.online_ns,
+        }
+
+    def _put(self, item: OutboxItem) -> None:
+        self.outbox[item.number] = item
+        self.unpublished.add(item.message_id)
+        self._notes.outbox[item.number] = {
+            "number": item.number,
+            "message_id": item.message_id.encode(),
+            "payload": item.payload,
+            "timestamp_ns": item.timestamp_ns,
+        }
+        self.dirty = True
+
+    def _note_own(self, message_id: str, content: bytes) -> int:
+        message = self.core.outgoing.by_id[message_id].message
+        lamport = message.lamport or 0
+        self.serial += 1
+        self._log(self.serial, message_id, message.sender_id, lamport, content)
+        self._notes.unacknowledged.add(message_id)
+        self._found(message_id)
+        return lamport
+
+    def _note(self, events: list[Event]) -> list[Event]:
+        notes = self._notes
+        for event in events:
+            match event:
+                case Received() if event.kind is Kind.CONTENT:
+                    self.serial += 1
+                    self.serials[event.message_id] = self.serial
+                    notes.waiting[self.serial] = event.message_id
+                case Delivered():
+                    self._delivered(event)
+                case Acknowledged() | GaveUp() | PossiblyAcknowledged():
+                    notes.unacknowledged.add(event.message_id)
+                case Broadcast() if event.reason is Reason.RESEND:
+                    notes.unacknowledged.add(event.message_id)
+                case Lost():
+                    notes.lost.update(event.message_ids)
+                    self.lost_rows.update(event.message_ids)
+                case Sent() if event.hint is not None:
+                    self._hint(event.message_id, event.hint)
+                case Pruned():
+                    notes.pruned = unpack_page(event.pages[-1])[-1].key
+                case _:
+                    pass
+        self.dirty = self.dirty or bool(events)
+        return events
+
+    def _found(self, message_id: str) -> None:
+        if message_id in self.lost_rows:
+            self.lost_rows.discard(message_id)
+            self._notes.lost.add(message_id)
+
+    def _forget_lost(self) -> None:
+        """Drop rows of what the core has forgotten to be lost."""
+        if len(self.lost_rows) > MAX_LOST_IDS:
+            forgotten = self.lost_rows - self.core.lost.keys()
+            self.lost_rows -= forgotten
+            self._notes.lost |= forgotten
+
+    def _delivered(self, event: Delivered) -> None:
+        serial = self.serials.pop(event.message_id)
+        if self._notes.waiting.get(serial) is not None:
+            del self._notes.waiting[serial]
+        else:
+            self._notes.waiting[serial] = None
+        self._found(event.message_id)
+        self._log(serial, event.message_id, event.sender_id, event.lamport, event.content)
+        row = self._notes.log[event.message_id]
+        row["hint"] = event.hint
+        if event.unmet:
+            row["unmet"] = json.dumps(event.unmet)
+
+    def _log(
+        self, serial: int, message_id: str, sender_id: str, lamport: int, content: bytes
+    ) -> None:
+        self._notes.log[message_id] = {
+            "serial": serial,
+            "lamport": lamport - LAMPORT_OFFSET,
+            "message_id": message_id.encode(),
+            "sender_id": sender_id.encode(),
+            "content": content,
+            "hint": None,
+            "unmet": "[]",
+            "committed": 0,
+        }
+
+    def _hint(self, message_id: str, hint: bytes) -> None:
+        row = self._notes.log.get(message_id)
+        if row is not None:
+            row["hint"] = hint
+        else:
+            self._notes.hints[message_id] = hint
+
+    def _waiting_row(self, serial: int, message_id: str | None) -> Row | None:
+        place = None if message_id is None else self.core.incoming.ids.get(message_id)
+        if place is None:
+            return None
+        waiting = self.core.incoming.waiting[place]
+        return {
+            "serial": serial,
+            "payload": encode_message(waiting.message),
+            "hint": waiting.hint,
+            "arrived_ms": waiting.arrived_ms,
+        }
+
+    def _lost_row(self, message_id: str) -> Row | None:
+        return {"message_id": message_id.encode()} if message_id in self.core.lost else None
+
+    def _outgoing_row(self, message_id: str) -> Row | None:
+        outgoing: Outgoing | None = self.core.outgoing.by_id.get(message_id)
+        if outgoing is None:
+            return None
+        return {
+            "message_id": message_id.encode(),
+            "payload": encode_message(outgoing.message),
+            "due_ms": outgoing.due_ms,
+            "sends": outgoing.sends,
+            "witnesses": json.dumps(outgoing.witnesses),
+            "error": outgoing.error,
+        }

@@ -1,0 +1,342 @@
+"""The parts of a participant, joined: who tells whom, in one event loop.
+
+The ledger (the core, and what it changed) is only touched between two awaits. Everything that
+follows from a step goes to the saver, and comes back by `_release` when the transaction is
+through: then what is to be published is offered to the publisher, and events go to the readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from storenode.message.hashing import message_hash
+from storenode.sds.aio.cipher import Cipher, CipherError
+from storenode.sds.aio.events import ChannelEvent, Hub, Message, Repaired
+from storenode.sds.aio.feed import Feed
+from storenode.sds.aio.ledger import Ledger, Row
+from storenode.sds.aio.limits import LEAVE_TIMEOUT_S, MAX_TICK_S, PACKETS_AT_ONCE
+from storenode.sds.aio.publisher import Publisher, Ready
+from storenode.sds.aio.repair import Repair
+from storenode.sds.aio.rotation import Rotation
+from storenode.sds.aio.saver import Saver
+from storenode.sds.aio.schema import LAMPORT_OFFSET
+from storenode.sds.aio.state import State
+from storenode.sds.aio.status import Status
+from storenode.sds.aio.transport import Fetched, Link, Route
+from storenode.sds.chance import Chance
+from storenode.sds.events import (
+    Broadcast,
+    Delivered,
+    EphemeralReceived,
+    Missing,
+    Packet,
+    Pruned,
+    Reason,
+    Refusal,
+    Refused,
+)
+
+_NS_PER_MS: Final = 1_000_000
+_ONLINE_EVERY_NS: Final = 30 * 10**9
+"""How often the time is noted while a feed is live and silent."""
+
+
+class LeftError(RuntimeError):
+    """The channel was left, and cannot be used any longer."""
+
+
+class Participant:
+    """Runs from `start` to `leave`; ``clock`` gives Unix time in nanoseconds."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        state: State,
+        thread: ThreadPoolExecutor,
+        *,
+        links: Sequence[Link],
+        route: Route,
+        cipher: Cipher,
+        clock: Callable[[], int],
+        chance: Chance,
+    ) -> None:
+        self.ledger = ledger
+        self.core = ledger.core
+        self.hub = Hub()
+        self.status = Status()
+        self._links = links
+        self._route = route
+        self._forgets = state.in_memory
+        self._cipher = cipher
+        self._clock = clock
+        self._chance = chance
+        self._troubles: dict[str, str] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.saver = Saver(ledger, state, thread, self._release, partial(self._trouble, "state"))
+        rotation = Rotation(links)
+        self.publisher = Publisher(
+            ledger, Rotation(links), clock, self.tell, partial(self._trouble, "publishing")
+        )
+        self.repair = Repair(
+            self.core,
+            rotation,
+            now_ms=self._now_ms,
+            take=self.take,
+            abandon=self._abandon,
+            ended=lambda asked, found, calls: self.tell((Repaired(asked, found, calls),)),
+            readable=not cipher.whole,
+        )
+        self.feed = Feed(
+            ledger,
+            rotation,
+            clock=clock,
+            take=self.take,
+            relieve=self._relieve,
+            tell=self.tell,
+            changed=partial(self._trouble, "feed"),
+        )
+
+    @property
+    def calls(self) -> Counter[str]:
+        """Calls to nodes so far, by kind; publishing goes by streams and is not counted."""
+        return self.feed.calls + self.repair.calls
+
+    def start(self) -> None:
+        """Begin; called inside the event loop."""
+        for number in self.ledger.outbox:
+            self.publisher.offer(number)
+        for work in (
+            self.saver.run(),
+            self.feed.run(),
+            self.publisher.run(),
+            self.repair.run(self.feed.quiet),
+            self._tick(),
+        ):
+            task = asyncio.create_task(work)
+            task.add_done_callback(self._ended)
+            self._tasks.append(task)
+        self.repair.wake()
+
+    async def leave(self) -> None:
+        """Wait a little for what is not published, save, and let go of everything."""
+        with suppress(Exception):
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                while self.ledger.outbox and (self.feed.node is not None or self._forgets):
+                    await self.hub.changed()
+        saving, *others = self._tasks
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+        self.saver.stop()
+        await asyncio.wait({saving}, timeout=LEAVE_TIMEOUT_S)
+        saving.cancel()
+        await asyncio.wait({saving})
+        left = LeftError("The channel was left: join it again.")
+        self.saver.fail(left)
+        self.hub.end()
+        self.hub.fail(left)
+        for link in self._links:
+            await link.close()
+
+    def send(self, content: bytes, message_id: str | None) -> str:
+        """Send content; it leaves when it is saved. Raises as `MessageChannel.send`."""
+        sealed = content if self._cipher.whole else self._cipher.seal(content)
+        now_ns = self._clock()
+        sent = self.ledger.send(now_ns, sealed, message_id, self._seal, self._hint)
+        entries_after = self.core.log.after((sent.lamport, sent.message_id))
+        own = self.core.config.sender_id
+        self.tell(
+            [
+                Message(
+                    sent.message_id,
+                    own,
+                    sent.lamport,
+                    content,
+                    sent.hint,
+                    entries_after,
+                    own=True,
+                    published=False,
+                ),
+                *sent.events,
+                Ready(sent.number),
+            ]
+        )
+        return sent.message_id
+
+    def send_ephemeral(self, content: bytes) -> None:
+        """Send content to whoever listens now; nothing happens while offline."""
+        sealed = content if self._cipher.whole else self._cipher.seal(content)
+        events = self.ledger.ephemeral(sealed)
+        if self.feed.node is not None:
+            self.tell(events)
+
+    def tell(self, things: Sequence[Any]) -> None:
+        """Hand on what follows from a step, when it is saved."""
+        if any(isinstance(thing, Missing) for thing in things):
+            self.repair.wake()
+        self.saver.add(things)
+        self.refresh()
+
+    async def take(self, messages: Sequence[Fetched]) -> int | None:
+        """Take what a link gave; the time of the first message for which there was no room."""
+        refused_ns: int | None = None
+        for start in range(0, len(messages), PACKETS_AT_ONCE):
+            await self.hub.room()
+            await self.saver.room()
+            some = messages[start : start + PACKETS_AT_ONCE]
+            events = self.ledger.receive(self._now_ms(), self._packets(some))
+            self.tell(events)
+            if refused_ns is None and any(_no_room(event) for event in events):
+                refused_ns = min(each.timestamp_ns for each in some)
+            await asyncio.sleep(0)
+        return refused_ns
+
+    def message_of(self, row: Row) -> Message:
+        """A row of the log as the application sees it."""
+        content, readable = self._open_content(row["content"])
+        message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
+        return Message(
+            message_id,
+            sender_id,
+            row["lamport"] + LAMPORT_OFFSET,
+            content,
+            row["hint"],
+            unmet=tuple(json.loads(row["unmet"])),
+            own=sender_id == self.core.config.sender_id,
+            published=message_id not in self.ledger.unpublished,
+            readable=readable,
+        )
+
+    def refresh(self) -> None:
+        """Make the status anew; whoever waits for a change is woken."""
+        incoming = self.core.incoming
+        status = Status(
+            node=self.feed.node,
+            live=self.feed.live,
+            missing=len(incoming.wants),
+            waiting=len(incoming.waiting),
+            lost=len(self.core.lost),
+            unpublished=len(self.ledger.outbox),
+            unacknowledged=len(self.core.outgoing),
+            trouble=self._trouble_now(),
+        )
+        if status != self.status:
+            self.status = status
+            self.hub.stir()
+
+    def _release(self, commit: int, things: list[Any]) -> None:
+        shown: list[ChannelEvent] = []
+        for thing in things:
+            if isinstance(thing, Ready):
+                self.publisher.offer(thing.number)
+            elif isinstance(thing, Broadcast):
+                if thing.reason is not Reason.EPHEMERAL or self.feed.node is not None:
+                    self.publisher.offer_volatile(thing, self._seal(thing.payload))
+            elif self.hub.readers and not isinstance(thing, Pruned):
+                shown.append(self._shown(thing))
+        self.hub.put(commit, shown)
+        self.refresh()
+
+    def _shown(self, event: Any) -> ChannelEvent:  # noqa: ANN401 - any event of the core
+        match event:
+            case Delivered():
+                content, readable = self._open_content(event.content)
+                return Message(
+                    event.message_id,
+                    event.sender_id,
+                    event.lamport,
+                    content,
+                    event.hint,
+                    event.entries_after,
+                    event.unmet,
+                    own=event.sender_id == self.core.config.sender_id,
+                    readable=readable,
+                )
+            case EphemeralReceived():
+                content, _ = self._open_content(event.content)
+                return EphemeralReceived(event.message_id, event.sender_id, content)
+            case _:
+                found: ChannelEvent = event
+                return found
+
+    def _packets(self, messages: Sequence[Fetched]) -> list[Packet]:
+        if not self._cipher.whole:
+            return [Packet(each.payload, each.hint) for each in messages]
+        packets = []
+        for each in messages:
+            try:
+                packets.append(Packet(self._cipher.open(each.payload), each.hint))
+            except CipherError:
+                self.core.counts.malformed += 1
+        return packets
+
+    def _open_content(self, content: bytes) -> tuple[bytes, bool]:
+        if self._cipher.whole:
+            return content, True
+        try:
+            return self._cipher.open(content), True
+        except CipherError:
+            return content, False
+
+    def _seal(self, payload: bytes) -> bytes:
+        return self._cipher.seal(payload) if self._cipher.whole else payload
+
+    def _hint(self, payload: bytes, timestamp_ns: int) -> bytes:
+        route = self._route
+        return message_hash(route.pubsub_topic, payload, route.content_topic, None, timestamp_ns)
+
+    def _now_ms(self) -> int:
+        return self._clock() // _NS_PER_MS
+
+    def _abandon(self, message_ids: list[str]) -> None:
+        self.tell(self.ledger.abandon(self._now_ms(), message_ids))
+
+    async def _relieve(self) -> None:
+        """Repair until at most half of the room for waiting messages is taken, if that helps."""
+        half = self.core.config.max_waiting // 2
+        while len(self.core.incoming.waiting) > half and await self.repair.round():
+            pass
+
+    async def _tick(self) -> None:
+        noted_ns = self._clock()
+        while True:
+            now_ns = self._clock()
+            due_s = self.core.next_due_ms(self._chance) / 1_000 - now_ns / 1_000_000_000
+            await asyncio.sleep(min(max(due_s, 0.01), MAX_TICK_S))
+            await self.saver.room()
+            await self.hub.room()
+            events = self.ledger.tick(self._now_ms(), self._chance)
+            if events:
+                self.tell(events)
+            if self._clock() - noted_ns >= _ONLINE_EVERY_NS:
+                noted_ns = self._clock()
+                self.feed.still_online()
+                self.tell(())
+
+    def _trouble(self, part: str, sentence: str) -> None:
+        self._troubles[part] = sentence
+        self.refresh()
+
+    def _trouble_now(self) -> str:
+        troubles = self._troubles
+        publishing = troubles.get("publishing", "") if self.ledger.outbox else ""
+        return troubles.get("state", "") or troubles.get("feed", "") or publishing
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self.hub.fail(error)
+            self.saver.fail(error)
+            for other in self._tasks:
+                other.cancel()
+
+
+def _no_room(event: object) -> bool:
+    return isinstance(event, Refused) and event.reason is Refusal.BUFFER_FULL

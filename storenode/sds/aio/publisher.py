@@ -1,0 +1,218 @@
+"""Publishing: what is in the outbox reaches a node, in order, over as many nodes as it takes.
+
+An own message stays in the outbox until a node holds it, with its exact bytes and time: published
+again it is the same message. One that is refused gets a new time if it is old, since nodes refuse
+what is. What the core says again anyway (resends, syncs, answers) is volatile: it is dropped when
+no node takes it.
+
+A node that goes away may not have passed on what it held. So the next one is given once more what
+was published lately: if it holds that already, nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from storenode.sds.aio.events import NotStored
+from storenode.sds.aio.limits import (
+    CALL_TIMEOUT_S,
+    MAX_PUBLISH_BYTES,
+    MAX_PUBLISH_MESSAGES,
+    MAX_PUBLISH_TRIES,
+    MAX_REPUBLISHED,
+    MAX_REQUESTS_IN_FLIGHT,
+    MAX_VOLATILE_ITEMS,
+    REPUBLISH_NS,
+    RESTAMP_AFTER_NS,
+)
+from storenode.sds.aio.transport import Outbound, TransportError, Verdict
+from storenode.sds.events import Broadcast, Reason
+
+if TYPE_CHECKING:
+    from storenode.sds.aio.ledger import Ledger
+    from storenode.sds.aio.rotation import Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A message of the outbox is saved and may leave; comes back through the saver."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class _Item:
+    number: int | None
+    message_id: str
+    reason: Reason
+    outbound: Outbound
+
+
+class Publisher:
+    """Takes from a ledger's outbox. ``tell`` gets what follows, to be saved and handed out."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        rotation: Rotation,
+        clock: Callable[[], int],
+        tell: Callable[[Sequence[Any]], None],
+        troubled: Callable[[str], None],
+    ) -> None:
+        self._ledger = ledger
+        self._rotation = rotation
+        self._clock = clock
+        self._tell = tell
+        self._troubled = troubled
+        self._ready: deque[int] = deque()
+        self._volatile: deque[_Item] = deque(maxlen=MAX_VOLATILE_ITEMS)
+        self._news = asyncio.Event()
+        self._tries: dict[int, int] = {}
+        self._lately: deque[_Item] = deque(maxlen=MAX_REPUBLISHED)
+        self._node = ""
+        self._sent: deque[list[_Item]] = deque()
+        self._window = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
+
+    def offer(self, number: int) -> None:
+        """A message of the outbox may leave."""
+        self._ready.append(number)
+        self._news.set()
+
+    def offer_volatile(self, broadcast: Broadcast, sealed: bytes) -> None:
+        """Something that is dropped when no node takes it."""
+        if broadcast.message_id in self._ledger.unpublished:
+            return
+        if broadcast.reason is Reason.SYNC:
+            kept = [item for item in self._volatile if item.reason is not Reason.SYNC]
+            self._volatile = deque(kept, MAX_VOLATILE_ITEMS)
+        outbound = Outbound(sealed, self._clock(), broadcast.reason is Reason.EPHEMERAL)
+        self._volatile.append(_Item(None, broadcast.message_id, broadcast.reason, outbound))
+        self._news.set()
+
+    async def run(self) -> None:
+        """Publish for ever, at one node after the other."""
+        while True:
+            try:
+                self._turn_to(self._rotation.link.name)
+                await self._publish_at_one()
+            except TransportError as error:
+                self._troubled(error.sentence)
+            self._take_back()
+            await asyncio.sleep(self._rotation.failed())
+
+    def _turn_to(self, node: str) -> None:
+        if self._node not in ("", node):
+            since_ns = self._clock() - REPUBLISH_NS
+            again = [each for each in self._lately if each.outbound.timestamp_ns >= since_ns]
+            self._volatile.extend(again)
+        self._node = node
+
+    async def _publish_at_one(self) -> None:
+        self._window = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
+        async with aclosing(self._rotation.link.publish(self._batches())) as answers:
+            while True:
+                verdicts = await self._answer(answers)
+                if verdicts is None:
+                    return
+                items = self._sent.popleft()
+                self._window.release()
+                if len(items) != len(verdicts):
+                    raise TransportError("A node answered what was not published.")
+                self._rotation.worked()
+                self._troubled("")
+                self._settle(items, verdicts)
+
+    async def _answer(
+        self, answers: AsyncGenerator[Sequence[Verdict], None]
+    ) -> Sequence[Verdict] | None:
+        """The next answer. Nothing need come while nothing is asked."""
+        waiting = asyncio.ensure_future(anext(answers, None))
+        try:
+            while True:
+                before = self._sent[0] if self._sent else None
+                done, _ = await asyncio.wait({waiting}, timeout=CALL_TIMEOUT_S)
+                if done:
+                    return waiting.result()
+                if before is not None and self._sent and self._sent[0] is before:
+                    name = self._rotation.link.name
+                    raise TransportError(f"The node at {name} does not answer.")
+        finally:
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            if not waiting.cancelled():
+                # Raised by the result, or of no interest to whoever cancelled us.
+                waiting.exception()
+
+    async def _batches(self) -> AsyncGenerator[Sequence[Outbound], None]:
+        while True:
+            await self._window.acquire()
+            while not self._ready and not self._volatile:
+                self._news.clear()
+                await self._news.wait()
+            items = self._next_items()
+            if not items:
+                self._window.release()
+                continue
+            self._sent.append(items)
+            yield [item.outbound for item in items]
+
+    def _next_items(self) -> list[_Item]:
+        items: list[_Item] = []
+        size = 0
+        while len(items) < MAX_PUBLISH_MESSAGES and size < MAX_PUBLISH_BYTES:
+            item = self._next_item()
+            if item is None:
+                break
+            items.append(item)
+            size += len(item.outbound.payload)
+        return items
+
+    def _next_item(self) -> _Item | None:
+        while self._ready:
+            item = self._ledger.outbox.get(self._ready.popleft())
+            if item is not None:
+                outbound = Outbound(item.payload, item.timestamp_ns)
+                return _Item(item.number, item.message_id, Reason.CONTENT, outbound)
+        return self._volatile.popleft() if self._volatile else None
+
+    def _take_back(self) -> None:
+        for items in reversed(self._sent):
+            numbers = [item.number for item in items if item.number is not None]
+            self._ready.extendleft(reversed(numbers))
+        self._sent.clear()
+
+    def _settle(self, items: list[_Item], verdicts: Sequence[Verdict]) -> None:
+        told: list[Any] = []
+        for item, verdict in zip(items, verdicts, strict=True):
+            if verdict.held:
+                told += self._held(item, verdict.hint)
+            elif item.number is not None:
+                told += self._refused(item.number, item.message_id, verdict.reason)
+            else:
+                self._troubled(verdict.reason)
+        self._tell(told)
+
+    def _held(self, item: _Item, hint: bytes) -> Sequence[Any]:
+        if item.number is not None:
+            self._tries.pop(item.number, None)
+            self._ledger.settle(item.number)
+        if item.reason in (Reason.CONTENT, Reason.RESEND):
+            self._lately.append(_Item(None, item.message_id, Reason.REPAIR, item.outbound))
+            return self._ledger.published(item.message_id, hint)
+        return ()
+
+    def _refused(self, number: int, message_id: str, reason: str) -> Sequence[Any]:
+        now_ns = self._clock()
+        tries = self._tries[number] = self._tries.get(number, 0) + 1
+        old = now_ns - self._ledger.outbox[number].timestamp_ns >= RESTAMP_AFTER_NS
+        if old and tries <= MAX_PUBLISH_TRIES:
+            self._ledger.restamp(number, now_ns)
+            return (Ready(number),)
+        self._tries.pop(number)
+        self._ledger.settle(number)
+        return (NotStored(message_id, reason),)

@@ -1,0 +1,234 @@
+"""Repair: what is missing is asked of the nodes, in few calls however deep the gap is.
+
+A round goes through the nodes in turn, for what is still missing:
+
+1. by hint, 1,000 at a time: what a history names is there, as a rule, in one call;
+2. by ID, 1,000 at a time: what had no hint, or a wrong one;
+3. what that has revealed to be missing in addition is the edge of something deeper, and is
+   fetched as a causal closure: all of it in one call, down to what is known.
+
+There is one round at a time, so nothing is asked for twice at once. What no node held is asked
+for again after a pause that doubles. If all that name it are themselves older than the time after
+which a cause is given up, there is nothing to wait for: when no node that can be reached holds it,
+it is abandoned at once. Should it come later, it takes its place in the log all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from storenode.sds.aio.limits import (
+    MAX_CLOSURES_PER_ROUND,
+    MAX_HEADS_PER_CALL,
+    MAX_HINTS_PER_CALL,
+    MAX_IDS_PER_CALL,
+    MAX_KNOWN_IDS,
+    MAX_REPAIR_IDS,
+    MAX_TRACKED_IDS,
+    REPAIR_FIRST_DELAY_MS,
+    REPAIR_MAX_DELAY_MS,
+)
+from storenode.sds.aio.transport import Fetched, TransportError
+from storenode.sds.envelope import Entry
+from storenode.sds.events import MissingMessage
+
+if TYPE_CHECKING:
+    from storenode.sds.aio.rotation import Rotation
+    from storenode.sds.aio.transport import Link
+    from storenode.sds.channel import MessageChannel
+
+_T = TypeVar("_T")
+_GRACE_S = 0.05
+"""What comes out of order often comes a moment later by itself."""
+
+_MAX_DOUBLINGS = 16
+
+
+@dataclass(slots=True)
+class _Attempts:
+    tries: int
+    due_ms: int
+
+
+class Book:
+    """Which missing messages were asked for in vain, and when each is asked for again."""
+
+    def __init__(self) -> None:
+        self._attempts: dict[str, _Attempts] = {}
+
+    def due(self, missing: Iterable[MissingMessage], now_ms: int) -> list[MissingMessage]:
+        """What may be asked for now, 10,000 at most, and forget what is missing no longer."""
+        found = list(missing)
+        kept = {each.message_id for each in found}
+        self._attempts = {key: each for key, each in self._attempts.items() if key in kept}
+        return [each for each in found if self._is_due(each.message_id, now_ms)][:MAX_REPAIR_IDS]
+
+    def failed(self, message_ids: Iterable[str], now_ms: int) -> None:
+        """These were asked for, and are still missing."""
+        for message_id in message_ids:
+            known = self._attempts.get(message_id)
+            if known is None and len(self._attempts) >= MAX_TRACKED_IDS:
+                return
+            tries = 0 if known is None else known.tries + 1
+            delay_ms = REPAIR_FIRST_DELAY_MS * 2 ** min(tries, _MAX_DOUBLINGS)
+            due_ms = now_ms + min(delay_ms, REPAIR_MAX_DELAY_MS)
+            self._attempts[message_id] = _Attempts(tries, due_ms)
+
+    def next_due_ms(self) -> int | None:
+        """When the next one may be asked for again."""
+        return min((each.due_ms for each in self._attempts.values()), default=None)
+
+    def _is_due(self, message_id: str, now_ms: int) -> bool:
+        known = self._attempts.get(message_id)
+        return known is None or known.due_ms <= now_ms
+
+
+class Repair:
+    """Asks for what a core misses. ``take`` is given what comes, ``abandon`` what never will.
+
+    ``readable`` is False where nodes cannot read messages, so that only hints are of use.
+    """
+
+    def __init__(
+        self,
+        core: MessageChannel,
+        rotation: Rotation,
+        *,
+        now_ms: Callable[[], int],
+        take: Callable[[Sequence[Fetched]], Awaitable[int | None]],
+        abandon: Callable[[list[str]], None],
+        ended: Callable[[int, int, int], None],
+        readable: bool,
+    ) -> None:
+        self._core = core
+        self._rotation = rotation
+        self._now_ms = now_ms
+        self._take = take
+        self._abandon = abandon
+        self._ended = ended
+        self._readable = readable
+        self._book = Book()
+        self._turn = asyncio.Lock()
+        self._news = asyncio.Event()
+        self.calls: Counter[str] = Counter()
+
+    def wake(self) -> None:
+        """Something more is missing."""
+        self._news.set()
+
+    async def run(self, may_run: Callable[[], Awaitable[None]]) -> None:
+        """Repair for ever; before each round, wait for ``may_run``."""
+        while True:
+            await self._until_due()
+            await asyncio.sleep(_GRACE_S)
+            await may_run()
+            await self.round()
+
+    async def round(self) -> bool:
+        """One round, when no other is under way; True if anything came of it."""
+        async with self._turn:
+            now_ms = self._now_ms()
+            wanted = self._book.due(self._core.missing(), now_ms)
+            if not wanted:
+                return False
+            calls, ids = self.calls.total(), [each.message_id for each in wanted]
+            answered = await self._ask_in_turn(wanted)
+            left = [name for name in ids if name in self._core.incoming.wants]
+            self._book.failed(left, self._now_ms())
+            if answered:
+                self._abandon([name for name in left if self._is_old(name)])
+            self._ended(len(ids), len(ids) - len(left), self.calls.total() - calls)
+            still = self._core.incoming.wants
+            return any(name not in still for name in ids)
+
+    async def _until_due(self) -> None:
+        due_ms = self._book.next_due_ms()
+        timeout_s = None if due_ms is None else max(due_ms - self._now_ms(), 0) / 1_000
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+        self._news.clear()
+
+    async def _ask_in_turn(self, wanted: list[MissingMessage]) -> bool:
+        """Ask every node for what is left; whether any has answered to the end."""
+        answered = False
+        for link in self._rotation.in_turn():
+            left = [each for each in wanted if each.message_id in self._core.incoming.wants]
+            if not left:
+                break
+            try:
+                await self._ask(link, left)
+                answered = True
+            except TransportError:
+                continue
+        return answered
+
+    async def _ask(self, link: Link, wanted: list[MissingMessage]) -> None:
+        wants = self._core.incoming.wants
+        asked = set(wants)
+        await self._by_hint(link, wanted)
+        if not self._readable:
+            await self._generations_by_hint(link, asked)
+            return
+        left = [each for each in wanted if each.message_id in wants]
+        for some in _split(left, MAX_IDS_PER_CALL):
+            await self._fetch("by_id", link.by_id([_entry(each) for each in some]))
+        for _ in range(MAX_CLOSURES_PER_ROUND):
+            heads = self._revealed(asked)[:MAX_HEADS_PER_CALL]
+            if not heads:
+                return
+            asked.update(each.message_id for each in heads)
+            entries = [_entry(each) for each in heads]
+            await self._fetch("closure", link.closure(entries, self._known(heads)))
+
+    async def _by_hint(self, link: Link, wanted: Iterable[MissingMessage]) -> None:
+        hints = list(dict.fromkeys(hint for each in wanted for hint in each.hints))
+        for some in _split(hints, MAX_HINTS_PER_CALL):
+            await self._fetch("by_hint", link.by_hint(some))
+
+    async def _generations_by_hint(self, link: Link, asked: set[str]) -> None:
+        while heads := self._revealed(asked)[:MAX_REPAIR_IDS]:
+            asked.update(each.message_id for each in heads)
+            await self._by_hint(link, heads)
+
+    async def _fetch(self, name: str, pages: AsyncGenerator[Sequence[Fetched], None]) -> None:
+        self.calls[name] += 1
+        async with aclosing(pages):
+            async for page in pages:
+                await self._take(page)
+
+    def _revealed(self, asked: set[str]) -> list[MissingMessage]:
+        return [each for each in self._core.missing() if each.message_id not in asked]
+
+    def _known(self, heads: list[MissingMessage]) -> list[str]:
+        """IDs at which a walk from these heads may stop: what waits, and the log before them."""
+        incoming = self._core.incoming
+        waiting = list(incoming.ids)[-MAX_KNOWN_IDS // 4 :]
+        waiters = (waiter for each in heads for waiter in incoming.waiters(each.message_id))
+        first = min((waiter.message.lamport or 0 for waiter in waiters), default=0)
+        entries = self._core.log.preceding((first, ""), MAX_KNOWN_IDS - len(waiting))
+        return waiting + [entry.message_id for entry in entries]
+
+    def _is_old(self, message_id: str) -> bool:
+        """Whether all that name a message had as long to see it come as anybody waits."""
+        lost_after_ms = self._core.config.lost_after_ms
+        if lost_after_ms is None:
+            return False
+        waiters = self._core.incoming.waiters(message_id)
+        newest = max((each.message.lamport or 0 for each in waiters), default=0)
+        return newest < self._now_ms() - lost_after_ms
+
+
+def _entry(message: MissingMessage) -> Entry:
+    return Entry(message.message_id, message.hints[0] if message.hints else None)
+
+
+def _split(items: list[_T], size: int) -> Iterable[list[_T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,0 +1,148 @@
+"""A ledger made from a state, so that a participant goes on where its last transaction left it.
+
+What is not kept is timing (when to speak next), sync messages that waited, and which messages can
+be answered to others who ask: all of that begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from storenode.sds.aio.ledger import Ledger, OutboxItem, Row
+from storenode.sds.aio.schema import LAMPORT_OFFSET
+from storenode.sds.aio.state import State, StateError
+from storenode.sds.bloom import FilterShape
+from storenode.sds.chance import Chance
+from storenode.sds.channel import MessageChannel
+from storenode.sds.config import ChannelConfig
+from storenode.sds.envelope import Entry, MessageError, decode_message
+from storenode.sds.events import Counts
+from storenode.sds.incoming import Waiting
+from storenode.sds.limits import MAX_LOST_IDS
+from storenode.sds.outgoing import Outgoing
+from storenode.sds.pages import LogEntry
+
+
+def revive(state: State, config: ChannelConfig, now_ms: int, chance: Chance) -> Ledger:
+    """Open a state and make its ledger; a new one for a new state.
+
+    Raises:
+        StateError: the state cannot be used, or holds what this program did not write.
+    """
+    row = state.open()
+    core = MessageChannel(config, now_ms, chance)
+    ledger = Ledger(core)
+    ledger.commits = row["commits"]
+    if row["commits"]:
+        try:
+            _fill(state, ledger, row)
+        except (MessageError, KeyError, TypeError, ValueError) as error:
+            raise StateError(f"The state {state.url.database} is damaged: {error}") from error
+    return ledger
+
+
+def filter_length(shape: FilterShape, inserted: int) -> int:
+    """How many of the last IDs a rolling filter holds after so many insertions."""
+    kept = shape.capacity // 2
+    if inserted <= shape.capacity:
+        return inserted
+    return kept + 1 + (inserted - shape.capacity - 1) % (shape.capacity - kept)
+
+
+def _fill(state: State, ledger: Ledger, row: Row) -> None:
+    core = ledger.core
+    core.clock.value = row["clock"] + LAMPORT_OFFSET
+    core.sends = row["sends"]
+    core.counts = Counts(*json.loads(row["counts"]))
+    ledger.serial = row["serial"]
+    ledger.gap_from_ns, ledger.online_ns = row["gap_from_ns"], row["online_ns"]
+    ledger.cursors = {each["node"]: each["cursor"] for each in state.rows("cursors")}
+    _fill_log(state, core)
+    _fill_lost(state, ledger)
+    waiting = state.rows("waiting")
+    _fill_waiting(ledger, waiting)
+    _fill_filter(state, ledger, waiting)
+    _fill_outgoing(state, core)
+    items = [
+        OutboxItem(**{**each, "message_id": each["message_id"].decode()})
+        for each in state.rows("outbox")
+    ]
+    ledger.revived(items)
+
+
+def _fill_log(state: State, core: MessageChannel) -> None:
+    keep = core.config.keep_entries
+    skip = 0 if keep is None else max(state.log_length() - keep, 0)
+    if skip:
+        core.log.remember(state.log_ids(skip))
+        core.log.pruned = skip
+    core.log.load(LogEntry(*entry) for entry in state.log_entries(skip))
+
+
+def _fill_lost(state: State, ledger: Ledger) -> None:
+    names = [each["message_id"].decode() for each in state.rows("lost")]
+    ledger.lost_rows.update(names)
+    ledger.core.lost = dict.fromkeys(names[-MAX_LOST_IDS:])
+
+
+def _fill_waiting(ledger: Ledger, rows: list[Row]) -> None:
+    core = ledger.core
+    made = [_waiting(core, row) for row in rows]
+    core.incoming.restore(made, [])
+    for waiting, row in zip(made, rows, strict=True):
+        ledger.serials[waiting.message.message_id] = row["serial"]
+        for entry in waiting.message.history:
+            if entry.message_id in waiting.unmet and entry.message_id not in core.incoming.ids:
+                since_ms = _missing_since_ms(core, waiting)
+                core.incoming.want(entry, since_ms)
+                _ask(core, entry, since_ms)
+
+
+def _missing_since_ms(core: MessageChannel, waiting: Waiting) -> int:
+    """Nobody has looked for its causes while the participant was off: there is time for that yet.
+
+    The clock may have been set back since; it is not missing since a time to come.
+    """
+    now_ms, lost_after_ms = core.clock.latest_ms, core.config.lost_after_ms
+    earliest_ms = 0 if lost_after_ms is None else now_ms - lost_after_ms // 2
+    return min(max(waiting.arrived_ms, earliest_ms), now_ms)
+
+
+def _waiting(core: MessageChannel, row: Row) -> Waiting:
+    message = decode_message(row["payload"])
+    named = [entry.message_id for entry in message.history]
+    gone = [name for name in named if name in core.lost]
+    unmet = {name for name in named if name not in core.log and name not in core.lost}
+    return Waiting(message, row["hint"], row["arrived_ms"], unmet - {message.message_id}, gone)
+
+
+def _ask(core: MessageChannel, entry: Entry, since_ms: int) -> None:
+    if core.requests is not None:
+        core.requests.add(entry, since_ms)
+
+
+def _fill_filter(state: State, ledger: Ledger, waiting: list[Row]) -> None:
+    count = filter_length(ledger.core.config.filter, ledger.serial)
+    found = state.newest_ids(count)
+    found += [(row["serial"], decode_message(row["payload"]).message_id) for row in waiting]
+    for message_id in _last(found, count):
+        ledger.core.filter.add(message_id)
+
+
+def _last(found: list[tuple[int, str]], count: int) -> Iterator[str]:
+    return (message_id for _, message_id in sorted(found)[-count:])
+
+
+def _fill_outgoing(state: State, core: MessageChannel) -> None:
+    made = []
+    for row in state.rows("unacknowledged"):
+        message = decode_message(row["payload"])
+        probe = core.config.filter.probe(message.message_id)
+        witnesses = json.loads(row["witnesses"])
+        made.append(Outgoing(message, probe, row["due_ms"], row["sends"], witnesses, row["error"]))
+        # Where the clock has been set back, times go on from where they were.
+        was_ms = row["due_ms"] - core.config.resend_possible_ms
+        core.clock.latest_ms = max(core.clock.latest_ms, was_ms)
+    for outgoing in sorted(made, key=lambda each: each.message.lamport or 0):
+        core.outgoing.add(outgoing)

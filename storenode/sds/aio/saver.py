@@ -1,0 +1,136 @@
+"""Transactions of a participant: what is done together is saved together, then released.
+
+Nothing leaves before what it follows from is saved: a message is published, and an event handed
+out, only after the transaction that has it. Many callers share one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+from storenode.sds.aio.ledger import Batch, Ledger, Row
+from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
+from storenode.sds.aio.state import State, StateError, StateTaken
+from storenode.sds.pages import Key
+
+MAX_UNSAVED: Final = 5_000
+"""Things that wait for a transaction; then nothing more is received until it is through."""
+
+
+class Saver:
+    """Saves a ledger. ``release`` gets the number of a transaction and what waited for it."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        state: State,
+        thread: ThreadPoolExecutor,
+        release: Callable[[int, list[Any]], None],
+        troubled: Callable[[str], None],
+    ) -> None:
+        self._ledger = ledger
+        self._state = state
+        self._release = release
+        self._troubled = troubled
+        self._thread = thread
+        self._wake = asyncio.Event()
+        self._pending: list[Any] = []
+        self._waiters: list[asyncio.Future[None]] = []
+        self._done = asyncio.Event()
+        self._stopping = False
+        self._failure: Exception | None = None
+
+    def add(self, things: Sequence[Any]) -> None:
+        """Release these after the next transaction, which has all that the ledger noted."""
+        self._pending += things
+        self._wake.set()
+
+    async def saved(self) -> None:
+        """Wait until all that the ledger has noted is saved.
+
+        Raises:
+            Exception: the participant has failed.
+        """
+        if self._failure is not None:
+            raise self._failure
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._wake.set()
+        await waiter
+
+    async def room(self) -> None:
+        """Wait until few enough things are unsaved."""
+        while len(self._pending) > MAX_UNSAVED:
+            self._done.clear()
+            await self._done.wait()
+
+    def stop(self) -> None:
+        """Have `run` return when all is saved."""
+        self._stopping = True
+        self._wake.set()
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will be saved any longer: whoever waits for it learns why."""
+        self._failure = self._failure or error
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._waiters.clear()
+
+    async def run(self) -> None:
+        """Save whenever something has changed.
+
+        Raises:
+            StateTaken: another process took the state.
+        """
+        while not self._stopping or self._ledger.dirty:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._save()
+
+    async def page(
+        self, limit: int, *, after: Key | None, before: Key | None, committed: int
+    ) -> list[Row]:
+        """A page of the log, as `State.page` has it."""
+        read = partial(self._state.page, limit, after=after, before=before, committed=committed)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, read)
+
+    async def _save(self) -> None:
+        """One transaction with all that waits."""
+        pending, self._pending = self._pending, []
+        waiters, self._waiters = self._waiters, []
+        batch = self._ledger.take()
+        if batch is not None:
+            try:
+                await self._commit(batch)
+            except StateError as error:
+                self._waiters += waiters
+                self.fail(error)
+                raise
+        self._release(self._ledger.commits if batch is None else batch.number, pending)
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._done.set()
+
+    async def _commit(self, batch: Batch) -> None:
+        delay_s = FIRST_DELAY_S
+        while True:
+            try:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._thread, self._state.commit, batch)
+            except StateTaken:
+                raise
+            except StateError as error:
+                if self._state.in_memory:
+                    raise
+                self._troubled(str(error))
+            else:
+                self._troubled("")
+                return
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, MAX_DELAY_S)

@@ -1,0 +1,182 @@
+"""Bloom filters over message IDs, bit for bit those of the field's JavaScript library.
+
+A filter has no header: both sides must know capacity and error rate, and bytes of another length
+carry no information. Positions come from two signed MurmurHash3 values, ``(a + n*b) mod m``. The
+bytes are 64-bit words, big-endian: position p is bit ``p mod 8`` of byte ``(p div 8) xor 7``.
+
+Source: SDS, "Participant state"; the layout is that of the published implementations.
+"""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, log
+from typing import Final, Self
+
+import mmh3
+import numpy as np
+
+from storenode.sds.limits import MAX_FILTER_CAPACITY
+
+_WORD_BITS: Final = 64
+_LOW: Final = 0xFFFFFFFF
+
+Probe = tuple[tuple[int, int], ...]
+"""Where an ID's bits are: (byte, mask) of each position."""
+
+
+@dataclass(frozen=True)
+class FilterShape:
+    """Capacity (IDs) and error rate of a channel's filters, and what follows from them.
+
+    Raises:
+        ValueError: the capacity is not positive or too large, or the rate not inside (0, 1).
+    """
+
+    capacity: int = 10_000
+    error_rate: float = 0.001
+
+    def __post_init__(self) -> None:
+        if not 0 < self.capacity <= MAX_FILTER_CAPACITY:
+            raise ValueError(
+                f"a filter for {self.capacity} IDs cannot be: choose 1 to {MAX_FILTER_CAPACITY}"
+            )
+        if not 0 < self.error_rate < 1:
+            raise ValueError(f"an error rate of {self.error_rate} is not between 0 and 1")
+
+    @cached_property
+    def bits_per_id(self) -> int:
+        """Bits that one ID takes at the wanted error rate."""
+        return ceil(-log(self.error_rate) / log(2) ** 2)
+
+    @cached_property
+    def hashes(self) -> int:
+        """Positions of one ID (k)."""
+        return int(log(2) * self.bits_per_id + 0.5)
+
+    @cached_property
+    def bits(self) -> int:
+        """Positions in all (m)."""
+        return self.capacity * self.bits_per_id
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Length of an encoded filter."""
+        return (1 + self.bits // _WORD_BITS) * (_WORD_BITS // 8)
+
+    def pair(self, message_id: str) -> tuple[int, int]:
+        """The two values that all of an ID's positions follow from."""
+        first = abs(mmh3.hash(message_id, 0)) % self.bits
+        return first, abs(mmh3.hash(message_id + " b", 0)) % self.bits
+
+    def positions(self, message_id: str) -> list[int]:
+        """Positions of an ID, in the order of their making; some may be equal."""
+        first, step = self.pair(message_id)
+        return [(first + n * step) % self.bits for n in range(self.hashes)]
+
+    def probe(self, message_id: str) -> Probe:
+        """The same as bytes and masks of an encoded filter."""
+        return tuple((p >> 3 ^ 7, 1 << (p & 7)) for p in self.positions(message_id))
+
+    def reads(self, data: bytes | None) -> bool:
+        """Whether bytes can be a filter of this shape."""
+        return data is not None and len(data) == self.size_bytes
+
+    def false_positive_rate(self, data: bytes) -> float:
+        """Probability that an ID which was never inserted seems to be in an encoded filter."""
+        filled = int.from_bytes(data).bit_count() / self.bits
+        return float(min(filled, 1.0) ** self.hashes)
+
+
+def holds(data: bytes | bytearray, probe: Probe) -> bool:
+    """Whether an encoded filter has all bits of a probe; never wrong when it says no."""
+    for position, mask in probe:  # noqa: SIM110 - a generator would take twice as long
+        if not data[position] & mask:
+            return False
+    return True
+
+
+class RollingFilter:
+    """The filter of one participant: filled up to its capacity, then made anew.
+
+    A new filter starts with the newer half of the IDs of the old one, so that it always covers
+    at least the last half of the capacity. Insertion takes constant time, but for one batch
+    per half capacity.
+    """
+
+    __slots__ = ("_bits", "_k", "_m", "_pairs", "shape")
+
+    def __init__(self, shape: FilterShape) -> None:
+        self.shape = shape
+        self._k = shape.hashes
+        self._m = shape.bits
+        self._bits = bytearray(shape.size_bytes)
+        self._pairs: array[int] = array("Q")
+
+    def __len__(self) -> int:
+        """IDs in the present filter."""
+        return len(self._pairs)
+
+    def add(self, message_id: str) -> None:
+        """Insert an ID that was not inserted before; rolls over first when full."""
+        if len(self._pairs) >= self.shape.capacity:
+            self._roll_over()
+        first, step = self.shape.pair(message_id)
+        self._pairs.append(first << 32 | step)
+        bits, size, position = self._bits, self._m, first
+        for _ in range(self._k):
+            bits[position >> 3 ^ 7] |= 1 << (position & 7)
+            position += step
+            if position >= size:
+                position -= size
+
+    def __contains__(self, message_id: str) -> bool:
+        return holds(self._bits, self.shape.probe(message_id))
+
+    def encode(self) -> bytes:
+        """The filter as it is sent."""
+        return bytes(self._bits)
+
+    def pairs(self) -> bytes:
+        """What the filter is made of, oldest first: 8 bytes per ID, big-endian."""
+        return np.frombuffer(self._pairs, np.uint64).astype(">u8").tobytes()
+
+    @classmethod
+    def from_pairs(cls, shape: FilterShape, pairs: bytes) -> Self:
+        """Make the filter again from `pairs`.
+
+        Raises:
+            ValueError: there are more than the capacity, or one lies outside the filter.
+        """
+        values = np.frombuffer(pairs, ">u8").astype(np.uint64)
+        outside = (values >> np.uint64(32) >= shape.bits) | (values & np.uint64(_LOW) >= shape.bits)
+        if len(values) > shape.capacity or outside.any():
+            raise ValueError("the filter in this snapshot is of another shape than the channel's")
+        found = cls(shape)
+        found._pairs.frombytes(values.tobytes())
+        found._fill()
+        return found
+
+    def _roll_over(self) -> None:
+        keep = self.shape.capacity // 2
+        self._pairs = self._pairs[len(self._pairs) - keep :]
+        self._fill()
+
+    def _fill(self) -> None:
+        pairs = np.frombuffer(self._pairs, np.uint64).astype(np.int64)
+        turns = np.arange(self._k, dtype=np.int64)
+        positions = ((pairs >> 32)[:, None] + (pairs & _LOW)[:, None] * turns) % self._m
+        flat = np.zeros(self.shape.size_bytes * 8, np.uint8)
+        flat[positions.ravel()] = 1
+        words = np.packbits(flat, bitorder="little").reshape(-1, 8)
+        self._bits = bytearray(words[:, ::-1].tobytes())
+
+
+def filter_of(shape: FilterShape, message_ids: Iterable[str]) -> bytes:
+    """The encoded filter that holds just these IDs, however many they are."""
+    bits = bytearray(shape.size_bytes)
+    for message_id in message_ids:
+        for position, mask in shape.probe(message_id):
+            bits[position] |= mask
+    return bytes(bits)

@@ -1,0 +1,599 @@
+"""A participant of one channel, as a state machine: `MessageChannel.step`.
+
+Rules:
+
+1. Time, chance and bytes are arguments; what is to be sent comes out as `Broadcast`.
+2. A message is delivered once, after all its causes, or after those that were given up.
+3. The log is ordered by (Lamport timestamp, message ID) at every participant alike.
+4. What was delivered stays known for good, whatever has left memory.
+5. A packet that is not taken changes nothing, and is counted.
+
+| input            | what happens                                                                |
+|------------------|-----------------------------------------------------------------------------|
+| `Send`           | into log, filter and outgoing buffer; broadcast                             |
+| `SendEphemeral`  | broadcast; nothing is kept                                                  |
+| `SendSync`       | broadcast without content, unless there is nothing to say                   |
+| `Published`      | the hint of an own message becomes known                                    |
+| `Receive`        | content: acknowledgements, filter, then delivered or waits for its causes;  |
+|                  | sync: the same, never delivered; ephemeral: handed out; known: counted only |
+| `Tick`           | what waits is delivered, lost or told; resends; repair answers; sync; prune |
+
+Source: SDS, "Protocol steps", in the newest revision.
+"""
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from math import ceil, inf
+from typing import assert_never
+
+from storenode.sds.bloom import RollingFilter
+from storenode.sds.chance import Chance
+from storenode.sds.clock import Clock
+from storenode.sds.config import ChannelConfig
+from storenode.sds.envelope import (
+    Entry,
+    Kind,
+    MessageError,
+    SdsMessage,
+    check_id,
+    decode_message,
+    encode_message,
+    encode_older,
+)
+from storenode.sds.events import (
+    Acknowledged,
+    Broadcast,
+    ClockCapped,
+    Counts,
+    Delivered,
+    EphemeralReceived,
+    Event,
+    Input,
+    Lost,
+    Missing,
+    MissingMessage,
+    Packet,
+    Pruned,
+    Published,
+    Reason,
+    Receive,
+    Received,
+    Refusal,
+    Refused,
+    RepairAnswered,
+    RepairRequested,
+    Send,
+    SendEphemeral,
+    SendSync,
+    Sent,
+    Tick,
+)
+from storenode.sds.gaps import GAP_GRACE_MS, Gaps
+from storenode.sds.history import history_of
+from storenode.sds.ids import draw_salt
+from storenode.sds.incoming import IncomingBuffer, Waiting
+from storenode.sds.limits import (
+    ASK_EVERY_MS,
+    MAX_HINT_BYTES,
+    MAX_LOST_IDS,
+    MAX_REPAIR_ANSWERED,
+    MAX_SDS_MESSAGE_BYTES,
+    UNATTENDED_SWEEPS,
+)
+from storenode.sds.log import Log
+from storenode.sds.naming import content_id, ephemeral_id, sync_id
+from storenode.sds.outgoing import Outgoing, OutgoingBuffer, witness_of
+from storenode.sds.pace import Pace
+from storenode.sds.pages import LogEntry
+from storenode.sds.repair import Answers, Requests
+
+
+class ChannelFullError(RuntimeError):
+    """Too many own messages are unacknowledged: send again when some are acknowledged."""
+
+
+class MessageChannel:
+    """A participant of a channel, made new at ``now_ms`` (milliseconds since the epoch).
+
+    The parts are public for reading: `clock`, `log`, `filter`, `outgoing`, `incoming`, `counts`.
+    Their times are running time (`storenode.sds.clock`).
+    """
+
+    def __init__(self, config: ChannelConfig, now_ms: int, chance: Chance) -> None:
+        self.config = config
+        self.clock = Clock(now_ms, config.max_clock_ahead_ms)
+        self.log = Log(draw_salt(chance))
+        self.filter = RollingFilter(config.filter)
+        self.outgoing = OutgoingBuffer(config.filter)
+        self.incoming = IncomingBuffer()
+        self.counts = Counts()
+        self.lost: dict[str, None] = {}
+        self.pace = Pace(now_ms, config)
+        self.gaps = Gaps(config.filter, config.gap_every_ms)
+        repair = config.repair
+        self.requests = None if repair is None else Requests(repair, config.sender_id)
+        self.answers = None if repair is None else Answers(repair, config.sender_id)
+        self.told_ms = now_ms
+        self.sends = 0
+
+    def step(self, now_ms: int, given: Input, chance: Chance) -> list[Event]:
+        """Take one input; answer what follows from it, in order.
+
+        Raises:
+            ValueError: content is empty or too large, or an ID is unfit or was used before.
+            ChannelFullError: too many own messages are unacknowledged.
+        """
+        match given:
+            case Receive():
+                return self.receive(now_ms, given.packets)
+            case Tick():
+                return self.tick(now_ms, chance)
+            case Send():
+                return self.send(now_ms, given.content, given.message_id)
+            case Published():
+                return self.published(given.message_id, given.hint)
+            case SendSync():
+                return self.send_sync(now_ms, given.message_id)
+            case SendEphemeral():
+                return self.send_ephemeral(given.content, given.message_id)
+            case _:
+                assert_never(given)
+
+    def missing(self) -> tuple[MissingMessage, ...]:
+        """What is missing now, longest first."""
+        return self.incoming.missing()
+
+    def send(self, now_ms: int, content: bytes, message_id: str | None = None) -> list[Event]:
+        """Send content (SDS, "Send message"); for errors see `step`."""
+        if not content:
+            raise ValueError("a message needs content: an empty one would be a sync message")
+        if len(self.outgoing) >= self.config.max_outgoing:
+            raise ChannelFullError(
+                f"{len(self.outgoing)} messages are unacknowledged: wait until some are not"
+            )
+        if message_id is not None:
+            self._check_new(message_id)
+        lamport = self.clock.tick(now_ms)
+        now_ms = self._running(now_ms)
+        history = history_of(self.config, self.log, self.gaps, lamport)
+        if message_id is None:
+            config = self.config
+            message_id = content_id(config.channel_id, config.sender_id, lamport, history, content)
+        message = self._message(message_id, lamport, history, now_ms, content)
+        self.sends += 1
+        with_filter = self.sends % self.config.filter_every == 0
+        events: list[Event] = [self._broadcast(message, Reason.CONTENT, with_filter=with_filter)]
+        self._add_own(message, now_ms)
+        self._tell_requests(message, events)
+        return events
+
+    def send_sync(self, now_ms: int, message_id: str | None = None) -> list[Event]:
+        """Send a sync message (SDS, "Periodic sync message"); nothing if there is nothing to say.
+
+        Raises:
+            ValueError: the ID is unfit.
+        """
+        if message_id is not None:
+            check_id("message_id", message_id)
+        return self._send_sync(self._running(now_ms), message_id)
+
+    def _send_sync(self, now_ms: int, message_id: str | None = None) -> list[Event]:
+        lamport = self.clock.tick(self.clock.unix_ms(now_ms))
+        history = history_of(self.config, self.log, self.gaps, lamport)
+        config = self.config
+        name = message_id or sync_id(config.channel_id, config.sender_id, lamport)
+        message = self._message(name, lamport, history, now_ms, None)
+        self.pace.spoke(now_ms)
+        if not message.history and not message.repair_request:
+            return []
+        events: list[Event] = [self._broadcast(message, Reason.SYNC)]
+        self._tell_requests(message, events)
+        return events
+
+    def send_ephemeral(self, content: bytes, message_id: str | None = None) -> list[Event]:
+        """Send content without reliability (SDS, "Ephemeral messages").
+
+        Raises:
+            ValueError: the content is empty or too large, or the ID unfit.
+        """
+        if not content:
+            raise ValueError("an ephemeral message needs content")
+        config = self.config
+        self.sends += 1
+        name = message_id or ephemeral_id(
+            config.channel_id, config.sender_id, self.clock.value + self.sends, content
+        )
+        check_id("message_id", name)
+        message = SdsMessage(config.channel_id, name, config.sender_id, content=content)
+        return [self._broadcast(message, Reason.EPHEMERAL, with_filter=False)]
+
+    def published(self, message_id: str, hint: bytes | None) -> list[Event]:
+        """The transport took an own message; later histories carry the new hint.
+
+        Raises:
+            ValueError: the hint is too long.
+        """
+        if hint is not None and len(hint) > MAX_HINT_BYTES:
+            raise ValueError(f"a retrieval hint has {len(hint)} bytes: {MAX_HINT_BYTES} fit")
+        entry = self.log.recent(message_id)
+        if entry is not None and hint is not None:
+            entry.hint = hint
+        return [] if entry is None else [Sent(message_id, entry.hint)]
+
+    def receive(self, now_ms: int, packets: Iterable[Packet]) -> list[Event]:
+        """Take packets of the channel (SDS, "Receive message")."""
+        now_ms = self._running(now_ms)
+        events: list[Event] = []
+        for packet in packets:
+            self._receive(now_ms, packet, events)
+        self._prune(events)
+        return events
+
+    def tick(self, now_ms: int, chance: Chance) -> list[Event]:
+        """Do what is due: both sweeps, repair, sync messages, pruning."""
+        now_ms = self._running(now_ms)
+        events: list[Event] = []
+        tell = now_ms - self.told_ms >= self.config.missing_every_ms
+        self._sweep_incoming(now_ms, events, tell=tell)
+        self._sweep_outgoing(now_ms, events)
+        self._answer(now_ms, events)
+        if min(self.pace.due_ms(chance), self._ask_due_ms()) <= now_ms:
+            events += self._send_sync(now_ms)
+        self._prune(events)
+        return events
+
+    def abandon(self, now_ms: int, message_ids: Iterable[str]) -> list[Event]:
+        """Give up what the application knows to be irretrievable, of what is missing."""
+        events: list[Event] = []
+        wants = self.incoming.wants
+        chosen = [key for key in dict.fromkeys(message_ids) if key in wants]
+        self._lose(chosen, self._running(now_ms), events)
+        return events
+
+    def sweep_incoming(self, now_ms: int) -> list[Event]:
+        """The sweep of the incoming buffer alone; always tells what is missing."""
+        events: list[Event] = []
+        self._sweep_incoming(self._running(now_ms), events, tell=True)
+        return events
+
+    def next_due_ms(self, chance: Chance) -> int:
+        """When the next `Tick` is needed; ticks before that do nothing."""
+        times: list[float] = [self.pace.due_ms(chance)]
+        if self.incoming.waiting:
+            times.append(self.told_ms + self.config.missing_every_ms)
+        times.append(self._ask_due_ms())
+        parts = (self.outgoing, self.answers)
+        times += [due for part in parts if part and (due := part.next_due_ms()) is not None]
+        return ceil(min(times)) - self.clock.set_back_ms
+
+    def check(self) -> None:
+        """Verify the invariants of all parts, and between them."""
+        self.log.check()
+        self.outgoing.check()
+        self.incoming.check()
+        assert not any(message_id in self.log for message_id in self.incoming.ids)
+        assert not any(message_id in self.log for message_id in self.incoming.wants)
+        assert all(message_id in self.log for message_id in self.outgoing.by_id)
+        assert len(self.lost) <= MAX_LOST_IDS
+        if self.requests is not None:
+            assert self.requests.due.keys() <= self.incoming.wants.keys()
+
+    # --- sending
+
+    def _check_new(self, message_id: str) -> None:
+        check_id("message_id", message_id)
+        if message_id in self.log or message_id in self.incoming.ids:
+            raise ValueError(f"the message ID {message_id!r} was used before: choose another")
+
+    def _message(
+        self,
+        message_id: str,
+        lamport: int,
+        history: tuple[Entry, ...],
+        now_ms: int,
+        content: bytes | None,
+    ) -> SdsMessage:
+        config = self.config
+        asked = tuple(self.requests.take(now_ms)) if self.requests is not None else ()
+        return SdsMessage(
+            config.channel_id,
+            message_id,
+            config.sender_id,
+            lamport,
+            history,
+            None,
+            asked,
+            content,
+        )
+
+    def _broadcast(
+        self, message: SdsMessage, reason: Reason, *, with_filter: bool = True
+    ) -> Broadcast:
+        older = self.config.older_revision
+        sent = SdsMessage(
+            message.channel_id,
+            message.message_id,
+            message.sender_id,
+            message.lamport,
+            message.history,
+            self.filter.encode() if with_filter else None,
+            () if older else message.repair_request,
+            message.content,
+        )
+        payload = encode_older(sent) if older else encode_message(sent)
+        if len(payload) > MAX_SDS_MESSAGE_BYTES:
+            if with_filter and reason is Reason.RESEND:
+                return self._broadcast(message, reason, with_filter=False)
+            raise ValueError(
+                f"the message has {len(payload)} bytes with its filter and history: "
+                f"{MAX_SDS_MESSAGE_BYTES} fit"
+            )
+        return Broadcast(payload, message.message_id, reason)
+
+    def _add_own(self, message: SdsMessage, now_ms: int) -> None:
+        message_id, lamport = message.message_id, message.lamport or 0
+        self.log.insert(LogEntry(lamport, message_id, message.sender_id))
+        self.filter.add(message_id)
+        probe = self.config.filter.probe(message_id)
+        kept = message.bare()
+        self.outgoing.add(Outgoing(kept, probe, now_ms + self.config.resend_ms))
+        if self.answers is not None:
+            self.answers.keep(kept)
+        self._settle(message_id)
+        self.pace.spoke(now_ms)
+
+    def _ask_due_ms(self) -> float:
+        """When a sync message is needed to carry a repair request."""
+        asks = self.requests.next_due_ms() if self.requests is not None else None
+        return inf if asks is None else max(asks, self.pace.spoke_ms + ASK_EVERY_MS)
+
+    def _tell_requests(self, message: SdsMessage, events: list[Event]) -> None:
+        if message.repair_request:
+            ids = tuple(entry.message_id for entry in message.repair_request)
+            events.append(RepairRequested(ids, message.message_id))
+
+    # --- receiving
+
+    def _receive(self, now_ms: int, packet: Packet, events: list[Event]) -> None:
+        self.counts.received += 1
+        try:
+            message = decode_message(packet.payload)
+        except MessageError:
+            self.counts.malformed += 1
+            events.append(Refused(Refusal.MALFORMED))
+            return
+        if message.channel_id != self.config.channel_id:
+            self.counts.foreign += 1
+            events.append(Refused(Refusal.FOREIGN, message.message_id))
+            return
+        kind = message.kind
+        own = message.sender_id == self.config.sender_id
+        if own and (kind is not Kind.CONTENT or message.message_id in self.log):
+            self.counts.echoes += 1
+            if self.answers is not None:
+                self.answers.seen(message.message_id)
+        elif kind is Kind.EPHEMERAL:
+            assert message.content is not None
+            events.append(EphemeralReceived(message.message_id, message.sender_id, message.content))
+        elif kind is Kind.CONTENT and self._is_known(message.message_id):
+            self.counts.duplicates += 1
+        else:
+            hint = packet.hint if len(packet.hint or b"") <= MAX_HINT_BYTES else None
+            self._take(now_ms, message, hint, events, own=own)
+
+    def _is_known(self, message_id: str) -> bool:
+        if message_id not in self.log and message_id not in self.incoming.ids:
+            return False
+        if self.answers is not None:
+            self.answers.seen(message_id)
+        return True
+
+    def _take(
+        self,
+        now_ms: int,
+        message: SdsMessage,
+        hint: bytes | None,
+        events: list[Event],
+        *,
+        own: bool,
+    ) -> None:
+        content, message_id = message.content, message.message_id
+        log, lost, config = self.log, self.lost, self.config
+        unmet = {
+            entry.message_id
+            for entry in message.history
+            if entry.message_id not in log and entry.message_id not in lost
+        }
+        if content:
+            unmet.discard(message_id)
+        gone = (
+            [each.message_id for each in message.history if each.message_id in lost] if lost else []
+        )
+        waiting = Waiting(message, hint, now_ms, unmet, gone) if unmet else None
+        bounds = config.max_waiting, config.max_waiting_bytes, config.max_missing
+        if waiting is not None and not self.incoming.fits(waiting, *bounds):
+            self.counts.buffer_full += 1
+            events.append(Refused(Refusal.BUFFER_FULL, message_id))
+            return
+        events.append(Received(message_id, message.kind, message.sender_id))
+        if not own:
+            self._learn(now_ms, message, events)
+        if content:
+            self.filter.add(message_id)
+        if waiting is not None:
+            waiting.message = message.bare()
+            self._wait(now_ms, waiting, events)
+        elif content:
+            self._deliver(now_ms, message, hint, gone, events)
+            if self.incoming.ready and not self.config.release_at_sweep:
+                self._release(now_ms, events)
+
+    def _learn(self, now_ms: int, message: SdsMessage, events: list[Event]) -> None:
+        """What another's message says about ours (SDS, "Review ACK status"), and repair."""
+        self.pace.heard(now_ms)
+        for entry in message.history:
+            if self.outgoing.remove(entry.message_id):
+                events.append(Acknowledged(entry.message_id))
+            self.pace.acknowledged(entry.message_id)
+            if self.gaps.told:
+                self.gaps.named(entry.message_id)
+        if message.bloom_filter is not None:
+            self._review(now_ms, message, message.bloom_filter, events)
+        if message.repair_request and self.answers is not None and self.requests is not None:
+            self.counts.repair_requests_ignored += max(
+                len(message.repair_request) - MAX_REPAIR_ANSWERED, 0
+            )
+            for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
+                self.requests.put_off(entry.message_id, now_ms)
+                if not self.answers.asked(entry.message_id, now_ms):
+                    self.counts.repair_requests_ignored += 1
+
+    def _review(
+        self, now_ms: int, message: SdsMessage, bloom_filter: bytes, events: list[Event]
+    ) -> None:
+        config = self.config
+        if not config.filter.reads(bloom_filter):
+            self.counts.filters_unreadable += 1
+            return
+        if self.outgoing.by_id:
+            events += self.outgoing.witness(
+                bloom_filter,
+                witness_of(message),
+                config.possible_acks,
+                config.max_ack_error,
+                config.resend_possible_ms - config.resend_ms,
+            )
+        if config.gap_entries and self.gaps.is_time(now_ms):
+            unix_ms = self.clock.unix_ms(now_ms)
+            until = min(message.lamport or 0, unix_ms) - GAP_GRACE_MS
+            window = min(config.gap_window, config.filter.capacity // 4)
+            entries = self.gaps.entries(self.log, until, unix_ms, window)
+            self.gaps.look(bloom_filter, message.sender_id, entries, now_ms)
+
+    def _wait(self, now_ms: int, waiting: Waiting, events: list[Event]) -> None:
+        if waiting.message.content:
+            self._stop_asking(waiting.message.message_id)
+        missing = self.incoming.add(waiting, now_ms)
+        for message_id in self.incoming.take_forgotten():
+            self._stop_asking(message_id)
+        if self.requests is not None and missing:
+            chosen = set(missing)
+            for entry in waiting.message.history:
+                if entry.message_id in chosen:
+                    self.requests.add(entry, now_ms)
+        if missing:
+            events.append(Missing(self.incoming.missing(missing)))
+
+    # --- delivering
+
+    def _deliver(
+        self,
+        now_ms: int,
+        message: SdsMessage,
+        hint: bytes | None,
+        given_up: list[str],
+        events: list[Event],
+    ) -> None:
+        message_id, lamport = message.message_id, message.lamport or 0
+        if not self.clock.adopt(lamport, self.clock.unix_ms(now_ms)):
+            self.counts.clocks_capped += 1
+            events.append(ClockCapped(message_id, lamport))
+        # What was given up may have come after all.
+        unmet = tuple([key for key in dict.fromkeys(given_up) if key not in self.log])
+        after = self.log.insert(LogEntry(lamport, message_id, message.sender_id, hint))
+        events.append(
+            Delivered(
+                message_id, message.sender_id, lamport, message.content or b"", hint, after, unmet
+            )
+        )
+        self.pace.delivered(message_id, now_ms)
+        if self.answers is not None:
+            self.answers.keep(message.bare())
+        self._settle(message_id)
+
+    def _settle(self, message_id: str) -> None:
+        """A message is in the log: nothing waits for it any longer."""
+        self.lost.pop(message_id, None)
+        self.incoming.met(message_id)
+        self._stop_asking(message_id)
+
+    def _stop_asking(self, message_id: str) -> None:
+        if self.requests is not None:
+            self.requests.discard(message_id)
+
+    def _release(self, now_ms: int, events: list[Event]) -> None:
+        """Deliver what is ready and what becomes ready by that, in log order."""
+        ready: list[tuple[int, str, Waiting]] = []
+        while ready or self.incoming.ready:
+            for waiting in self.incoming.take_ready():
+                message = waiting.message
+                if message.content:
+                    heappush(ready, (message.lamport or 0, message.message_id, waiting))
+            if ready:
+                _, _, waiting = heappop(ready)
+                self._deliver(now_ms, waiting.message, waiting.hint, waiting.given_up, events)
+
+    # --- sweeps
+
+    def _running(self, now_ms: int) -> int:
+        """The running time; what is missing is looked for again after a rest."""
+        config, before_ms = self.config, self.clock.latest_ms
+        running_ms = self.clock.running_ms(now_ms)
+        unattended_ms = running_ms - before_ms
+        if unattended_ms > UNATTENDED_SWEEPS * config.missing_every_ms and config.lost_after_ms:
+            self.incoming.prolong(running_ms - config.lost_after_ms // 2)
+        return running_ms
+
+    def _sweep_incoming(self, now_ms: int, events: list[Event], *, tell: bool) -> None:
+        self._release(now_ms, events)
+        if not self.incoming.waiting:
+            return
+        if self.config.lost_after_ms is not None:
+            expired = self.incoming.expired(now_ms - self.config.lost_after_ms)
+            self._lose(expired, now_ms, events)
+        if tell:
+            for serial in self.incoming.circles():
+                if self.incoming.force(serial):
+                    self.counts.circles += 1
+                    self._release(now_ms, events)
+            self.told_ms = now_ms
+            missing = self.incoming.missing()
+            if missing:
+                events.append(Missing(missing))
+
+    def _lose(self, message_ids: list[str], now_ms: int, events: list[Event]) -> None:
+        """Mark dependencies as irretrievably lost (SDS, "Periodic incoming buffer sweep")."""
+        if not message_ids:
+            return
+        self.counts.lost += len(message_ids)
+        events.append(Lost(tuple(message_ids)))
+        for message_id in message_ids:
+            self.lost[message_id] = None
+            self._stop_asking(message_id)
+            self.incoming.met(message_id, given_up=True)
+        while len(self.lost) > MAX_LOST_IDS:
+            del self.lost[next(iter(self.lost))]
+        self._release(now_ms, events)
+
+    def _sweep_outgoing(self, now_ms: int, events: list[Event]) -> None:
+        config = self.config
+        again, gave_up = self.outgoing.due(
+            now_ms, config.resend_ms, config.resend_possible_ms, config.max_sends
+        )
+        events += [self._broadcast(message, Reason.RESEND) for message in again]
+        events += gave_up
+        if again:
+            self.pace.heard(now_ms)
+
+    def _answer(self, now_ms: int, events: list[Event]) -> None:
+        if self.answers is None:
+            return
+        for message in self.answers.take(now_ms):
+            events.append(self._broadcast(message, Reason.REPAIR, with_filter=False))
+            events.append(RepairAnswered(message.message_id))
+
+    def _prune(self, events: list[Event]) -> None:
+        if self.config.keep_entries is not None:
+            pages = self.log.prune(self.config.keep_entries)
+            if pages:
+                events.append(Pruned(tuple(pages)))

@@ -1,0 +1,256 @@
+"""What goes into a channel and what comes out of it, as plain values.
+
+Inputs are `Send`, `SendEphemeral`, `Published`, `Receive` and `Tick`; events are the rest. The
+events of one step are in the order in which they happened.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from storenode.sds.envelope import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send content. Without ``message_id`` the channel makes one that cannot collide."""
+
+    content: bytes
+    message_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendEphemeral:
+    """Send content that needs no reliability."""
+
+    content: bytes
+    message_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendSync:
+    """Send a sync message now, whatever the pace."""
+
+    message_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The transport took a `Broadcast`; ``hint`` is how others can retrieve it."""
+
+    message_id: str
+    hint: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """Bytes that came from the channel, and the hint under which they can be retrieved."""
+
+    payload: bytes
+    hint: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Packets that came, in the order of their coming."""
+
+    packets: Sequence[Packet]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: both sweeps, repair and sync messages."""
+
+
+Input = Send | SendEphemeral | SendSync | Published | Receive | Tick
+
+
+class Reason(Enum):
+    """Why something is broadcast."""
+
+    CONTENT = "content"
+    RESEND = "resend"
+    SYNC = "sync"
+    EPHEMERAL = "ephemeral"
+    REPAIR = "repair"
+
+
+class Refusal(Enum):
+    """Why a packet was not taken."""
+
+    MALFORMED = "malformed"
+    FOREIGN = "foreign"
+    BUFFER_FULL = "buffer full"
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Send these bytes to the channel. ``Published`` may come back, and need not."""
+
+    payload: bytes
+    message_id: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The transport took an own message."""
+
+    message_id: str
+    hint: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came that was not known; what becomes of it follows."""
+
+    message_id: str
+    kind: Kind
+    sender_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A message is in the log, ``entries_after`` places before its end.
+
+    ``unmet`` are causes that are not in the log: given up, or part of a circle.
+    """
+
+    message_id: str
+    sender_id: str
+    lamport: int
+    content: bytes
+    hint: bytes | None = None
+    entries_after: int = 0
+    unmet: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EphemeralReceived:
+    """Content that came without reliability; duplicates are not recognised."""
+
+    message_id: str
+    sender_id: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PossiblyAcknowledged:
+    """Filters show an own message: in how many, and the probability that all are wrong."""
+
+    message_id: str
+    filters: int
+    error_probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """An own message arrived at somebody; certain (0.0) if a causal history named it."""
+
+    message_id: str
+    error_probability: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """An own message was sent as often as allowed and was never acknowledged."""
+
+    message_id: str
+    sends: int
+
+
+@dataclass(frozen=True, slots=True)
+class MissingMessage:
+    """A message to retrieve: by any hint, else by its ID. The sender may be unknown."""
+
+    message_id: str
+    hints: tuple[bytes, ...] = ()
+    sender_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Dependencies that are neither in the log nor in the incoming buffer."""
+
+    messages: tuple[MissingMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Dependencies that were given up; what waited for them is delivered."""
+
+    message_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRequested:
+    """An own message asks for these; ``carrier`` is its ID."""
+
+    message_ids: tuple[str, ...]
+    carrier: str
+
+
+@dataclass(frozen=True, slots=True)
+class RepairAnswered:
+    """A message that others asked for is broadcast again."""
+
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClockCapped:
+    """A received clock was further ahead than allowed; ours followed only to the bound."""
+
+    message_id: str
+    lamport: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A packet was not taken; it may come again."""
+
+    reason: Refusal
+    message_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """The oldest pages of the log left memory: `storenode.sds.pages.unpack_page` reads one."""
+
+    pages: tuple[bytes, ...]
+
+
+Event = (
+    Broadcast
+    | Sent
+    | Received
+    | Delivered
+    | EphemeralReceived
+    | PossiblyAcknowledged
+    | Acknowledged
+    | GaveUp
+    | Missing
+    | Lost
+    | RepairRequested
+    | RepairAnswered
+    | ClockCapped
+    | Refused
+    | Pruned
+)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened since the channel was made, for metrics."""
+
+    received: int = 0
+    duplicates: int = 0
+    echoes: int = 0
+    foreign: int = 0
+    malformed: int = 0
+    buffer_full: int = 0
+    clocks_capped: int = 0
+    filters_unreadable: int = 0
+    lost: int = 0
+    circles: int = 0
+    repair_requests_ignored: int = 0

@@ -1,0 +1,258 @@
+"""The buffer of incoming messages with unmet causal dependencies, and what is missing.
+
+A dependency is unmet until it is in the log, or given up. It is *missing* while it is not in
+this buffer either; being in the buffer does not meet it, for its own causes may be missing. When
+a dependency is met, just the messages that wait for it are looked at.
+
+| event                     | effect                                                              |
+|---------------------------|---------------------------------------------------------------------|
+| a message is added        | its unmet dependencies are waited for; the absent ones are missing  |
+| ... that was missing      | it is missing no longer, and still unmet                            |
+| a dependency is met       | who waited for it waits for one less; nothing left: ready           |
+| one is missing too long   | it is lost, which unblocks like meeting it                          |
+| messages wait in a circle | the first of them in log order is made ready                        |
+
+Source: SDS, "Receive message", "Periodic incoming buffer sweep".
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from storenode.sds.envelope import Entry, SdsMessage
+from storenode.sds.events import MissingMessage
+from storenode.sds.limits import MAX_HINTS_PER_MISSING, MAX_WAITING_SYNCS
+
+ENTRY_BYTES: Final = 256
+"""About what an entry of a history takes while it is waited for."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A message that waits; sync messages wait too, and are dropped when they are ready.
+
+    ``unmet`` are the IDs that it waits for, ``given_up`` those that it waited for in vain.
+    """
+
+    message: SdsMessage
+    hint: bytes | None
+    arrived_ms: int
+    unmet: set[str]
+    given_up: list[str] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        """What is charged against the bound of the buffer."""
+        entries = len(self.message.history) * ENTRY_BYTES
+        return len(self.message.content or b"") + entries + ENTRY_BYTES
+
+
+@dataclass(slots=True)
+class Want:
+    """A missing message: since when, and how it may be found."""
+
+    since_ms: int
+    hints: list[bytes] = field(default_factory=list)
+    sender_id: str | None = None
+
+
+class IncomingBuffer:
+    """Messages by serial number, in the order of their coming."""
+
+    __slots__ = (
+        "_bytes",
+        "_next",
+        "_syncs",
+        "_waiters",
+        "forgotten",
+        "ids",
+        "ready",
+        "waiting",
+        "wants",
+    )
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, Waiting] = {}
+        self.ids: dict[str, int] = {}
+        self.wants: dict[str, Want] = {}
+        self.ready: dict[int, None] = {}
+        self._waiters: dict[str, dict[int, None]] = {}
+        self._syncs: dict[int, None] = {}
+        self.forgotten: list[str] = []
+        self._bytes = 0
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def fits(self, waiting: Waiting, messages: int, size_bytes: int, missing: int) -> bool:
+        """Whether a message can be added within these bounds, or a sync message within half.
+
+        Sync messages bring nothing but wishes; content must not wait for them.
+        """
+        if not waiting.message.content:
+            messages, size_bytes, missing = messages // 2, size_bytes // 2, missing // 2
+        if len(self.waiting) >= messages or self._bytes + waiting.size_bytes > size_bytes:
+            return False
+        new = sum(key not in self.wants and key not in self.ids for key in waiting.unmet)
+        return len(self.wants) + new <= missing
+
+    def add(self, waiting: Waiting, now_ms: int) -> list[str]:
+        """Add a message; answer which of its dependencies are missing, in its order."""
+        serial = self._next
+        self._next += 1
+        self._put(serial, waiting)
+        missing = []
+        for entry in waiting.message.history:
+            if entry.message_id in waiting.unmet and entry.message_id not in self.ids:
+                self.want(entry, now_ms)
+                missing.append(entry.message_id)
+        if waiting.message.content:
+            self.wants.pop(waiting.message.message_id, None)
+        if len(self._syncs) > MAX_WAITING_SYNCS:
+            self._forget_sync(next(iter(self._syncs)))
+        return list(dict.fromkeys(missing))
+
+    def take_forgotten(self) -> list[str]:
+        """What is missing no longer, since only a forgotten sync message named it."""
+        forgotten, self.forgotten = self.forgotten, []
+        return forgotten
+
+    def want(self, entry: Entry, now_ms: int) -> None:
+        """Remember that a message is missing, and one more way to find it."""
+        want = self.wants.setdefault(entry.message_id, Want(now_ms))
+        hint = entry.hint
+        if hint and hint not in want.hints and len(want.hints) < MAX_HINTS_PER_MISSING:
+            want.hints.append(hint)
+        want.sender_id = want.sender_id or entry.sender_id
+
+    def met(self, message_id: str, *, given_up: bool = False) -> None:
+        """A dependency is in the log, or given up: whoever waits for nothing else is ready."""
+        self.wants.pop(message_id, None)
+        for serial in self._waiters.pop(message_id, ()):
+            waiting = self.waiting[serial]
+            waiting.unmet.discard(message_id)
+            if given_up:
+                waiting.given_up.append(message_id)
+            if not waiting.unmet:
+                self.ready[serial] = None
+
+    def take_ready(self) -> list[Waiting]:
+        """Remove and return the messages that are ready, in the order of their coming."""
+        serials = sorted(self.ready)
+        self.ready.clear()
+        return [self._remove(serial) for serial in serials]
+
+    def expired(self, before_ms: int) -> list[str]:
+        """IDs that have been missing since before a time, longest first."""
+        found = []
+        for message_id, want in self.wants.items():
+            if want.since_ms >= before_ms:
+                break
+            found.append(message_id)
+        return found
+
+    def prolong(self, since_ms: int) -> None:
+        """What has been missing for longer counts as missing since then."""
+        for want in self.wants.values():
+            if want.since_ms >= since_ms:
+                break
+            want.since_ms = since_ms
+
+    def missing(self, message_ids: Iterable[str] | None = None) -> tuple[MissingMessage, ...]:
+        """What is missing, or of the given IDs, as it is told to the application."""
+        chosen = self.wants if message_ids is None else message_ids
+        return tuple(
+            MissingMessage(key, tuple(want.hints), want.sender_id)
+            for key in chosen
+            if (want := self.wants.get(key)) is not None
+        )
+
+    def waiters(self, message_id: str) -> list[Waiting]:
+        """The messages that wait for a dependency."""
+        return [self.waiting[serial] for serial in self._waiters.get(message_id, ())]
+
+    def circles(self) -> list[int]:
+        """Messages that wait for nothing missing, so for themselves in the end, in log order."""
+        waits_for_missing: set[int] = set()
+        ids = list(self.wants)
+        while ids:
+            for serial in self._waiters.get(ids.pop(), ()):
+                if serial not in waits_for_missing:
+                    waits_for_missing.add(serial)
+                    message = self.waiting[serial].message
+                    if message.content:
+                        ids.append(message.message_id)
+        stuck = [
+            (waiting.message.lamport or 0, waiting.message.message_id, serial)
+            for serial, waiting in self.waiting.items()
+            if waiting.unmet and serial not in waits_for_missing and waiting.message.content
+        ]
+        return [serial for _, _, serial in sorted(stuck)]
+
+    def force(self, serial: int) -> bool:
+        """Make a message of a circle ready; False when it was already."""
+        waiting = self.waiting.get(serial)
+        if waiting is None or not waiting.unmet:
+            return False
+        waiting.given_up.extend(sorted(waiting.unmet))
+        self._stop_waiting(serial)
+        waiting.unmet.clear()
+        self.ready[serial] = None
+        return True
+
+    def restore(self, waiting: list[Waiting], wants: list[tuple[str, Want]]) -> None:
+        """Fill an empty buffer."""
+        for serial, value in enumerate(waiting):
+            self._put(serial, value)
+            if not value.unmet:
+                self.ready[serial] = None
+        self._next = len(waiting)
+        self.wants.update(wants)
+
+    def check(self) -> None:
+        """Verify the invariants: who waits is found by what it waits for, and the reverse."""
+        waiters = {key: set(serials) for key, serials in self._waiters.items()}
+        for serial, waiting in self.waiting.items():
+            assert all(serial in waiters[key] for key in waiting.unmet)
+            assert (serial in self.ready) == (not waiting.unmet)
+            assert bool(waiting.message.content) == (serial not in self._syncs)
+        for key, serials in waiters.items():
+            assert serials
+            assert all(key in self.waiting[serial].unmet for serial in serials)
+        unmet = {key for waiting in self.waiting.values() for key in waiting.unmet}
+        assert self.wants.keys() == unmet - self.ids.keys()
+        assert self._bytes == sum(waiting.size_bytes for waiting in self.waiting.values())
+
+    def _put(self, serial: int, waiting: Waiting) -> None:
+        self.waiting[serial] = waiting
+        self._bytes += waiting.size_bytes
+        for message_id in waiting.unmet:
+            self._waiters.setdefault(message_id, {})[serial] = None
+        if waiting.message.content:
+            self.ids[waiting.message.message_id] = serial
+        else:
+            self._syncs[serial] = None
+
+    def _remove(self, serial: int) -> Waiting:
+        waiting = self.waiting.pop(serial)
+        self._bytes -= waiting.size_bytes
+        if waiting.message.content:
+            del self.ids[waiting.message.message_id]
+        else:
+            del self._syncs[serial]
+        return waiting
+
+    def _forget_sync(self, serial: int) -> None:
+        self._stop_waiting(serial)
+        self.ready.pop(serial, None)
+        self._remove(serial)
+
+    def _stop_waiting(self, serial: int) -> None:
+        for message_id in self.waiting[serial].unmet:
+            waiters = self._waiters[message_id]
+            del waiters[serial]
+            if not waiters:
+                del self._waiters[message_id]
+                if self.wants.pop(message_id, None) is not None:
+                    self.forgotten.append(message_id)

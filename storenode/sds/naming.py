@@ -1,0 +1,36 @@
+"""IDs of messages, made so that equal content never collides.
+
+An ID covers the channel, the sender, the clock, the causal history and the content, each after
+its length. A sender's clock rises with every message, so two messages have one ID only if they
+are the same message.
+"""
+
+from collections.abc import Iterable
+from hashlib import sha256
+
+from storenode.sds.envelope import Entry
+
+
+def content_id(
+    channel_id: str, sender_id: str, lamport: int, history: Iterable[Entry], content: bytes
+) -> str:
+    """ID of a message with content: 64 lower-case hexadecimal digits."""
+    parts = [b"sds.v1", channel_id.encode(), sender_id.encode(), str(lamport).encode()]
+    parts += [entry.message_id.encode() for entry in history]
+    return _digest([*parts, b"", content])
+
+
+def sync_id(channel_id: str, sender_id: str, lamport: int) -> str:
+    """ID of a sync message; it does not have to be unique (SDS, "Periodic sync message")."""
+    parts = [b"sds.v1.sync", channel_id.encode(), sender_id.encode(), str(lamport).encode()]
+    return f"sync-{_digest(parts)[:24]}"
+
+
+def ephemeral_id(channel_id: str, sender_id: str, number: int, content: bytes) -> str:
+    """ID of an ephemeral message; ``number`` tells apart what one participant sends."""
+    parts = [b"sds.v1.ephemeral", channel_id.encode(), sender_id.encode(), str(number).encode()]
+    return _digest([*parts, content])
+
+
+def _digest(parts: list[bytes]) -> str:
+    return sha256(b"".join(len(part).to_bytes(4) + part for part in parts)).hexdigest()

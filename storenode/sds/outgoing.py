@@ -1,0 +1,209 @@
+"""The buffer of unacknowledged outgoing messages.
+
+A message is unacknowledged, then possibly acknowledged (a filter shows it), then acknowledged (a
+causal history names it, or enough filters show it) or given up; both last states remove it.
+
+| state        | in a history | in a filter                       | its period passes           |
+|--------------|--------------|-----------------------------------|-----------------------------|
+| unack.       | acknowledged | possibly ack. (or acknowledged)   | send again, or give up      |
+| possibly ack.| acknowledged | one filter more, or acknowledged  | send again later, or give up|
+
+Each message counts once as a witness, however often it comes. That several filters are wrong
+about one ID is not a matter of independent chances: participants of one channel hold the same
+IDs, so the same bits are set in all of them. The stated probability that an acknowledgement by
+filters is wrong is therefore that of the best of them alone, which bounds that of all together.
+
+Source: SDS, "Participant state", "Review ACK status", "Periodic outgoing buffer sweep".
+"""
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from heapq import heappop, heappush
+from typing import Final
+
+import numpy as np
+
+from storenode.sds.bloom import FilterShape, Probe, holds
+from storenode.sds.envelope import SdsMessage
+from storenode.sds.events import Acknowledged, Event, GaveUp, PossiblyAcknowledged
+
+_FEW: Final = 12
+"""Up to this many messages a loop is faster than arrays."""
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A message that waits for acknowledgement; kept without its filter, which is sent fresh."""
+
+    message: SdsMessage
+    probe: Probe
+    due_ms: int
+    sends: int = 1
+    witnesses: list[int] = field(default_factory=list)
+    error: float = 1.0
+
+
+class OutgoingBuffer:
+    """Own messages by ID, in the order of their sending."""
+
+    __slots__ = ("_index", "_queue", "by_id", "shape")
+
+    def __init__(self, shape: FilterShape) -> None:
+        self.shape = shape
+        self.by_id: dict[str, Outgoing] = {}
+        self._queue: list[tuple[int, str]] = []
+        self._index = _Index(shape.hashes)
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def __contains__(self, message_id: str) -> bool:
+        return message_id in self.by_id
+
+    def add(self, outgoing: Outgoing) -> None:
+        """Put a message in that is not there."""
+        message_id = outgoing.message.message_id
+        self.by_id[message_id] = outgoing
+        self._index.add(message_id, outgoing.probe)
+        heappush(self._queue, (outgoing.due_ms, message_id))
+
+    def remove(self, message_id: str) -> bool:
+        """Take a message out; False when it is not there."""
+        if self.by_id.pop(message_id, None) is None:
+            return False
+        self._index.remove(message_id)
+        self._tidy()
+        return True
+
+    def hits(self, bloom_filter: bytes) -> list[str]:
+        """IDs that an encoded filter shows, in the order of their sending."""
+        if len(self.by_id) <= _FEW:
+            return [key for key, value in self.by_id.items() if holds(bloom_filter, value.probe)]
+        found = self._index.hits(bloom_filter)
+        if len(found) > 1:
+            found_set = set(found)
+            return [key for key in self.by_id if key in found_set]
+        return found
+
+    def witness(
+        self, bloom_filter: bytes, witness: int, needed: int, max_error: float, resend_ms: int
+    ) -> list[Event]:
+        """Review against a filter; ``witness`` identifies the message that it came with.
+
+        A possibly acknowledged message is due ``resend_ms`` later than it would have been.
+        """
+        events: list[Event] = []
+        hits = self.hits(bloom_filter)
+        error = self.shape.false_positive_rate(bloom_filter) if hits else 1.0
+        for message_id in hits:
+            outgoing = self.by_id[message_id]
+            if witness in outgoing.witnesses:
+                continue
+            if not outgoing.witnesses:
+                self._put_off(message_id, outgoing, resend_ms)
+            if len(outgoing.witnesses) < needed:
+                outgoing.witnesses.append(witness)
+            outgoing.error = min(outgoing.error, error)
+            seen = len(outgoing.witnesses)
+            if seen >= needed and outgoing.error <= max_error:
+                self.remove(message_id)
+                events.append(Acknowledged(message_id, outgoing.error))
+            else:
+                events.append(PossiblyAcknowledged(message_id, seen, outgoing.error))
+        return events
+
+    def due(
+        self, now_ms: int, resend_ms: int, possible_ms: int, max_sends: int
+    ) -> tuple[list[SdsMessage], list[Event]]:
+        """Messages to send again, unacknowledged ones first, and those that are given up."""
+        again: list[tuple[bool, int, SdsMessage]] = []
+        gave_up: list[Event] = []
+        while self._queue and self._queue[0][0] <= now_ms:
+            due_ms, message_id = heappop(self._queue)
+            outgoing = self.by_id.get(message_id)
+            if outgoing is None or outgoing.due_ms != due_ms:
+                continue
+            if outgoing.sends >= max_sends:
+                self.remove(message_id)
+                gave_up.append(GaveUp(message_id, outgoing.sends))
+                continue
+            possible = bool(outgoing.witnesses)
+            outgoing.sends += 1
+            outgoing.due_ms = now_ms + (possible_ms if possible else resend_ms)
+            heappush(self._queue, (outgoing.due_ms, message_id))
+            again.append((possible, outgoing.message.lamport or 0, outgoing.message))
+        again.sort(key=lambda item: item[:2])
+        return [message for _, _, message in again], gave_up
+
+    def next_due_ms(self) -> int | None:
+        """When `due` has something to do next; may be early, never late."""
+        while self._queue:
+            due_ms, message_id = self._queue[0]
+            outgoing = self.by_id.get(message_id)
+            if outgoing is not None and outgoing.due_ms == due_ms:
+                return due_ms
+            heappop(self._queue)
+        return None
+
+    def check(self) -> None:
+        """Verify the invariants: index and queue know every message."""
+        assert self._index.ids() == self.by_id.keys()
+        queued = set(self._queue)
+        assert all((value.due_ms, key) in queued for key, value in self.by_id.items())
+        assert len(self._queue) <= 2 * len(self.by_id) + 33
+
+    def _put_off(self, message_id: str, outgoing: Outgoing, by_ms: int) -> None:
+        outgoing.due_ms += by_ms
+        heappush(self._queue, (outgoing.due_ms, message_id))
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if len(self._queue) > 2 * len(self.by_id) + 32:
+            self._queue = sorted((value.due_ms, key) for key, value in self.by_id.items())
+
+
+def witness_of(message: SdsMessage) -> int:
+    """What tells one message from another, 64 bits; a message that comes twice is one witness."""
+    parts = (message.sender_id, message.message_id, str(message.lamport))
+    text = "\0".join(parts).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest())
+
+
+class _Index:
+    """Probes of many messages as arrays, so that a filter is checked against all at once."""
+
+    def __init__(self, hashes: int) -> None:
+        self._bytes = np.zeros((2 * _FEW, hashes), np.int32)
+        self._masks = np.zeros((2 * _FEW, hashes), np.uint8)
+        self._ids: list[str] = []
+        self._rows: dict[str, int] = {}
+
+    def ids(self) -> set[str]:
+        return set(self._ids)
+
+    def add(self, message_id: str, probe: Probe) -> None:
+        row = len(self._ids)
+        if row == len(self._bytes):
+            self._bytes = np.concatenate([self._bytes, np.zeros_like(self._bytes)])
+            self._masks = np.concatenate([self._masks, np.zeros_like(self._masks)])
+        self._bytes[row] = [position for position, _ in probe]
+        self._masks[row] = [mask for _, mask in probe]
+        self._ids.append(message_id)
+        self._rows[message_id] = row
+
+    def remove(self, message_id: str) -> None:
+        row, last = self._rows.pop(message_id), self._ids.pop()
+        if last != message_id:
+            end = len(self._ids)
+            self._bytes[row], self._masks[row] = self._bytes[end], self._masks[end]
+            self._ids[row] = last
+            self._rows[last] = row
+
+    def hits(self, bloom_filter: bytes) -> list[str]:
+        data = np.frombuffer(bloom_filter, np.uint8)
+        rows = np.arange(len(self._ids))
+        for turn in range(self._bytes.shape[1]):
+            rows = rows[(data[self._bytes[rows, turn]] & self._masks[rows, turn]) != 0]
+            if not len(rows):
+                return []
+        return [self._ids[row] for row in rows.tolist()]

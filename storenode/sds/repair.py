@@ -1,0 +1,178 @@
+"""SDS-Repair: asking the other participants for what is missing, and answering them.
+
+A request waits for a time that depends on who asks for what, so that few ask at once; it is
+carried by the next own message after that, and again in the same rhythm until the message came
+or was given up. Seeing another's request for the same message puts ours off. An answer waits
+too, the sender's own being first; seeing the message meanwhile cancels it, and a message that was
+answered lately is not answered again.
+
+Source: the newest revision's extension SDS-R, and the published implementation for its times.
+"""
+
+from collections import OrderedDict
+from functools import lru_cache
+from hashlib import sha256
+from heapq import heappop, heappush
+
+from storenode.sds.config import RepairConfig
+from storenode.sds.envelope import Entry, SdsMessage
+from storenode.sds.limits import (
+    MAX_ANSWERS_AT_ONCE,
+    MAX_PENDING_ANSWERS,
+    MAX_REMEMBERED_ANSWERS,
+    MAX_REPAIR_REQUESTS,
+)
+
+
+@lru_cache(maxsize=1024)
+def number_of(text: str) -> int:
+    """The first 64 bits of SHA-256 over UTF-8."""
+    return int.from_bytes(sha256(text.encode()).digest()[:8])
+
+
+def request_delay_ms(config: RepairConfig, own_id: str, message_id: str) -> int:
+    """How long a participant waits before it asks for a message."""
+    span = config.request_max_ms - config.request_min_ms
+    return number_of(own_id + message_id) % span + config.request_min_ms
+
+
+def answer_delay_ms(config: RepairConfig, own_id: str, sender_id: str, message_id: str) -> int:
+    """How long a participant waits before it answers; nothing if it sent the message."""
+    distance = number_of(own_id) ^ number_of(sender_id)
+    return distance * number_of(message_id) % config.request_max_ms
+
+
+def may_answer(config: RepairConfig, own_id: str, sender_id: str, message_id: str) -> bool:
+    """Whether a participant is of the response group that answers for a sender's message."""
+    if config.groups == 1 or own_id == sender_id:
+        return True
+    own, sender = number_of(own_id + message_id), number_of(sender_id + message_id)
+    return own % config.groups == sender % config.groups
+
+
+class Requests:
+    """What this participant asks for, by when it is due."""
+
+    __slots__ = ("_config", "_own_id", "_queue", "due")
+
+    def __init__(self, config: RepairConfig, own_id: str) -> None:
+        self._config = config
+        self._own_id = own_id
+        self.due: dict[str, tuple[int, Entry]] = {}
+        self._queue: list[tuple[int, str]] = []
+
+    def add(self, entry: Entry, now_ms: int) -> None:
+        """Ask for a message later; nothing happens when it is already asked for."""
+        if entry.message_id not in self.due and len(self.due) < MAX_REPAIR_REQUESTS:
+            self.put(entry, now_ms + self._delay_ms(entry.message_id))
+
+    def put(self, entry: Entry, due_ms: int) -> None:
+        """Ask for a message at a time."""
+        self.due[entry.message_id] = (due_ms, entry)
+        heappush(self._queue, (due_ms, entry.message_id))
+        if len(self._queue) > 2 * len(self.due) + 32:
+            self._queue = sorted((due_ms, key) for key, (due_ms, _) in self.due.items())
+
+    def discard(self, message_id: str) -> None:
+        """The message came, or was given up."""
+        self.due.pop(message_id, None)
+
+    def put_off(self, message_id: str, now_ms: int) -> None:
+        """Another participant asked for the same."""
+        if message_id in self.due:
+            self.put(self.due[message_id][1], now_ms + self._delay_ms(message_id))
+
+    def take(self, now_ms: int) -> list[Entry]:
+        """What the message that is sent now asks for; each will be due again."""
+        taken: list[Entry] = []
+        while len(taken) < self._config.requests_per_message and self._is_due(now_ms):
+            _, message_id = heappop(self._queue)
+            entry = self.due[message_id][1]
+            taken.append(entry)
+            self.put(entry, now_ms + max(self._delay_ms(message_id), 1))
+        return taken
+
+    def next_due_ms(self) -> int | None:
+        """When the next request is due."""
+        while self._queue:
+            due_ms, message_id = self._queue[0]
+            if self.due.get(message_id, (None,))[0] == due_ms:
+                return due_ms
+            heappop(self._queue)
+        return None
+
+    def _is_due(self, now_ms: int) -> bool:
+        due_ms = self.next_due_ms()
+        return due_ms is not None and due_ms <= now_ms
+
+    def _delay_ms(self, message_id: str) -> int:
+        return request_delay_ms(self._config, self._own_id, message_id)
+
+
+class Answers:
+    """Messages that can be sent again, those that will be, and those that were lately."""
+
+    __slots__ = ("_bytes", "_config", "_own_id", "answered", "kept", "pending")
+
+    def __init__(self, config: RepairConfig, own_id: str) -> None:
+        self._config = config
+        self._own_id = own_id
+        self.kept: OrderedDict[str, SdsMessage] = OrderedDict()
+        self.pending: dict[str, int] = {}
+        self.answered: OrderedDict[str, int] = OrderedDict()
+        self._bytes = 0
+
+    def keep(self, message: SdsMessage) -> None:
+        """Remember a delivered message; the oldest make room."""
+        if message.message_id in self.kept:
+            return
+        self.kept[message.message_id] = message
+        self._bytes += _size(message)
+        while self.kept and (
+            len(self.kept) > self._config.kept_messages or self._bytes > self._config.kept_bytes
+        ):
+            _, oldest = self.kept.popitem(last=False)
+            self._bytes -= _size(oldest)
+            self.pending.pop(oldest.message_id, None)
+
+    def asked(self, message_id: str, now_ms: int) -> bool:
+        """Another participant asked for a message; False when nothing comes of that."""
+        message = self.kept.get(message_id)
+        if message is None or message_id in self.pending or self._was_answered(message_id, now_ms):
+            return False
+        sender_id = message.sender_id
+        if not may_answer(self._config, self._own_id, sender_id, message_id):
+            return False
+        if len(self.pending) >= MAX_PENDING_ANSWERS:
+            return False
+        delay = answer_delay_ms(self._config, self._own_id, sender_id, message_id)
+        self.pending[message_id] = now_ms + delay
+        return True
+
+    def seen(self, message_id: str) -> None:
+        """The message came again: somebody else has answered."""
+        self.pending.pop(message_id, None)
+
+    def take(self, now_ms: int) -> list[SdsMessage]:
+        """Messages whose answer is due, the longest due first."""
+        due = sorted((at, key) for key, at in self.pending.items() if at <= now_ms)
+        due = due[:MAX_ANSWERS_AT_ONCE]
+        for _, message_id in due:
+            del self.pending[message_id]
+            self.answered[message_id] = now_ms
+            self.answered.move_to_end(message_id)
+            if len(self.answered) > MAX_REMEMBERED_ANSWERS:
+                self.answered.popitem(last=False)
+        return [self.kept[message_id] for _, message_id in due]
+
+    def next_due_ms(self) -> int | None:
+        """When the next answer is due."""
+        return min(self.pending.values(), default=None)
+
+    def _was_answered(self, message_id: str, now_ms: int) -> bool:
+        at = self.answered.get(message_id)
+        return at is not None and now_ms - at < self._config.request_min_ms
+
+
+def _size(message: SdsMessage) -> int:
+    return len(message.content or b"") + 64 * len(message.history) + 256

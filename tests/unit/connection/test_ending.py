@@ -1,0 +1,90 @@
+"""The status that the one who was called gave, whatever became of what was on its way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from grpc.aio import AioRpcError, Metadata
+
+from storenode.connection import ending
+from storenode.connection.ending import Ending, cancelled
+from tests.support.breaking_call import BROKEN, ENDED, ORDERS, REFUSED, BreakingCall, Status
+
+
+def error_of(status: Status) -> AioRpcError:
+    """As gRPC raises it."""
+    return AioRpcError(status[0], Metadata(), Metadata(), status[1], "what gRPC tells developers")
+
+
+async def broken(before: list[Status], after: list[Status]) -> Ending:
+    """What is known of a call when a write of it has failed."""
+    call = BreakingCall(before, after)
+    known = Ending(call)
+    with pytest.raises(asyncio.InvalidStateError):
+        await call.write(b"")
+    return known
+
+
+@pytest.mark.parametrize(("before", "after"), ORDERS)
+async def test_the_callee_s_own_status_is_what_a_call_failed_with(
+    before: list[Status], after: list[Status]
+) -> None:
+    known = await broken(before, after)
+    assert await known.status() == REFUSED
+    failure = await known.failure(error_of(BROKEN))
+    assert failure is not None
+    assert (failure.code(), failure.details()) == REFUSED
+
+
+@pytest.mark.parametrize("statuses", [[ENDED, BROKEN], [BROKEN, ENDED]])
+async def test_a_call_that_the_callee_ended_well_has_not_failed(statuses: list[Status]) -> None:
+    known = await broken(statuses, [])
+    assert await known.failure(error_of(BROKEN)) is None
+
+
+async def test_what_nothing_explains_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "STATUS_TIMEOUT_S", 0.01)
+    known = await broken([BROKEN], [])
+    assert await known.status() == BROKEN
+    error = error_of(BROKEN)
+    assert await known.failure(error) is error
+
+
+async def test_an_error_that_says_the_same_stays_as_it_is() -> None:
+    away: Status = (grpc.StatusCode.UNAVAILABLE, "failed to connect")
+    error = error_of(away)
+    assert await (await broken([away], [])).failure(error) is error
+
+
+async def test_who_is_cancelled_while_a_writer_ends_is_cancelled() -> None:
+    ending_slowly, may_end = asyncio.Event(), asyncio.Event()
+
+    async def write() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending_slowly.set()
+            await may_end.wait()
+
+    writer = asyncio.create_task(write())
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(cancelled(writer))
+    await ending_slowly.wait()
+    stopping.cancel()
+    await asyncio.wait({stopping})
+    assert stopping.cancelled()
+    may_end.set()
+    await asyncio.wait({writer})
+    assert writer.cancelled()
+
+
+async def test_what_a_writer_failed_with_is_raised() -> None:
+    async def write() -> None:
+        raise LookupError("no such request")
+
+    writer = asyncio.create_task(write())
+    await asyncio.sleep(0)
+    with pytest.raises(LookupError, match="no such request"):
+        await cancelled(writer)

@@ -7,6 +7,7 @@ bytes are 64-bit words, big-endian: position p is bit ``p mod 8`` of byte ``(p d
 Source: SDS, "Participant state"; the layout is that of the published implementations.
 """
 
+import sys
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from math import ceil, log
 from typing import Final, Self
 
 import mmh3
-import numpy as np
 
 from storenode.sds.limits import MAX_FILTER_CAPACITY
 
@@ -124,12 +124,7 @@ class RollingFilter:
             self._roll_over()
         first, step = self.shape.pair(message_id)
         self._pairs.append(first << 32 | step)
-        bits, size, position = self._bits, self._m, first
-        for _ in range(self._k):
-            bits[position >> 3 ^ 7] |= 1 << (position & 7)
-            position += step
-            if position >= size:
-                position -= size
+        self._set(first, step)
 
     def __contains__(self, message_id: str) -> bool:
         return holds(self._bits, self.shape.probe(message_id))
@@ -140,7 +135,7 @@ class RollingFilter:
 
     def pairs(self) -> bytes:
         """What the filter is made of, oldest first: 8 bytes per ID, big-endian."""
-        return np.frombuffer(self._pairs, np.uint64).astype(">u8").tobytes()
+        return _big_endian(self._pairs).tobytes()
 
     @classmethod
     def from_pairs(cls, shape: FilterShape, pairs: bytes) -> Self:
@@ -149,12 +144,13 @@ class RollingFilter:
         Raises:
             ValueError: there are more than the capacity, or one lies outside the filter.
         """
-        values = np.frombuffer(pairs, ">u8").astype(np.uint64)
-        outside = (values >> np.uint64(32) >= shape.bits) | (values & np.uint64(_LOW) >= shape.bits)
-        if len(values) > shape.capacity or outside.any():
+        values = _big_endian(array("Q", pairs))
+        bits = shape.bits
+        outside = any(pair >> 32 >= bits or pair & _LOW >= bits for pair in values)
+        if len(values) > shape.capacity or outside:
             raise ValueError("the filter in this snapshot is of another shape than the channel's")
         found = cls(shape)
-        found._pairs.frombytes(values.tobytes())
+        found._pairs = values
         found._fill()
         return found
 
@@ -164,13 +160,25 @@ class RollingFilter:
         self._fill()
 
     def _fill(self) -> None:
-        pairs = np.frombuffer(self._pairs, np.uint64).astype(np.int64)
-        turns = np.arange(self._k, dtype=np.int64)
-        positions = ((pairs >> 32)[:, None] + (pairs & _LOW)[:, None] * turns) % self._m
-        flat = np.zeros(self.shape.size_bytes * 8, np.uint8)
-        flat[positions.ravel()] = 1
-        words = np.packbits(flat, bitorder="little").reshape(-1, 8)
-        self._bits = bytearray(words[:, ::-1].tobytes())
+        self._bits = bytearray(self.shape.size_bytes)
+        for pair in self._pairs:
+            self._set(pair >> 32, pair & _LOW)
+
+    def _set(self, position: int, step: int) -> None:
+        bits, size = self._bits, self._m
+        for _ in range(self._k):
+            bits[position >> 3 ^ 7] |= 1 << (position & 7)
+            position += step
+            if position >= size:
+                position -= size
+
+
+def _big_endian(pairs: "array[int]") -> "array[int]":
+    """A copy whose bytes, as this machine stores them, are big-endian; its own inverse."""
+    copy = pairs[:]
+    if sys.byteorder == "little":
+        copy.byteswap()
+    return copy
 
 
 def filter_of(shape: FilterShape, message_ids: Iterable[str]) -> bytes:

@@ -19,16 +19,10 @@ Source: SDS, "Participant state", "Review ACK status", "Periodic outgoing buffer
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heappop, heappush
-from typing import Final
-
-import numpy as np
 
 from storenode.sds.bloom import FilterShape, Probe, holds
 from storenode.sds.envelope import SdsMessage
 from storenode.sds.events import Acknowledged, Event, GaveUp, PossiblyAcknowledged
-
-_FEW: Final = 12
-"""Up to this many messages a loop is faster than arrays."""
 
 
 @dataclass(slots=True)
@@ -46,13 +40,12 @@ class Outgoing:
 class OutgoingBuffer:
     """Own messages by ID, in the order of their sending."""
 
-    __slots__ = ("_index", "_queue", "by_id", "shape")
+    __slots__ = ("_queue", "by_id", "shape")
 
     def __init__(self, shape: FilterShape) -> None:
         self.shape = shape
         self.by_id: dict[str, Outgoing] = {}
         self._queue: list[tuple[int, str]] = []
-        self._index = _Index(shape.hashes)
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -64,26 +57,18 @@ class OutgoingBuffer:
         """Put a message in that is not there."""
         message_id = outgoing.message.message_id
         self.by_id[message_id] = outgoing
-        self._index.add(message_id, outgoing.probe)
         heappush(self._queue, (outgoing.due_ms, message_id))
 
     def remove(self, message_id: str) -> bool:
         """Take a message out; False when it is not there."""
         if self.by_id.pop(message_id, None) is None:
             return False
-        self._index.remove(message_id)
         self._tidy()
         return True
 
     def hits(self, bloom_filter: bytes) -> list[str]:
         """IDs that an encoded filter shows, in the order of their sending."""
-        if len(self.by_id) <= _FEW:
-            return [key for key, value in self.by_id.items() if holds(bloom_filter, value.probe)]
-        found = self._index.hits(bloom_filter)
-        if len(found) > 1:
-            found_set = set(found)
-            return [key for key in self.by_id if key in found_set]
-        return found
+        return [key for key, value in self.by_id.items() if holds(bloom_filter, value.probe)]
 
     def witness(
         self, bloom_filter: bytes, witness: int, needed: int, max_error: float, resend_ms: int
@@ -146,8 +131,7 @@ class OutgoingBuffer:
         return None
 
     def check(self) -> None:
-        """Verify the invariants: index and queue know every message."""
-        assert self._index.ids() == self.by_id.keys()
+        """Verify the invariants: the queue knows every message."""
         queued = set(self._queue)
         assert all((value.due_ms, key) in queued for key, value in self.by_id.items())
         assert len(self._queue) <= 2 * len(self.by_id) + 33
@@ -167,43 +151,3 @@ def witness_of(message: SdsMessage) -> int:
     parts = (message.sender_id, message.message_id, str(message.lamport))
     text = "\0".join(parts).encode()
     return int.from_bytes(blake2b(text, digest_size=8).digest())
-
-
-class _Index:
-    """Probes of many messages as arrays, so that a filter is checked against all at once."""
-
-    def __init__(self, hashes: int) -> None:
-        self._bytes = np.zeros((2 * _FEW, hashes), np.int32)
-        self._masks = np.zeros((2 * _FEW, hashes), np.uint8)
-        self._ids: list[str] = []
-        self._rows: dict[str, int] = {}
-
-    def ids(self) -> set[str]:
-        return set(self._ids)
-
-    def add(self, message_id: str, probe: Probe) -> None:
-        row = len(self._ids)
-        if row == len(self._bytes):
-            self._bytes = np.concatenate([self._bytes, np.zeros_like(self._bytes)])
-            self._masks = np.concatenate([self._masks, np.zeros_like(self._masks)])
-        self._bytes[row] = [position for position, _ in probe]
-        self._masks[row] = [mask for _, mask in probe]
-        self._ids.append(message_id)
-        self._rows[message_id] = row
-
-    def remove(self, message_id: str) -> None:
-        row, last = self._rows.pop(message_id), self._ids.pop()
-        if last != message_id:
-            end = len(self._ids)
-            self._bytes[row], self._masks[row] = self._bytes[end], self._masks[end]
-            self._ids[row] = last
-            self._rows[last] = row
-
-    def hits(self, bloom_filter: bytes) -> list[str]:
-        data = np.frombuffer(bloom_filter, np.uint8)
-        rows = np.arange(len(self._ids))
-        for turn in range(self._bytes.shape[1]):
-            rows = rows[(data[self._bytes[rows, turn]] & self._masks[rows, turn]) != 0]
-            if not len(rows):
-                return []
-        return [self._ids[row] for row in rows.tolist()]

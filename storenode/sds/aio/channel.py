@@ -24,7 +24,7 @@ from storenode.sds.aio.limits import MAX_LOG_PAGE, MAX_TRANSPORTS
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.revive import revive
-from storenode.sds.aio.state import Identity, State, state_url
+from storenode.sds.aio.state import Identity, State, StatePlace
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import DEFAULT_PUBSUB_TOPIC, Route, Transport
 from storenode.sds.chance import Chance
@@ -86,7 +86,7 @@ class Channel:
         topic = f"/sds/1/{channel_id}/proto" if content_topic is None else content_topic
         route = Route(channel_id, pubsub_topic, topic)
         dice = chance or SystemRandom()
-        kept = State(state_url(state), Identity(channel_id, sender_id))
+        kept = State(StatePlace.of(state), Identity(channel_id, sender_id))
         thread = ThreadPoolExecutor(1, thread_name_prefix="sds-state")
         participant: Participant | None = None
         try:

@@ -38,7 +38,7 @@ def revive(state: State, config: ChannelConfig, now_ms: int, chance: Chance) -> 
         try:
             _fill(state, ledger, row)
         except (MessageError, KeyError, TypeError, ValueError) as error:
-            raise StateError(f"The state {state.url.database} is damaged: {error}") from error
+            raise StateError(f"The state {state.place.shown} is damaged: {error}") from error
     return ledger
 
 

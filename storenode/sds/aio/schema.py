@@ -1,107 +1,120 @@
-"""The tables of a participant's state.
+"""The tables of a participant's state, in SQL that SQLite and Postgres both read.
 
-One state belongs to one participant of one channel. Rows are added and removed; nothing but the
-one row of `PARTICIPANT` is written again and again. Lamport timestamps have 64 bits without a
-sign, which databases lack: they are kept less 2^63, in the same order. IDs are kept as UTF-8 bytes:
-others choose them, text of a database does not take all of it, and bytes sort by code point as the
+One state belongs to one participant of one channel. Rows are added and removed; only the one row
+of `sds_participant` is updated in place. Lamport timestamps are unsigned 64-bit numbers, which
+databases lack: they are stored minus 2^63, in the same order. IDs are stored as UTF-8 bytes: others
+choose them, a database's text type does not take all of them, and bytes sort by code point as the
 log does.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
-
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Float,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-)
 
 VERSION: Final = 1
 LAMPORT_OFFSET: Final = 2**63
 
-METADATA: Final = MetaData()
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table whose first column is its key; ``columns`` are (name, type)."""
+
+    name: str
+    columns: tuple[tuple[str, str], ...]
+
+    @property
+    def key(self) -> str:
+        """The column that rows are replaced and removed by."""
+        return self.columns[0][0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns, in their order."""
+        return tuple(name for name, _ in self.columns)
+
+    def create(self) -> str:
+        """The statement that makes it, with the types of SQLite."""
+        columns = ", ".join(f"{name} {kind}" for name, kind in self.columns)
+        return f"create table {self.name} ({columns}, primary key ({self.key}))"
+
+    def insert(self) -> str:
+        """The statement that adds a row given as a sequence in the order of `names`."""
+        marks = ", ".join("?" for _ in self.columns)
+        return f"insert into {self.name} ({', '.join(self.names)}) values ({marks})"  # noqa: S608
+
+
+_INTEGER: Final = "bigint not null"
+_BYTES: Final = "blob not null"
+_TEXT: Final = "text not null"
 
 PARTICIPANT: Final = Table(
     "sds_participant",
-    METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("version", Integer, nullable=False),
-    Column("channel_id", Text, nullable=False),
-    Column("sender_id", Text, nullable=False),
-    Column("owner", Text, nullable=False),
-    Column("commits", BigInteger, nullable=False),
-    Column("clock", BigInteger, nullable=False),
-    Column("sends", BigInteger, nullable=False),
-    Column("serial", BigInteger, nullable=False),
-    Column("counts", Text, nullable=False),
-    Column("gap_from_ns", BigInteger),
-    Column("online_ns", BigInteger, nullable=False),
+    (
+        ("id", _INTEGER),
+        ("version", _INTEGER),
+        ("channel_id", _TEXT),
+        ("sender_id", _TEXT),
+        ("owner", _TEXT),
+        ("commits", _INTEGER),
+        ("clock", _INTEGER),
+        ("sends", _INTEGER),
+        ("serial", _INTEGER),
+        ("counts", _TEXT),
+        ("gap_from_ns", "bigint"),
+        ("online_ns", _INTEGER),
+    ),
 )
 """One row. ``commits`` counts transactions, ``serial`` messages that entered the filter;
 ``gap_from_ns`` is where a scan must begin, ``online_ns`` when the feed was last live."""
 
-CURSORS: Final = Table(
-    "sds_cursors",
-    METADATA,
-    Column("node", Text, primary_key=True),
-    Column("cursor", LargeBinary, nullable=False),
-)
+CURSORS: Final = Table("sds_cursors", (("node", _TEXT), ("cursor", _BYTES)))
 
 LOG: Final = Table(
     "sds_log",
-    METADATA,
-    Column("serial", BigInteger, primary_key=True, autoincrement=False),
-    Column("lamport", BigInteger, nullable=False),
-    Column("message_id", LargeBinary, nullable=False),
-    Column("sender_id", LargeBinary, nullable=False),
-    Column("content", LargeBinary, nullable=False),
-    Column("hint", LargeBinary),
-    Column("unmet", Text, nullable=False),
-    Column("committed", BigInteger, nullable=False),
-    Index("sds_log_order", "lamport", "message_id", unique=True),
+    (
+        ("serial", _INTEGER),
+        ("lamport", _INTEGER),
+        ("message_id", _BYTES),
+        ("sender_id", _BYTES),
+        ("content", _BYTES),
+        ("hint", "blob"),
+        ("unmet", _TEXT),
+        ("committed", _INTEGER),
+    ),
 )
 """``serial`` is the message's place in the filter, ``committed`` the transaction that added it."""
 
+LOG_ORDER: Final = "create unique index sds_log_order on sds_log (lamport, message_id)"
+
 WAITING: Final = Table(
     "sds_waiting",
-    METADATA,
-    Column("serial", BigInteger, primary_key=True, autoincrement=False),
-    Column("payload", LargeBinary, nullable=False),
-    Column("hint", LargeBinary),
-    Column("arrived_ms", BigInteger, nullable=False),
+    (("serial", _INTEGER), ("payload", _BYTES), ("hint", "blob"), ("arrived_ms", _INTEGER)),
 )
 
 UNACKNOWLEDGED: Final = Table(
     "sds_unacknowledged",
-    METADATA,
-    Column("message_id", LargeBinary, primary_key=True),
-    Column("payload", LargeBinary, nullable=False),
-    Column("due_ms", BigInteger, nullable=False),
-    Column("sends", Integer, nullable=False),
-    Column("witnesses", Text, nullable=False),
-    Column("error", Float, nullable=False),
+    (
+        ("message_id", _BYTES),
+        ("payload", _BYTES),
+        ("due_ms", _INTEGER),
+        ("sends", _INTEGER),
+        ("witnesses", _TEXT),
+        ("error", "double precision not null"),
+    ),
 )
 
 OUTBOX: Final = Table(
     "sds_outbox",
-    METADATA,
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("message_id", LargeBinary, nullable=False),
-    Column("payload", LargeBinary, nullable=False),
-    Column("timestamp_ns", BigInteger, nullable=False),
+    (
+        ("number", _INTEGER),
+        ("message_id", _BYTES),
+        ("payload", _BYTES),
+        ("timestamp_ns", _INTEGER),
+    ),
 )
-"""Own messages that no node has taken yet, just as they will be published."""
+"""Own messages that no node has taken yet, byte for byte as they will be published."""
 
-LOST: Final = Table(
-    "sds_lost",
-    METADATA,
-    Column("message_id", LargeBinary, primary_key=True),
-)
+LOST: Final = Table("sds_lost", (("message_id", _BYTES),))
+
+ALL: Final = (PARTICIPANT, CURSORS, LOG, WAITING, UNACKNOWLEDGED, OUTBOX, LOST)

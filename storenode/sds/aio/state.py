@@ -1,49 +1,43 @@
-"""A participant's state in a database: opened by one process at a time, written by transactions.
+"""A participant's state in SQLite or Postgres: opened by one process at a time, written atomically.
 
-Everything here blocks, and is called from one thread. A second process is kept out by a lock
-where the database has one that ends with its holder (SQLite, Postgres), and by the owner's name
-in the participant's row everywhere: whoever finds another name there has lost the state.
+Everything here blocks and is called from one thread. The database's own lock keeps a second process
+out, and so does the owner's name in the participant's row: a process that finds another name there
+has lost the state. Postgres needs psycopg, which the extra `postgres` installs.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-from sqlalchemy import (
-    URL,
-    Connection,
-    Engine,
-    and_,
-    bindparam,
-    create_engine,
-    delete,
-    event,
-    func,
-    insert,
-    inspect,
-    make_url,
-    or_,
-    select,
-    update,
-)
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import StaticPool
+from typing import Any, Final, Protocol
+from urllib.parse import unquote, urlsplit
 
 from storenode.sds.aio.ledger import TABLES, Batch, Row
-from storenode.sds.aio.schema import LAMPORT_OFFSET, LOG, METADATA, PARTICIPANT, VERSION
+from storenode.sds.aio.schema import (
+    ALL,
+    LAMPORT_OFFSET,
+    LOG,
+    LOG_ORDER,
+    PARTICIPANT,
+    VERSION,
+    Table,
+)
 from storenode.sds.pages import Key
-
-PRIVATE: Final = "sqlite://"
-"""A state in memory, that ends with the process."""
 
 _LOCK_WAIT_S: Final = 1
 _POSTGRES_LOCK: Final = 0x5D5A10
-_CHUNK: Final = 1_000
+_POSTGRES: Final = ("postgresql", "postgres", "postgresql+psycopg")
+_HIDDEN: Final = "***"
+_CLAIM: Final = "update sds_participant set owner = ?"
+_COMMITS: Final = "select commits from sds_participant where id = 1 and owner = ?"
+_HINT: Final = "update sds_log set hint = ? where message_id = ?"
+_ALL: Final = 2**63 - 1
+_LATER: Final = "(lamport > ? or (lamport = ? and message_id > ?))"
+_EARLIER: Final = "(lamport < ? or (lamport = ? and message_id < ?))"
 
 
 class StateError(Exception):
@@ -62,38 +56,192 @@ class Identity:
     sender_id: str
 
 
-def state_url(state: str | Path | None) -> URL:
-    """The URL of a state: as given, of a SQLite file, or of memory.
+@dataclass(frozen=True, slots=True)
+class StatePlace:
+    """Where a state is: a SQLite file, SQLite in memory (``target`` is empty), or Postgres.
 
-    Raises:
-        StateError: It is no URL of a database that SQLAlchemy knows.
+    ``shown`` is the same without a password, for messages.
     """
-    if state is None:
-        return make_url(PRIVATE)
-    try:
-        if isinstance(state, Path) or "://" not in state:
-            return URL.create("sqlite", database=str(state))
-        return make_url(state)
-    except ArgumentError as error:
-        raise StateError(f"The state {str(state)!r} is neither a path nor a URL: {error}") from None
+
+    postgres: bool
+    target: str
+    shown: str
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the state ends with the process."""
+        return not self.postgres and not self.target
+
+    @classmethod
+    def of(cls, state: str | Path | None) -> StatePlace:
+        """Read what an application names: a path, ``sqlite:///PATH``, a Postgres URL, or nothing.
+
+        Raises:
+            StateError: It is a URL of another kind.
+        """
+        if state is None:
+            return cls(postgres=False, target="", shown="in memory")
+        text = str(state)
+        if isinstance(state, Path) or "://" not in text:
+            return cls(postgres=False, target=text, shown=text)
+        parts = urlsplit(text)
+        if parts.scheme == "sqlite" and not parts.netloc:
+            return cls(postgres=False, target=unquote(parts.path[1:]), shown=text)
+        shown = text.replace(parts.password, _HIDDEN) if parts.password else text
+        if parts.scheme in _POSTGRES:
+            target = f"postgresql{text[len(parts.scheme) :]}"
+            return cls(postgres=True, target=target, shown=shown)
+        raise StateError(
+            f"The state {shown!r} is neither a path nor a URL of SQLite or Postgres: name a file, "
+            "or write postgresql://USER@HOST/DATABASE."
+        )
+
+
+class _Cursor(Protocol):
+    """What is used of a DB-API cursor."""
+
+    @property
+    def rowcount(self) -> int: ...
+    def execute(self, sql: str, values: Sequence[Any] = (), /) -> object: ...
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> object: ...
+    def fetchone(self) -> Sequence[Any] | None: ...
+    def fetchall(self) -> list[Any]: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class _Sqlite:
+    """A connection to SQLite, whose lock is the kernel's and ends with the process."""
+
+    faults: tuple[type[Exception], ...] = (sqlite3.Error,)
+    exists = "select 1 from sqlite_master where name = ?"
+
+    def __init__(self, place: StatePlace) -> None:
+        self._connection = sqlite3.connect(
+            place.target or ":memory:",
+            timeout=_LOCK_WAIT_S,
+            check_same_thread=False,
+            isolation_level=None,
+        )
+        for pragma in ("locking_mode = exclusive", "journal_mode = wal", "synchronous = full"):
+            self._connection.execute(f"pragma {pragma}")
+
+    def begin(self) -> _Cursor:
+        """Start a transaction that nobody else can come before."""
+        cursor = self._connection.cursor()
+        cursor.execute("begin immediate")
+        return cursor
+
+    def commit(self) -> None:
+        self._connection.execute("commit")
+
+    def rollback(self) -> None:
+        self._connection.rollback()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def sql(self, text: str) -> str:
+        """A statement as this database reads it."""
+        return text
+
+    def lock(self) -> bool:
+        """Whether this process has the state; the first transaction finds out."""
+        return True
+
+
+class _Postgres:
+    """A connection to Postgres, which holds an advisory lock for as long as it lasts."""
+
+    exists = "select 1 from pg_class where oid = to_regclass(?)"
+
+    def __init__(self, place: StatePlace) -> None:
+        try:
+            import psycopg  # noqa: PLC0415 - only with the extra `postgres`
+        except ModuleNotFoundError as error:
+            raise StateError(
+                f"The state {place.shown} needs psycopg: install it with "
+                "`pip install 'storenode[postgres]'`, or name a file."
+            ) from error
+        self.faults: tuple[type[Exception], ...] = (psycopg.Error,)
+        try:
+            self._connection: Any = psycopg.connect(place.target)
+        except psycopg.Error as error:
+            raise StateError(
+                f"The state {place.shown} cannot be used ({_cause(error)})."
+            ) from error
+
+    def begin(self) -> _Cursor:
+        """Start a transaction."""
+        cursor: _Cursor = self._connection.cursor()
+        return cursor
+
+    def commit(self) -> None:
+        self._connection.commit()
+
+    def rollback(self) -> None:
+        self._connection.rollback()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def sql(self, text: str) -> str:
+        """A statement as this database reads it."""
+        return text.replace(" blob", " bytea").replace("?", "%s")
+
+    def lock(self) -> bool:
+        """Take the lock of the current schema; False when another connection has it."""
+        cursor = self.begin()
+        cursor.execute(
+            "select pg_try_advisory_lock(%s, hashtext(current_schema()))", (_POSTGRES_LOCK,)
+        )
+        locked = cursor.fetchone() == (True,)
+        self.rollback()
+        return locked
+
+
+class _Transaction:
+    """Statements of one transaction, written with `?` for their values."""
+
+    def __init__(self, database: _Sqlite | _Postgres) -> None:
+        self._sql = database.sql
+        self._cursor = database.begin()
+
+    def run(self, text: str, *values: Any) -> _Cursor:  # noqa: ANN401 - of any column
+        self._cursor.execute(self._sql(text), values)
+        return self._cursor
+
+    def many(self, text: str, rows: Sequence[Sequence[Any]]) -> None:
+        if rows:
+            self._cursor.executemany(self._sql(text), rows)
+
+    def insert(self, table: Table, rows: Iterable[Row]) -> None:
+        self.many(table.insert(), [[row[name] for name in table.names] for row in rows])
+
+    def one(self, text: str, *values: Any) -> Any:  # noqa: ANN401 - of any column
+        """The only column of the only row; None where there is no row."""
+        found = self.run(text, *values).fetchone()
+        return None if found is None else found[0]
+
+    def rows(self, table: Table, rest: str, *values: Any) -> list[Row]:  # noqa: ANN401 - as above
+        """Whole rows of a table."""
+        found = self.run(f"select {', '.join(table.names)} from {table.name} {rest}", *values)  # noqa: S608
+        return [dict(zip(table.names, row, strict=True)) for row in found.fetchall()]
 
 
 class State:
     """An open state. Every method may raise `StateError`."""
 
-    def __init__(self, url: URL, identity: Identity) -> None:
-        self.url = url
-        self._shown = url.render_as_string(hide_password=True)
+    def __init__(self, place: StatePlace, identity: Identity) -> None:
+        self.place = place
         self._identity = identity
         self._owner = uuid.uuid4().hex
-        self._engine = self._make_engine()
-        self._connection: Connection | None = None
+        self._database: _Sqlite | _Postgres | None = None
         self._claimed = False
 
     @property
     def in_memory(self) -> bool:
         """Whether it ends with the process."""
-        return self.url.get_backend_name() == "sqlite" and not self.url.database
+        return self.place.in_memory
 
     def open(self) -> Row:
         """Connect, lock, and make what is not there; the participant's row.
@@ -101,20 +249,16 @@ class State:
         Raises:
             StateTaken: Another process has it.
         """
-        with self._translated():
-            connection = self._connected()
-            with connection.begin():
-                row = self._claim(connection)
-            self._claimed = True
-            return row
+        with self._transaction() as transaction:
+            row = self._claim(transaction)
+        self._claimed = True
+        return row
 
     def close(self) -> None:
-        """Let go of the database and its lock."""
-        if self._connection is not None:
-            self._connection.invalidate()
-            self._connection.close()
-            self._connection = None
-        self._engine.dispose()
+        """Close the database and give up its lock."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
 
     def commit(self, batch: Batch) -> None:
         """Write a batch; nothing happens when it was written before.
@@ -124,13 +268,11 @@ class State:
             StateError: The database failed; the same batch may be tried again.
         """
         try:
-            with self._translated():
-                connection = self._connected()
-                with connection.begin():
-                    if self._advance(connection, batch):
-                        _write(connection, batch)
-                        if batch.pruned is not None and self.in_memory:
-                            _forget(connection, batch.pruned)
+            with self._transaction() as transaction:
+                if self._advance(transaction, batch):
+                    _write(transaction, batch)
+                    if batch.pruned is not None and self.in_memory:
+                        _forget(transaction, batch.pruned)
         except StateError:
             self._drop_connection()
             raise
@@ -138,35 +280,36 @@ class State:
     def rows(self, name: str) -> list[Row]:
         """All rows of a small table, in the order of their keys."""
         table = TABLES[name]
-        with self._translated(), self._reading() as connection:
-            found = connection.execute(select(table).order_by(*table.primary_key))
-            return [dict(row) for row in found.mappings()]
+        with self._transaction() as transaction:
+            return transaction.rows(table, f"order by {table.key}")
 
     def log_length(self) -> int:
         """Messages of the log."""
-        with self._translated(), self._reading() as connection:
-            return int(connection.execute(select(func.count()).select_from(LOG)).scalar_one())
+        with self._transaction() as transaction:
+            return int(transaction.one("select count(*) from sds_log"))
 
     def log_ids(self, limit: int) -> Iterator[str]:
         """The IDs of the oldest messages of the log."""
-        chosen = select(LOG.c.message_id).order_by(LOG.c.lamport, LOG.c.message_id).limit(limit)
-        with self._translated(), self._reading() as connection:
-            for message_id in connection.execute(chosen).scalars():
+        chosen = "select message_id from sds_log order by lamport, message_id limit ?"
+        with self._transaction() as transaction:
+            for (message_id,) in transaction.run(chosen, limit):
                 yield message_id.decode()
 
     def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
         """Lamport timestamp, ID, sender and hint of the log, without the oldest."""
-        columns = (LOG.c.lamport, LOG.c.message_id, LOG.c.sender_id, LOG.c.hint)
-        chosen = select(*columns).order_by(LOG.c.lamport, LOG.c.message_id).offset(skip)
-        with self._translated(), self._reading() as connection:
-            for lamport, message_id, sender_id, hint in connection.execute(chosen):
+        chosen = (
+            "select lamport, message_id, sender_id, hint from sds_log "
+            "order by lamport, message_id limit ? offset ?"
+        )
+        with self._transaction() as transaction:
+            for lamport, message_id, sender_id, hint in transaction.run(chosen, _ALL, skip):
                 yield lamport + LAMPORT_OFFSET, message_id.decode(), sender_id.decode(), hint
 
     def newest_ids(self, count: int) -> list[tuple[int, str]]:
         """The delivered messages that came last, with their serial numbers."""
-        chosen = select(LOG.c.serial, LOG.c.message_id).order_by(LOG.c.serial.desc()).limit(count)
-        with self._translated(), self._reading() as connection:
-            return [(serial, name.decode()) for serial, name in connection.execute(chosen)]
+        chosen = "select serial, message_id from sds_log order by serial desc limit ?"
+        with self._transaction() as transaction:
+            return [(serial, name.decode()) for serial, name in transaction.run(chosen, count)]
 
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
@@ -174,79 +317,64 @@ class State:
         """Messages of the log in order, of transactions up to one: the first after a place, or
         the last before one, or with neither the last of all.
         """
-        order = (LOG.c.lamport, LOG.c.message_id)
-        chosen = select(LOG).where(LOG.c.committed <= committed).limit(limit)
+        where, order = "committed <= ?", "lamport desc, message_id desc"
+        bounds: tuple[object, ...] = ()
         if after is not None:
-            chosen = chosen.where(_beyond(after, later=True)).order_by(*order)
-        else:
-            chosen = chosen.order_by(*(column.desc() for column in order))
-            if before is not None:
-                chosen = chosen.where(_beyond(before, later=False))
-        with self._translated(), self._reading() as connection:
-            found = [dict(row) for row in connection.execute(chosen).mappings()]
+            order, bounds = "lamport, message_id", _values(after)
+            where += f" and {_LATER}"
+        elif before is not None:
+            bounds = _values(before)
+            where += f" and {_EARLIER}"
+        rest = f"where {where} order by {order} limit ?"
+        with self._transaction() as transaction:
+            found = transaction.rows(LOG, rest, committed, *bounds, limit)
         return found if after is not None else found[::-1]
 
-    def _make_engine(self) -> Engine:
-        backend = self.url.get_backend_name()
-        options: dict[str, Any] = {"poolclass": StaticPool}
-        if backend == "sqlite":
-            options["connect_args"] = {"timeout": _LOCK_WAIT_S, "check_same_thread": False}
-        try:
-            engine = create_engine(self.url, **options)
-        except (NoSuchModuleError, ModuleNotFoundError, ArgumentError) as error:
-            raise StateError(
-                f"The state {self._shown} needs a database driver that is not installed: {error}"
-            ) from error
-        if backend == "sqlite":
-            event.listen(engine, "connect", _prepare_sqlite)
-        return engine
-
-    def _connected(self) -> Connection:
-        if self._connection is None:
-            connection = self._engine.connect()
-            if self.url.get_backend_name() == "postgresql":
-                self._lock_postgres(connection)
-            self._connection = connection
-        return self._connection
-
-    def _lock_postgres(self, connection: Connection) -> None:
-        key = func.hashtext(func.current_schema())
-        got = connection.execute(select(func.pg_try_advisory_lock(_POSTGRES_LOCK, key)))
-        locked = got.scalar_one()
-        connection.rollback()
-        if not locked:
-            connection.close()
-            self._engine.dispose()
-            if self._claimed:
-                # Most likely our own connection that broke, and that the server still keeps.
-                raise StateError(f"The state {self._shown} is still locked: trying again.")
-            raise self._taken()
-
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        connection = self._connected()
-        with connection.begin():
-            yield connection
+    def _transaction(self) -> Iterator[_Transaction]:
+        database = self._connected()
+        try:
+            try:
+                yield _Transaction(database)
+                database.commit()
+            except BaseException:
+                with suppress(*database.faults):
+                    database.rollback()
+                raise
+        except database.faults as error:
+            raise self._fault(error) from error
+
+    def _connected(self) -> _Sqlite | _Postgres:
+        if self._database is None:
+            try:
+                database = (_Postgres if self.place.postgres else _Sqlite)(self.place)
+            except sqlite3.Error as error:
+                raise self._fault(error) from error
+            if not database.lock():
+                database.close()
+                raise self._locked()
+            self._database = database
+        return self._database
 
     def _drop_connection(self) -> None:
         # A database in memory is its connection.
-        if self._connection is not None and not self.in_memory:
-            self._connection.invalidate()
-            self._connection.close()
-            self._connection = None
+        if not self.in_memory:
+            self.close()
 
-    def _claim(self, connection: Connection) -> Row:
-        found = None
-        if inspect(connection).has_table(PARTICIPANT.name):
-            found = connection.execute(select(PARTICIPANT)).mappings().one_or_none()
-        if found is None:
-            METADATA.create_all(connection)
-            connection.execute(insert(PARTICIPANT), self._first_row())
+    def _claim(self, transaction: _Transaction) -> Row:
+        exists = (_Postgres if self.place.postgres else _Sqlite).exists
+        found = []
+        if transaction.one(exists, PARTICIPANT.name):
+            found = transaction.rows(PARTICIPANT, "")
+        if not found:
+            for table in ALL:
+                transaction.run(table.create())
+            transaction.run(LOG_ORDER)
+            transaction.insert(PARTICIPANT, [self._first_row()])
             return self._first_row()
-        row = dict(found)
-        self._check(row)
-        connection.execute(update(PARTICIPANT).values(owner=self._owner))
-        return row
+        self._check(found[0])
+        transaction.run(_CLAIM, self._owner)
+        return found[0]
 
     def _first_row(self) -> Row:
         return {
@@ -267,87 +395,66 @@ class State:
     def _check(self, row: Row) -> None:
         if row["version"] != VERSION:
             raise StateError(
-                f"The state {self._shown} has version {row['version']}, and this program reads "
-                f"{VERSION}: use the program that wrote it, or begin a new state."
+                f"The state {self.place.shown} has version {row['version']}, and this program "
+                f"reads {VERSION}: use the program that wrote it, or begin a new state."
             )
         found = Identity(row["channel_id"], row["sender_id"])
         if found != self._identity:
             raise StateError(
-                f"The state {self._shown} is of channel {found.channel_id!r} and sender "
+                f"The state {self.place.shown} is of channel {found.channel_id!r} and sender "
                 f"{found.sender_id!r}: each participant needs one of its own."
             )
 
-    def _advance(self, connection: Connection, batch: Batch) -> bool:
+    def _advance(self, transaction: _Transaction, batch: Batch) -> bool:
         """Take the participant's row a step on; False when this step was made before."""
-        mine = and_(PARTICIPANT.c.id == 1, PARTICIPANT.c.owner == self._owner)
-        step = and_(mine, PARTICIPANT.c.commits == batch.number - 1)
-        if connection.execute(update(PARTICIPANT).where(step).values(**batch.small)).rowcount == 1:
+        names = ", ".join(f"{name} = ?" for name in batch.small)
+        step = f"update sds_participant set {names} where id = 1 and owner = ? and commits = ?"  # noqa: S608
+        values = (*batch.small.values(), self._owner, batch.number - 1)
+        if transaction.run(step, *values).rowcount == 1:
             return True
-        commits = connection.execute(select(PARTICIPANT.c.commits).where(mine)).scalar_one_or_none()
-        if commits == batch.number:
+        if transaction.one(_COMMITS, self._owner) == batch.number:
             return False
         raise self._taken()
 
     def _taken(self) -> StateTaken:
         return StateTaken(
-            f"The state {self._shown} is in use by another process: end that one, or give this "
-            "one a state of its own."
+            f"The state {self.place.shown} is in use by another process: end that one, or give "
+            "this one a state of its own."
         )
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except SQLAlchemyError as error:
-            cause = " ".join(str(getattr(error, "orig", None) or error).split())
-            if "database is locked" in cause:
-                raise self._taken() from error
-            raise StateError(f"The state {self._shown} cannot be used ({cause}).") from error
+    def _locked(self) -> StateError:
+        if self._claimed:
+            # Most likely our own connection that broke, and that the server still keeps.
+            return StateError(f"The state {self.place.shown} is still locked: trying again.")
+        return self._taken()
+
+    def _fault(self, error: Exception) -> StateError:
+        cause = _cause(error)
+        if "database is locked" in cause:
+            return self._taken()
+        return StateError(f"The state {self.place.shown} cannot be used ({cause}).")
 
 
-def _beyond(key: Key, *, later: bool) -> Any:  # noqa: ANN401 - a clause of SQLAlchemy
-    lamport, message_id = key[0] - LAMPORT_OFFSET, key[1].encode()
-    if later:
-        return or_(
-            LOG.c.lamport > lamport, and_(LOG.c.lamport == lamport, LOG.c.message_id > message_id)
-        )
-    return or_(
-        LOG.c.lamport < lamport, and_(LOG.c.lamport == lamport, LOG.c.message_id < message_id)
-    )
+def _cause(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:  # noqa: ANN401 - a DBAPI connection
-    # The lock is the kernel's and ends with the process; a commit is on the disk.
-    for pragma in ("locking_mode = exclusive", "journal_mode = wal", "synchronous = full"):
-        connection.execute(f"pragma {pragma}")
+def _values(key: Key) -> tuple[int, int, bytes]:
+    """The values of `_LATER` and `_EARLIER`."""
+    lamport = key[0] - LAMPORT_OFFSET
+    return lamport, lamport, key[1].encode()
 
 
-def _write(connection: Connection, batch: Batch) -> None:
-    if batch.log:
-        connection.execute(insert(LOG), batch.log)
-    if batch.hints:
-        hinted = (
-            update(LOG)
-            .where(LOG.c.message_id == bindparam("named"))
-            .values(hint=bindparam("given"))
-        )
-        found = [{"named": name.encode(), "given": hint} for name, hint in batch.hints.items()]
-        connection.execute(hinted, found)
+def _write(transaction: _Transaction, batch: Batch) -> None:
+    transaction.insert(LOG, batch.log)
+    transaction.many(_HINT, [(hint, name.encode()) for name, hint in batch.hints.items()])
     for name, rows in batch.rows.items():
         table = TABLES[name]
-        (key,) = table.primary_key
-        for chunk in _chunks(list(rows)):
-            connection.execute(delete(table).where(key.in_(chunk)))
-        kept = [row for row in rows.values() if row is not None]
-        if kept:
-            connection.execute(insert(table), kept)
+        gone = f"delete from {table.name} where {table.key} = ?"  # noqa: S608
+        transaction.many(gone, [(key,) for key in rows])
+        transaction.insert(table, (row for row in rows.values() if row is not None))
 
 
-def _forget(connection: Connection, last: Key) -> None:
+def _forget(transaction: _Transaction, last: Key) -> None:
     """What left memory stays in a file, and is gone where there is none."""
-    upto = _beyond((last[0], last[1] + "\0"), later=False)
-    connection.execute(delete(LOG).where(upto))
-
-
-def _chunks(keys: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    return (keys[start : start + _CHUNK] for start in range(0, len(keys), _CHUNK))
+    transaction.run(f"delete from sds_log where {_EARLIER}", *_values((last[0], last[1] + "\0")))  # noqa: S608

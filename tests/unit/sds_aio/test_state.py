@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -12,11 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import create_engine, text
 
 from storenode.sds.aio.ledger import Ledger
 from storenode.sds.aio.revive import filter_length, revive
-from storenode.sds.aio.state import Identity, State, StateError, StateTaken, state_url
+from storenode.sds.aio.state import Identity, State, StateError, StatePlace, StateTaken
 from storenode.sds.bloom import FilterShape, RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
@@ -44,7 +45,7 @@ def config_of(sender: str, **chosen: Any) -> ChannelConfig:  # noqa: ANN401 - it
 
 
 def opened(path: Path, **chosen: Any) -> tuple[State, Ledger]:  # noqa: ANN401 - options
-    state = State(state_url(path), WHO)
+    state = State(StatePlace.of(path), WHO)
     return state, revive(state, config_of("alice", **chosen), START_NS // NS_PER_MS, Random(1))
 
 
@@ -227,9 +228,9 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> No
     state.commit(batch)
     script = (
         "import sys\n"
-        "from storenode.sds.aio.state import Identity, State, StateTaken, state_url\n"
+        "from storenode.sds.aio.state import Identity, State, StatePlace, StateTaken\n"
         "try:\n"
-        "    State(state_url(sys.argv[1]), Identity('room', 'alice')).open()\n"
+        "    State(StatePlace.of(sys.argv[1]), Identity('room', 'alice')).open()\n"
         "except StateTaken as error:\n"
         "    print(error)\n"
     )
@@ -258,10 +259,8 @@ def test_another_version_is_refused_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "alice.db"
     state, _ = opened(path)
     state.close()
-    engine = create_engine(f"sqlite:///{path}")
-    with engine.begin() as connection:
-        connection.execute(text("update sds_participant set version = 7"))
-    engine.dispose()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("update sds_participant set version = 7")
     with pytest.raises(StateError, match="has version 7, and this program reads 1"):
         opened(path)
 
@@ -271,13 +270,13 @@ def test_anothers_state_is_refused_with_a_sentence(tmp_path: Path) -> None:
     state, _ = opened(path)
     state.close()
     with pytest.raises(StateError, match="is of channel 'room' and sender 'alice'"):
-        State(state_url(path), Identity("room", "bob")).open()
+        State(StatePlace.of(path), Identity("room", "bob")).open()
 
 
 @pytest.mark.parametrize("where", ["sqlite:////no/such/folder/x.db", "nonsense://x", "http://"])
 def test_a_state_that_cannot_be_opened_is_named(where: str) -> None:
     with pytest.raises(StateError, match="The state"):
-        State(state_url(where), WHO).open()
+        State(StatePlace.of(where), WHO).open()
 
 
 def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:
@@ -288,7 +287,7 @@ def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_password_is_never_shown() -> None:
-    state = State(state_url("postgresql+psycopg://me:secret@127.0.0.1:1/x"), WHO)
+    state = State(StatePlace.of("postgresql+psycopg://me:secret@127.0.0.1:1/x"), WHO)
     with pytest.raises(StateError) as caught:
         state.open()
     assert "secret" not in str(caught.value)
@@ -342,7 +341,7 @@ def test_a_revived_participant_looks_for_what_is_missing_before_it_gives_up(tmp_
     state.commit(batch)
     state.close()
     later_ms = START_NS // NS_PER_MS + 3_600_000
-    again = State(state_url(tmp_path / "state"), WHO)
+    again = State(StatePlace.of(tmp_path / "state"), WHO)
     core = revive(again, config, later_ms, Random(1)).core
     lost = [
         now_ms - later_ms

@@ -27,7 +27,7 @@ from store.db.bulk import (
     in_order,
     message_blocks,
 )
-from storenode.message.validate import Policy, admit
+from store.messages.validate import Policy, admit
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 
 DAYS = 30

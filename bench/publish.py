@@ -49,7 +49,7 @@ from store.db.bulk import (
     in_order,
     message_blocks,
 )
-from storenode.message.validate import Policy, admit
+from store.messages.validate import Policy, admit
 
 ROUNDS = 5
 

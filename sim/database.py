@@ -19,7 +19,7 @@ from sim.limits import NS_PER_MS
 from sim.snapshot import Snapshot
 from sim.tasks import Promise
 from sim.timeline import Timeline
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 
 _T = TypeVar("_T")
 

@@ -35,8 +35,8 @@ from store.domain.sessions import Refusal, Sessions, State
 from store.domain.sessions import Session as Entry
 from store.domain.transfer import Transfer
 from store.domain.transfer_events import Report
+from store.messages.validate import Reason
 from storenode.message.limits import NS_PER_S
-from storenode.message.validate import Reason
 
 _MAX_RECONCILE_NS: Final = 600 * NS_PER_S
 

@@ -14,9 +14,9 @@ from sim.network import Caller
 from sim.process import Handler, Process
 from sim.tasks import Promise, Steps, Task, within
 from store.domain.ports import Source
-from storenode.message.record import RecordBatch
-from storenode.message.transfer import parse
-from storenode.message.validate import Verdict
+from store.messages.record import RecordBatch
+from store.messages.transfer import parse
+from store.messages.validate import Verdict
 
 if TYPE_CHECKING:
     from sim.world import World

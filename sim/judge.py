@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from reconcile.ids import SyncId
 from reconcile.session import Result, Role
 from sim.messages import Message
-from storenode.message.record import RecordBatch
-from storenode.message.transfer import transferred
+from store.messages.record import RecordBatch
+from store.messages.transfer import transferred
 
 if TYPE_CHECKING:
     from sim.database import Database

@@ -18,7 +18,7 @@ from sim.synchronizing import Synchronizer
 from sim.tasks import Cancelled, Steps
 from sim.views import Views
 from store.domain.ports import PeerAddress
-from storenode.message.validate import Policy
+from store.messages.validate import Policy
 
 if TYPE_CHECKING:
     from sim.world import World

@@ -16,7 +16,7 @@ from sim.network import Network
 from sim.scenario import Scenario
 from sim.tasks import Steps, Task, pause
 from sim.timeline import Timeline
-from storenode.message.validate import Policy
+from store.messages.validate import Policy
 
 if TYPE_CHECKING:
     from sim.node import Node

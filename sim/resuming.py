@@ -35,9 +35,9 @@ from store.domain.resume import (
     Tick,
     WakeAt,
 )
-from storenode.message.cursor import ScanCursor
-from storenode.message.transfer import parse, transferred
-from storenode.message.validate import Verdict
+from store.messages.cursor import ScanCursor
+from store.messages.transfer import parse, transferred
+from store.messages.validate import Verdict
 
 SCAN: Final = "Scan"
 

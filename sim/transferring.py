@@ -35,7 +35,7 @@ from store.domain.transfer_events import (
     Ticked,
 )
 from store.domain.transfer_events import Ended as Over
-from storenode.message.transfer import parse, transfer_frame, transferred
+from store.messages.transfer import parse, transfer_frame, transferred
 
 _TICK_NS: Final = NS_PER_S
 

@@ -32,8 +32,8 @@ from sim.scenario import Scenario
 from sim.tasks import Promise, Steps, pause
 from sim.timeline import Timeline
 from sim.trace import Trace
-from storenode.message.transfer import parse
-from storenode.message.validate import Policy, admit
+from store.messages.transfer import parse
+from store.messages.validate import Policy, admit
 
 _LONGEST_REST_NS: Final = 400 * NS_PER_S
 _TOPICS: Final = ("/sim/1/a/proto", "/sim/1/b/proto", "/sim/1/c/proto")

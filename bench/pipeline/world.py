@@ -25,7 +25,7 @@ from store.db.writer import DatabaseWriter
 from store.domain.door import Door
 from store.domain.ports import Source
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
-from storenode.message.validate import Policy
+from store.messages.validate import Policy
 from storenode.message.varint import delimited, varint
 from storenode.sds import codec
 

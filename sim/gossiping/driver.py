@@ -23,7 +23,7 @@ from sim.timeline import Timer
 from store.domain.ports import PeerAddress, Source
 from store.gossip import events as ge
 from store.gossip.machine import Gossip
-from storenode.message.transfer import parse, transferred
+from store.messages.transfer import parse, transferred
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld

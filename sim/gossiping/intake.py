@@ -5,7 +5,7 @@ from __future__ import annotations
 from sim.gossiping.driver import Gossiping
 from sim.intake import Intake
 from sim.tasks import Steps
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 
 
 class GossipIntake(Intake):

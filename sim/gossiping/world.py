@@ -30,8 +30,8 @@ from store.gossip.config import GossipConfig
 from store.gossip.events import GraphEvent, What
 from store.gossip.graph import graph_events
 from store.gossip.machine import Gossip
-from storenode.message.transfer import parse
-from storenode.message.validate import Policy
+from store.messages.transfer import parse
+from store.messages.validate import Policy
 from storenode.sds.codec import encode
 
 _CHANNEL = "channel"

@@ -18,8 +18,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from store.db.pool import Connection
 from store.db.schema import HASH_KEY_BYTES
+from store.messages.record import COLUMNS, RecordBatch
 from storenode.message.limits import HASH_BYTES, TOPIC_KEY_BYTES
-from storenode.message.record import COLUMNS, RecordBatch
 
 FEWEST_COPIED: Final = 100
 """Below so many messages an insert is quicker: it has one statement where COPY has two."""

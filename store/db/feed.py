@@ -41,7 +41,7 @@ from store.domain.ports import (
     FollowRequest,
     StoreUnavailable,
 )
-from storenode.message.cursor import MAX_POSITION, FollowCursor
+from store.messages.cursor import MAX_POSITION, FollowCursor
 from storenode.message.limits import MAX_MESSAGE_BYTES
 
 POLL_S: Final = 1.0

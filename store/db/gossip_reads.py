@@ -21,11 +21,10 @@ from store.db.transfer_reads import TransferReader
 from store.domain.ports import SyncId
 from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
+from store.messages.record import RecordBatch, index_batch
+from store.messages.transfer import transferred
+from store.messages.validate import Policy, admit_encoded
 from storenode.message.limits import MAX_TIMESTAMP_NS
-from storenode.message.record import RecordBatch
-from storenode.message.transfer import transferred
-from storenode.message.validate import Policy, admit_encoded
-from storenode.sds.codec import index_batch
 
 MAX_RECENT_BYTES: Final = 32 * 1024 * 1024
 """Messages that are kept in memory after their commit, for peers that want them; with what Python

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from reconcile.ids import SyncIds
+from store.messages.record import RecordBatch
 from storenode.message.limits import HASH_BYTES
-from storenode.message.record import RecordBatch
 
 MAX_HANDED_IDS: Final = 65_536
 """IDs that wait here; the oldest batches are dropped, and can be read from the database."""

@@ -308,7 +308,7 @@ async def _read_at(
 
 
 def _split(joined: bytes) -> list[_Row]:
-    """Take messages that came as `_JOINED` apart; a frame begins as `message.record` says."""
+    """Take messages that came as `_JOINED` apart; a frame begins as `messages.record` says."""
     rows: list[_Row] = []
     at, unpack = 0, _TIMESTAMP.unpack_from
     while at < len(joined):

@@ -19,9 +19,9 @@ from store.db.bulk import copy_new
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
 from store.domain.ports import Source
+from store.messages.record import RecordBatch
 from storenode.message.limits import HASH_BYTES
-from storenode.message.record import RecordBatch, SdsMetadata
-from storenode.sds.codec import sds_key
+from storenode.sds.codec import SdsMetadata, sds_key
 
 MAX_LISTED_TOPICS: Final = 64
 """A commit lists its topics up to this many, so that followers can pass over it unread."""

@@ -9,7 +9,7 @@ from typing import Final
 from store.domain.claims import Found
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import HistoryEntry, SdsPage
-from storenode.message.frames import sds_stored_message
+from store.messages.frames import sds_stored_message
 from storenode.message.limits import HASH_BYTES
 
 HANDY_PAGE_BYTES: Final = 1024 * 1024

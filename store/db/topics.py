@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Final
 
 from store.db.partitions import PartitionMap
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 
 MAX_REMEMBERED: Final = 65_536
 

@@ -16,7 +16,7 @@ from store.db.insert import Inserted
 from store.db.pool import Connection
 from store.db.unread import MAX_UNREAD_EVENTS, UnreadEvents, Wanted, track
 from store.domain.ports import Source
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 
 MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
 """Messages that are kept until their commit is seen; the oldest batches make room, and are read

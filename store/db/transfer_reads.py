@@ -17,7 +17,7 @@ from store.db.hashes import position_parameters
 from store.db.pool import Connection, Database
 from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.select import FRAME, MESSAGE_AT
-from storenode.message.transfer import transferred
+from store.messages.transfer import transferred
 
 MAX_LOADED_IDS: Final = 4_096
 """IDs of one statement that reads messages."""

@@ -39,7 +39,7 @@ from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.topics import KnownTopics
 from store.db.tracking import Tracking, Written
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing, Wait

@@ -9,9 +9,9 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Final
 
+from store.messages.unframe import FrameError, Unframed, unframe
 from storenode.message.hashing import message_hash
 from storenode.message.topics import topic_key
-from storenode.message.unframe import FrameError, Unframed, unframe
 from storenode.sds.codec import decode, sds_key
 from storenode.sds.limits import SDS_KEY_BYTES
 

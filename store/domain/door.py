@@ -29,9 +29,8 @@ from typing import Any, Final, NamedTuple
 
 from store.domain.access import Client
 from store.domain.ports import Ephemeral, Source, TopicRights
-from storenode.message.record import COLUMNS, RecordBatch
-from storenode.message.validate import Admission, Policy, Verdict, admit, admit_encoded
-from storenode.sds.codec import index_batch
+from store.messages.record import COLUMNS, RecordBatch, index_batch
+from store.messages.validate import Admission, Policy, Verdict, admit, admit_encoded
 
 OUTSIDE_TOPICS: Final = "outside_topics"
 """Label of messages on topics that the client may not publish to."""

@@ -25,7 +25,7 @@ from typing import Final
 
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import Ephemeral, TopicFilter
-from storenode.message.frames import presences
+from store.messages.frames import presences
 from storenode.message.topics import topic_key
 
 MAX_QUEUED_BYTES: Final = DEFAULT_PAGE_BYTES

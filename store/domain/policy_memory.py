@@ -28,8 +28,8 @@ from reconcile.ids import SyncIds
 from store.domain.door import EPHEMERAL, OUTSIDE_TOPICS
 from store.domain.id_lookup import hash_column
 from store.domain.transfer_limits import MAX_REMEMBERED, REMEMBERED_NS
+from store.messages.validate import Reason
 from storenode.message.limits import NS_PER_S
-from storenode.message.validate import Reason
 
 POLICY_LABELS: Final = frozenset(map(str, Reason)) | {EPHEMERAL, OUTSIDE_TOPICS}
 """The labels by which a node's rules refuse."""

@@ -1,7 +1,7 @@
 """What the edges offer each other: the node's services as protocols and plain data.
 
 ``store.rpc`` consumes these, ``store.db`` implements them, ``store.runtime`` joins the two. Nothing
-here knows of gRPC or Postgres. Message bytes travel as *frames* (see ``message.record``): field 1
+here knows of gRPC or Postgres. Message bytes travel as *frames* (see ``messages.record``): field 1
 of a page, holding one ``WakuMessageKeyValue``, spliced and never decoded.
 
 Errors that any method may raise: :class:`StoreUnavailable` (the database cannot be reached now;
@@ -16,9 +16,9 @@ from enum import StrEnum
 from typing import Protocol
 
 from reconcile.ids import SyncIds
-from storenode.message.cursor import FollowCursor
+from store.messages.cursor import FollowCursor
+from store.messages.record import RecordBatch
 from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
-from storenode.message.record import RecordBatch
 
 
 class StoreUnavailable(Exception):

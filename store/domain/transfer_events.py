@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from reconcile.ids import SyncIds
 from store.domain.door import Published
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A ``TransferFrame``: see `storenode.message.transfer.transfer_frame`."""
+    """A ``TransferFrame``: see `store.messages.transfer.transfer_frame`."""
 
     session_id: str
     messages: Sequence[bytes] = ()

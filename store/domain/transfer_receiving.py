@@ -40,8 +40,8 @@ from store.domain.transfer_events import (
 )
 from store.domain.transfer_limits import MAX_DETAILED_REFUSALS, TransferLimits
 from store.domain.transfer_sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFault, shorten
+from store.messages.validate import Verdict
 from storenode.message.limits import HASH_BYTES
-from storenode.message.validate import Verdict
 
 _EXPECTED: Final = 0
 _PENDING: Final = 1

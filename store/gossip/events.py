@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 
 # Frames
 

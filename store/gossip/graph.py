@@ -18,8 +18,8 @@ from sortedcontainers import SortedDict
 
 from store.gossip.events import GraphEvent, SyncLeaves
 from store.gossip.limits import MAX_PARENTS
+from store.messages.record import RecordBatch
 from storenode.message.limits import HASH_BYTES
-from storenode.message.record import RecordBatch
 
 _EDGES_PER_EVENT: Final = 4
 

@@ -1,6 +1,6 @@
 """Rows of the view `export_messages` as columns, many at a time.
 
-A *tail* is what follows the payload in a stored frame (`storenode.message.record`)::
+A *tail* is what follows the payload in a stored frame (`store.messages.record`)::
 
     12 len content topic  [18 version]  50 time  [5A len meta]  [AA 01 len proof]  [F8 01 bool]
     1A len pubsub topic

@@ -23,10 +23,10 @@ from store.db.pool import Database, PoolSettings
 from store.db.writer import DatabaseWriter
 from store.domain.door import Door
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.messages.validate import MalformedMessage, Policy, Verdict
 from store.pipeline.encode import COLUMNS, encoded
 from store.pipeline.errors import UNREACHABLE, USAGE, PipelineError
 from store.pipeline.limits import RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
-from storenode.message.validate import MalformedMessage, Policy, Verdict
 
 _NO_LIMIT: Final = 2**31 - 1
 _POOLS: Final = PoolSettings(write_connections=2, read_connections=1, bulk_connections=1)

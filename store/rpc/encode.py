@@ -9,9 +9,9 @@ from store.domain.door import Published
 from store.domain.ports import QueryPage, SdsPage
 from store.domain.query import OK
 from store.domain.unread import Confirmation
-from storenode.message.frames import sds_missing, sds_page
+from store.messages.frames import sds_missing, sds_page
+from store.messages.validate import Verdict
 from storenode.message.limits import HASH_BYTES
-from storenode.message.validate import Verdict
 from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.v1 import store_pb2
 

@@ -11,9 +11,9 @@ from reconcile.errors import MalformedPayload
 from store.domain.ports import CursorOutOfRange, PeerFailed, StoreBusy, StoreUnavailable
 from store.domain.query import LimitError, RequestError
 from store.domain.quota import Exceeded
+from store.messages.cursor import CursorError
 from store.rpc.drain import Draining
 from store.rpc.peer_errors import PeerSilent, ProtocolBroken
-from storenode.message.cursor import CursorError
 
 _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (StoreUnavailable, grpc.StatusCode.UNAVAILABLE),

@@ -19,6 +19,8 @@ from google.protobuf.message import DecodeError
 
 from store.domain.door import Door, Published, tally
 from store.domain.ports import Services, Source
+from store.messages.record import RecordBatch
+from store.messages.validate import MalformedMessage
 from store.observe.metrics import Metrics
 from store.rpc.call import Call, Context, receive, send
 from store.rpc.decode import clip
@@ -32,8 +34,6 @@ from store.rpc.limits import (
     STREAM_WINDOW_REQUESTS,
 )
 from store.rpc.window import Budget
-from storenode.message.record import RecordBatch
-from storenode.message.validate import MalformedMessage
 from storenode.wire.storenode.internal.v1.publish_raw_pb2 import RawPublishRequest
 
 MESSAGES_FIELD: Final = 1

@@ -24,6 +24,8 @@ from store.domain.query import (
     sds_lookup,
     time_range,
 )
+from store.messages.cursor import FollowCursor, ScanCursor
+from store.messages.frames import digests, follow_page, query_response, scan_page
 from store.rpc.call import Call
 from store.rpc.decode import (
     decode,
@@ -36,8 +38,6 @@ from store.rpc.decode import (
 from store.rpc.encode import query_page, sds_response
 from store.rpc.failure import RpcFailure
 from store.rpc.limits import MAX_QUERY_REQUEST_ID_BYTES, MAX_SCAN_PAGE_MESSAGES
-from storenode.message.cursor import FollowCursor, ScanCursor
-from storenode.message.frames import digests, follow_page, query_response, scan_page
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
 

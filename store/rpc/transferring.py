@@ -51,6 +51,7 @@ from store.domain.transfer_events import (
     SendReady,
     Ticked,
 )
+from store.messages.validate import MalformedMessage, Policy
 from store.observe.metrics import Metrics
 from store.rpc.failure import RpcFailure
 from store.rpc.frames import Piece, encode_transfer, no_frame, pieces
@@ -62,7 +63,6 @@ from store.rpc.limits import (
     TRANSFER_TICK_S,
 )
 from store.rpc.streams import FrameStream
-from storenode.message.validate import MalformedMessage, Policy
 
 _SOURCE: Final = Source.TRANSFER.value
 

@@ -27,10 +27,10 @@ from store.domain.ports import (
     Source,
     TopicFilter,
 )
+from store.messages.transfer import TransferError, parse
+from store.messages.validate import Policy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from storenode.message.transfer import TransferError, parse
-from storenode.message.validate import Policy
 
 _LOG = get_logger("store.runtime.fetching")
 _MAX_NOTES: Final = 10

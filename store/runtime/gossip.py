@@ -58,13 +58,13 @@ from store.gossip.events import (
 )
 from store.gossip.limits import CATCH_UP_IDS, DEFAULT_CUT_OFF_NS, MAX_OFFENDERS, MAX_UNREAD
 from store.gossip.machine import Gossip
+from store.messages.validate import Policy
 from store.observe.logging import get_logger
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_link import Link
 from store.runtime.gossip_commits import Commits, restored
 from store.runtime.gossip_work import GossipWork, Notes, Request
 from storenode.message.limits import NS_PER_S
-from storenode.message.validate import Policy
 
 _LOG = get_logger("store.runtime.gossip")
 

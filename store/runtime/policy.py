@@ -7,7 +7,7 @@ from collections.abc import Callable
 from store.config.node import NodeConfig
 from store.domain.limits import RequestLimits
 from store.domain.quota import ClientLimits
-from storenode.message.validate import Policy
+from store.messages.validate import Policy
 
 
 def client_limits(config: NodeConfig) -> ClientLimits:

@@ -44,13 +44,13 @@ from store.domain.resume import (
     Tick,
     WakeAt,
 )
+from store.messages.cursor import CursorError, ScanCursor
+from store.messages.transfer import TransferError, parse
+from store.messages.validate import Policy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.runtime.limits import ONLINE_INTERVAL_S
-from storenode.message.cursor import CursorError, ScanCursor
 from storenode.message.limits import NS_PER_S
-from storenode.message.transfer import TransferError, parse
-from storenode.message.validate import Policy
 
 _LOG = get_logger("store.runtime.resume")
 _CHUNK: Final = 256

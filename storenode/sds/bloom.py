@@ -7,7 +7,7 @@ bytes are 64-bit words, big-endian: position p is bit ``p mod 8`` of byte ``(p d
 Source: SDS, "Participant state"; the layout is that of the published implementations.
 """
 
-import sys
+import struct
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -135,7 +135,7 @@ class RollingFilter:
 
     def pairs(self) -> bytes:
         """What the filter is made of, oldest first: 8 bytes per ID, big-endian."""
-        return _big_endian(self._pairs).tobytes()
+        return struct.pack(f">{len(self._pairs)}Q", *self._pairs)
 
     @classmethod
     def from_pairs(cls, shape: FilterShape, pairs: bytes) -> Self:
@@ -144,10 +144,11 @@ class RollingFilter:
         Raises:
             ValueError: there are more than the capacity, or one lies outside the filter.
         """
-        values = _big_endian(array("Q", pairs))
+        count, rest = divmod(len(pairs), 8)
+        values = array("Q", struct.unpack(f">{count}Q", pairs[: 8 * count]))
         bits = shape.bits
         outside = any(pair >> 32 >= bits or pair & _LOW >= bits for pair in values)
-        if len(values) > shape.capacity or outside:
+        if rest or count > shape.capacity or outside:
             raise ValueError("the filter in this snapshot is of another shape than the channel's")
         found = cls(shape)
         found._pairs = values
@@ -171,14 +172,6 @@ class RollingFilter:
             position += step
             if position >= size:
                 position -= size
-
-
-def _big_endian(pairs: "array[int]") -> "array[int]":
-    """A copy whose bytes, as this machine stores them, are big-endian; its own inverse."""
-    copy = pairs[:]
-    if sys.byteorder == "little":
-        copy.byteswap()
-    return copy
 
 
 def filter_of(shape: FilterShape, message_ids: Iterable[str]) -> bytes:

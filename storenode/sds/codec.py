@@ -15,17 +15,17 @@ instead of calling the history complete. The size of the message bounds it.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
 from google.protobuf.message import DecodeError, Message
 
-from storenode.message.record import RecordBatch, SdsMetadata
 from storenode.sds.limits import MAX_HISTORY_ENTRIES, MAX_ID_BYTES, SDS_KEY_BYTES
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.internal.v1 import sds_raw_pb2
 
-__all__ = ["SdsMetadata", "decode", "encode", "index_batch", "sds_key"]
+__all__ = ["SdsMetadata", "decode", "encode", "sds_key"]
 
 _Parents = list[tuple[bytes, bytes | None]]
 
@@ -35,6 +35,22 @@ _SHORT_TAGS: Final = (0x0A, 0x12, 0x1A, 0x50, 0x5A, 0x62, 0x6A)
 _FIRST_BYTES: Final = frozenset((*_SHORT_TAGS, *(tag | 0x80 for tag in _SHORT_TAGS), 0xA2))
 _ENTRY_FIRST_BYTES: Final = frozenset((0x0A, 0x12, 0x1A, 0x8A, 0x92, 0x9A))
 """The same of a `HistoryEntry`. IDs of the older revision are text, which rarely begins so."""
+
+
+@dataclass(slots=True)
+class SdsMetadata:
+    """What a payload claims as an SDS message; every field is the publisher's word only.
+
+    IDs are UTF-8 and may hold NUL. ``parents`` are (message ID, retrieval hint or ``None``) in
+    the order of the causal history, as claimed: repeats, cycles, IDs of any length and hints of
+    any size included. ``lamport`` is an unsigned 64-bit number.
+    """
+
+    channel_id: bytes
+    message_id: bytes
+    lamport: int | None
+    sender_id: bytes
+    parents: list[tuple[bytes, bytes | None]]
 
 
 def decode(payload: bytes) -> SdsMetadata | None:
@@ -56,17 +72,6 @@ def decode(payload: bytes) -> SdsMetadata | None:
     if message.ByteSize() != len(payload) or not all(parent for parent, _ in parents):
         return _decode_entry_by_entry(payload)
     return _metadata(message, parents)
-
-
-def index_batch(batch: RecordBatch) -> None:
-    """Fill the SDS columns of a batch from its payloads, replacing what they hold."""
-    index, found = [], []
-    for position, payload in enumerate(batch.payloads):
-        metadata = decode(payload)
-        if metadata is not None:
-            index.append(position)
-            found.append(metadata)
-    batch.sds_index, batch.sds = index, found
 
 
 def sds_key(channel_id: bytes, message_id: bytes) -> bytes:

@@ -19,8 +19,8 @@ from store.db.writer import DatabaseWriter
 from store.domain.ports import FollowRequest, Source, TopicFilter
 from store.domain.retention import RetentionPolicy
 from store.domain.retention_clock import MAX_DOUBT_NS
+from store.messages.validate import Policy, admit
 from storenode.client.messages import hash_of, new_message
-from storenode.message.validate import Policy, admit
 from storenode.wire.storenode.v1.store_pb2 import FollowPage
 from tests.faults.processes import logged
 from tests.support.acknowledged import PUBSUB, TOPICS

@@ -14,9 +14,9 @@ from store.db.pool import Database, PoolSettings
 from store.db.writer import DatabaseWriter
 from store.domain.door import Door
 from store.domain.ports import Source, StoreUnavailable
+from store.messages.record import RecordBatch
+from store.messages.validate import Policy
 from storenode.client.messages import new_message
-from storenode.message.record import RecordBatch
-from storenode.message.validate import Policy
 from tests.faults.processes import until
 from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.cluster import ClusterServer

@@ -1,7 +1,7 @@
 import pytest
 
+from store.messages.validate import Policy, Verdict, admit
 from storenode.message.hashing import message_hash
-from storenode.message.validate import Policy, Verdict, admit
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.interop.vectors import Case, case_name, hex_or_none, int_or_none, load
 

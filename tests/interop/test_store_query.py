@@ -3,7 +3,7 @@ from collections.abc import Iterable
 import pytest
 from google.protobuf.message import DecodeError, Message
 
-from storenode.message import frames
+from store.messages import frames
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
 from tests.interop.vectors import Case, case_name, load

@@ -1,7 +1,7 @@
 import pytest
 from google.protobuf.message import DecodeError
 
-from storenode.message.validate import Policy, Verdict, admit
+from store.messages.validate import Policy, Verdict, admit
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.interop.vectors import Case, case_name, int_or_none, load

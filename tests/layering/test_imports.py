@@ -16,9 +16,9 @@ from tests.layering.rooms import (
 from tests.layering.sources import ROOT, Module, calls_of, imports_of, modules, room_of
 
 WIRE_USERS = {
+    "store.messages",
     "store.rpc",
     "storenode.client",
-    "storenode.message",
     "storenode.sds",
     "storenode.sds.aio",
     "storenode.wire",
@@ -142,7 +142,7 @@ def test_no_file_is_too_long() -> None:
         ("store.domain.door", "from storenode.wire.sds.v1 import message_pb2"),
         ("store.runtime.node", "from store.cli import main"),
         ("storenode.sds.codec", "import store"),
-        ("storenode.message.record", "from storenode.sds import codec"),
+        ("storenode.message.hashing", "from storenode.sds import codec"),
         ("storenode.cli.main", "import migrations"),
         ("elsewhere.module", "import json"),
     ],

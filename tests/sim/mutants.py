@@ -24,7 +24,7 @@ from store.domain.sessions import Session as Entry
 from store.domain.sessions import Sessions
 from store.domain.transfer import Transfer
 from store.domain.transfer_events import Effect, Input, Persist, Persisted
-from storenode.message.validate import Verdict
+from store.messages.validate import Verdict
 
 
 class EagerTransfer(Transfer):

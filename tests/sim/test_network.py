@@ -15,9 +15,9 @@ from sim.network import Network
 from sim.tasks import Promise, Steps, Task
 from sim.timeline import Timeline
 from sim.trace import Trace
-from storenode.message.record import RecordBatch
-from storenode.message.transfer import parse
-from storenode.message.validate import Policy, admit
+from store.messages.record import RecordBatch
+from store.messages.transfer import parse
+from store.messages.validate import Policy, admit
 
 WHO = Identity("caller", "store-c")
 RULES = Policy(max_drift_ns=None, publisher=False)

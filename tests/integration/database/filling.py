@@ -8,8 +8,9 @@ from store.db.partitions import PartitionMap
 from store.db.pool import Database
 from store.db.writer import DatabaseWriter
 from store.domain.ports import Source
-from storenode.message.record import RecordBatch
-from storenode.message.validate import Policy, admit
+from store.messages import record
+from store.messages.record import RecordBatch
+from store.messages.validate import Policy, admit
 from storenode.sds import codec
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -49,7 +50,7 @@ def admitted(messages: Sequence[WakuMessageAndTopic], now_ns: int = NOW) -> Reco
     """The batch of messages that all are acceptable."""
     admission = admit(messages, now_ns, ANY_AGE)
     assert admission.rejections == {}
-    codec.index_batch(admission.batch)
+    record.index_batch(admission.batch)
     return admission.batch
 
 

@@ -14,7 +14,7 @@ from store.db.writer import DatabaseWriter
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 from tests.integration.database.filling import admitted, plain, sds
 from tests.integration.database.rows import MONTH_NS, NOW, horizon, opened, values
 

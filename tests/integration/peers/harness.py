@@ -33,6 +33,7 @@ from store.domain.ports import (
 from store.domain.transfer import DEFAULT_LIMITS
 from store.domain.transfer_limits import TransferLimits
 from store.domain.view import Reconcilable
+from store.messages.validate import Policy
 from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
 from store.rpc.context import NodeIdentity, NodeState, PeerRules, RpcContext
@@ -44,7 +45,6 @@ from store.rpc.server import build_handlers
 from store.rpc.tls import TlsFiles
 from store.rpc.transferring import TransferWork
 from storenode.message.hashing import message_hash
-from storenode.message.validate import Policy
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.naive_reconcilable import NaiveReconcilable

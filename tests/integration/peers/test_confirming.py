@@ -15,9 +15,9 @@ from store.db.unread import UnreadEvents
 from store.db.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.unread import Confirmed
+from store.messages.record import RecordBatch
 from store.runtime import confirming
 from store.runtime.confirming import Confirming
-from storenode.message.record import RecordBatch
 from tests.integration.storage.world import DAY, NOW, random_batch
 
 LONG_S = 60.0

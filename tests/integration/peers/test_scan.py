@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed
+from store.messages.cursor import ScanCursor
 from store.rpc import peer_scan
 from storenode.cli.options.types import parse_peer
-from storenode.message.cursor import ScanCursor
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic

@@ -27,7 +27,7 @@ from storenode.sds import codec
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.pipeline.world import HOUR, NOW, more, rows
 from tests.support.audited import Claim, audited
-from tests.unit.message.builders import entry
+from tests.unit.builders import entry
 
 FIRST = NOW - 30 * HOUR
 MINUTE = HOUR // 60

@@ -31,7 +31,7 @@ from tests.integration.pipeline.world import (
     write,
 )
 from tests.support.postgres import PostgresServer
-from tests.unit.message.builders import entry
+from tests.unit.builders import entry
 
 SIZES = (0, 1, 300, MAX_VALUE_BYTES, MAX_VALUE_BYTES + 1, 90_000)
 TIMES = [NOW - 7, NOW - 7, NOW - 7, *range(NOW - 6, NOW)]

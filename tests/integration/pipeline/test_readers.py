@@ -18,7 +18,7 @@ from store.pipeline.reading import MESSAGES, Cut, read_slices
 from store.pipeline.slices import Slice
 from tests.integration.pipeline.world import NOW, TODAY, admitted, sds, write
 from tests.support.postgres import PostgresServer
-from tests.unit.message.builders import entries
+from tests.unit.builders import entries
 
 EVERYTHING = [Slice(0, TODAY, 1), Slice(TODAY, 2**63 - 1, 1)]
 NEWEST = Cut(2**62)

@@ -35,7 +35,7 @@ from tests.integration.pipeline.world import (
     write,
 )
 from tests.support.node import running_node
-from tests.unit.message.builders import entry
+from tests.unit.builders import entry
 
 NO_CREDENTIALS = dict.fromkeys(("token_file", "tls_ca", "tls_cert", "tls_key"))
 

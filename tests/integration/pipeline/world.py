@@ -16,7 +16,7 @@ from storenode.sds import codec
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.database.filling import ANY_AGE, admitted, plain, sds, write
 from tests.integration.database.rows import NOW, TODAY, opened
-from tests.unit.message.builders import entry
+from tests.unit.builders import entry
 
 HOUR = 3_600_000_000_000
 DAY = 24 * HOUR

@@ -13,9 +13,9 @@ import pytest
 import structlog
 from google.protobuf.message import Message
 
+from store.messages.cursor import FollowCursor, ScanCursor
 from store.observe.limits import LOG_BURST_EVENTS, LOG_INTERVAL_S
 from store.observe.logging import configure
-from storenode.message.cursor import FollowCursor, ScanCursor
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.admin_pb2 import GetStatusRequest
 from storenode.wire.storenode.v1.store_pb2 import (

@@ -3,7 +3,7 @@ from uuid import uuid4
 import grpc
 import pytest
 
-from storenode.message.cursor import FollowCursor, ScanCursor
+from store.messages.cursor import FollowCursor, ScanCursor
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,

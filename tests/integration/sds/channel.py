@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from store.db.sds import DatabaseSdsReader
 from store.domain.ports import CausalRequest, HistoryEntry, SdsLookup, SdsPage, TopicFilter
-from storenode.message.frames import sds_page
+from store.messages.frames import sds_page
+from store.messages.record import RecordBatch
 from storenode.message.hashing import message_hash
-from storenode.message.record import RecordBatch
 from storenode.sds.codec import encode
 from storenode.wire.storenode.v1.store_pb2 import CausalHistoryPage, SdsStoredMessage
 from tests.integration.storage.node import Node

@@ -15,7 +15,7 @@ from store.db.sds_frames import MAX_EARLY_BYTES
 from store.db.sds_pages import Pages
 from store.domain.ports import HistoryEntry, SdsPage, StoreBusy, TopicFilter
 from store.domain.retention import RetentionPolicy
-from storenode.message.frames import sds_stored_message
+from store.messages.frames import sds_stored_message
 from tests.integration.sds.channel import OTHER, TOPIC, Channel, look_up, walk_from
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import DAY, NOW

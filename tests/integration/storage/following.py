@@ -10,8 +10,8 @@ from store.db.feed import DatabaseFeed
 from store.db.insert import Inserted, insert, insert_topics, new_token, take_place
 from store.db.topics import KnownTopics
 from store.domain.ports import FollowPage, FollowRequest, Source, TopicFilter
-from storenode.message.cursor import FollowCursor
-from storenode.message.record import RecordBatch
+from store.messages.cursor import FollowCursor
+from store.messages.record import RecordBatch
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import hashes_in
 

@@ -14,7 +14,7 @@ from store.db.reader import DatabaseReader
 from store.db.writer import DatabaseWriter
 from store.domain.hub import Place
 from store.domain.ports import Source
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 from tests.integration.storage.world import DAY, NOW
 
 RETENTION = 30 * DAY

@@ -16,7 +16,7 @@ from store.db.pool import Connection
 from store.db.select import Topics
 from store.domain.hub import Row
 from store.domain.ports import CursorOutOfRange, FollowRequest, TopicFilter
-from storenode.message.cursor import FollowCursor
+from store.messages.cursor import FollowCursor
 from storenode.message.limits import MAX_MESSAGE_BYTES
 from tests.integration.storage.following import (
     TERMINATE_OTHERS,

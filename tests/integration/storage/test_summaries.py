@@ -15,7 +15,7 @@ from store.db.deltas import unpack
 from store.db.fold import Folded, fold, fold_until, is_pending
 from store.db.migrate import upgrade
 from store.db.pool import Connection
-from storenode.message.record import COLUMNS, RecordBatch
+from store.messages.record import COLUMNS, RecordBatch
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.proxy import proxied
 from tests.integration.storage.summaries import MINUTE, assert_folded, assert_true, held

@@ -19,7 +19,7 @@ from store.db.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from store.domain.unread import Confirmed
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 from tests.integration.storage.node import SETTINGS
 from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
 

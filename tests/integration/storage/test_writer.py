@@ -20,7 +20,7 @@ from store.db.insert import Inserted
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
 from store.domain.ports import Source, StoreBusy
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 from storenode.sds.codec import encode, sds_key
 from tests.integration.storage.following import commit_order
 from tests.integration.storage.node import WORKERS, Node

@@ -12,7 +12,7 @@ import pytest
 
 from store.db.pool import PoolSettings
 from store.domain.ports import PageRequest, StoreUnavailable, TopicFilter
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 from tests.integration.storage.following import TERMINATE_OTHERS, commit_order
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.proxy import Proxy, proxied

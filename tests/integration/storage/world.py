@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from store.domain.ports import SyncId, TopicFilter
-from storenode.message.frames import presence
+from store.messages.frames import presence
+from store.messages.record import RecordBatch, index_batch
+from store.messages.validate import Policy, admit
 from storenode.message.limits import NS_PER_S
-from storenode.message.record import RecordBatch
-from storenode.message.validate import Policy, admit
-from storenode.sds.codec import index_batch
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
-from tests.unit.message.builders import entry
+from tests.unit.builders import entry
 
 NOW = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()) * NS_PER_S
 DAY = 86_400 * NS_PER_S

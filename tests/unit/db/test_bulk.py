@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.db.bulk import hash_blocks, in_order
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch
 
 HASHES = st.lists(st.binary(min_size=32, max_size=32), max_size=20, unique=True)
 TIMES = st.lists(st.integers(1, 3), min_size=20, max_size=20)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.domain.audit import Fault, StoredMessage, audit, sds_row
-from storenode.message.record import RecordBatch
-from storenode.message.unframe import FrameError, unframe
-from storenode.message.validate import Policy, admit
+from store.messages.record import RecordBatch
+from store.messages.unframe import FrameError, unframe
+from store.messages.validate import Policy, admit
 from storenode.sds import codec
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic

@@ -8,8 +8,9 @@ from store.domain.access import Client, Right
 from store.domain.door import Door, Published, tally
 from store.domain.ports import Source, TopicRights
 from store.domain.quota import ClientLimits
+from store.messages import record
+from store.messages.validate import Policy, Verdict, admit
 from storenode.message.hashing import message_hash
-from storenode.message.validate import Policy, Verdict, admit
 from storenode.sds import codec
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -68,7 +69,7 @@ def test_without_restrictions_it_is_what_admission_says(
     messages: list[WakuMessageAndTopic], chunk: int
 ) -> None:
     whole = admit(messages, NOW_NS, POLICY)
-    codec.index_batch(whole.batch)
+    record.index_batch(whole.batch)
     found = publish(messages, ANYWHERE, chunk)
     assert found.batch == whole.batch
     assert found.verdicts == whole.verdicts

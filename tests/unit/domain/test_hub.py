@@ -19,7 +19,7 @@ from store.domain.hub import (
     Subscriber,
 )
 from store.domain.ports import Ephemeral, TopicFilter, TopicRights
-from storenode.message.frames import presence
+from store.messages.frames import presence
 from storenode.message.topics import topic_key
 
 PUBSUB = "/waku/2/rs/1/0"

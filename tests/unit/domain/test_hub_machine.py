@@ -26,7 +26,7 @@ from store.domain.hub import (
     Subscriber,
 )
 from store.domain.ports import Ephemeral, TopicFilter, TopicRights
-from storenode.message.frames import presence
+from store.messages.frames import presence
 from storenode.message.topics import topic_key
 
 PUBSUBS = ("/waku/2/rs/1/0", "/waku/2/rs/1/1")

@@ -29,7 +29,8 @@ from store.domain.transfer_events import (
     Ticked,
 )
 from store.domain.transfer_limits import TransferLimits
-from storenode.message.validate import Policy, admit
+from store.messages.validate import Policy, admit
+from tests.unit.builders import NOW_NS, entry
 from tests.unit.domain.transfer_world import (
     POLICY,
     SESSION,
@@ -44,7 +45,6 @@ from tests.unit.domain.transfer_world import (
     sent_form,
     store_of,
 )
-from tests.unit.message.builders import NOW_NS, entry
 
 NS_PER_S = 10**9
 

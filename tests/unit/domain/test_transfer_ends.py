@@ -18,7 +18,8 @@ from store.domain.transfer_limits import (
     TOTAL_NS,
     TransferLimits,
 )
-from storenode.message.validate import Reason
+from store.messages.validate import Reason
+from tests.unit.builders import NOW_NS
 from tests.unit.domain.transfer_world import (
     SMALL,
     Node,
@@ -31,7 +32,6 @@ from tests.unit.domain.transfer_world import (
     sent_form,
     store_of,
 )
-from tests.unit.message.builders import NOW_NS
 
 NS_PER_S = 10**9
 PEER = store_of(messages(2_000))

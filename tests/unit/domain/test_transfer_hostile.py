@@ -32,11 +32,12 @@ from store.domain.transfer_events import (
     Ticked,
 )
 from store.domain.transfer_limits import SILENCE_NS
+from store.messages.record import RecordBatch
+from store.messages.validate import Policy, Verdict
 from storenode.message.hashing import message_hash
-from storenode.message.record import RecordBatch
-from storenode.message.validate import Policy, Verdict
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.unit.builders import CONTENT, NOW_NS, PUBSUB, entry
 from tests.unit.domain.transfer_world import (
     POLICY,
     SESSION,
@@ -50,7 +51,6 @@ from tests.unit.domain.transfer_world import (
     sent_form,
     store_of,
 )
-from tests.unit.message.builders import CONTENT, NOW_NS, PUBSUB, entry
 
 PEER = store_of(messages(6))
 """What the peer holds; the first ones are what a session has found missing."""

@@ -36,11 +36,11 @@ from store.domain.transfer_events import (
     SendReady,
 )
 from store.domain.transfer_limits import TransferLimits
-from storenode.message.record import RecordBatch
-from storenode.message.transfer import transfer_frame, transferred
-from storenode.message.validate import Policy, admit
+from store.messages.record import RecordBatch
+from store.messages.transfer import transfer_frame, transferred
+from store.messages.validate import Policy, admit
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
-from tests.unit.message.builders import NOW_NS, entry
+from tests.unit.builders import NOW_NS, entry
 
 POLICY = Policy(max_drift_ns=20 * 10**9)
 SESSION = "0123456789abcdef" * 2

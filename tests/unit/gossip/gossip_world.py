@@ -37,7 +37,8 @@ from store.gossip.events import (
     What,
 )
 from store.gossip.machine import Gossip
-from storenode.message.record import RecordBatch, SdsMetadata
+from store.messages.record import RecordBatch
+from storenode.sds.codec import SdsMetadata
 
 _E = TypeVar("_E", bound=Effect)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storenode.message.hashing import message_hash
-from tests.unit.message.builders import utf8_text
+from tests.unit.builders import utf8_text
 
 
 @given(

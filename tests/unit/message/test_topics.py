@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storenode.message.topics import parse_shard, topic_key
-from tests.unit.message.builders import utf8_text
+from tests.unit.builders import utf8_text
 
 
 @given(st.integers(0, 0xFFFF), st.integers(0, 0xFFFF))

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from store.domain.door import Published, Refusal
 from store.domain.ports import HistoryEntry, QueryPage, SdsPage
 from store.domain.unread import Confirmation, NoConfirmations
+from store.messages.frames import presences, sds_stored_message
+from store.messages.validate import Verdict
 from store.rpc.encode import publish_response, query_page, sds_response
-from storenode.message.frames import presences, sds_stored_message
 from storenode.message.hashing import message_hash
-from storenode.message.validate import Verdict
 from storenode.wire.storenode.v1.store_pb2 import PublishResponse, PublishResult, SdsMessagesPage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
 

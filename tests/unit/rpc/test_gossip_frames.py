@@ -12,12 +12,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from store.domain.door import Door
 from store.domain.ports import Source
 from store.gossip.events import Bodies, Events, FrameOut, GetEvents, Inventory, SyncLeaves
+from store.messages.validate import Policy
 from store.observe.limits import MAX_FRAME_TRACES
 from store.observe.tracing import FrameTrace, Tracing
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from storenode.client.messages import hash_of, new_message
-from storenode.message.validate import Policy
 from storenode.wire.storenode.v1 import peer_pb2
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 

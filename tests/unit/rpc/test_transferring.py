@@ -10,9 +10,9 @@ from reconcile.ids import SyncIds
 from store.domain.policy_memory import PolicyMemory
 from store.domain.ports import SyncObserver, TransferReads, Writer
 from store.domain.transfer import Transfer
+from store.messages.validate import Policy
 from store.observe.metrics import Metrics
 from store.rpc.transferring import TransferWork, transfer
-from storenode.message.validate import Policy
 
 
 class Deaf:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from storenode.message.record import RecordBatch
+from store.messages.record import RecordBatch, index_batch
 from storenode.message.varint import delimited, varint
-from storenode.sds.codec import SdsMetadata, decode, encode, index_batch, sds_key
+from storenode.sds.codec import SdsMetadata, decode, encode, sds_key
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry, Message
 from tests.unit.sds.oracle import read
 

@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from storenode.message.limits import HASH_BYTES, MAX_CACHED_LAYOUTS, TOPIC_KEY_BYTES
 from storenode.message.varint import delimited, varint
+from storenode.sds.codec import SdsMetadata, decode
 
 _TAG_MESSAGE = b"\x12"
 _TAG_PUBSUB_TOPIC = b"\x1a"
@@ -24,22 +25,6 @@ _HASH_FIELD_BYTES = 2 + HASH_BYTES
 
 COLUMNS = ("timestamps", "hashes", "topic_keys", "heads", "payloads", "tails")
 """The columns of `RecordBatch` that have an entry for each message."""
-
-
-@dataclass(slots=True)
-class SdsMetadata:
-    """What a payload claims as an SDS message; every field is the publisher's word only.
-
-    IDs are UTF-8 and may hold NUL. ``parents`` are (message ID, retrieval hint or ``None``) in
-    the order of the causal history, as claimed: repeats, cycles, IDs of any length and hints of
-    any size included. ``lamport`` is an unsigned 64-bit number.
-    """
-
-    channel_id: bytes
-    message_id: bytes
-    lamport: int | None
-    sender_id: bytes
-    parents: list[tuple[bytes, bytes | None]]
 
 
 @dataclass(slots=True)
@@ -123,6 +108,17 @@ class RecordBatch:
             raise ValueError("the SDS columns of the batch differ in length")
         if sorted(set(index)) != index or (index and not 0 <= index[0] <= index[-1] < len(self)):
             raise ValueError("the SDS positions of the batch are not ascending or not in it")
+
+
+def index_batch(batch: RecordBatch) -> None:
+    """Fill the SDS columns of a batch from its payloads, replacing what they hold."""
+    index, found = [], []
+    for position, payload in enumerate(batch.payloads):
+        metadata = decode(payload)
+        if metadata is not None:
+            index.append(position)
+            found.append(metadata)
+    batch.sds_index, batch.sds = index, found
 
 
 def pubsub_suffix(pubsub_topic: bytes) -> bytes:

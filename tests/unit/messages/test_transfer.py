@@ -2,11 +2,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from storenode.message.transfer import TransferError, parse, transfer_frame, transferred
-from storenode.message.validate import Policy, admit
+from store.messages.transfer import TransferError, parse, transfer_frame, transferred
+from store.messages.validate import Policy, admit
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.unit.message.builders import NOW_NS, entries, entry, hashes, utf8_text
+from tests.unit.builders import NOW_NS, entries, entry, hashes, utf8_text
 
 POLICY = Policy(max_drift_ns=10**10, publisher=False)
 

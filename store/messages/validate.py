@@ -27,6 +27,8 @@ from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from store.messages.record import RecordBatch, frame_layout, pubsub_suffix, split_frame
+from store.messages.shapes import LEAD_BYTES, TIME_BYTES, read_lead, read_names, read_times
 from storenode.message.hashing import message_hash, pack_timestamp
 from storenode.message.limits import (
     MAX_CACHED_TOPICS,
@@ -38,8 +40,6 @@ from storenode.message.limits import (
     NS_PER_S,
     UNCHECKED_DRIFT_NS,
 )
-from storenode.message.record import RecordBatch, frame_layout, pubsub_suffix, split_frame
-from storenode.message.shapes import LEAD_BYTES, TIME_BYTES, read_lead, read_names, read_times
 from storenode.message.topics import parse_shard, topic_key
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -86,7 +86,7 @@ class Rejection(NamedTuple):
 class Ephemeral(NamedTuple):
     """A message that is handed to live followers and never stored.
 
-    ``names`` are its pubsub and content topic; ``frame`` is laid out as in `message.record`.
+    ``names`` are its pubsub and content topic; ``frame`` is laid out as in `messages.record`.
     """
 
     names: tuple[str, str]
@@ -178,7 +178,7 @@ _Recognized = tuple[_Topic, bytes, bytes, _Layout]
 """A message that need not be decoded: topic, payload, tail, layout of its head."""
 
 _Shape = tuple[int, int, int, int, _Layout]
-"""Where payload, ``before``, time and ``after`` begin (`message.shapes`), and the layout."""
+"""Where payload, ``before``, time and ``after`` begin (`messages.shapes`), and the layout."""
 
 _NO_TOPIC = _Topic(None, b"", b"", b"", b"", ("", ""))
 _UNRECOGNIZED: _Recognized = (_NO_TOPIC, b"", b"", (b"", b""))

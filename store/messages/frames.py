@@ -1,6 +1,6 @@
 """Responses spliced together from stored frames, without decoding them.
 
-A frame is one entry of a repeated field 1 (see `message.record`), so pages whose messages are
+A frame is one entry of a repeated field 1 (see `messages.record`), so pages whose messages are
 field 1 take frames as they are; elsewhere only the first byte, the tag, is replaced.
 """
 

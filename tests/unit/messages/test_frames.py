@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storenode.message import frames
+from store.messages import frames
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import (
     CausalHistoryPage,
@@ -12,7 +12,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
 )
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
-from tests.unit.message.builders import hashes, utf8_text
+from tests.unit.builders import hashes, utf8_text
 
 key_values = st.builds(
     WakuMessageKeyValue,

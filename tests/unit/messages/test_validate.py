@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storenode.message.hashing import message_hash
-from storenode.message.limits import MAX_CACHED_TOPICS, MAX_TIMESTAMP_NS
-from storenode.message.topics import topic_key
-from storenode.message.validate import (
+from store.messages.validate import (
     Admission,
     Policy,
     Reason,
@@ -18,8 +15,11 @@ from storenode.message.validate import (
     admit,
     admit_encoded,
 )
+from storenode.message.hashing import message_hash
+from storenode.message.limits import MAX_CACHED_TOPICS, MAX_TIMESTAMP_NS
+from storenode.message.topics import topic_key
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.unit.message.builders import CONTENT, NOW_NS, PUBSUB, entries, entry
+from tests.unit.builders import CONTENT, NOW_NS, PUBSUB, entries, entry
 
 SECOND_NS = 1_000_000_000
 DAY_NS = 86_400 * SECOND_NS

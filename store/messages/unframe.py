@@ -1,10 +1,10 @@
-"""Reading a stored frame back into the fields of its message: the inverse of `message.record`."""
+"""Reading a stored frame back into the fields of its message: the inverse of `messages.record`."""
 
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from storenode.message.record import pubsub_suffix, split_frame
+from store.messages.record import pubsub_suffix, split_frame
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 
 _TAG = 0x0A
@@ -33,7 +33,7 @@ class Unframed:
 def unframe(head: bytes, payload: bytes, tail: bytes) -> Unframed:
     """Read the frame that the three parts join to.
 
-    The parts must be exactly what `message.record.split_frame` makes of the same message: laid out
+    The parts must be exactly what `messages.record.split_frame` makes of the same message: laid out
     around the payload, fields in ascending order, no unknown ones.
 
     Raises:

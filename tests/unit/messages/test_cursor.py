@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storenode.message.cursor import CursorError, FollowCursor, ScanCursor
-from tests.unit.message.builders import hashes, timestamps
+from store.messages.cursor import CursorError, FollowCursor, ScanCursor
+from tests.unit.builders import hashes, timestamps
 
 STORE_ID = bytes(range(16))
 HASH = b"h" * 32

@@ -7,12 +7,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from storenode.message import validate
-from storenode.message.shapes import TIME_BYTES, read_lead, read_names, read_times
-from storenode.message.validate import MalformedMessage, Policy, Verdict, admit, admit_encoded
+from store.messages import validate
+from store.messages.shapes import TIME_BYTES, read_lead, read_names, read_times
+from store.messages.validate import MalformedMessage, Policy, Verdict, admit, admit_encoded
 from storenode.message.varint import delimited, varint
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
-from tests.unit.message.builders import CONTENT, NOW_NS, PUBSUB, entries, entry
+from tests.unit.builders import CONTENT, NOW_NS, PUBSUB, entries, entry
 
 POLICY = Policy(max_drift_ns=20 * 10**9)
 USUAL = entry(b"x" * 200).SerializeToString()

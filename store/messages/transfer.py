@@ -1,12 +1,12 @@
 """Messages between stores: ``WakuMessageAndTopic`` and ``TransferFrame`` from stored bytes.
 
-A frame that is stored (see `message.record`) has the same two fields under other numbers, after
+A frame that is stored (see `messages.record`) has the same two fields under other numbers, after
 the hash, which is not sent: its receiver computes it anew::
 
     0A len( 0A 20 hash  12 len(message)  1A len(pubsub topic) )     stored
                         0A len(message)  12 len(pubsub topic)       sent
 
-The way back is the door (`storenode.message.validate.admit`), which decodes, judges and lays out.
+The way back is the door (`store.messages.validate.admit`), which decodes, judges and lays out.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-LOCK: Final = Path(__file__).parents[1] / "requirements.lock"
+LOCK: Final = Path(__file__).parents[1] / "requirements" / "dev.lock"
 
 CLEAN: Final = 0
 VULNERABLE: Final = 1

@@ -1,11 +1,12 @@
 #!/bin/sh
-# usage: make_venv.sh VENV LOCK
-# Makes the virtual environment, or brings it up to date in place, with exactly what the
-# lock file names, and installs the project itself into it, editable.
+# usage: make_venv.sh VENV LEVEL
+# Makes the virtual environment, or brings it up to date in place, with what requirements/LEVEL.lock
+# names, and installs the project's two distributions into it, editable. uv does it where it is
+# installed, in an eighth of the time; pip does the same.
 set -eu
 
 venv=$1
-lock=$2
+lock=requirements/$2.lock
 minimum='import sys; sys.exit(sys.version_info < (3, 11))'
 
 fail() {
@@ -31,12 +32,27 @@ find_python() {
     fail "storenode needs Python 3.11 or newer and found none: install it, or name it with \`make PYTHON=/path/to/python3\`."
 }
 
+# Runs an installer quietly; what it said is shown only when it fails.
+install() {
+    if command -v uv >/dev/null 2>&1; then
+        set -- env VIRTUAL_ENV="$venv" uv pip install "$@"
+    else
+        set -- "$venv/bin/python" -m pip install --retries 1 --timeout 20 "$@"
+    fi
+    "$@" >"$log" 2>&1 || {
+        tail -n 5 "$log" >&2
+        fail "The packages that $lock names could not be installed, the lines above say why: check the connection to the package index and the free disk space, then run the command again."
+    }
+}
+
 if ! "$venv/bin/python" -c "$minimum" >/dev/null 2>&1 || [ ! -x "$venv/bin/pip" ]; then
     python=$(find_python)
-    "$python" -m venv --clear "$venv"
+    "$python" -m venv --clear "$venv" || fail "No virtual environment could be made in $venv: check that this folder may be written to."
 fi
 
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 printf 'Installing what %s names into %s ...\n' "$lock" "$venv" >&2
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-"$venv/bin/python" -m pip install --quiet --require-hashes --requirement "$lock"
-"$venv/bin/python" -m pip install -qq --no-deps --no-build-isolation --editable .
+install --require-hashes --requirement "$lock"
+install --no-deps --no-build-isolation --editable . --editable packaging/node

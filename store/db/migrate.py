@@ -12,7 +12,7 @@ below, everything here raises `psycopg.OperationalError` when the database canno
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -55,7 +55,11 @@ _BUSY: Final = (
     " so that nobody waits behind it: nothing has changed, run it again"
 )
 
-LOCATION: Final = str(files("migrations"))
+_STORE: Final = Path(__file__).parents[1]
+LOCATION: Final = str(
+    next(path for path in (_STORE / "migrations", _STORE.parent / "migrations") if path.is_dir())
+)
+"""The migrations: inside the package where it is installed, beside it in the repository."""
 
 APPLICATION_NAME: Final = "storenode"
 """Of a node's connections, followed by the newest revision that the node knows."""

@@ -8,41 +8,74 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Final
+from functools import cache
+from typing import Final, NamedTuple
 
 import click
 
 from storenode.cli.errors import FAILED, OK, USAGE, CliError, complain, usage_sentence
+from storenode.cli.options.layers import NotInstalled
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as shells have it: 128 and the number of SIGINT."""
 
-COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "run": ("store.cli.run:run", "Run a node in the foreground."),
-    "demo": ("store.cli.demo:demo", "Show the whole system at work on this machine."),
-    "publish": ("storenode.cli.client.publish:publish", "Publish messages."),
-    "query": (
-        "storenode.cli.client.query:query",
-        "Fetch messages by hash, topic and time, in pages.",
+NODE: Final = "storenode-node"
+"""The distribution that has the commands of a node."""
+
+
+class Command(NamedTuple):
+    """Where a command is, its line in the list, and for one of the node, the extra that has it."""
+
+    place: str
+    summary: str
+    extra: str = ""
+
+
+COMMANDS: Final[Mapping[str, Command]] = {
+    "run": Command("store.cli.run:run", "Run a node in the foreground.", "embedded"),
+    "demo": Command(
+        "store.cli.demo:demo", "Show the whole system at work on this machine.", "demo"
     ),
-    "scan": ("storenode.cli.client.scan:scan", "Fetch a whole time range in order."),
-    "follow": ("storenode.cli.client.follow:follow", "Receive messages as they are stored."),
-    "get": ("storenode.cli.client.get:get", "Fetch SDS messages by message ID."),
-    "causal-history": (
+    "publish": Command("storenode.cli.client.publish:publish", "Publish messages."),
+    "query": Command(
+        "storenode.cli.client.query:query", "Fetch messages by hash, topic and time, in pages."
+    ),
+    "scan": Command("storenode.cli.client.scan:scan", "Fetch a whole time range in order."),
+    "follow": Command("storenode.cli.client.follow:follow", "Receive messages as they are stored."),
+    "get": Command("storenode.cli.client.get:get", "Fetch SDS messages by message ID."),
+    "causal-history": Command(
         "storenode.cli.client.causal_history:causal_history",
         "Fetch what SDS messages causally depend on.",
     ),
-    "chat": ("storenode.cli.chat.command:chat", "Talk in an SDS channel."),
-    "status": ("storenode.cli.status:status", "Show what a node holds and whether it serves."),
-    "sync": ("storenode.cli.sync:sync", "Reconcile a node with a peer, now."),
-    "pipeline": (
+    "chat": Command("storenode.cli.chat.command:chat", "Talk in an SDS channel."),
+    "status": Command(
+        "storenode.cli.status:status", "Show what a node holds and whether it serves."
+    ),
+    "sync": Command("storenode.cli.sync:sync", "Reconcile a node with a peer, now."),
+    "pipeline": Command(
         "store.cli.pipeline:pipeline",
         "Archive, verify, compare, restore and audit, on Spark.",
+        "pipeline",
     ),
-    "db": ("store.cli.db:db", "Upgrade, check and prune the database."),
+    "db": Command("store.cli.db:db", "Upgrade, check and prune the database.", "node"),
 }
-"""Where each command is, and its line in the list of commands: modules are imported when used,
-so that a client command does not load a server."""
+"""All commands: their modules are imported when used, so that a client command loads no server."""
+
+
+_NOT_INSTALLED: Final = (
+    "The command `{name}` comes with the node, which is not installed: install it by"
+    " `pip install 'storenode[{extra}]'`."
+)
+
+
+@cache
+def _has_node() -> bool:
+    """Whether the node is installed; a module that happens to be called ``store`` is not it."""
+    try:
+        importlib.metadata.distribution(NODE)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 class LazyGroup(click.Group):
@@ -56,16 +89,28 @@ class LazyGroup(click.Group):
         """Import a command; None when there is none of that name."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        place, _, extra = COMMANDS[cmd_name]
+        if extra and not _has_node():
+            return NotInstalled(cmd_name, _NOT_INSTALLED.format(name=cmd_name, extra=extra))
+        module, _, attribute = place.partition(":")
         command = getattr(importlib.import_module(module), attribute)
         if not isinstance(command, click.Command):
-            raise TypeError(f"{COMMANDS[cmd_name][0]} is not a command")
+            raise TypeError(f"{place} is not a command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            _, summary, extra = COMMANDS[name]
+            missing = extra and not _has_node()
+            title = "Commands of the node, not installed" if missing else "Commands"
+            sections.setdefault(title, []).append(
+                (name, f"{summary} (pip install 'storenode[{extra}]')" if missing else summary)
+            )
+        for title, commands in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(commands)
 
 
 @click.group(

@@ -1,10 +1,7 @@
-"""What is installed, and what the lock file promises."""
+"""What the two distributions hold, and what the lock files promise."""
 
 import hashlib
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,52 +10,98 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from setuptools import find_packages
 
 from reconcile import kernel
+from storenode.cli.main import COMMANDS
+from tests.layering.rooms import MAY_IMPORT
 from tests.layering.sources import PACKAGES, ROOT
+from tools.lock import EVERYTHING, EXTRAS, lock_file, requirements
 
+LIBRARY = ROOT
+NODE = ROOT / "packaging" / "node"
+LEVELS = sorted(EXTRAS)
+INSTALLED_ELSEWHERE = {"migrations": "store.migrations"}
+"""Packages at the top of the repository whose installed name is another."""
+NOT_INSTALLED = {"sim"}
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;]+)(?: ; [^\\]+)? \\$", re.MULTILINE)
 HASH = re.compile(r"^    --hash=sha256:[0-9a-f]{64}(?: \\)?$")
 
 
-def project() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+def project(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def lock_text() -> str:
-    return (ROOT / "requirements.lock").read_text(encoding="utf-8")
+def packages_of(folder: Path) -> set[str]:
+    return set(project(folder)["tool"]["setuptools"]["packages"])
 
 
-def declared() -> list[Requirement]:
-    config = project()
-    texts = [*config["build-system"]["requires"], *config["project"]["dependencies"]]
-    for extra in config["project"]["optional-dependencies"].values():
-        texts.extend(extra)
-    return [Requirement(text) for text in texts]
+def lock_text(level: str) -> str:
+    return lock_file(level).read_text(encoding="utf-8")
 
 
-def discovered() -> list[str]:
-    finder = project()["tool"]["setuptools"]["packages"]["find"]
-    packages: list[str] = find_packages(str(ROOT / finder["where"][0]), include=finder["include"])
-    return packages
+def pins(level: str) -> dict[str, str]:
+    return {canonicalize_name(name): version for name, version in PIN.findall(lock_text(level))}
 
 
-def test_only_the_rooms_are_packages() -> None:
-    assert sorted({package.split(".")[0] for package in discovered()}) == PACKAGES
+def folders_with_code() -> set[str]:
+    """Every folder with code that is installed, as the package that it becomes."""
+    found = set()
+    for package in set(PACKAGES) - NOT_INSTALLED:
+        for path in (ROOT / package).rglob("*.py"):
+            name = ".".join(path.parent.relative_to(ROOT).parts)
+            top, dot, rest = name.partition(".")
+            found.add(INSTALLED_ELSEWHERE.get(top, top) + dot + rest)
+    return found
 
 
-def test_every_folder_with_code_is_a_package() -> None:
-    folders = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
-    }
-    assert folders == set(discovered())
+def test_every_folder_with_code_is_in_one_of_the_distributions() -> None:
+    library, node = packages_of(LIBRARY), packages_of(NODE)
+    assert library.isdisjoint(node)
+    assert folders_with_code() == (library | node) - {"storenode.proto"}
 
 
-def test_packages_are_marked_as_typed() -> None:
-    for package in PACKAGES:
+def test_the_library_installs_one_name_and_the_node_two() -> None:
+    assert {name.partition(".")[0] for name in packages_of(LIBRARY)} == {"storenode"}
+    assert {name.partition(".")[0] for name in packages_of(NODE)} == {"reconcile", "store"}
+
+
+def test_the_library_imports_nothing_of_the_node() -> None:
+    library = [room for room in MAY_IMPORT if room.partition(".")[0] == "storenode"]
+    assert all(other.startswith("storenode") for room in library for other in MAY_IMPORT[room])
+
+
+def test_both_distributions_have_one_version_and_name_each_other_by_it() -> None:
+    library, node = project(LIBRARY)["project"], project(NODE)["project"]
+    version = library["version"]
+    assert node["version"] == version
+    assert f"storenode=={version}" in node["dependencies"]
+    for extra, needed in library["optional-dependencies"].items():
+        own = [each for each in needed if each.startswith("storenode-node")]
+        inner = "" if extra == "node" else f"[{extra}]"
+        assert own == ([] if extra == "postgres" else [f"storenode-node{inner}=={version}"])
+        if inner and own:
+            assert extra in node["optional-dependencies"]
+
+
+def test_what_a_command_says_to_install_exists() -> None:
+    extras = project(LIBRARY)["project"]["optional-dependencies"]
+    assert {each.extra for each in COMMANDS.values() if each.extra} <= set(extras)
+
+
+def test_every_extra_that_a_text_names_exists() -> None:
+    extras = set(project(LIBRARY)["project"]["optional-dependencies"])
+    named = set()
+    for folder in ("store", "storenode", "docs", "deploy", "packaging"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in {".py", ".md", ".sh"}:
+                text = path.read_text(encoding="utf-8")
+                named.update(re.findall(r"storenode\[([a-z,]+)\]", text))
+    assert {each for names in named for each in names.split(",")} <= extras
+    assert named
+
+
+def test_distributions_are_marked_as_typed() -> None:
+    for package in ("storenode", "store", "reconcile"):
         assert (ROOT / package / "py.typed").is_file(), package
 
 
@@ -66,32 +109,29 @@ def test_proto_holds_schemas_only() -> None:
     assert {path.suffix for path in (ROOT / "proto").rglob("*") if path.is_file()} == {".proto"}
 
 
-def test_proto_cannot_be_imported_from_an_installation(tmp_path: Path) -> None:
-    probe = "import importlib.util as u; spec = u.find_spec('proto'); print(spec and spec.origin)"
-    found = subprocess.run(
-        [sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert str(ROOT / "proto") not in found.stdout
-
-
-def test_the_lock_meets_every_declared_requirement() -> None:
-    pins = {canonicalize_name(name): version for name, version in PIN.findall(lock_text())}
-    for requirement in declared():
-        pinned = pins.get(canonicalize_name(requirement.name))
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_lock_meets_every_declared_requirement(level: str) -> None:
+    found = pins(level)
+    for requirement in map(Requirement, requirements(level)):
+        pinned = found.get(canonicalize_name(requirement.name))
         assert pinned is not None, f"{requirement} is not locked: run `make lock`"
         assert requirement.specifier.contains(pinned, prereleases=True), (
             f"{requirement} is locked at {pinned}: run `make lock`"
         )
 
 
-def test_the_lock_names_versions_and_hashes_and_no_place() -> None:
-    lines = [line for line in lock_text().splitlines() if line and not line.startswith("#")]
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_lock_is_part_of_the_one_with_everything(level: str) -> None:
+    assert pins(level).items() <= pins(EVERYTHING).items()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_lock_names_versions_and_hashes_and_no_place(level: str) -> None:
+    text = lock_text(level)
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert all(PIN.match(line) or HASH.match(line) for line in lines)
-    assert "/" not in lock_text()
-
-
-def test_the_lock_gives_every_pin_a_hash() -> None:
-    blocks = PIN.split(lock_text())[1:]
+    assert "/" not in text
+    blocks = PIN.split(text)[1:]
     for name, hashes in zip(blocks[0::3], blocks[2::3], strict=True):
         assert "--hash=sha256:" in hashes, name
 
@@ -119,30 +159,3 @@ def test_a_file_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) 
     for other in (None, SimpleNamespace(), SimpleNamespace(VERSION=kernel.VERSION - 1)):
         monkeypatch.setattr(kernel, "_built", other)
         assert kernel.usable() is None
-
-
-@pytest.mark.parametrize("compiler", [None, "/bin/false"])
-def test_the_project_is_built_with_and_without_a_compiler(
-    compiler: str | None, tmp_path: Path
-) -> None:
-    environment = dict(os.environ) if compiler is None else os.environ | {"CC": compiler}
-    command = [sys.executable, "setup.py", "--quiet", "build_ext"]
-    folders = ["--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp")]
-    done = subprocess.run(
-        [*command, *folders], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    built = list(tmp_path.glob("lib/reconcile/_kernel.*"))
-    if compiler is not None:
-        assert not built
-    elif built:  # else there is no compiler here, or there are no headers
-        assert version_of(built[0].parent) == kernel.VERSION
-
-
-def version_of(folder: Path) -> int:
-    """What a compiled kernel says when it is imported by itself."""
-    code = "import _kernel; print(_kernel.VERSION)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
-    )
-    return int(done.stdout)

@@ -88,6 +88,22 @@ class LayeredCommand(click.Command):
                 formatter.write_dl(records)
 
 
+class NotInstalled(click.Command):
+    """Stands for a command that another distribution has, and says so when it is called."""
+
+    def __init__(self, name: str, sentence: str) -> None:
+        super().__init__(name)
+        self.sentence = sentence
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:  # noqa: ARG002
+        """Refuse, whatever the arguments are.
+
+        Raises:
+            click.UsageError: Always.
+        """
+        raise click.UsageError(self.sentence)
+
+
 def option_name(param: click.Parameter) -> str:
     """The name of an option in a file, with underscores: that of its longest flag."""
     flag = max((flag for flag in param.opts if flag.startswith("-")), key=len)
@@ -155,16 +171,20 @@ def _read(path: Path) -> dict[str, Any]:
 def _values_for(ctx: click.Context, document: dict[str, Any], path: Path) -> dict[str, Any]:
     """The values for the command of `ctx`; refuses what no command could use."""
     commands = dict(_commands(ctx.find_root()))
+    absent = {each for each, command in commands.items() if isinstance(command, NotInstalled)}
     own_path = _command_path(ctx)
     top: dict[str, Any] = {}
     of_command: dict[str, Any] = {}
     for name, table in _tables(document):
+        if name.partition(".")[0] in absent:
+            continue
         if name and name not in commands:
             raise _unknown(f"[{name}]", path, name, [f"[{each}]" for each in commands])
         own = commands.get(own_path, ctx.command)
         known = [commands[name]] if name else [*commands.values(), own]
         for key, value in table.items():
-            _require_known(key, path, name, known)
+            if name or not absent:  # else it may be an option of what is not installed
+                _require_known(key, path, name, known)
             if name in ("", own_path):
                 (of_command if name else top)[key.replace("-", "_")] = value
     return _by_parameter(ctx, {**top, **of_command}, path)

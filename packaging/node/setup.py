@@ -1,4 +1,4 @@
-"""Builds the one compiled module, where there is a C compiler; all else is in pyproject.toml.
+"""Builds the one compiled module, where there is a C compiler; the rest is in pyproject.toml.
 
 Without a compiler, or without the headers of Python, the installation goes on: the package then
 does the same with arrays. The module keeps to Python's stable interface, so that one file serves

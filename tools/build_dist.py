@@ -1,0 +1,57 @@
+"""Builds both distributions into `dist/`: a wheel and a source distribution of each, checked.
+
+The wheel of the node holds the compiled kernel where there is a C compiler, for every Python from
+3.11 on (abi3). `storenode-proto-VERSION.tar.gz` has the schemas for clients in other languages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECTS = (ROOT, ROOT / "packaging" / "node")
+PRIVATE = ("storenode", "internal")
+"""Schemas that only the node itself reads."""
+
+
+def main() -> int:
+    """Build and check; the exit code is that of the first step that fails."""
+    parser = argparse.ArgumentParser(description="Builds wheels and source distributions.")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where they go")
+    out = parser.parse_args().out.absolute()
+    shutil.rmtree(out, ignore_errors=True)
+    for folder in PROJECTS:
+        run("build", "--installer", "uv", "--outdir", str(out), str(folder))
+    packages = [*out.glob("*.whl"), *out.glob("storenode*.tar.gz")]
+    run("twine", "check", "--strict", *map(str, packages))
+    archive_schemas(out)
+    return 0
+
+
+def run(module: str, *arguments: str) -> None:
+    """Run a module of this interpreter, or end with its exit code."""
+    done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, check=False)  # noqa: S603
+    if done.returncode != 0:
+        raise SystemExit(done.returncode)
+
+
+def archive_schemas(out: Path) -> None:
+    """Pack the public schemas under their own paths."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    name = f"storenode-proto-{project['version']}"
+    with tarfile.open(out / f"{name}.tar.gz", "w:gz") as archive:
+        archive.add(ROOT / "LICENSE", f"{name}/LICENSE")
+        for path in sorted((ROOT / "proto").rglob("*.proto")):
+            inner = path.relative_to(ROOT / "proto")
+            if inner.parts[:2] != PRIVATE:
+                archive.add(path, f"{name}/{inner.as_posix()}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Pins what the two distributions need, with hashes, one file for each use of the repository.
+
+`python tools/lock.py` keeps the versions that are pinned already where they still fit;
+`--upgrade` takes the newest. `requirements/dev.lock` holds everything, the others are parts of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECTS = (ROOT, ROOT / "packaging" / "node")
+OWN = re.compile(r"storenode(-node)?\b")
+EVERYTHING = "dev"
+EXTRAS: dict[str, tuple[str, ...]] = {
+    EVERYTHING: ("demo", "embedded", "pipeline", "postgres", "tracing"),
+    "run": ("embedded",),
+    "node": ("embedded", "tracing"),
+    "demo": ("demo", "embedded"),
+    "pipeline": ("embedded", "pipeline"),
+}
+"""The extras that each file adds to the library and the node; the first also has the tools."""
+
+
+def main() -> int:
+    """Write the files; the exit code is that of the resolver."""
+    parser = argparse.ArgumentParser(description="Pins dependencies with hashes.")
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
+    upgrade = parser.parse_args().upgrade
+    for level in EXTRAS:
+        code = compile_lock(level, upgrade=upgrade)
+        if code != 0:
+            return code
+    return 0
+
+
+def compile_lock(level: str, *, upgrade: bool) -> int:
+    """Resolve one file; the parts take their versions from the file with everything."""
+    lock = lock_file(level)
+    command = [
+        str(Path(sysconfig.get_path("scripts"), "uv")),
+        *("pip", "compile", "--quiet", "--universal", "--python-version", "3.11"),
+        *("--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url"),
+        *("--no-emit-find-links", "--output-file", str(lock)),
+    ]
+    if level != EVERYTHING:
+        command += ["--constraint", str(lock_file(EVERYTHING))]
+    elif upgrade:
+        command.append("--upgrade")
+    with tempfile.TemporaryDirectory() as scratch:
+        wanted = Path(scratch, "wanted.txt")
+        wanted.write_text("\n".join(requirements(level)) + "\n", encoding="utf-8")
+        return subprocess.run([*command, str(wanted)], cwd=ROOT, check=False).returncode  # noqa: S603
+
+
+def lock_file(level: str) -> Path:
+    """Where the pins of a level are."""
+    return ROOT / "requirements" / f"{level}.lock"
+
+
+def requirements(level: str) -> list[str]:
+    """What a level needs from elsewhere, as the two projects declare it."""
+    found: set[str] = set()
+    for folder in PROJECTS:
+        document = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        found.update(document["build-system"]["requires"], of_extras(document, EXTRAS[level]))
+        found.update(document["project"]["dependencies"])
+        if level == EVERYTHING:
+            found.update(document.get("dependency-groups", {}).get("dev", ()))
+    return sorted(each for each in found if not OWN.match(each))
+
+
+def of_extras(document: dict[str, Any], extras: tuple[str, ...]) -> list[str]:
+    """The requirements of some extras of a project; one that it does not have adds nothing."""
+    optional = document["project"]["optional-dependencies"]
+    return [each for extra in extras for each in optional.get(extra, ())]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,11 +26,11 @@ from store.db.select import (
     MESSAGE_AT,
     PRESENCE,
     Entry,
-    rights_clause,
-    rights_parameters,
+    filter_clause,
+    filter_parameters,
 )
 from store.domain.partitioning import DAY_NS
-from store.domain.ports import PageRequest, QueryPage, SyncId, TopicRights
+from store.domain.ports import PageRequest, QueryPage, SyncId, TopicFilter
 from storenode.message.limits import HASH_BYTES
 
 MAX_SHARED_HASHES: Final = 64
@@ -54,7 +54,7 @@ _LOCATE: Final = "select ts, key from storenode.hashes where key = any(%b::uuid[
 _ROWS: Final = """
 select m.ts, m.hash, m.head, m.payload, m.tail
 from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
-cross join {message} where true{rights}
+cross join {message} where true{topics}
 order by m.ts {way}, m.hash {way} limit %(limit)b::bigint
 """
 
@@ -79,7 +79,7 @@ from storenode.hashes k left join lateral (
 
 _AT_POSITIONS: Final = f"""
 select {_JOINED} from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
-cross join {{message}} where true{{rights}}
+cross join {{message}} where true{{topics}}
 """
 
 
@@ -122,26 +122,23 @@ def position_parameters(positions: Sequence[SyncId]) -> dict[str, object]:
     }
 
 
-_SOME_RIGHTS: Final = TopicRights(("",))
-
-
 @cache
 def _recent_statement(*, include_data: bool) -> str:
     return _RECENT.format(frame=(FRAME if include_data else PRESENCE).expression)
 
 
 @cache
-def _statement_at(*, include_data: bool, restricted: bool) -> str:
-    rights = rights_clause(_SOME_RIGHTS if restricted else TopicRights())
+def _statement_at(*, include_data: bool, filtered: bool) -> str:
+    topics = filter_clause(filtered=filtered)
     frame = (FRAME if include_data else PRESENCE).expression
-    return _AT_POSITIONS.format(frame=frame, message=MESSAGE_AT, rights=rights)
+    return _AT_POSITIONS.format(frame=frame, message=MESSAGE_AT, topics=topics)
 
 
 @cache
-def _page_statement(entry: Entry, *, restricted: bool, forward: bool) -> str:
+def _page_statement(entry: Entry, *, filtered: bool, forward: bool) -> str:
     way = "asc" if forward else "desc"
-    rights = rights_clause(_SOME_RIGHTS if restricted else TopicRights())
-    rows = _ROWS.format(message=MESSAGE_AT, way=way, rights=rights)
+    topics = filter_clause(filtered=filtered)
+    rows = _ROWS.format(message=MESSAGE_AT, way=way, topics=topics)
     return joined_statement(entry, rows, forward=forward)
 
 
@@ -153,11 +150,11 @@ async def page_by_hashes(connection: Connection, request: PageRequest, shape: Sh
         positions = [at for at in positions if (at > after if request.forward else at < after)]
     if not positions:
         return NOTHING
-    rights = request.filter.rights
+    wanted = request.filter
     statement = _page_statement(
-        shape.entry, restricted=not rights.unrestricted, forward=request.forward
+        shape.entry, filtered=not wanted.everything, forward=request.forward
     )
-    parameters = position_parameters(positions) | rights_parameters(rights)
+    parameters = position_parameters(positions) | filter_parameters(wanted)
     parameters |= {"limit": shape.read, "show": shape.show, "max_bytes": shape.max_bytes}
     cursor = await connection.execute(statement, parameters, binary=True)
     return joined(await cursor.fetchone())
@@ -193,9 +190,9 @@ class HashLookups:
 
     async def query(self, request: PageRequest) -> QueryPage:
         """Answer a look-up that `takes` accepts."""
-        rights = request.filter.rights
-        if len(request.hashes or ()) > MAX_SMALL_HASHES or not rights.unrestricted:
-            rows = await self._read(request.hashes or (), rights, include_data=request.include_data)
+        wanted, hashes = request.filter, request.hashes or ()
+        if len(hashes) > MAX_SMALL_HASHES or not wanted.everything:
+            rows = await self._read(hashes, wanted, include_data=request.include_data)
             return _pick(request, rows, self._page_bytes)
         answer: asyncio.Future[QueryPage] = asyncio.get_running_loop().create_future()
         self._queues[request.include_data].append(_Waiting(request, answer))
@@ -221,7 +218,7 @@ class HashLookups:
         group = self._take(self._queues[include_data])
         wanted = {digest for waiting in group for digest in waiting.request.hashes or ()}
         try:
-            rows = await self._read(list(wanted), TopicRights(), include_data=include_data)
+            rows = await self._read(list(wanted), TopicFilter(), include_data=include_data)
         except BaseException as error:
             for waiting in group:
                 if not waiting.answer.done():
@@ -234,13 +231,13 @@ class HashLookups:
                 waiting.answer.set_result(_pick(waiting.request, rows, self._page_bytes))
 
     async def _read(
-        self, hashes: Sequence[bytes], rights: TopicRights, *, include_data: bool
+        self, hashes: Sequence[bytes], wanted: TopicFilter, *, include_data: bool
     ) -> dict[bytes, _Row]:
         async def read(connection: Connection, some: Sequence[bytes]) -> list[_Row]:
-            if rights.unrestricted:
+            if wanted.everything:
                 return await _read_recent(connection, some, include_data=include_data)
             positions = await locate(connection, some)
-            return await _read_at(connection, positions, rights, include_data=include_data)
+            return await _read_at(connection, positions, wanted, include_data=include_data)
 
         # A look-up that has the database to itself keeps two of its processors busy.
         alone = not self._reading and len(hashes) >= FEWEST_HALVED
@@ -291,17 +288,17 @@ async def _read_recent(
     rows = _split(joined or b"")  # type: ignore[arg-type]
     if older:
         positions = _positions(list(_PLACE.iter_unpack(older)), hashes)  # type: ignore[arg-type]
-        rows += await _read_at(connection, positions, TopicRights(), include_data=include_data)
+        rows += await _read_at(connection, positions, TopicFilter(), include_data=include_data)
     return rows
 
 
 async def _read_at(
-    connection: Connection, positions: Sequence[SyncId], rights: TopicRights, *, include_data: bool
+    connection: Connection, positions: Sequence[SyncId], wanted: TopicFilter, *, include_data: bool
 ) -> list[_Row]:
     if not positions:
         return []
-    statement = _statement_at(include_data=include_data, restricted=not rights.unrestricted)
-    parameters = position_parameters(positions) | rights_parameters(rights)
+    statement = _statement_at(include_data=include_data, filtered=not wanted.everything)
+    parameters = position_parameters(positions) | filter_parameters(wanted)
     cursor = await connection.execute(statement, parameters, binary=True)
     (joined,) = await cursor.fetchone() or (None,)
     return _split(joined or b"")  # type: ignore[arg-type]

@@ -21,9 +21,9 @@ from store.db.select import (
     QUERY_FRAME,
     QUERY_PRESENCE,
     Topics,
+    filter_clause,
+    filter_parameters,
     resolve,
-    rights_clause,
-    rights_parameters,
 )
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import (
@@ -33,6 +33,7 @@ from store.domain.ports import (
     ScanRequest,
     StoreSummary,
     SyncId,
+    TopicFilter,
     TopicRights,
 )
 from storenode.message.limits import HASH_BYTES
@@ -64,12 +65,13 @@ class DatabaseReader:
         """Position of a message by hash (see `store.domain.ports.Reader`)."""
         if len(message_hash) != HASH_BYTES:
             return None
+        wanted = TopicFilter(rights=rights)
         statement = (
             "select m.ts from storenode.hashes m where m.key = %(key)b::uuid"
-            f" and m.rest = %(rest)b::bytea{rights_clause(rights)} limit 1"
+            f" and m.rest = %(rest)b::bytea{filter_clause(filtered=not wanted.everything)} limit 1"
         )
         key, rest = message_hash[:HASH_KEY_BYTES], message_hash[HASH_KEY_BYTES:]
-        parameters = {"key": UUID(bytes=key), "rest": rest} | rights_parameters(rights)
+        parameters = {"key": UUID(bytes=key), "rest": rest} | filter_parameters(wanted)
 
         async def look(connection: Connection) -> SyncId | None:
             cursor = await connection.execute(statement, parameters, binary=True)

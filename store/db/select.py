@@ -12,7 +12,7 @@ from typing import Final
 
 from store.db.arrays import uuids
 from store.db.pool import Connection
-from store.domain.ports import TopicFilter, TopicRights
+from store.domain.ports import TopicFilter
 from storenode.message.topics import topic_key
 
 MAX_MERGED_TOPICS: Final = 200
@@ -52,9 +52,12 @@ QUERY_FRAME: Final = Entry(
 QUERY_PRESENCE: Final = Entry(r"'\xa201220a20'::bytea || m.hash", "37")
 """Field 20 without data."""
 
-_RIGHTS: Final = """
+_FILTER: Final = """
  and m.topic in (select t.key from storenode.topics t
-      where (cardinality(%(pubsub_prefixes)s::text[]) = 0
+      where (%(pubsub)s::text is null or t.pubsub_topic = %(pubsub)s::text)
+        and (cardinality(%(contents)s::text[]) = 0
+             or t.content_topic = any(%(contents)s::text[]))
+        and (cardinality(%(pubsub_prefixes)s::text[]) = 0
              or t.pubsub_topic ^@ any(%(pubsub_prefixes)s::text[]))
         and (cardinality(%(content_prefixes)s::text[]) = 0
              or t.content_topic ^@ any(%(content_prefixes)s::text[])))"""
@@ -86,18 +89,20 @@ class Topics:
 EVERY_TOPIC: Final = Topics(None)
 
 
-def rights_clause(rights: TopicRights) -> str:
-    """Condition on ``m`` that a restricted caller's rights add (see `rights_parameters`)."""
-    return "" if rights.unrestricted else _RIGHTS
+def filter_clause(*, filtered: bool) -> str:
+    """Condition on ``m`` where not every topic is wanted (see `filter_parameters`)."""
+    return _FILTER if filtered else ""
 
 
-def rights_parameters(rights: TopicRights) -> dict[str, object]:
-    """Parameters of `rights_clause`."""
-    if rights.unrestricted:
+def filter_parameters(wanted: TopicFilter) -> dict[str, object]:
+    """Parameters of `filter_clause`."""
+    if wanted.everything:
         return {}
     return {
-        "pubsub_prefixes": list(rights.pubsub_prefixes),
-        "content_prefixes": list(rights.content_prefixes),
+        "pubsub": wanted.pubsub_topic,
+        "contents": list(wanted.content_topics),
+        "pubsub_prefixes": list(wanted.rights.pubsub_prefixes),
+        "content_prefixes": list(wanted.rights.content_prefixes),
     }
 
 
@@ -113,7 +118,7 @@ async def resolve(connection: Connection, wanted: TopicFilter) -> Topics:
                 if rights.allows(wanted.pubsub_topic, content)
             )
         )
-    if wanted.pubsub_topic is None and not wanted.content_topics and rights.unrestricted:
+    if wanted.everything:
         return EVERY_TOPIC
     statement, parameters = _matching_topics(wanted)
     cursor = await connection.execute(statement, parameters, binary=True)

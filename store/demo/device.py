@@ -14,7 +14,8 @@ from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.client.types import PublishResult, WakuMessageAndTopic
 from storenode.connection.channel import TlsIdentity
-from storenode.sds.aio.transport import DEFAULT_PUBSUB_TOPIC, Route
+from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
+from storenode.sds.aio.transport import Route
 
 _ROUTE: Final = Route("", DEFAULT_PUBSUB_TOPIC, "/demo/1/readings/proto")
 _HELD: Final = (PublishResult.STORED, PublishResult.DUPLICATE)

@@ -73,6 +73,11 @@ class TopicFilter:
     content_topics: tuple[str, ...] = ()
     rights: TopicRights = field(default_factory=TopicRights)
 
+    @property
+    def everything(self) -> bool:
+        """True when it lets every message through."""
+        return self.pubsub_topic is None and not self.content_topics and self.rights.unrestricted
+
     def matches(self, pubsub_topic: str, content_topic: str) -> bool:
         """True when a message on these topics is asked for and may be seen."""
         return (

@@ -8,9 +8,10 @@ know:
    unknown position is a 404. Without, ``plan.page(None)`` is the request at once.
 
 Rules, beside those of the standard: a field that is set counts although it is empty; limit 0 is
-unset; repeated hashes count once; hashes exclude every content filter field, times included;
-pubsub topic and content topics come together; ``time_start`` at or past ``time_end`` matches
-nothing. All limits (`store.domain.limits`) are the same on every page.
+unset; repeated hashes count once; hashes exclude times, while topics select among the messages that
+hashes name; pubsub topic and content topics may be set one without the other, as deployed clients
+do; ``time_start`` at or past ``time_end`` matches nothing. All limits (`store.domain.limits`) are
+the same on every page.
 
 The other reads (`filter_by`, `time_range`, `sds_lookup`, `causal_request`) raise `RequestError`.
 """
@@ -113,13 +114,6 @@ def plan_query(query: QueryInput, rights: TopicRights, limits: RequestLimits) ->
     except RequestError as error:
         raise QueryError(BAD_REQUEST, str(error)) from None
     hashes = _checked_hashes(query, limits.query_hashes) if query.message_hashes else None
-    if hashes is None and (query.pubsub_topic is None) != (not query.content_topics):
-        given, lacking = ("pubsub_topic", "content_topics")
-        if query.pubsub_topic is None:
-            given, lacking = lacking, given
-        raise QueryError(
-            BAD_REQUEST, f"{given} is set without {lacking}: set both of them or neither"
-        )
     start_ns, end_ns = time_range(query.time_start, query.time_end)
     limit = min(query.limit or limits.default_page_messages, limits.page_messages)
     request = PageRequest(
@@ -210,8 +204,6 @@ def check_count(name: str, count: int, limit: int) -> None:
 
 def _checked_hashes(query: QueryInput, most: int) -> tuple[bytes, ...]:
     beside = {
-        "pubsub_topic": query.pubsub_topic is not None,
-        "content_topics": bool(query.content_topics),
         "time_start": query.time_start is not None,
         "time_end": query.time_end is not None,
     }

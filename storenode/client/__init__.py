@@ -1,1 +1,68 @@
-"""A client of the gRPC services, for the command line and for tests."""
+"""The client of store nodes: publish, query, scan, follow, SDS look-ups; asyncio and blocking.
+
+`AsyncClient` and `Client` have the same methods; `AsyncAdmin` and `Admin` call a node's admin
+listener. Everything that they raise derives from `StorenodeError`. Modules of this package hold the
+calls on the schema's own classes (`storenode.client.node`), on which these stand.
+"""
+
+from storenode.client.asynchronous import AsyncAdmin, AsyncClient
+from storenode.client.blocking import Admin, Client, Publisher
+from storenode.client.errors import (
+    AccessDenied,
+    CallTimeout,
+    ClientClosed,
+    ClientOptionError,
+    ConnectionLost,
+    CursorRefused,
+    InvalidRequest,
+    LimitExceeded,
+    MessageRejected,
+    NodeDraining,
+    NodeError,
+    NodeUnavailable,
+    NodeUnreachable,
+    NotAuthenticated,
+    NotConfirmed,
+    NotServed,
+    PublishError,
+    StorenodeError,
+)
+from storenode.client.message import Message, Outcome, Page, Published, SdsMessage, SdsResult
+from storenode.client.publisher import AsyncPublisher
+from storenode.client.retry import Retry
+from storenode.connection.channel import TlsIdentity
+
+__all__ = [
+    "AccessDenied",
+    "Admin",
+    "AsyncAdmin",
+    "AsyncClient",
+    "AsyncPublisher",
+    "CallTimeout",
+    "Client",
+    "ClientClosed",
+    "ClientOptionError",
+    "ConnectionLost",
+    "CursorRefused",
+    "InvalidRequest",
+    "LimitExceeded",
+    "Message",
+    "MessageRejected",
+    "NodeDraining",
+    "NodeError",
+    "NodeUnavailable",
+    "NodeUnreachable",
+    "NotAuthenticated",
+    "NotConfirmed",
+    "NotServed",
+    "Outcome",
+    "Page",
+    "PublishError",
+    "Published",
+    "Publisher",
+    "Retry",
+    "SdsMessage",
+    "SdsResult",
+    "StorenodeError",
+    "TlsIdentity",
+]

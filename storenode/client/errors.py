@@ -1,5 +1,72 @@
-"""What a call of the client may raise besides a wrong argument; made where connections are."""
+"""What the client raises: every error has a name, and a sentence that says what to do.
 
-from storenode.connection.errors import ClientOptionError, NodeError
+All derive from `StorenodeError`. Calls raise a kind of `NodeError`; publishing raises a kind of
+`PublishError` for what the node decided about a message.
+"""
 
-__all__ = ["ClientOptionError", "NodeError"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from storenode.connection.errors import (
+    AccessDenied,
+    CallTimeout,
+    ClientOptionError,
+    ConnectionLost,
+    CursorRefused,
+    InvalidRequest,
+    LimitExceeded,
+    NodeDraining,
+    NodeError,
+    NodeUnavailable,
+    NodeUnreachable,
+    NotAuthenticated,
+    NotServed,
+    StorenodeError,
+)
+
+if TYPE_CHECKING:
+    from storenode.client.message import Message, Published
+
+__all__ = [
+    "AccessDenied",
+    "CallTimeout",
+    "ClientClosed",
+    "ClientOptionError",
+    "ConnectionLost",
+    "CursorRefused",
+    "InvalidRequest",
+    "LimitExceeded",
+    "MessageRejected",
+    "NodeDraining",
+    "NodeError",
+    "NodeUnavailable",
+    "NodeUnreachable",
+    "NotAuthenticated",
+    "NotConfirmed",
+    "NotServed",
+    "PublishError",
+    "StorenodeError",
+]
+
+
+class ClientClosed(StorenodeError):
+    """The client or the stream was closed: make a new one."""
+
+
+class PublishError(StorenodeError):
+    """The node has answered for ``message`` with a ``result`` that is not what was asked for."""
+
+    def __init__(self, message: Message, result: Published, sentence: str) -> None:
+        super().__init__(sentence)
+        self.message = message
+        self.result = result
+        self.sentence = sentence
+
+
+class MessageRejected(PublishError):
+    """The node does not take this message, now or later; the sentence says why."""
+
+
+class NotConfirmed(PublishError):
+    """The node holds the message, but too few other stores confirmed it in time."""

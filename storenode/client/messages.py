@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -17,8 +17,8 @@ from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopi
 if TYPE_CHECKING:
     from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 
-# A message inside a request: one byte of tag and up to four of length.
-_FIELD_OVERHEAD_BYTES = 5
+FIELD_OVERHEAD_BYTES: Final = 5
+"""Of a message inside a request: one byte of tag and up to four of length."""
 
 
 def new_message(
@@ -68,7 +68,7 @@ def publish_requests(
     group: list[WakuMessageAndTopic] = []
     size = 0
     for message in messages:
-        added = message.ByteSize() + _FIELD_OVERHEAD_BYTES
+        added = message.ByteSize() + FIELD_OVERHEAD_BYTES
         full = len(group) == MAX_PUBLISH_REQUEST_MESSAGES
         if group and (full or size + added > MAX_PUBLISH_REQUEST_BYTES):
             yield new_request(group, min_confirms, confirm_timeout_s)

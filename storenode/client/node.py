@@ -1,4 +1,4 @@
-"""The client: every call of ``Store`` and ``Admin``, typed, with errors of one kind.
+"""The calls of ``Store`` and ``Admin`` on the schema's own classes; `AsyncClient` stands on them.
 
 Messages and pages are the generated classes of the schema. `storenode.client.messages` builds
 messages, `storenode.client.plain` turns them into values for JSON.
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final, Self
 import grpc
 
 from storenode.client.messages import new_request, publish_requests
+from storenode.client.nodes import Node, Nodes
 from storenode.client.publishing import PublishPipeline
-from storenode.client.retry import Retry, resumed
+from storenode.client.retry import Retry, called, resumed, whole
 from storenode.client.tracing import Metadata, client_span, trace_metadata
-from storenode.connection.channel import TlsIdentity, open_channel
-from storenode.connection.errors import NodeError, query_error, translated
+from storenode.connection.channel import TlsIdentity
+from storenode.connection.errors import NodeError, query_error
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
-from storenode.wire.storenode.v1 import admin_pb2, admin_pb2_grpc, store_pb2, store_pb2_grpc
+from storenode.wire.storenode.v1 import admin_pb2, store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_pb2
 
 if TYPE_CHECKING:
@@ -34,31 +35,31 @@ Entry = tuple[str, bytes | None]
 
 
 def connect(
-    node: str,
+    nodes: str | Sequence[str],
     *,
     token: str | None = None,
     tls: TlsIdentity | None = None,
     retry: Retry | None = None,
 ) -> NodeClient:
-    """Make a client of the node at ``HOST:PORT``; it connects with its first call.
+    """Make a client of the node, or of several, at ``HOST:PORT``; its first call connects.
 
     ``token`` authenticates the client. ``tls`` encrypts; without it the connection is in clear,
-    and a token is then sent over loopback only. ``retry`` bounds how often a stream is taken up
-    again when the node is away.
+    and a token is then sent over loopback only. ``retry`` bounds how often a call is made again.
 
     Raises:
-        ClientOptionError: The address, the token or their combination is refused.
+        ClientOptionError: An address, the token or their combination is refused.
     """
-    return NodeClient(node, token, tls, retry or Retry())
+    return NodeClient(Nodes(nodes, token, tls), retry or Retry())
 
 
 def content_filter(
-    pubsub_topic: str | None = None, content_topics: Sequence[str] = ()
+    pubsub_topic: str | None = None, content_topics: str | Sequence[str] = ()
 ) -> store_pb2.ContentFilter | None:
     """Build the filter of ``Scan``, ``Follow`` and the SDS calls; ``None`` when it is empty."""
-    if pubsub_topic is None and not content_topics:
+    topics = [content_topics] if isinstance(content_topics, str) else content_topics
+    if pubsub_topic is None and not topics:
         return None
-    return store_pb2.ContentFilter(pubsub_topic=pubsub_topic, content_topics=content_topics)
+    return store_pb2.ContentFilter(pubsub_topic=pubsub_topic, content_topics=topics)
 
 
 class NodeClient:
@@ -68,17 +69,9 @@ class NodeClient:
     generators: close them (``contextlib.aclosing``) to end the call early.
     """
 
-    def __init__(self, node: str, token: str | None, tls: TlsIdentity | None, retry: Retry) -> None:
-        self.address = node
-        self._retry = retry
-        self._channel, self._own_metadata = open_channel(node, token, tls)
-        self._store: store_pb2_grpc.StoreAsyncStub = store_pb2_grpc.StoreStub(self._channel)
-        self._admin: admin_pb2_grpc.AdminAsyncStub = admin_pb2_grpc.AdminStub(self._channel)
-
-    @property
-    def _metadata(self) -> Metadata:
-        """What goes with a call that begins now."""
-        return (*self._own_metadata, *trace_metadata())
+    def __init__(self, nodes: Nodes, retry: Retry) -> None:
+        self.nodes = nodes
+        self.retry = retry
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,8 +85,8 @@ class NodeClient:
         await self.close()
 
     async def close(self) -> None:
-        """End all calls and the connection."""
-        await self._channel.close(grace=None)
+        """End all calls and connections."""
+        await self.nodes.close()
 
     async def publish(
         self,
@@ -105,10 +98,22 @@ class NodeClient:
     ) -> Sequence[store_pb2.PublishResult]:
         """Store one batch; the results come in its order, and STORED is durable."""
         request = new_request(messages, min_confirms, confirm_timeout_s)
-        with translated(self.address), client_span(_STORE, "Publish"):
-            response = await self._store.Publish(
-                request, metadata=self._metadata, timeout=timeout_s
+        return await self.publish_request(request, timeout_s=timeout_s)
+
+    async def publish_request(
+        self, request: store_pb2.PublishRequest, *, timeout_s: float | None = None
+    ) -> Sequence[store_pb2.PublishResult]:
+        """Store the batch of a request; its results come in its order."""
+        with client_span(_STORE, "Publish"):
+            response = await called(
+                self.nodes,
+                self.retry,
+                lambda node: node.store.Publish(
+                    request, metadata=_metadata(node), timeout=timeout_s
+                ),
             )
+        if len(response.results) != len(request.messages):
+            raise _miscounted(request, response)
         return response.results
 
     async def publish_stream(
@@ -120,18 +125,14 @@ class NodeClient:
         STORED into DUPLICATE, and hand an ephemeral message out twice.
         """
         pipeline = PublishPipeline(
-            lambda: self._store.PublishStream(None, metadata=self._metadata),
-            self._retry,
-            self.address,
+            self.nodes,
+            self.retry,
+            lambda node: node.store.PublishStream(None, metadata=_metadata(node)),
         )
         async with aclosing(pipeline.run(requests)) as answers:
             async for request, response in answers:
                 if len(response.results) != len(request.messages):
-                    raise NodeError(
-                        "INTERNAL",
-                        f"The node at {self.address} gave {len(response.results)} results for "
-                        f"{len(request.messages)} messages: publish them again.",
-                    )
+                    raise _miscounted(request, response)
                 yield request, response
 
     async def publish_all(
@@ -154,11 +155,15 @@ class NodeClient:
         self, request: waku_pb2.StoreQueryRequest, *, timeout_s: float | None = None
     ) -> waku_pb2.StoreQueryResponse:
         """One page (13/WAKU2-STORE); a status code that is no success raises `NodeError`."""
-        with translated(self.address):
-            response = await self._store.Query(request, metadata=self._metadata, timeout=timeout_s)
-        if not 200 <= response.status_code < 300:
-            raise query_error(response.status_code, response.status_desc)
-        return response
+
+        async def call(node: Node) -> waku_pb2.StoreQueryResponse:
+            metadata = _metadata(node)
+            response = await node.store.Query(request, metadata=metadata, timeout=timeout_s)
+            if not 200 <= response.status_code < 300:
+                raise query_error(response.status_code, response.status_desc)
+            return response
+
+        return await called(self.nodes, self.retry, call)
 
     async def query_pages(
         self, request: waku_pb2.StoreQueryRequest
@@ -195,12 +200,12 @@ class NodeClient:
         )
 
         def call(
-            after: bytes,
+            node: Node, after: bytes
         ) -> grpc.aio.UnaryStreamCall[store_pb2.ScanRequest, store_pb2.ScanPage]:
             request.cursor = after
-            return self._store.Scan(request, metadata=self._metadata)
+            return node.store.Scan(request, metadata=_metadata(node))
 
-        return resumed(call, cursor, self._retry, self.address)
+        return resumed(self.nodes, self.retry, call, cursor)
 
     def follow(
         self,
@@ -209,23 +214,25 @@ class NodeClient:
         cursor: bytes = b"",
         from_beginning: bool = False,
         include_data: bool = True,
+        wait_for_store: bool = True,
     ) -> AsyncGenerator[store_pb2.FollowPage, None]:
         """Every match in commit order, then live, without end.
 
-        Goes on from the last page's cursor when the node was away; nothing is missed or sent
-        twice then either.
+        Goes on from the last page's cursor when the node was away, at a node of the same store;
+        nothing is missed or sent twice then either. Without ``wait_for_store`` the refusal of the
+        cursor by nodes of other stores is raised at once.
         """
         request = store_pb2.FollowRequest(
             filter=filter, from_beginning=from_beginning, include_data=include_data
         )
 
         def call(
-            after: bytes,
+            node: Node, after: bytes
         ) -> grpc.aio.UnaryStreamCall[store_pb2.FollowRequest, store_pb2.FollowPage]:
             request.cursor = after
-            return self._store.Follow(request, metadata=self._metadata)
+            return node.store.Follow(request, metadata=_metadata(node))
 
-        return resumed(call, cursor, self._retry, self.address)
+        return resumed(self.nodes, self.retry, call, cursor, wait_for_store=wait_for_store)
 
     async def get_sds(
         self,
@@ -238,9 +245,12 @@ class NodeClient:
         request = store_pb2.GetSdsMessagesRequest(
             channel_id=channel_id, entries=_history(entries), filter=filter
         )
-        with translated(self.address):
-            async for page in self._store.GetSdsMessages(request, metadata=self._metadata):
-                yield page
+        async for page in whole(
+            self.nodes,
+            self.retry,
+            lambda node: node.store.GetSdsMessages(request, metadata=_metadata(node)),
+        ):
+            yield page
 
     async def causal_history(
         self,
@@ -261,16 +271,21 @@ class NodeClient:
             max_depth=max_depth,
             filter=filter,
         )
-        with translated(self.address):
-            async for page in self._store.GetCausalHistory(request, metadata=self._metadata):
-                yield page
+        async for page in whole(
+            self.nodes,
+            self.retry,
+            lambda node: node.store.GetCausalHistory(request, metadata=_metadata(node)),
+        ):
+            yield page
 
     async def status(self, *, timeout_s: float | None = None) -> admin_pb2.NodeStatus:
         """The node's state; only the admin listener answers."""
-        with translated(self.address):
-            return await self._admin.GetStatus(
-                admin_pb2.GetStatusRequest(), metadata=self._metadata, timeout=timeout_s
-            )
+        request = admin_pb2.GetStatusRequest()
+        return await called(
+            self.nodes,
+            self.retry,
+            lambda node: node.admin.GetStatus(request, metadata=_metadata(node), timeout=timeout_s),
+        )
 
     async def synchronize(
         self,
@@ -286,10 +301,13 @@ class NodeClient:
         node's usual window.
         """
         request = admin_pb2.SynchronizeRequest(peer=peer, time_start=time_start, time_end=time_end)
-        with translated(self.address):
-            return await self._admin.Synchronize(
-                request, metadata=self._metadata, timeout=timeout_s
-            )
+        return await called(
+            self.nodes,
+            self.retry,
+            lambda node: node.admin.Synchronize(
+                request, metadata=_metadata(node), timeout=timeout_s
+            ),
+        )
 
     async def fetch_messages(
         self,
@@ -303,10 +321,28 @@ class NodeClient:
         request = admin_pb2.FetchMessagesRequest(
             peer=peer, channel_id=channel_id, entries=_history(entries)
         )
-        with translated(self.address):
-            return await self._admin.FetchMessages(
-                request, metadata=self._metadata, timeout=timeout_s
-            )
+        return await called(
+            self.nodes,
+            self.retry,
+            lambda node: node.admin.FetchMessages(
+                request, metadata=_metadata(node), timeout=timeout_s
+            ),
+        )
+
+
+def _metadata(node: Node) -> Metadata:
+    """What goes with a call that begins now."""
+    return (*node.metadata, *trace_metadata())
+
+
+def _miscounted(
+    request: store_pb2.PublishRequest, response: store_pb2.PublishResponse
+) -> NodeError:
+    return NodeError(
+        "INTERNAL",
+        f"The node gave {len(response.results)} results for {len(request.messages)} messages: "
+        "publish them again.",
+    )
 
 
 def _history(entries: Iterable[Entry]) -> list[HistoryEntry]:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from storenode.client.limits import MAX_REQUESTS_IN_FLIGHT
+from storenode.client.nodes import Node, Nodes
 from storenode.client.retry import Attempts, Retry
 from storenode.connection.ending import Ending, cancelled
-from storenode.connection.errors import NodeError
+from storenode.connection.errors import NodeError, node_error
 
 if TYPE_CHECKING:
     from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
@@ -30,10 +31,10 @@ _END: Final = None
 class PublishPipeline:
     """One run through a source of requests, over as many calls as it takes."""
 
-    def __init__(self, open_call: Callable[[], Call], retry: Retry, address: str) -> None:
-        self._open_call = open_call
+    def __init__(self, nodes: Nodes, retry: Retry, open_call: Callable[[Node], Call]) -> None:
+        self._nodes = nodes
         self._retry = retry
-        self._address = address
+        self._open_call = open_call
         self._ready: asyncio.Queue[PublishRequest | None] = asyncio.Queue(1)
         self._window = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
         self._sent: deque[PublishRequest] = deque()
@@ -51,10 +52,11 @@ class PublishPipeline:
             Exception: What the source raised, after the answers to what came before.
         """
         source = asyncio.create_task(self._fill(requests))
-        attempts = Attempts(self._retry, self._address)
+        attempts = Attempts(self._retry, self._nodes)
         try:
             while True:
-                call = self._open_call()
+                node = self._nodes.current
+                call = self._open_call(node)
                 ending = Ending(call)
                 sender = asyncio.create_task(self._send(call))
                 try:
@@ -66,7 +68,7 @@ class PublishPipeline:
                     failure = await ending.failure(error)
                     if failure is None:
                         break
-                    await attempts.failed(failure)
+                    await attempts.failed(node, node_error(failure, node.address))
                 finally:
                     call.cancel()
                     await cancelled(sender)
@@ -113,7 +115,9 @@ class PublishPipeline:
 
     def _answered(self) -> PublishRequest:
         if not self._sent:
-            raise NodeError("INTERNAL", f"The node at {self._address} answered what was not sent.")
+            raise NodeError(
+                "INTERNAL", f"The node at {self._nodes.current.address} answered what was not sent."
+            )
         self._window.release()
         self._unanswered -= 1
         return self._sent.popleft()
@@ -122,8 +126,8 @@ class PublishPipeline:
         if self._unanswered or not self._exhausted:
             raise NodeError(
                 "INTERNAL",
-                f"The node at {self._address} ended the stream before it had answered every "
-                "request: publish again what is not acknowledged.",
+                "The node ended the stream before it had answered every request: publish again "
+                "what is not acknowledged.",
             )
         if self._fault is not None:
             raise self._fault

@@ -1,4 +1,4 @@
-"""What a call of a node may raise besides a wrong argument."""
+"""What a call of a node may raise, each with a name and a sentence that says what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,19 +6,42 @@ from typing import Final
 
 import grpc
 
+DRAINING: Final = "the node is shutting down"
+"""How a node's sentence begins that ends a call because it shuts down."""
+
 _NOT_CONNECTED: Final = ("failed to connect", "dns resolution failed")
 _NOT_SENT: Final = 'Failed "execute_batch"'
+_BROKEN: Final = (
+    "broken pipe",
+    "connection reset",
+    "goaway",
+    "keepalive",
+    "ping timeout",
+    "recvmsg",
+    "sendmsg",
+    "socket closed",
+    "stream removed",
+    "transport closed",
+)
+"""How gRPC's own sentences on a connection that broke begin; a node's sentences do not."""
 
 
-class ClientOptionError(ValueError):
+class StorenodeError(Exception):
+    """The base of all errors that the library raises."""
+
+
+class ClientOptionError(StorenodeError, ValueError):
     """The address, the token or the TLS files are wrong or may not go together."""
 
 
-class NodeError(Exception):
+class NodeError(StorenodeError):
     """A call failed: ``code`` is the name of a gRPC status, ``sentence`` says what to do.
 
-    Protocol errors of ``Query`` (13/WAKU2-STORE) have codes such as ``QUERY_404``.
+    Protocol errors of ``Query`` (13/WAKU2-STORE) have codes such as ``QUERY_404``. ``retryable`` is
+    true where the same call may succeed at another node, or at this one later.
     """
+
+    retryable = False
 
     def __init__(self, code: str, sentence: str) -> None:
         super().__init__(f"{sentence} ({code})")
@@ -28,7 +51,70 @@ class NodeError(Exception):
     @property
     def unreachable(self) -> bool:
         """True when the node or its database could not be reached; trying again may help."""
-        return self.code in {"UNAVAILABLE", "QUERY_503"}
+        return isinstance(self, NodeUnavailable)
+
+
+class NodeUnavailable(NodeError):
+    """The node did not serve the call, for example because its database is away."""
+
+    retryable = True
+
+
+class NodeUnreachable(NodeUnavailable):
+    """No connection to the node could be made."""
+
+
+class ConnectionLost(NodeUnavailable):
+    """The connection broke before the call had ended."""
+
+
+class NodeDraining(NodeUnavailable):
+    """The node is shutting down and ended the call."""
+
+
+class CallTimeout(NodeError):
+    """The node did not answer within the call's time limit."""
+
+
+class CursorRefused(NodeError):
+    """The node cannot go on from this cursor: it belongs to another store, or commits were lost."""
+
+
+class InvalidRequest(NodeError):
+    """The request is malformed, or its parts do not go together."""
+
+
+class NotAuthenticated(NodeError):
+    """The node wants a token, or does not know this one."""
+
+
+class AccessDenied(NodeError):
+    """The token does not give the right that the call needs."""
+
+
+class LimitExceeded(NodeError):
+    """The request exceeds a limit of the node or of the token; the sentence names it."""
+
+
+class NotServed(NodeError):
+    """The listener at this address does not serve the call."""
+
+
+_BY_CODE: Final[dict[str, type[NodeError]]] = {
+    "CANCELLED": ConnectionLost,
+    "DEADLINE_EXCEEDED": CallTimeout,
+    "INVALID_ARGUMENT": InvalidRequest,
+    "OUT_OF_RANGE": CursorRefused,
+    "PERMISSION_DENIED": AccessDenied,
+    "RESOURCE_EXHAUSTED": LimitExceeded,
+    "UNAUTHENTICATED": NotAuthenticated,
+    "UNAVAILABLE": NodeUnavailable,
+    "UNIMPLEMENTED": NotServed,
+    "QUERY_400": InvalidRequest,
+    "QUERY_404": CursorRefused,
+    "QUERY_429": LimitExceeded,
+    "QUERY_503": NodeUnavailable,
+}
 
 
 @contextmanager
@@ -40,42 +126,48 @@ def translated(address: str) -> Iterator[None]:
         raise node_error(error, address) from error
 
 
-def is_away(error: grpc.aio.AioRpcError) -> bool:
-    """True when the node did not serve the call, or was gone before all of it was sent.
-
-    For a message that could not be sent, gRPC itself sets INTERNAL; its debug text tells that from
-    the status of a node.
-    """
-    if error.code() is grpc.StatusCode.INTERNAL:
-        return (error.debug_error_string() or "").startswith(_NOT_SENT)
-    return error.code() is grpc.StatusCode.UNAVAILABLE
-
-
 def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
     """The error of a call as the caller sees it."""
     code, details = error.code().name, (error.details() or "").strip()
-    if code == "UNAVAILABLE" and details.lower().startswith(_NOT_CONNECTED):
-        cause = details.rpartition("last error: ")[2].rpartition("remote host: ")[2]
-        return NodeError(
-            code,
-            f"No node could be reached at {address} ({cause}): check the address, that the node "
-            "runs, and the TLS options.",
-        )
-    if code == "INTERNAL" and is_away(error):
-        return NodeError(
-            "UNAVAILABLE",
-            f"The connection to the node at {address} broke while a request was sent: send it "
-            "again.",
+    if code == "INTERNAL" and (error.debug_error_string() or "").startswith(_NOT_SENT):
+        # gRPC's own status for a message that could not be sent; the node has said nothing.
+        code, details = "UNAVAILABLE", ""
+    if code == "UNAVAILABLE":
+        return _unavailable(details, address)
+    if code == "CANCELLED":
+        return ConnectionLost(
+            code, f"The node at {address} ended the call before its end: make it again."
         )
     if code == "UNIMPLEMENTED":
-        return NodeError(
+        return NotServed(
             code,
             f"The node does not serve this call at {address}: name the listener that serves it, "
             "or a node of a newer version.",
         )
-    return NodeError(code, details or f"The node at {address} gave no reason.")
+    kind = _BY_CODE.get(code, NodeError)
+    return kind(code, details or f"The node at {address} gave no reason.")
+
+
+def _unavailable(details: str, address: str) -> NodeUnavailable:
+    code = "UNAVAILABLE"
+    if details.lower().startswith(_NOT_CONNECTED):
+        cause = details.rpartition("last error: ")[2].rpartition("remote host: ")[2]
+        return NodeUnreachable(
+            code,
+            f"No node could be reached at {address} ({cause}): check the address, that the node "
+            "runs, and the TLS options.",
+        )
+    if details.startswith(DRAINING):
+        return NodeDraining(code, details)
+    if details and not details.lower().startswith(_BROKEN):
+        return NodeUnavailable(code, details)
+    cause = f" ({details})" if details else ""
+    return ConnectionLost(
+        code, f"The connection to the node at {address} broke{cause}: make the call again."
+    )
 
 
 def query_error(status_code: int, description: str) -> NodeError:
     """The error that a ``StoreQueryResponse`` carries (13/WAKU2-STORE, status codes)."""
-    return NodeError(f"QUERY_{status_code}", description or "The node gave no reason.")
+    code = f"QUERY_{status_code}"
+    return _BY_CODE.get(code, NodeError)(code, description or "The node gave no reason.")

@@ -23,10 +23,10 @@ from storenode.cli.client.text import safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.connection.errors import ClientOptionError
+from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.state import StateError
-from storenode.sds.aio.transport import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig
 

@@ -22,12 +22,12 @@ from storenode.client.messages import outcome_name, publish_requests
 from storenode.client.plain import to_plain
 from storenode.client.sds_messages import sds_view
 from storenode.message.limits import NS_PER_S
+from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 
 if TYPE_CHECKING:
     from storenode.client.node import Entry
     from storenode.client.types import PublishRequest, PublishResult, WakuMessageAndTopic
 
-DEFAULT_PUBSUB_TOPIC: Final = "/waku/2/rs/1/0"
 
 _INPUT = "Input"
 _MESSAGE = "Message"

@@ -18,6 +18,7 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Self, TypeVar
 
+from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.cipher import Cipher, Clear
 from storenode.sds.aio.events import ChannelEvent, Events, Message
 from storenode.sds.aio.limits import MAX_LOG_PAGE, MAX_TRANSPORTS
@@ -26,7 +27,7 @@ from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.revive import revive
 from storenode.sds.aio.state import Identity, State, StatePlace
 from storenode.sds.aio.status import Status
-from storenode.sds.aio.transport import DEFAULT_PUBSUB_TOPIC, Route, Transport
+from storenode.sds.aio.transport import Route, Transport
 from storenode.sds.chance import Chance
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Counts, MissingMessage

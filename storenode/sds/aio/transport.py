@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from storenode.sds.envelope import Entry
-
-DEFAULT_PUBSUB_TOPIC: Final = "/waku/2/rs/1/0"
 
 
 class TransportError(Exception):

@@ -4,7 +4,11 @@ import pytest
 
 from storenode.client.retry import Retry
 from storenode.connection.channel import TlsIdentity, open_channel, parse_address
-from storenode.connection.errors import ClientOptionError, NodeError, query_error
+from storenode.connection.errors import (
+    ClientOptionError,
+    NodeUnavailable,
+    query_error,
+)
 from storenode.connection.hosts import is_loopback
 
 TLS = TlsIdentity(ca=b"-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")
@@ -84,7 +88,7 @@ def test_pauses_double_up_to_a_bound() -> None:
 
 
 def test_errors_say_whether_another_attempt_may_help() -> None:
-    assert NodeError("UNAVAILABLE", "away").unreachable
+    assert NodeUnavailable("UNAVAILABLE", "away").unreachable
     assert query_error(503, "not ready").unreachable
     assert not query_error(404, "").unreachable
     assert str(query_error(404, "unknown cursor")) == "unknown cursor (QUERY_404)"

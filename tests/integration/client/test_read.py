@@ -91,7 +91,6 @@ def test_query_by_time(command: Command, topic: str, hashes: list[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "code"),
     [
-        (("--content-topic", "/a/1/b/proto"), "400"),
         (("--hash", "00"), "400"),
         (("--cursor", "00"), "400"),
         (("--cursor", "00" * 32), "404"),

@@ -14,9 +14,9 @@ import pytest
 
 from storenode.client.messages import new_message
 from storenode.client.types import WakuMessageAndTopic
+from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Connected, Disconnected
-from storenode.sds.aio.transport import DEFAULT_PUBSUB_TOPIC
 from tests.support.conversation import Said, conversation
 from tests.support.fleet import Fleet, publish
 from tests.support.node import NodeProcess

@@ -16,9 +16,10 @@ from typing import Any
 import grpc
 import pytest
 
+from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.bus import Bus, BusTransport
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.transport import DEFAULT_PUBSUB_TOPIC, Fetched, Route
+from storenode.sds.aio.transport import Fetched, Route
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage

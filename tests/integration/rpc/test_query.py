@@ -1,3 +1,5 @@
+from hashlib import sha256
+
 import grpc
 import pytest
 
@@ -122,11 +124,41 @@ async def test_a_cursor_names_a_position_whether_or_not_it_matches(node: Node) -
     assert [entry.message_hash for entry in (await ask(node, request)).messages] == hashes[2:]
 
 
+@pytest.mark.parametrize("include_data", [True, False])
+async def test_either_topic_filters_alone_and_selects_among_hashes(
+    node: Node, include_data: bool
+) -> None:
+    wanted = await fill(node, 4)
+    others = [
+        item(b"x", content="/other", timestamp=NOW_NS + 1),
+        item(b"y", pubsub="/waku/2/rs/1/7", timestamp=NOW_NS + 2),
+    ]
+    elsewhere = [result.message_hash for result in (await node.publish(*others)).results]
+    every = [*wanted, *elsewhere]
+    unknown = [sha256(b"%d" % n).digest() for n in range(200)]
+    for by_hash in ([], every, every + unknown):
+        for pubsub, contents, found in (
+            (PUBSUB, [], {*wanted, elsewhere[0]}),
+            (None, [CONTENT], {*wanted, elsewhere[1]}),
+            (PUBSUB, [CONTENT], set(wanted)),
+            ("/nowhere", [], set()),
+        ):
+            request = StoreQueryRequest(
+                pubsub_topic=pubsub,
+                content_topics=contents,
+                message_hashes=by_hash,
+                include_data=include_data,
+                pagination_limit=1_000,
+            )
+            response = await ask(node, request)
+            assert response.status_code == 200, response.status_desc
+            assert {entry.message_hash for entry in response.messages} == found
+            assert all(entry.HasField("message") is include_data for entry in response.messages)
+
+
 @pytest.mark.parametrize(
     "request_",
     [
-        StoreQueryRequest(request_id="r", pubsub_topic="/p"),
-        StoreQueryRequest(request_id="r", content_topics=["/c"]),
         StoreQueryRequest(request_id="r", message_hashes=[DIGEST], time_start=0),
         StoreQueryRequest(request_id="r", message_hashes=[b"short"]),
         StoreQueryRequest(request_id="r", pagination_cursor=b""),
@@ -164,7 +196,6 @@ async def test_requests_of_other_implementations(node: Node, case: Case) -> None
     refused = {
         "hash-empty-element",
         "cursor-empty",
-        "invalid-topics-without-pubsub",
         "pubsub-empty-string",
     }
     assert response.status_code == (400 if case["name"] in refused else 200)

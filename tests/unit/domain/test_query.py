@@ -76,8 +76,6 @@ def test_a_cursor_that_is_no_hash_is_refused(cursor: bytes) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"content_topics": []}, "pubsub_topic is set without content_topics"),
-        ({"pubsub_topic": None}, "content_topics is set without pubsub_topic"),
         ({"pubsub_topic": ""}, "pubsub_topic holds an empty topic"),
         ({"content_topics": ["/c", ""]}, "content_topics holds an empty topic"),
         ({"content_topics": ["/c\0"]}, "NUL"),
@@ -94,15 +92,12 @@ def test_content_filters_that_are_refused(changes: dict[str, Any], named: str) -
 @pytest.mark.parametrize(
     "beside",
     [
-        {"pubsub_topic": "/p"},
-        {"pubsub_topic": "/p", "content_topics": ["/c"]},
-        {"content_topics": ["/c"]},
         {"time_start": 0},
         {"time_end": 0},
         {"time_start": 1, "time_end": 2},
     ],
 )
-def test_hashes_exclude_every_content_filter_field(beside: dict[str, Any]) -> None:
+def test_hashes_exclude_times(beside: dict[str, Any]) -> None:
     error = refusal(replace(BY_HASH, **beside))
     assert error.status == 400
     assert next(iter(beside)) in error.sentence
@@ -181,9 +176,21 @@ def test_every_request_is_planned_within_the_limits_or_refused(query: QueryInput
     assert 0 <= request.time_start_ns <= MAX_TIMESTAMP_NS
     assert 0 <= request.time_end_ns <= MAX_TIMESTAMP_NS
     assert (plan.cursor is None) == (query.cursor is None)
-    by_topic = request.filter.pubsub_topic is not None
-    assert by_topic == bool(request.filter.content_topics)
-    assert request.hashes is None or not by_topic
+    by_time = query.time_start is not None or query.time_end is not None
+    assert request.hashes is None or not by_time
+
+
+@pytest.mark.parametrize(
+    ("pubsub", "contents"), [("/p", ()), (None, ("/c",)), ("/p", ("/c", "/d"))]
+)
+def test_either_topic_filters_alone_and_beside_hashes(
+    pubsub: str | None, contents: tuple[str, ...]
+) -> None:
+    for query in (QueryInput(), BY_HASH):
+        asked = replace(query, pubsub_topic=pubsub, content_topics=contents)
+        request = plan_query(asked, EVERYTHING, LIMITS).request
+        assert request.filter == TopicFilter(pubsub, contents)
+        assert request.hashes == ((DIGEST,) if query is BY_HASH else None)
 
 
 def test_a_filter_may_set_either_field_alone() -> None:

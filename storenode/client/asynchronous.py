@@ -1,0 +1,503 @@
+"""The client for asyncio: every call of a store node, at one node or at several."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Final, Self
+
+from storenode.client.message import (
+    Message,
+    Page,
+    Published,
+    SdsMessage,
+    SdsResult,
+    Time,
+    entries_of,
+    nanoseconds,
+)
+from storenode.client.messages import publish_requests
+from storenode.client.node import Entry, NodeClient, connect, content_filter
+from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
+from storenode.client.queries import query_request
+from storenode.client.retry import Retry
+from storenode.client.streams import MessageStream, followed_across
+from storenode.connection.channel import TlsIdentity
+from storenode.wire.storenode.v1.admin_pb2 import FetchReport, NodeStatus, SyncReport
+from storenode.wire.storenode.v1.store_pb2 import (
+    CausalHistoryPage,
+    ContentFilter,
+    SdsMessagesPage,
+)
+
+DEFAULT_TIMEOUT_S: Final = 30.0
+"""For the answer to a call that is not a stream."""
+
+PATIENT: Final = Retry(at_start=True)
+"""The default: nodes that are away are called again for about a quarter of a minute."""
+
+MAX_HASHES_A_CALL: Final = 1_000
+
+Topics = str | Sequence[str]
+"""A content topic, or several."""
+
+SdsId = str | Entry
+"""An SDS message ID, alone or with the hash of the message that is meant."""
+
+
+class AsyncClient:
+    """A client of one store node, or of several that hold the same messages.
+
+    ``nodes`` are addresses (``HOST:PORT``), the preferred one first: a call that a node does not
+    serve goes to the next one, and is made again as ``retry`` says. That is safe for every call:
+    publishing is idempotent, since a message is named by its hash. ``token`` authenticates the
+    client, ``tls`` encrypts; a token is never sent in clear beyond loopback. ``timeout_s`` bounds
+    each call but streams.
+
+    Examples:
+        ```python
+        async with AsyncClient("127.0.0.1:7420") as client:
+            await client.publish(Message(b"hello", "/my-app/1/chat/proto"))
+            async for message in client.scan("/my-app/1/chat/proto"):
+                print(message.time, message.payload)
+        ```
+
+    Raises:
+        ClientOptionError: An address, the token or the TLS files cannot be used.
+    """
+
+    def __init__(
+        self,
+        nodes: str | Sequence[str],
+        *,
+        token: str | None = None,
+        tls: TlsIdentity | None = None,
+        retry: Retry = PATIENT,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self._calls: NodeClient = connect(nodes, token=token, tls=tls, retry=retry)
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End all calls and connections."""
+        await self._calls.close()
+
+    async def publish(
+        self,
+        message: Message,
+        *,
+        min_confirms: int = 0,
+        confirm_timeout_s: float | None = None,
+    ) -> Published:
+        """Publish one message; when this returns, the message is durable at the node.
+
+        With ``min_confirms`` it is also durable at so many other stores; ``confirm_timeout_s`` is
+        how long the node waits for them, its own default when ``None``.
+
+        Examples:
+            ```python
+            result = await client.publish(Message(b"hello", "/my-app/1/chat/proto"))
+            print(result.hash.hex())
+            ```
+
+        Raises:
+            MessageRejected: The node does not take the message.
+            NotConfirmed: The node holds it, but too few other stores confirmed it in time.
+            NodeError: No node served the call.
+        """
+        (result,) = await self.publish_many(
+            [message], min_confirms=min_confirms, confirm_timeout_s=confirm_timeout_s
+        )
+        return result.check(message)
+
+    async def publish_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        min_confirms: int = 0,
+        confirm_timeout_s: float | None = None,
+    ) -> list[Published]:
+        """Publish messages in batches; returns the answer for each, in their order.
+
+        A rejected message raises nothing here: look at `Published.outcome`, or call
+        `Published.check`.
+
+        Raises:
+            NodeError: No node served the call. Messages of earlier batches are stored; publish all
+                of them again, which stores none twice.
+        """
+        requests = publish_requests(
+            (message.encode() for message in messages),
+            min_confirms=min_confirms,
+            confirm_timeout_s=confirm_timeout_s,
+        )
+        found: list[Published] = []
+        for request in requests:
+            results = await self._calls.publish_request(
+                request, timeout_s=self._timeout_s + (confirm_timeout_s or 0)
+            )
+            found += map(Published.decode, results)
+        return found
+
+    def publisher(
+        self,
+        *,
+        min_confirms: int = 0,
+        confirm_timeout_s: float | None = None,
+        max_pending: int = DEFAULT_MAX_PENDING,
+        strict: bool = True,
+    ) -> AsyncPublisher:
+        """Make a publisher for many messages: it batches them and bounds what is unacknowledged.
+
+        Examples:
+            ```python
+            async with client.publisher() as publisher:
+                for reading in readings:
+                    await publisher.send(Message(reading, "/my-app/1/readings/proto"))
+            ```
+        """
+        return AsyncPublisher(
+            self._calls,
+            min_confirms=min_confirms,
+            confirm_timeout_s=confirm_timeout_s,
+            max_pending=max_pending,
+            strict=strict,
+        )
+
+    async def get(self, hashes: Iterable[bytes]) -> dict[bytes, Message]:
+        """Look messages up by their hashes; a hash that the node does not hold is left out.
+
+        Examples:
+            ```python
+            found = await client.get([result.hash])
+            ```
+        """
+        wanted = list(dict.fromkeys(hashes))
+        found: dict[bytes, Message] = {}
+        for start in range(0, len(wanted), MAX_HASHES_A_CALL):
+            part = wanted[start : start + MAX_HASHES_A_CALL]
+            request = query_request(message_hashes=part, forward=True, limit=len(part))
+            async with aclosing(self._calls.query_pages(request)) as pages:
+                async for page in pages:
+                    found.update(
+                        (item.message_hash, Message.decode(item)) for item in page.messages
+                    )
+        return found
+
+    async def query(
+        self,
+        content_topics: Topics = (),
+        *,
+        pubsub_topic: str | None = None,
+        start: Time | None = None,
+        end: Time | None = None,
+        limit: int | None = None,
+        newest_first: bool = True,
+        cursor: bytes | None = None,
+    ) -> Page:
+        """Fetch one page (13/WAKU2-STORE): the newest messages, or the oldest.
+
+        The messages of a page are in ascending order either way. ``start`` is inclusive, ``end``
+        exclusive. Pass `Page.cursor` to get the next page in the same direction. ``limit`` is 100
+        unless it is given, and 1,000 at most.
+
+        Examples:
+            ```python
+            page = await client.query("/my-app/1/chat/proto", limit=20)
+            ```
+
+        Raises:
+            CursorRefused: The node does not know the cursor.
+            NodeError: The node refused the request, or no node served the call.
+        """
+        topics = [content_topics] if isinstance(content_topics, str) else content_topics
+        request = query_request(
+            pubsub_topic=pubsub_topic,
+            content_topics=topics,
+            time_start=nanoseconds(start),
+            time_end=nanoseconds(end),
+            forward=not newest_first,
+            cursor=cursor,
+            limit=limit,
+        )
+        page = await self._calls.query(request, timeout_s=self._timeout_s)
+        following = page.pagination_cursor if page.HasField("pagination_cursor") else None
+        return Page([Message.decode(item) for item in page.messages], following)
+
+    def scan(
+        self,
+        content_topics: Topics = (),
+        *,
+        pubsub_topic: str | None = None,
+        start: Time | None = None,
+        end: Time | None = None,
+        cursor: bytes = b"",
+        page_size: int = 0,
+    ) -> MessageStream:
+        """Read a time range, the oldest message first, at any size.
+
+        ``start`` is inclusive, ``end`` exclusive. The stream's `MessageStream.cursor` goes on
+        later, also at another node.
+
+        Examples:
+            ```python
+            async for message in client.scan(start=datetime.now(UTC) - timedelta(days=1)):
+                print(message.payload)
+            ```
+        """
+        pages = self._scan_pages(
+            content_filter(pubsub_topic, content_topics),
+            time_start=nanoseconds(start),
+            time_end=nanoseconds(end),
+            cursor=cursor,
+            page_size=page_size,
+        )
+        return MessageStream(pages, cursor)
+
+    async def scan_hashes(
+        self,
+        content_topics: Topics = (),
+        *,
+        pubsub_topic: str | None = None,
+        start: Time | None = None,
+        end: Time | None = None,
+    ) -> AsyncGenerator[bytes]:
+        """Read the hashes of a time range without the messages, in the order of `scan`."""
+        pages = self._calls.scan(
+            filter=content_filter(pubsub_topic, content_topics),
+            time_start=nanoseconds(start),
+            time_end=nanoseconds(end),
+            include_data=False,
+        )
+        async with aclosing(pages):
+            async for page in pages:
+                for item in page.messages:
+                    yield item.message_hash
+
+    def follow(
+        self,
+        content_topics: Topics = (),
+        *,
+        pubsub_topic: str | None = None,
+        cursor: bytes = b"",
+        from_beginning: bool = False,
+        overlap_s: float | None = None,
+    ) -> MessageStream:
+        """Receive messages in the order in which they are stored, from a cursor on, without end.
+
+        Without a cursor it begins now, or ``from_beginning``. Keep the stream's
+        `MessageStream.cursor` with what you have processed and pass it next time: nothing that is
+        stored is missed then. A cursor belongs to one store (a database, with any number of nodes).
+        With nodes of several stores, ``overlap_s`` lets the follower go on at another store when no
+        node of the first one is left: it reads what that store holds since ``overlap_s`` seconds
+        before the last page, less what came already.
+
+        Examples:
+            ```python
+            async with client.follow("/my-app/1/chat/proto", cursor=kept) as stream:
+                async for message in stream:
+                    process(message)
+                    keep(stream.cursor)
+            ```
+
+        Raises:
+            CursorRefused: By the stream: the cursor is another store's, or the store lost commits
+                since. Scan the time that is in question, and follow without a cursor.
+        """
+        wanted = content_filter(pubsub_topic, content_topics)
+
+        def feed(after: bytes) -> AsyncGenerator[Page]:
+            return self._follow_pages(
+                wanted,
+                after,
+                from_beginning=from_beginning and after == cursor,
+                wait_for_store=overlap_s is None,
+            )
+
+        def held(since_ns: int) -> AsyncGenerator[Page]:
+            return self._scan_pages(wanted, time_start=since_ns)
+
+        if overlap_s is None:
+            return MessageStream(feed(cursor), cursor)
+        return MessageStream(followed_across(feed, held, cursor, overlap_s), cursor)
+
+    async def get_sds(
+        self,
+        channel_id: str,
+        ids: Iterable[SdsId],
+        *,
+        pubsub_topic: str | None = None,
+        content_topics: Topics = (),
+    ) -> SdsResult:
+        """Look SDS messages of a channel up by message ID, or by (message ID, hash).
+
+        Several messages may claim one ID; the node returns up to 16 of them.
+
+        Examples:
+            ```python
+            result = await client.get_sds("lobby", ["b1"])
+            ```
+        """
+        pages = self._calls.get_sds(
+            channel_id, map(_entry, ids), filter=content_filter(pubsub_topic, content_topics)
+        )
+        return await _sds_result(pages)
+
+    async def causal_history(
+        self,
+        channel_id: str,
+        heads: Iterable[SdsId],
+        *,
+        known_ids: Iterable[str] = (),
+        max_messages: int = 0,
+        max_depth: int = 0,
+        pubsub_topic: str | None = None,
+        content_topics: Topics = (),
+    ) -> SdsResult:
+        """Fetch SDS messages with everything that they depend on, parents first, in one call.
+
+        What is behind ``known_ids`` is left out. ``max_messages`` and ``max_depth`` bound the walk;
+        with 0 only the node's own limits do.
+
+        Examples:
+            ```python
+            past = await client.causal_history("lobby", ["c1"])
+            print([each.message_id for each in past.messages], past.missing)
+            ```
+        """
+        pages = self._calls.causal_history(
+            channel_id,
+            map(_entry, heads),
+            known_ids=known_ids,
+            max_messages=max_messages,
+            max_depth=max_depth,
+            filter=content_filter(pubsub_topic, content_topics),
+        )
+        return await _sds_result(pages)
+
+    async def _scan_pages(
+        self,
+        wanted: ContentFilter | None,
+        *,
+        time_start: int | None = None,
+        time_end: int | None = None,
+        cursor: bytes = b"",
+        page_size: int = 0,
+    ) -> AsyncGenerator[Page]:
+        pages = self._calls.scan(
+            filter=wanted,
+            time_start=time_start,
+            time_end=time_end,
+            cursor=cursor,
+            page_size=page_size,
+        )
+        async with aclosing(pages):
+            async for page in pages:
+                yield Page([Message.decode(item) for item in page.messages], page.cursor or None)
+
+    async def _follow_pages(
+        self,
+        wanted: ContentFilter | None,
+        cursor: bytes,
+        *,
+        from_beginning: bool,
+        wait_for_store: bool,
+    ) -> AsyncGenerator[Page]:
+        pages = self._calls.follow(
+            filter=wanted,
+            cursor=cursor,
+            from_beginning=from_beginning,
+            wait_for_store=wait_for_store,
+        )
+        async with aclosing(pages):
+            async for page in pages:
+                messages = [Message.decode(item) for item in page.messages]
+                yield Page(messages, page.cursor, page.live)
+
+
+class AsyncAdmin:
+    """A client of a node's admin listener; answers are the schema's own classes.
+
+    Examples:
+        ```python
+        async with AsyncAdmin("127.0.0.1:7421") as admin:
+            print((await admin.status()).messages)
+        ```
+    """
+
+    def __init__(
+        self,
+        node: str,
+        *,
+        token: str | None = None,
+        tls: TlsIdentity | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self._calls = connect(node, token=token, tls=tls)
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End all calls and the connection."""
+        await self._calls.close()
+
+    async def status(self) -> NodeStatus:
+        """What the node holds, whether it serves, and how it stands with its peers."""
+        return await self._calls.status(timeout_s=self._timeout_s)
+
+    async def synchronize(
+        self, peer: str = "", *, start: Time | None = None, end: Time | None = None
+    ) -> SyncReport:
+        """Have the node reconcile with a peer now; by default with a random one."""
+        return await self._calls.synchronize(
+            peer,
+            time_start=nanoseconds(start),
+            time_end=nanoseconds(end),
+            timeout_s=self._timeout_s,
+        )
+
+    async def fetch_messages(self, peer: str, channel_id: str, ids: Iterable[SdsId]) -> FetchReport:
+        """Have the node fetch some SDS messages from a peer."""
+        return await self._calls.fetch_messages(
+            peer, channel_id, map(_entry, ids), timeout_s=self._timeout_s
+        )
+
+
+def _entry(name: SdsId) -> Entry:
+    return (name, None) if isinstance(name, str) else name
+
+
+async def _sds_result(
+    pages: AsyncGenerator[SdsMessagesPage] | AsyncGenerator[CausalHistoryPage],
+) -> SdsResult:
+    result = SdsResult([], [], truncated=False)
+    truncated = False
+    async with aclosing(pages):
+        async for page in pages:
+            found = map(SdsMessage.decode, page.messages)
+            result.messages.extend(each for each in found if each is not None)
+            result.missing.extend(entries_of(page.missing))
+            truncated = truncated or page.truncated
+    return SdsResult(result.messages, result.missing, truncated)

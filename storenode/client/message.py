@@ -1,0 +1,241 @@
+"""What applications publish and receive: plain values, without the schema's classes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from storenode.client.errors import MessageRejected, NotConfirmed
+from storenode.client.messages import outcome_name
+from storenode.message.hashing import message_hash
+from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
+from storenode.sds import codec
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
+from storenode.wire.storenode.v1.store_pb2 import PublishResult, SdsStoredMessage
+from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+Time = datetime | int
+"""A time: a ``datetime`` with a zone, or nanoseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message, as it is published and as it is received.
+
+    ``payload`` are any bytes, up to 150 KiB together with the other fields. The content topic says
+    what the message is about, such as ``/my-app/1/chat/proto``; the pubsub topic names the shard of
+    the network. ``timestamp`` is the time of creation in nanoseconds since 1970: now, unless it is
+    given. ``ephemeral`` messages reach those who follow at that moment and are never stored.
+
+    Examples:
+        ```python
+        Message(b"hello", "/my-app/1/chat/proto")
+        ```
+    """
+
+    payload: bytes
+    content_topic: str
+    pubsub_topic: str = DEFAULT_PUBSUB_TOPIC
+    timestamp: int = field(default_factory=time.time_ns)
+    meta: bytes | None = None
+    version: int | None = None
+    ephemeral: bool = False
+    rate_limit_proof: bytes | None = None
+
+    @property
+    def hash(self) -> bytes:
+        """The 32 bytes that name the message at every node, computed from its fields.
+
+        Source: 14/WAKU2-MESSAGE, "Deterministic message hashing".
+
+        Raises:
+            ValueError: The timestamp is 0.
+        """
+        return message_hash(
+            self.pubsub_topic, self.payload, self.content_topic, self.meta, self.timestamp
+        )
+
+    @property
+    def time(self) -> datetime:
+        """The timestamp in UTC, cut to microseconds."""
+        return _EPOCH + timedelta(microseconds=self.timestamp // 1_000)
+
+    def encode(self) -> WakuMessageAndTopic:
+        """The message in the schema's own class, as the calls take it."""
+        return WakuMessageAndTopic(
+            message=WakuMessage(
+                payload=self.payload,
+                content_topic=self.content_topic,
+                timestamp=self.timestamp,
+                meta=self.meta,
+                version=self.version,
+                ephemeral=self.ephemeral or None,
+                rate_limit_proof=self.rate_limit_proof,
+            ),
+            pubsub_topic=self.pubsub_topic,
+        )
+
+    @classmethod
+    def decode(cls, item: WakuMessageKeyValue | WakuMessageAndTopic) -> Message:
+        """The message that a node has sent, from the schema's own class."""
+        message = item.message
+        return cls(
+            message.payload,
+            message.content_topic,
+            item.pubsub_topic,
+            message.timestamp,
+            message.meta if message.HasField("meta") else None,
+            message.version if message.HasField("version") else None,
+            message.ephemeral,
+            message.rate_limit_proof if message.HasField("rate_limit_proof") else None,
+        )
+
+
+class Outcome(StrEnum):
+    """What a node did with a message."""
+
+    STORED = "STORED"
+    """It is durable."""
+
+    DUPLICATE = "DUPLICATE"
+    """It was held already, which is as good as stored."""
+
+    EPHEMERAL = "EPHEMERAL"
+    """It was handed to those who follow the node now, and not stored."""
+
+    REJECTED = "REJECTED"
+    """It was not taken; the reason says why."""
+
+    UNCONFIRMED = "UNCONFIRMED"
+    """It is durable here, but too few other stores confirmed it in time."""
+
+    UNKNOWN = "UNKNOWN"
+    """An outcome that a newer node added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A node's answer for one message; ``confirms`` counts other stores that hold it."""
+
+    hash: bytes
+    outcome: Outcome
+    reason: str = ""
+    confirms: int = 0
+
+    @property
+    def held(self) -> bool:
+        """True when the message is durable at the node."""
+        return self.outcome in {Outcome.STORED, Outcome.DUPLICATE, Outcome.UNCONFIRMED}
+
+    @classmethod
+    def decode(cls, result: PublishResult) -> Published:
+        """Read the answer from the schema's own class."""
+        name = outcome_name(result)
+        known = Outcome(name) if name in Outcome.__members__ else Outcome.UNKNOWN
+        return cls(result.message_hash, known, result.reason, result.confirms)
+
+    def check(self, message: Message) -> Published:
+        """Return the answer itself, unless it is a refusal.
+
+        Raises:
+            MessageRejected: The node does not take the message.
+            NotConfirmed: Too few other stores confirmed it in time.
+        """
+        if self.outcome is Outcome.REJECTED:
+            raise MessageRejected(message, self, f"The message was rejected: {self.reason}.")
+        if self.outcome is Outcome.UNCONFIRMED:
+            raise NotConfirmed(message, self, f"The message is not confirmed: {self.reason}.")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Messages, and the cursor that continues after them; ``None`` where nothing follows.
+
+    ``live`` is true for a page of a follower that has caught up.
+    """
+
+    messages: list[Message]
+    cursor: bytes | None
+    live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SdsMessage:
+    """An SDS message that a store holds. What it says of itself is its publisher's claim.
+
+    ``parents`` are the message IDs of its causal history, each with the hash of the message that is
+    meant (the retrieval hint), or ``None``. ``message`` is the message that carries it.
+    """
+
+    channel_id: str
+    message_id: str
+    sender_id: str
+    lamport: int | None
+    parents: list[tuple[str, bytes | None]]
+    content: bytes
+    message: Message
+
+    @classmethod
+    def decode(cls, stored: SdsStoredMessage) -> SdsMessage | None:
+        """Read a node's answer; ``None`` where the payload is no SDS message."""
+        payload = stored.stored.message.payload
+        metadata = codec.decode(payload)
+        if metadata is None:
+            return None
+        return cls(
+            metadata.channel_id.decode(),
+            metadata.message_id.decode(),
+            metadata.sender_id.decode(),
+            metadata.lamport,
+            [(name.decode(), hint) for name, hint in metadata.parents],
+            # The raw schema reads both revisions of the causal history.
+            RawSdsMessage.FromString(payload).content,
+            Message.decode(stored.stored),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SdsResult:
+    """SDS messages that were found, in the order of the answer, and what the node lacks.
+
+    ``missing`` are (message ID, hint or ``None``). ``truncated`` is true when a limit left
+    something out: more claimants of an ID than are returned, or more of the past than was wanted.
+    """
+
+    messages: list[SdsMessage]
+    missing: list[tuple[str, bytes | None]]
+    truncated: bool
+
+
+def entries_of(found: Iterable[HistoryEntry]) -> list[tuple[str, bytes | None]]:
+    """Message IDs with their hints, from the schema's own class."""
+    return [
+        (each.message_id, each.retrieval_hint if each.HasField("retrieval_hint") else None)
+        for each in found
+    ]
+
+
+def nanoseconds(moment: Time | None) -> int | None:
+    """A time as the calls take it.
+
+    Raises:
+        ValueError: It is a ``datetime`` without a zone.
+    """
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise ValueError(
+                f"The time {moment} has no zone: write one, such as datetime.now(UTC)."
+            )
+        return (moment - _EPOCH) // _MICROSECOND * 1_000
+    return moment

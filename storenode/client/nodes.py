@@ -1,0 +1,66 @@
+"""The nodes of a client, one of which serves it at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from storenode.connection.channel import Metadata, TlsIdentity, open_channel
+from storenode.connection.errors import ClientOptionError
+from storenode.wire.storenode.v1 import admin_pb2_grpc, store_pb2_grpc
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A connection to one node, made by the first call on it."""
+
+    address: str
+    channel: grpc.aio.Channel
+    metadata: Metadata
+    store: store_pb2_grpc.StoreAsyncStub
+    admin: admin_pb2_grpc.AdminAsyncStub
+
+
+class Nodes:
+    """Stays with one node until that fails; then it is the next one's turn."""
+
+    def __init__(
+        self, addresses: str | Sequence[str], token: str | None, tls: TlsIdentity | None
+    ) -> None:
+        """Raises `ClientOptionError` where an address, or the token, cannot be used."""
+        listed = [addresses] if isinstance(addresses, str) else list(addresses)
+        if not listed:
+            raise ClientOptionError("There is no node to call: give the address of at least one.")
+        self._nodes = [_node(address, token, tls) for address in listed]
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def current(self) -> Node:
+        """The node that serves."""
+        return self._nodes[self._at]
+
+    def failed(self, node: Node) -> None:
+        """Turn to the next node, unless another call has done so already."""
+        if node is self.current:
+            self._at = (self._at + 1) % len(self._nodes)
+
+    async def close(self) -> None:
+        """End all calls and connections."""
+        await asyncio.gather(*(node.channel.close(grace=None) for node in self._nodes))
+
+
+def _node(address: str, token: str | None, tls: TlsIdentity | None) -> Node:
+    channel, metadata = open_channel(address, token, tls)
+    return Node(
+        address,
+        channel,
+        metadata,
+        store_pb2_grpc.StoreStub(channel),
+        admin_pb2_grpc.AdminStub(channel),
+    )

@@ -1,0 +1,175 @@
+"""A publisher that batches what it is given, with a bound on what is not acknowledged yet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from storenode.client.errors import ClientClosed, PublishError
+from storenode.client.limits import MAX_PUBLISH_REQUEST_BYTES, MAX_PUBLISH_REQUEST_MESSAGES
+from storenode.client.message import Message, Published
+from storenode.client.messages import FIELD_OVERHEAD_BYTES, new_request
+from storenode.client.node import NodeClient
+from storenode.wire.storenode.v1.store_pb2 import PublishRequest
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+
+DEFAULT_MAX_PENDING: Final = 10_000
+"""Messages that are sent and not acknowledged before `AsyncPublisher.send` waits."""
+
+
+class _Item(NamedTuple):
+    """A message that waits for its answer."""
+
+    message: Message
+    encoded: WakuMessageAndTopic
+    answer: asyncio.Future[Published]
+
+
+class AsyncPublisher:
+    """Publishes messages in batches; made by `AsyncClient.publisher`, used as a context manager.
+
+    `send` waits while ``max_pending`` messages are unacknowledged. Leaving the block waits until
+    everything is acknowledged. When the node is away, what is unacknowledged is sent again, which
+    may turn STORED into DUPLICATE.
+    """
+
+    def __init__(
+        self,
+        calls: NodeClient,
+        *,
+        min_confirms: int = 0,
+        confirm_timeout_s: float | None = None,
+        max_pending: int = DEFAULT_MAX_PENDING,
+        strict: bool = True,
+    ) -> None:
+        self._calls = calls
+        self._min_confirms = min_confirms
+        self._confirm_timeout_s = confirm_timeout_s
+        self._strict = strict
+        self._room = asyncio.Semaphore(max_pending)
+        self._waiting: deque[_Item] = deque()
+        self._sent: deque[list[_Item]] = deque()
+        self._pending: set[asyncio.Future[Published]] = set()
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+        self._refused: PublishError | None = None
+        self._failure: Exception | None = None
+        self.acknowledged = 0
+        """Messages that the node has answered for, rejected ones included."""
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._task is not None
+        if error is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+            self._abandon()
+            return
+        self._closing = True
+        self._wake.set()
+        await self._task
+        if self._failure is not None:
+            raise self._failure
+        if self._strict and self._refused is not None:
+            raise self._refused
+
+    async def send(self, message: Message) -> asyncio.Future[Published]:
+        """Hand a message over; the future that is returned has the node's answer.
+
+        The future need not be awaited: unless the publisher was made with ``strict=False``, leaving
+        the block raises for the first message that was rejected or not confirmed.
+
+        Raises:
+            NodeError: Publishing failed for good; unacknowledged futures have the same error.
+            ClientClosed: The block was left already.
+        """
+        await self._room.acquire()
+        if self._task is None or self._closing or self._task.done():
+            self._room.release()
+            raise self._failure or ClientClosed("The publisher is closed: make a new one.")
+        answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        self._pending.add(answer)
+        self._waiting.append(_Item(message, message.encode(), answer))
+        self._wake.set()
+        return answer
+
+    async def flush(self) -> None:
+        """Wait until everything that was handed over is acknowledged.
+
+        Raises:
+            NodeError: Publishing failed for good.
+        """
+        if self._pending:
+            await asyncio.wait(set(self._pending))
+        if self._failure is not None:
+            raise self._failure
+
+    async def _run(self) -> None:
+        try:
+            async with aclosing(self._calls.publish_stream(self._requests())) as answers:
+                async for _, response in answers:
+                    for item, result in zip(self._sent.popleft(), response.results, strict=True):
+                        self._settle(item, Published.decode(result))
+        except Exception as error:  # noqa: BLE001 - it is raised by `send`, `flush` and the block
+            self._failure = error
+        finally:
+            self._abandon()
+
+    async def _requests(self) -> AsyncGenerator[PublishRequest]:
+        """Batches of whatever waits, so that a slow node gets larger ones."""
+        while True:
+            while not self._waiting:
+                if self._closing:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+            batch = self._next_batch()
+            self._sent.append(batch)
+            messages = (item.encoded for item in batch)
+            yield new_request(messages, self._min_confirms, self._confirm_timeout_s)
+
+    def _next_batch(self) -> list[_Item]:
+        batch: list[_Item] = []
+        size = 0
+        while self._waiting and len(batch) < MAX_PUBLISH_REQUEST_MESSAGES:
+            size += self._waiting[0].encoded.ByteSize() + FIELD_OVERHEAD_BYTES
+            if batch and size > MAX_PUBLISH_REQUEST_BYTES:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
+
+    def _settle(self, item: _Item, result: Published) -> None:
+        self.acknowledged += 1
+        self._pending.discard(item.answer)
+        self._room.release()
+        if not item.answer.done():
+            item.answer.set_result(result)
+        try:
+            result.check(item.message)
+        except PublishError as error:
+            self._refused = self._refused or error
+
+    def _abandon(self) -> None:
+        """Nothing more is acknowledged: whoever waits for an answer, or for room, learns it."""
+        for answer in self._pending:
+            self._room.release()
+            if self._failure is None or answer.done():
+                answer.cancel()
+            else:
+                answer.set_exception(self._failure)
+                answer.exception()  # it need not be awaited: the block raises the same
+        self._pending.clear()

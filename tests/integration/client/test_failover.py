@@ -1,0 +1,178 @@
+"""A client with several nodes goes on at another one: nothing is lost, and nothing comes twice."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from storenode.client import (
+    AsyncClient,
+    CallTimeout,
+    ConnectionLost,
+    CursorRefused,
+    Message,
+    NodeDraining,
+    NodeUnreachable,
+    Outcome,
+    Retry,
+)
+from storenode.client.streams import MessageStream
+from tests.support.node import NodeProcess
+
+TOPIC = "/failover/1/all/proto"
+ONCE = Retry(attempts=0)
+PATIENT = Retry(attempts=400, first_delay_s=0.05, max_delay_s=0.25, at_start=True)
+LATE = ("--max-clock-drift", "off")
+PEERS = (*LATE, "--sync-interval", "0")
+OVERLAP_S = 3_600.0
+
+
+@pytest.fixture
+def two(tmp_path: Path, database_url: str) -> Iterator[list[NodeProcess]]:
+    """Two nodes on one Postgres."""
+    nodes = [NodeProcess(tmp_path / name, LATE, database_url) for name in ("a", "b")]
+    try:
+        yield [node.start() for node in nodes]
+    finally:
+        for node in nodes:
+            node.close()
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[list[NodeProcess]]:
+    """Two nodes with a Postgres each, which are peers."""
+    first = NodeProcess(tmp_path / "a", PEERS)
+    second = NodeProcess(tmp_path / "b", PEERS)
+    try:
+        first.start()
+        second.args = (*PEERS, "--peer", first.peer)
+        yield [first, second.start()]
+    finally:
+        for node in (first, second):
+            node.close()
+
+
+def made(count: int, payload_bytes: int = 10) -> list[Message]:
+    start_ns = time.time_ns()
+    return [
+        Message(b"%d" % n + bytes(payload_bytes), TOPIC, timestamp=start_ns + n)
+        for n in range(count)
+    ]
+
+
+def addresses(nodes: list[NodeProcess]) -> list[str]:
+    return [node.listen for node in nodes]
+
+
+async def taken(stream: MessageStream, count: int) -> list[Message]:
+    return [await anext(stream) for _ in range(count)]
+
+
+async def ended(node: NodeProcess, how: Callable[[NodeProcess], object]) -> None:
+    await asyncio.to_thread(how, node)
+
+
+KILLED: Callable[[NodeProcess], object] = NodeProcess.kill
+STOPPED: Callable[[NodeProcess], object] = NodeProcess.terminate
+
+
+@pytest.mark.parametrize("how", [KILLED, STOPPED])
+async def test_streams_and_calls_go_on_at_another_node_of_the_store(
+    two: list[NodeProcess], how: Callable[[NodeProcess], object]
+) -> None:
+    messages = made(400, payload_bytes=20_000)
+    async with AsyncClient(addresses(two), retry=PATIENT) as client:
+        results = await client.publish_many(messages[:300])
+        assert {result.outcome for result in results} == {Outcome.STORED}
+        scan, feed = client.scan(TOPIC, page_size=5), client.follow(TOPIC, from_beginning=True)
+        scanned, followed = await taken(scan, 20), await taken(feed, 20)
+        async with client.publisher() as publisher:
+            for message in messages[300:350]:
+                await publisher.send(message)
+            await ended(two[0], how)
+            for message in messages[350:]:
+                await publisher.send(message)
+        scanned += [message async for message in scan]
+        followed += await taken(feed, len(messages) - 20)
+        assert scanned[:300] == messages[:300]
+        present = {message.hash for message in scanned}
+        assert scanned == [message for message in messages if message.hash in present]
+        assert sorted(message.hash for message in followed) == sorted(
+            message.hash for message in messages
+        )
+        assert (await client.query(TOPIC, limit=1)).messages == messages[-1:]
+        assert len(await client.get([message.hash for message in messages])) == len(messages)
+
+
+async def test_a_call_that_hangs_goes_on_at_another_node(two: list[NodeProcess]) -> None:
+    message = Message(b"x", TOPIC)
+    two[0].signal(signal.SIGSTOP)
+    try:
+        async with AsyncClient(addresses(two), retry=ONCE, timeout_s=1) as client:
+            assert (await client.publish(message)).held
+        async with AsyncClient(two[0].listen, retry=PATIENT, timeout_s=1) as client:
+            with pytest.raises(CallTimeout):
+                await client.query(TOPIC)
+    finally:
+        two[0].signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(("how", "error"), [(KILLED, ConnectionLost), (STOPPED, NodeDraining)])
+async def test_the_end_of_the_only_node_has_a_name(
+    two: list[NodeProcess], how: Callable[[NodeProcess], object], error: type[Exception]
+) -> None:
+    async with AsyncClient(two[1].listen, retry=ONCE) as client:
+        await client.publish(Message(b"x", TOPIC))
+        feed = client.follow(TOPIC, from_beginning=True)
+        await taken(feed, 1)
+        waiting = asyncio.create_task(taken(feed, 1))
+        await ended(two[1], how)
+        with pytest.raises(error):
+            await waiting
+        with pytest.raises(NodeUnreachable):
+            await client.query(TOPIC)
+
+
+async def test_a_follower_changes_stores_by_time(stores: list[NodeProcess]) -> None:
+    messages = made(60)
+    async with (
+        AsyncClient(addresses(stores), retry=PATIENT) as client,
+        AsyncClient(stores[1].listen, retry=PATIENT) as other,
+    ):
+        for message in messages[:20]:
+            await client.publish(message, min_confirms=1, confirm_timeout_s=60)
+        feed = client.follow(TOPIC, from_beginning=True, overlap_s=OVERLAP_S)
+        found = await taken(feed, 20)
+        kept = feed.cursor
+        await ended(stores[0], KILLED)
+        await other.publish_many(messages[20:40])
+        found += await taken(feed, 20)
+        await other.publish_many(messages[40:])
+        found += await taken(feed, 20)
+        assert sorted(message.hash for message in found) == sorted(
+            message.hash for message in messages
+        )
+        assert feed.cursor != kept
+        again = other.follow(TOPIC, cursor=feed.cursor)
+        assert (await anext(again)) in messages, "the cursor is the other store's now"
+
+
+async def test_a_cursor_of_a_store_that_is_gone_is_refused(stores: list[NodeProcess]) -> None:
+    async with AsyncClient(stores[0].listen) as client:
+        await client.publish(Message(b"x", TOPIC), min_confirms=1, confirm_timeout_s=60)
+        feed = client.follow(TOPIC)
+        waiting = asyncio.create_task(anext(feed))
+        await client.publish(Message(b"y", TOPIC))
+        await waiting
+        cursor = feed.cursor
+    async with AsyncClient(addresses(stores[::-1]), retry=ONCE) as client:
+        feed = client.follow(TOPIC, cursor=cursor)
+        assert (await anext(feed)).payload in {b"x", b"y"}, "the second node is of that store"
+        await ended(stores[0], KILLED)
+        with pytest.raises(CursorRefused):
+            await taken(feed, 5)

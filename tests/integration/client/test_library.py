@@ -1,0 +1,364 @@
+"""`AsyncClient` and `Client` against a node: the same calls and answers, errors with names."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from storenode.client import (
+    Admin,
+    AsyncAdmin,
+    AsyncClient,
+    AsyncPublisher,
+    Client,
+    ClientClosed,
+    ClientOptionError,
+    CursorRefused,
+    InvalidRequest,
+    LimitExceeded,
+    Message,
+    MessageRejected,
+    NodeUnreachable,
+    NotConfirmed,
+    NotServed,
+    Outcome,
+    Published,
+    Publisher,
+    Retry,
+    StorenodeError,
+)
+from storenode.client.sds_messages import sds_payload
+from tests.support.node import NodeProcess
+from tests.support.ports import HeldPort
+
+ONCE = Retry(attempts=0)
+Call = Callable[[Any], Any]
+
+
+class Either:
+    """A client of either kind: what a test does with one, it does with the other."""
+
+    def __init__(self, client: AsyncClient | Client) -> None:
+        self.client = client
+
+    async def do(self, call: Call) -> Any:  # noqa: ANN401 - what the call returns
+        if isinstance(self.client, AsyncClient):
+            made: Awaitable[Any] = call(self.client)
+            return await made
+        return await asyncio.to_thread(call, self.client)
+
+    async def publish(self, message: Message) -> Published:
+        result: Published = await self.do(lambda client: client.publish(message))
+        return result
+
+    async def take(self, call: Call, count: int | None = None) -> tuple[list[Message], bytes]:
+        """The first messages of a stream, and its cursor when no more are asked for."""
+        if isinstance(self.client, AsyncClient):
+            found = []
+            async with call(self.client) as stream:
+                async for message in stream:
+                    found.append(message)
+                    if len(found) == count:
+                        break
+                return found, stream.cursor
+        return await asyncio.to_thread(self._take, call, count)
+
+    def _take(self, call: Call, count: int | None) -> tuple[list[Message], bytes]:
+        with call(self.client) as stream:
+            return list(itertools.islice(stream, count)), stream.cursor
+
+
+@pytest.fixture(params=["asyncio", "blocking"])
+async def either(request: pytest.FixtureRequest, node: NodeProcess) -> AsyncIterator[Either]:
+    if request.param == "asyncio":
+        async with AsyncClient(node.listen) as client:
+            yield Either(client)
+    else:
+        blocking = await asyncio.to_thread(Client, node.listen)
+        yield Either(blocking)
+        await asyncio.to_thread(blocking.close)
+
+
+def made(topic: str, count: int) -> list[Message]:
+    start_ns = time.time_ns()
+    return [Message(b"%d" % n, topic, timestamp=start_ns + n) for n in range(count)]
+
+
+def in_parentheses(function: Callable[..., Any]) -> list[tuple[str, object]]:
+    return [
+        (name, parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "blocking"),
+    [(AsyncClient, Client), (AsyncAdmin, Admin), (AsyncPublisher, Publisher)],
+)
+def test_both_kinds_have_the_same_names(asynchronous: type, blocking: type) -> None:
+    def public(kind: type) -> dict[str, Any]:
+        members = inspect.getmembers(kind, inspect.isfunction)
+        return {name: call for name, call in members if not name.startswith("_")}
+
+    theirs, ours = public(asynchronous), public(blocking)
+    renamed = {"aclose": "close"}
+    assert {renamed.get(name, name) for name in theirs} == set(ours)
+    for name, call in theirs.items():
+        assert in_parentheses(call) == in_parentheses(ours[renamed.get(name, name)]), name
+    if asynchronous is not AsyncPublisher:
+        assert in_parentheses(asynchronous) == in_parentheses(blocking)
+
+
+async def test_publish_and_catch_up_and_follow(either: Either, topic: str) -> None:
+    messages = made(topic, 5)
+    for message in messages[:2]:
+        result = await either.publish(message)
+        assert (result.outcome, result.hash) == (Outcome.STORED, message.hash)
+    found, cursor = await either.take(lambda client: client.scan(topic))
+    assert found == messages[:2]
+    results = await either.do(lambda client: client.publish_many(messages))
+    assert [each.outcome for each in results] == [Outcome.DUPLICATE] * 2 + [Outcome.STORED] * 3
+    assert all(each.held for each in results)
+    later, _ = await either.take(lambda client: client.scan(topic, cursor=cursor))
+    assert later == messages[2:]
+    first, kept = await either.take(lambda client: client.follow(topic, from_beginning=True), 5)
+    assert {each.hash for each in first} == {each.hash for each in messages}
+    (last,) = made(topic, 1)
+    await either.publish(last)
+    again, _ = await either.take(
+        lambda client: client.follow(topic, cursor=kept, from_beginning=True), 6
+    )
+    assert [each.hash for each in again] == [each.hash for each in [*first, last]], (
+        "a page that was not finished comes again"
+    )
+
+
+async def test_queries_by_topic_time_and_hash(either: Either, topic: str) -> None:
+    messages = made(topic, 7)
+    await either.do(lambda client: client.publish_many(messages))
+    newest = await either.do(lambda client: client.query(topic, limit=3))
+    assert newest.messages == messages[4:]
+    older = await either.do(lambda client: client.query(topic, limit=3, cursor=newest.cursor))
+    assert older.messages == messages[1:4]
+    oldest = await either.do(lambda client: client.query(topic, limit=6, newest_first=False))
+    assert oldest.messages == messages[:6]
+    last = await either.do(
+        lambda client: client.query(topic, newest_first=False, cursor=oldest.cursor)
+    )
+    assert (last.messages, last.cursor) == (messages[6:], None)
+    wanted = [messages[2].hash, messages[5].hash, bytes(32), messages[2].hash]
+    found = await either.do(lambda client: client.get(wanted))
+    assert found == {messages[2].hash: messages[2], messages[5].hash: messages[5]}
+    assert await either.do(lambda client: client.get([])) == {}
+    start, end = messages[1].time, messages[0].time + timedelta(hours=1)
+    ranged, _ = await either.take(lambda client: client.scan([topic], start=start, end=end))
+    assert ranged == messages, "a datetime is cut to microseconds"
+    exact = {"start": messages[1].timestamp, "end": messages[3].timestamp}
+    assert (await either.take(lambda client: client.scan(topic, **exact)))[0] == messages[1:3]
+
+
+async def test_every_field_of_a_message_comes_back(either: Either, topic: str) -> None:
+    message = Message(
+        b"\0\xff", topic, "/waku/2/rs/1/3", meta=b"", version=0, rate_limit_proof=b"proof"
+    )
+    await either.publish(message)
+    ((found,), _) = await either.take(lambda client: client.scan(topic))
+    assert found == message
+    assert found.hash == message.hash
+    assert abs(found.time - datetime.now(UTC)) < timedelta(minutes=5)
+
+
+async def test_sds_messages_and_their_past(either: Either, topic: str) -> None:
+    channel = topic
+    entries = [("a", ()), ("b", ("a",)), ("c", ("b", "gone"))]
+    for name, parents in entries:
+        payload = sds_payload(
+            channel, name, name.encode(), sender_id="me", parents=[(each, None) for each in parents]
+        )
+        await either.publish(Message(payload, topic))
+    result = await either.do(lambda client: client.get_sds(channel, ["b", "nobody"]))
+    ((found,), missing) = result.messages, result.missing
+    assert (found.message_id, found.sender_id, found.content) == ("b", "me", b"b")
+    assert found.parents == [("a", None)]
+    assert missing == [("nobody", None)]
+    hinted = await either.do(lambda client: client.get_sds(channel, [("b", found.message.hash)]))
+    assert [each.message for each in hinted.messages] == [found.message]
+    past = await either.do(lambda client: client.causal_history(channel, ["c"]))
+    assert [each.message_id for each in past.messages] == ["a", "b", "c"]
+    assert (past.missing, past.truncated) == ([("gone", None)], False)
+    short = await either.do(lambda client: client.causal_history(channel, ["c"], max_depth=1))
+    assert ({each.message_id for each in short.messages}, short.truncated) == ({"b", "c"}, True)
+
+
+async def test_what_the_node_refuses_is_an_error_with_a_name(either: Either, topic: str) -> None:
+    old = Message(b"old", topic, timestamp=1)
+    with pytest.raises(MessageRejected, match="earlier than this node's clock") as rejected:
+        await either.publish(old)
+    assert rejected.value.message is old
+    assert rejected.value.result.outcome is Outcome.REJECTED
+    with pytest.raises(NotConfirmed, match="confirm"):
+        await either.do(
+            lambda client: client.publish(Message(b"x", topic), min_confirms=2, confirm_timeout_s=1)
+        )
+    with pytest.raises(CursorRefused, match="cursor"):
+        await either.do(lambda client: client.query(cursor=bytes(32)))
+    with pytest.raises(InvalidRequest, match="cursor"):
+        await either.take(lambda client: client.follow(cursor=b"none of ours"), 1)
+    with pytest.raises((InvalidRequest, LimitExceeded), match="content_topics"):
+        await either.do(lambda client: client.query([f"/{n}/1/b/c" for n in range(101)]))
+    with pytest.raises(ValueError, match="has no zone"):
+        await either.do(lambda client: client.query(start=datetime(2026, 1, 1)))  # noqa: DTZ001
+
+
+async def test_a_publisher_batches_and_waits_for_room(either: Either, topic: str) -> None:
+    messages = made(topic, 2_500)
+    if isinstance(either.client, AsyncClient):
+        async with either.client.publisher(max_pending=700) as publisher:
+            answers = [await publisher.send(message) for message in messages]
+            assert publisher.acknowledged >= len(messages) - 700
+            await publisher.flush()
+            assert publisher.acknowledged == len(messages)
+        results: list[Published] = [answer.result() for answer in answers]
+        with pytest.raises(ClientClosed):
+            await publisher.send(messages[0])
+    else:
+        results = await asyncio.to_thread(_publish_blocking, either.client, messages)
+    assert [each.hash for each in results] == [message.hash for message in messages]
+    assert {each.outcome for each in results} == {Outcome.STORED}
+    found, _ = await either.take(lambda client: client.scan(topic))
+    assert found == messages
+
+
+def _publish_blocking(client: Client, messages: list[Message]) -> list[Published]:
+    with client.publisher(max_pending=700) as publisher:
+        answers = [publisher.send(message) for message in messages]
+        publisher.flush()
+    return [answer.result(0) for answer in answers]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_a_publisher_tells_of_rejected_messages(
+    node: NodeProcess, topic: str, strict: bool
+) -> None:
+    good, bad = Message(b"good", topic), Message(b"bad", topic, timestamp=1)
+    answers: list[asyncio.Future[Published]] = []
+
+    async def publish(client: AsyncClient) -> None:
+        async with client.publisher(strict=strict) as publisher:
+            answers.extend([await publisher.send(each) for each in (good, bad, good)])
+
+    async with AsyncClient(node.listen) as client:
+        if strict:
+            with pytest.raises(MessageRejected) as caught:
+                await publish(client)
+            assert caught.value.message is bad
+        else:
+            await publish(client)
+        outcomes = [answer.result().outcome for answer in answers]
+        assert outcomes == [Outcome.STORED, Outcome.REJECTED, Outcome.DUPLICATE]
+
+
+async def test_a_block_that_fails_does_not_wait_for_answers(node: NodeProcess, topic: str) -> None:
+    answers: list[asyncio.Future[Published]] = []
+
+    async def fail(client: AsyncClient) -> None:
+        async with client.publisher() as publisher:
+            answers.append(await publisher.send(Message(b"x", topic)))
+            raise ZeroDivisionError
+
+    async with AsyncClient(node.listen) as client:
+        with pytest.raises(ZeroDivisionError):
+            await fail(client)
+        assert answers[0].done()
+
+
+async def test_a_cursor_moves_when_the_next_message_is_asked_for(
+    node: NodeProcess, topic: str
+) -> None:
+    messages = made(topic, 6)
+    async with AsyncClient(node.listen) as client:
+        await client.publish_many(messages)
+        async with client.scan(topic, page_size=2) as stream:
+            seen = [(message.payload, stream.cursor) async for message in stream]
+        assert seen[0][1] == seen[1][1] == b""
+        assert seen[2][1] == seen[3][1] != seen[4][1]
+        left = [each async for each in client.scan(topic, cursor=seen[3][1])]
+        assert left == messages[2:], "what was not finished comes again"
+        async with aclosing(client.scan(topic, page_size=4).pages()) as pages:
+            sizes = [len(page.messages) async for page in pages]
+        assert sizes[:2] == [4, 2]
+        hashes = [each async for each in client.scan_hashes(topic)]
+        assert hashes == [message.hash for message in messages]
+
+
+async def test_a_follower_says_when_it_has_caught_up(node: NodeProcess, topic: str) -> None:
+    async with AsyncClient(node.listen) as client:
+        await client.publish_many(made(topic, 3))
+        live = []
+        async with aclosing(client.follow(topic, from_beginning=True).pages()) as pages:
+            async for page in pages:
+                live.append(page.live)
+                if page.live:
+                    break
+        assert live[-1]
+
+
+async def test_status_comes_from_the_admin_listener(node: NodeProcess) -> None:
+    async with AsyncAdmin(node.admin) as admin:
+        assert (await admin.status()).ready
+    with Admin(node.admin) as blocking:
+        assert (await asyncio.to_thread(blocking.status)).node_id == node.ready["node_id"]
+    async with AsyncAdmin(node.listen) as wrong:
+        with pytest.raises(NotServed, match="name the listener that serves it"):
+            await wrong.status()
+
+
+async def test_nobody_at_the_address_is_said_soon() -> None:
+    held = HeldPort()
+    async with AsyncClient(held.address, retry=ONCE) as client:
+        with pytest.raises(NodeUnreachable, match=f"No node could be reached at {held.address}"):
+            await client.query()
+        with pytest.raises(NodeUnreachable):
+            await client.publish(Message(b"", "/a/1/b/c"))
+        with pytest.raises(NodeUnreachable):
+            await anext(client.follow())
+
+
+@pytest.mark.parametrize("nodes", ["nowhere", [], ["127.0.0.1:1", "::1:2"]])
+def test_addresses_that_cannot_be_are_refused_at_once(nodes: str | list[str]) -> None:
+    with pytest.raises(ClientOptionError, match="address"):
+        Client(nodes)
+
+
+def test_a_blocking_call_can_be_made_from_any_thread(node: NodeProcess, topic: str) -> None:
+    found: list[Outcome] = []
+    with Client(node.listen) as client:
+        threads = [
+            threading.Thread(
+                target=lambda n=n: found.append(client.publish(Message(b"%d" % n, topic)).outcome)
+            )
+            for n in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == [Outcome.STORED] * 8
+        assert len(list(client.scan(topic))) == 8
+        assert len(list(client.scan_hashes(topic))) == 8
+
+
+def test_every_error_is_a_storenode_error() -> None:
+    from storenode.client import errors  # noqa: PLC0415 - the module is the subject
+
+    kinds = [getattr(errors, name) for name in errors.__all__]
+    assert all(issubclass(kind, StorenodeError) and kind.__doc__ for kind in kinds)

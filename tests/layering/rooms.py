@@ -55,7 +55,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"store.observe", "store.pipeline", "store.runtime", "storenode.message"},
     # nodes seen from outside, as processes, and participants of theirs
     "store.demo": frozenset(
-        {"storenode.client", "storenode.connection", "storenode.sds", "storenode.sds.aio"}
+        {"storenode.client", "storenode.connection", "storenode.message"}
+        | {"storenode.sds", "storenode.sds.aio"}
     ),
     # jobs beside the nodes; restoring writes as a node does
     "store.pipeline": frozenset(

@@ -9,6 +9,8 @@ RUN := $(VENV)/.run
 DEMO := $(VENV)/.demo
 PIPELINE := $(VENV)/.pipeline
 DEV := $(VENV)/.dev
+# The schemas that `make proto-check` compares with: those of the release that the name says.
+BASELINE := tests/vectors/proto-0.1.0.binpb
 # What only computes runs on all cores; of what starts servers and nodes, two run at a time.
 PURE_TESTS := tests/unit tests/sim tests/interop tests/layering
 PROCESS_TESTS := tests/embedded tests/faults tests/integration
@@ -62,6 +64,7 @@ lint: $(DEV) ## check format and style
 format: $(DEV) ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/buf format --write
 
 types: $(DEV) ## check types, strictly
 	$(BIN)/mypy
@@ -69,8 +72,11 @@ types: $(DEV) ## check types, strictly
 proto: $(DEV) ## generate storenode/wire/ from proto/
 	$(BIN)/python tools/generate_wire.py
 
-proto-check: $(DEV) ## fail if storenode/wire/ is not what proto/ gives
+proto-check: $(DEV) ## check storenode/wire/, the style of proto/, and its compatibility with 0.1.0
 	$(BIN)/python tools/generate_wire.py --check
+	$(BIN)/buf format --diff --exit-code
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against $(BASELINE)
 
 check-deploy: $(DEV) ## validate deploy/ with docker-compose, promtool, kubectl and systemd-analyze
 	@$(BIN)/python tools/generate_dashboard.py --check

@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECTS = (ROOT, ROOT / "packaging" / "node")
+PROTO = ROOT / "proto"
 PRIVATE = ("storenode", "internal")
 """Schemas that only the node itself reads."""
 
@@ -47,10 +48,14 @@ def archive_schemas(out: Path) -> None:
     name = f"storenode-proto-{project['version']}"
     with tarfile.open(out / f"{name}.tar.gz", "w:gz") as archive:
         archive.add(ROOT / "LICENSE", f"{name}/LICENSE")
-        for path in sorted((ROOT / "proto").rglob("*.proto")):
-            inner = path.relative_to(ROOT / "proto")
-            if inner.parts[:2] != PRIVATE:
-                archive.add(path, f"{name}/{inner.as_posix()}")
+        for path in public_schemas():
+            archive.add(path, f"{name}/{path.relative_to(PROTO).as_posix()}")
+
+
+def public_schemas() -> list[Path]:
+    """The schemas for clients and peers, sorted."""
+    found = sorted(PROTO.rglob("*.proto"))
+    return [path for path in found if path.relative_to(PROTO).parts[:2] != PRIVATE]
 
 
 if __name__ == "__main__":

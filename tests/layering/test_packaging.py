@@ -15,6 +15,7 @@ from reconcile import kernel
 from storenode.cli.main import COMMANDS
 from tests.layering.rooms import MAY_IMPORT
 from tests.layering.sources import PACKAGES, ROOT
+from tools.build_dist import public_schemas
 from tools.lock import EVERYTHING, EXTRAS, lock_file, requirements
 
 LIBRARY = ROOT
@@ -107,6 +108,12 @@ def test_distributions_are_marked_as_typed() -> None:
 
 def test_proto_holds_schemas_only() -> None:
     assert {path.suffix for path in (ROOT / "proto").rglob("*") if path.is_file()} == {".proto"}
+
+
+def test_the_wheel_has_the_schemas_of_the_archive() -> None:
+    patterns = project(LIBRARY)["tool"]["setuptools"]["package-data"]["storenode.proto"]
+    packed = {path for pattern in patterns for path in (ROOT / "proto").glob(pattern)}
+    assert packed == set(public_schemas())
 
 
 @pytest.mark.parametrize("level", LEVELS)

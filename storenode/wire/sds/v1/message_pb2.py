@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14sds/v1/message.proto\x12\x06sds.v1\"x\n\x0cHistoryEntry\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x1b\n\x0eretrieval_hint\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x16\n\tsender_id\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x11\n\x0f_retrieval_hintB\x0c\n\n_sender_id\"\xa4\x02\n\x07Message\x12\x11\n\tsender_id\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x12\n\nchannel_id\x18\x03 \x01(\t\x12\x1e\n\x11lamport_timestamp\x18\n \x01(\x04H\x00\x88\x01\x01\x12,\n\x0e\x63\x61usal_history\x18\x0b \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x19\n\x0c\x62loom_filter\x18\x0c \x01(\x0cH\x01\x88\x01\x01\x12,\n\x0erepair_request\x18\r \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x14\n\x07\x63ontent\x18\x14 \x01(\x0cH\x02\x88\x01\x01\x42\x14\n\x12_lamport_timestampB\x0f\n\r_bloom_filterB\n\n\x08_contentb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14sds/v1/message.proto\x12\x06sds.v1\"x\n\x0cHistoryEntry\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x1b\n\x0eretrieval_hint\x18\x02 \x01(\x0cH\x00\x88\x01\x01\x12\x16\n\tsender_id\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x11\n\x0f_retrieval_hintB\x0c\n\n_sender_id\"\xa4\x02\n\x07Message\x12\x11\n\tsender_id\x18\x01 \x01(\t\x12\x12\n\nmessage_id\x18\x02 \x01(\t\x12\x12\n\nchannel_id\x18\x03 \x01(\t\x12\x1e\n\x11lamport_timestamp\x18\n \x01(\x04H\x00\x88\x01\x01\x12,\n\x0e\x63\x61usal_history\x18\x0b \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x19\n\x0c\x62loom_filter\x18\x0c \x01(\x0cH\x01\x88\x01\x01\x12,\n\x0erepair_request\x18\r \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x14\n\x07\x63ontent\x18\x14 \x01(\x0cH\x02\x88\x01\x01\x42\x14\n\x12_lamport_timestampB\x0f\n\r_bloom_filterB\n\n\x08_contentBx\n\x1aio.github.storenode.sds.v1B\x0cMessageProtoP\x01Z1github.com/storenode/storenode/proto/sds/v1;sdsv1\xa2\x02\x03SDS\xaa\x02\x10Storenode.Sds.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'storenode.wire.sds.v1.message_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\032io.github.storenode.sds.v1B\014MessageProtoP\001Z1github.com/storenode/storenode/proto/sds/v1;sdsv1\242\002\003SDS\252\002\020Storenode.Sds.V1'
   _globals['_HISTORYENTRY']._serialized_start=32
   _globals['_HISTORYENTRY']._serialized_end=152
   _globals['_MESSAGE']._serialized_start=155

@@ -26,7 +26,11 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Missing associated documentation comment in .proto file."""
+    """Shows the state of a node and starts reconciliations. Served on the admin listener only.
+
+    With a token file, every call carries the metadata `authorization: Bearer TOKEN` of a client with
+    the right `admin`. Without one, the listener serves callers on the same machine only.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -52,23 +56,28 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Shows the state of a node and starts reconciliations. Served on the admin listener only.
+
+    With a token file, every call carries the metadata `authorization: Bearer TOKEN` of a client with
+    the right `admin`. Without one, the listener serves callers on the same machine only.
+    """
 
     def GetStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns the state of the node. A node that is not ready answers, too.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Synchronize(self, request, context):
-        """one reconciliation, now
+        """Reconciles with a peer now. Returns when the session has ended, successfully or not.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchMessages(self, request, context):
-        """ask a peer for some SDS messages
+        """Asks a peer for SDS messages and stores what it returns.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,7 +110,11 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Missing associated documentation comment in .proto file."""
+    """Shows the state of a node and starts reconciliations. Served on the admin listener only.
+
+    With a token file, every call carries the metadata `authorization: Bearer TOKEN` of a client with
+    the right `admin`. Without one, the listener serves callers on the same machine only.
+    """
 
     @staticmethod
     def GetStatus(request,

@@ -26,10 +26,13 @@ if _version_not_supported:
 
 
 class PeerStub:
-    """Every call carries metadata: `storenode-node-id`, `storenode-store-id` (the
-    database behind the node: two nodes on one database have the same) and
-    `storenode-version`. With mutual TLS the node ID is the first DNS name in the
-    certificate and must equal the metadata.
+    """Keeps two stores complete. Served on the peer listener. All streams between two nodes run over
+    one connection, so only one of them must be reachable.
+
+    Every call carries the metadata `storenode-node-id`, `storenode-store-id` (the database behind the
+    node: two nodes on one database have the same) and `storenode-version`; the callee sends its own
+    as initial metadata. With mutual TLS the node ID is the first DNS name of the certificate and must
+    equal the metadata.
     """
 
     def __init__(self, channel):
@@ -56,29 +59,33 @@ class PeerStub:
 
 
 class PeerServicer:
-    """Every call carries metadata: `storenode-node-id`, `storenode-store-id` (the
-    database behind the node: two nodes on one database have the same) and
-    `storenode-version`. With mutual TLS the node ID is the first DNS name in the
-    certificate and must equal the metadata.
+    """Keeps two stores complete. Served on the peer listener. All streams between two nodes run over
+    one connection, so only one of them must be reachable.
+
+    Every call carries the metadata `storenode-node-id`, `storenode-store-id` (the database behind the
+    node: two nodes on one database have the same) and `storenode-version`; the callee sends its own
+    as initial metadata. With mutual TLS the node ID is the first DNS name of the certificate and must
+    equal the metadata.
     """
 
     def Reconcile(self, request_iterator, context):
-        """WAKU-SYNC reconciliation. The caller is the initiator and sends the first
-        frame; then the sides alternate, one frame each.
+        """Finds the differences between two stores (WAKU-SYNC reconciliation). The caller is the initiator
+        and sends the first frame; then the sides alternate, one frame each.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Transfer(self, request_iterator, context):
-        """WAKU-SYNC transfer, both ways, of what a finished Reconcile found.
+        """Transfers the differences that a finished Reconcile found, in both directions (WAKU-SYNC
+        transfer).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Gossip(self, request_iterator, context):
-        """Live exchange of events and read confirmations.
+        """Exchanges new messages and read confirmations as they arise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,10 +118,13 @@ def add_PeerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Peer:
-    """Every call carries metadata: `storenode-node-id`, `storenode-store-id` (the
-    database behind the node: two nodes on one database have the same) and
-    `storenode-version`. With mutual TLS the node ID is the first DNS name in the
-    certificate and must equal the metadata.
+    """Keeps two stores complete. Served on the peer listener. All streams between two nodes run over
+    one connection, so only one of them must be reachable.
+
+    Every call carries the metadata `storenode-node-id`, `storenode-store-id` (the database behind the
+    node: two nodes on one database have the same) and `storenode-version`; the callee sends its own
+    as initial metadata. With mutual TLS the node ID is the first DNS name of the certificate and must
+    equal the metadata.
     """
 
     @staticmethod

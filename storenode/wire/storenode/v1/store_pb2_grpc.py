@@ -27,7 +27,19 @@ if _version_not_supported:
 
 
 class StoreStub:
-    """Missing associated documentation comment in .proto file."""
+    """Publishes, reads and follows messages. Served on the client listener.
+
+    Times are Unix nanoseconds. Reads send message hashes only unless the request sets `include_data`.
+    No response is larger than 4 MiB, the default limit of gRPC clients. Limits named below are
+    defaults, which the operator of a node may change.
+
+    With a token file, every call carries the metadata `authorization: Bearer TOKEN`.
+
+    Errors are gRPC status codes with a sentence that says what to do: INVALID_ARGUMENT,
+    OUT_OF_RANGE (a cursor that this node cannot serve), UNAUTHENTICATED, PERMISSION_DENIED,
+    RESOURCE_EXHAUSTED (names the limit), UNAVAILABLE (retry with backoff). `Query` reports its own
+    errors as `status_code` inside the response.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -73,56 +85,74 @@ class StoreStub:
 
 
 class StoreServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Publishes, reads and follows messages. Served on the client listener.
+
+    Times are Unix nanoseconds. Reads send message hashes only unless the request sets `include_data`.
+    No response is larger than 4 MiB, the default limit of gRPC clients. Limits named below are
+    defaults, which the operator of a node may change.
+
+    With a token file, every call carries the metadata `authorization: Bearer TOKEN`.
+
+    Errors are gRPC status codes with a sentence that says what to do: INVALID_ARGUMENT,
+    OUT_OF_RANGE (a cursor that this node cannot serve), UNAUTHENTICATED, PERMISSION_DENIED,
+    RESOURCE_EXHAUSTED (names the limit), UNAVAILABLE (retry with backoff). `Query` reports its own
+    errors as `status_code` inside the response.
+    """
 
     def Publish(self, request, context):
-        """Stores a batch. Answers when every STORED message of it is durable.
+        """Stores a batch of messages. The response is sent when every STORED message is durable. One
+        message that cannot be stored is REJECTED in its result and does not fail the batch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PublishStream(self, request_iterator, context):
-        """Pipelined Publish: one response per request, in order, each sent when its
-        batch is durable. The server stops reading when it falls behind.
+        """Publish, pipelined: one response per request, in order, each sent when its batch is durable.
+        The node stops reading while too many requests are in flight. A malformed request ends the
+        stream after the responses to the requests before it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Query(self, request, context):
-        """13/WAKU2-STORE: one page.
+        """Reads one page of messages, by topic and time or by hash (13/WAKU2-STORE).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Scan(self, request, context):
-        """Every match in ascending SyncID order, streamed without round trips.
+        """Streams every message that matches in ascending order of timestamp, then hash, without a
+        round trip per page, and ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """Every match in the order in which the database committed it, from a cursor
-        on; then goes on, live, as messages arrive. Nothing that is stored is missed
-        or sent twice. A cursor works at every node on the same database; one from
-        another database, or from before a loss of commits, is OUT_OF_RANGE.
+        """Streams every message that matches in the order in which the database committed it, starting
+        at a cursor, and continues with new messages as they are committed. No stored message is
+        missed or sent twice.
+
+        A cursor is valid at every node on the same database. A cursor from another database, or from
+        before commits were lost, is OUT_OF_RANGE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSdsMessages(self, request, context):
-        """SDS lookups by message ID and, where given, retrieval hint.
+        """Looks up SDS messages by message ID and, where given, retrieval hint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetCausalHistory(self, request, context):
-        """The causal past of some messages, in one call: parents before children.
+        """Streams the causal history of some SDS messages, themselves included, with every parent before
+        its children.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,7 +205,19 @@ def add_StoreServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Store:
-    """Missing associated documentation comment in .proto file."""
+    """Publishes, reads and follows messages. Served on the client listener.
+
+    Times are Unix nanoseconds. Reads send message hashes only unless the request sets `include_data`.
+    No response is larger than 4 MiB, the default limit of gRPC clients. Limits named below are
+    defaults, which the operator of a node may change.
+
+    With a token file, every call carries the metadata `authorization: Bearer TOKEN`.
+
+    Errors are gRPC status codes with a sentence that says what to do: INVALID_ARGUMENT,
+    OUT_OF_RANGE (a cursor that this node cannot serve), UNAUTHENTICATED, PERMISSION_DENIED,
+    RESOURCE_EXHAUSTED (names the limit), UNAVAILABLE (retry with backoff). `Query` reports its own
+    errors as `status_code` inside the response.
+    """
 
     @staticmethod
     def Publish(request,

@@ -63,6 +63,8 @@ Global___RawGossipFrame: _TypeAlias = RawGossipFrame  # noqa: Y015
 
 @_typing.final
 class RawEvents(_message.Message):
+    """The fields are those of storenode.v1.Events."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int

@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwaku/message/v1/message.proto\x12\x0fwaku.message.v1\"\xf3\x01\n\x0bWakuMessage\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x15\n\rcontent_topic\x18\x02 \x01(\t\x12\x14\n\x07version\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x16\n\ttimestamp\x18\n \x01(\x12H\x01\x88\x01\x01\x12\x11\n\x04meta\x18\x0b \x01(\x0cH\x02\x88\x01\x01\x12\x1d\n\x10rate_limit_proof\x18\x15 \x01(\x0cH\x03\x88\x01\x01\x12\x16\n\tephemeral\x18\x1f \x01(\x08H\x04\x88\x01\x01\x42\n\n\x08_versionB\x0c\n\n_timestampB\x07\n\x05_metaB\x13\n\x11_rate_limit_proofB\x0c\n\n_ephemeralb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwaku/message/v1/message.proto\x12\x0fwaku.message.v1\"\xf3\x01\n\x0bWakuMessage\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x15\n\rcontent_topic\x18\x02 \x01(\t\x12\x14\n\x07version\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x16\n\ttimestamp\x18\n \x01(\x12H\x01\x88\x01\x01\x12\x11\n\x04meta\x18\x0b \x01(\x0cH\x02\x88\x01\x01\x12\x1d\n\x10rate_limit_proof\x18\x15 \x01(\x0cH\x03\x88\x01\x01\x12\x16\n\tephemeral\x18\x1f \x01(\x08H\x04\x88\x01\x01\x42\n\n\x08_versionB\x0c\n\n_timestampB\x07\n\x05_metaB\x13\n\x11_rate_limit_proofB\x0c\n\n_ephemeralB\x97\x01\n#io.github.storenode.waku.message.v1B\x0cMessageProtoP\x01Z>github.com/storenode/storenode/proto/waku/message/v1;messagev1\xa2\x02\x03WMX\xaa\x02\x19Storenode.Waku.Message.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'storenode.wire.waku.message.v1.message_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n#io.github.storenode.waku.message.v1B\014MessageProtoP\001Z>github.com/storenode/storenode/proto/waku/message/v1;messagev1\242\002\003WMX\252\002\031Storenode.Waku.Message.V1'
   _globals['_WAKUMESSAGE']._serialized_start=51
   _globals['_WAKUMESSAGE']._serialized_end=294
 # @@protoc_insertion_point(module_scope)

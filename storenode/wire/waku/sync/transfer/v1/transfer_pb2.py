@@ -25,13 +25,14 @@ _sym_db = _symbol_database.Default()
 from storenode.wire.waku.message.v1 import message_pb2 as waku_dot_message_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$waku/sync/transfer/v1/transfer.proto\x12\x15waku.sync.transfer.v1\x1a\x1dwaku/message/v1/message.proto\"\x81\x01\n\x13WakuMessageAndTopic\x12\x32\n\x07message\x18\x01 \x01(\x0b\x32\x1c.waku.message.v1.WakuMessageH\x00\x88\x01\x01\x12\x19\n\x0cpubsub_topic\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_messageB\x0f\n\r_pubsub_topicb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$waku/sync/transfer/v1/transfer.proto\x12\x15waku.sync.transfer.v1\x1a\x1dwaku/message/v1/message.proto\"\x81\x01\n\x13WakuMessageAndTopic\x12\x32\n\x07message\x18\x01 \x01(\x0b\x32\x1c.waku.message.v1.WakuMessageH\x00\x88\x01\x01\x12\x19\n\x0cpubsub_topic\x18\x02 \x01(\tH\x01\x88\x01\x01\x42\n\n\x08_messageB\x0f\n\r_pubsub_topicB\xab\x01\n)io.github.storenode.waku.sync.transfer.v1B\rTransferProtoP\x01ZEgithub.com/storenode/storenode/proto/waku/sync/transfer/v1;transferv1\xa2\x02\x03WST\xaa\x02\x1fStorenode.Waku.Sync.Transfer.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'storenode.wire.waku.sync.transfer.v1.transfer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n)io.github.storenode.waku.sync.transfer.v1B\rTransferProtoP\001ZEgithub.com/storenode/storenode/proto/waku/sync/transfer/v1;transferv1\242\002\003WST\252\002\037Storenode.Waku.Sync.Transfer.V1'
   _globals['_WAKUMESSAGEANDTOPIC']._serialized_start=95
   _globals['_WAKUMESSAGEANDTOPIC']._serialized_end=224
 # @@protoc_insertion_point(module_scope)

@@ -7,8 +7,10 @@ Knows the node's schema only from the node: no generated class of ours is import
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import grpc
 from google.protobuf import json_format
@@ -19,6 +21,14 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
+
+
+def installed(directory: Path) -> str:
+    """Make this script the command ``grpcurl`` in a directory; returns a search path with it."""
+    command = directory / "grpcurl"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, __file__])} "$@"\n')
+    command.chmod(0o755)
+    return f"{directory}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -111,9 +111,9 @@ def run_in_one_shell(todo: Sequence[Step], env: Mapping[str, str], cwd: Path = R
     return outputs[: len(todo)]
 
 
-def as_shown(todo: Sequence[Step], env: Mapping[str, str]) -> None:
+def as_shown(todo: Sequence[Step], env: Mapping[str, str], cwd: Path = ROOT) -> None:
     """Run commands; each must print what its page shows."""
-    for step, printed in zip(todo, run_in_one_shell(todo, env), strict=True):
+    for step, printed in zip(todo, run_in_one_shell(todo, env, cwd), strict=True):
         assert matches(step.output, printed), (
             f"{step.command} printed\n{printed}\nbut the page shows\n{step.output}"
         )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import trustme
 
 from tests.support.command import Command
 from tests.support.node import running_node
+from tests.support.secured import secured_node
 
 TOKENS = {"chat": ["read", "publish"], "operator": ["admin"]}
 
@@ -32,39 +31,8 @@ class Secured:
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     files = tmp_path_factory.mktemp("secured")
-    write_certificates(files)
-    write_tokens(files)
-    options = (
-        *("--tls-cert", str(files / "node.pem"), "--tls-key", str(files / "node.key")),
-        *("--peer-listen", "127.0.0.1:0", "--client-token-file", str(files / "clients.toml")),
-    )
-    with running_node(files / "node", *options) as node:
+    with secured_node(files, TOKENS) as node:
         yield Secured(Command.of(node), files)
-
-
-def write_certificates(files: Path) -> None:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(str(files / "ca.pem"))
-    trustme.CA().cert_pem.write_to_path(str(files / "stranger.pem"))
-    write_identity(files, "node", authority.issue_cert("127.0.0.1", "node-a.example"))
-    write_identity(files, "client", authority.issue_cert("client.example"))
-
-
-def write_identity(files: Path, name: str, issued: trustme.LeafCert) -> None:
-    for blob in issued.cert_chain_pems:
-        blob.write_to_path(str(files / f"{name}.pem"), append=True)
-    issued.private_key_pem.write_to_path(str(files / f"{name}.key"))
-
-
-def write_tokens(files: Path) -> None:
-    text = ""
-    for name, rights in TOKENS.items():
-        token = f"token-of-{name}"
-        (files / f"{name}.token").write_text(token + "\n")
-        digest = hashlib.sha256(token.encode()).hexdigest()
-        text += f'[clients.{name}]\ntoken_sha256 = "{digest}"\nrights = {rights}\n'
-    (files / "forged.token").write_text("token-of-nobody\n")
-    (files / "clients.toml").write_text(text)
 
 
 def test_a_client_with_its_token_publishes_and_reads(secured: Secured) -> None:

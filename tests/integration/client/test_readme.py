@@ -8,15 +8,14 @@ before. grpcurl is a script of ours that makes the same calls by reflection.
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import grpcurl
 from tests.support.command import Command
 from tests.support.fleet import exchanging
-from tests.support.node import COMMAND, running_node
+from tests.support.node import running_node
 from tests.support.pages import ROOT, as_shown, blocks, matches, section, steps
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,11 +28,7 @@ def path(tmp_path: Path) -> str:
     """A search path with the command, this Python and our grpcurl."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    script = shlex.join([sys.executable, str(ROOT / "tests" / "support" / "grpcurl.py")])
-    grpcurl = tools / "grpcurl"
-    grpcurl.write_text(f'#!/bin/sh\nexec {script} "$@"\n')
-    grpcurl.chmod(0o755)
-    return f"{tools}:{Path(COMMAND).parent}:/usr/local/bin:/usr/bin:/bin"
+    return grpcurl.installed(tools)
 
 
 def test_a_first_visit_is_as_the_readme_tells_it(tmp_path: Path, path: str) -> None:

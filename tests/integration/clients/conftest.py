@@ -1,0 +1,31 @@
+"""One node, and the examples of those languages whose toolchains are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.clients.languages import LANGUAGES, Language, Program
+from tests.support.node import NodeProcess, running_node
+
+AVAILABLE = [each for each in LANGUAGES if each.available]
+# Without any toolchain there is no case to run: the page is still compared with the examples.
+collect_ignore = [] if AVAILABLE else ["test_programs.py"]
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """A node with a Postgres of its own."""
+    with running_node(tmp_path_factory.mktemp("clients") / "node") as process:
+        yield process
+
+
+@pytest.fixture(scope="session", params=AVAILABLE, ids=lambda language: language.title)
+def program(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, node: NodeProcess
+) -> Program:
+    """An example, built as the page says, that calls the node."""
+    language: Language = request.param
+    folder = language.build(tmp_path_factory.mktemp(language.folder))
+    return Program(language, folder, {"STORENODE_NODE": node.listen})

@@ -1,0 +1,130 @@
+"""The example programs in other languages, and the page that shows them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.support.node import clean_environment
+from tests.support.pages import ROOT, blocks, section
+
+PAGE: Final = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+TIMEOUT_S: Final = 840.0
+"""To build an example without any cache on a busy machine."""
+
+_REGION = re.compile(
+    r"^[ \t]*// #region (\w+)\n(.*?)^[ \t]*// #endregion$", re.MULTILINE | re.DOTALL
+)
+_MADE: Final = shutil.ignore_patterns("gen", "dist", "node_modules", "client")
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """A language: its heading on the page, the folder of its example, and what it is built with."""
+
+    title: str
+    fence: str
+    folder: str
+    sources: str
+    program: tuple[str, ...]
+    toolchain: tuple[str, ...]
+
+    @property
+    def section(self) -> str:
+        """What the page says of the language."""
+        return section(PAGE, self.title)
+
+    @property
+    def available(self) -> bool:
+        """True where the example can be built."""
+        return all(map(shutil.which, self.toolchain))
+
+    def regions(self) -> dict[str, str]:
+        """The marked regions of the example's sources, by name, without indentation."""
+        paths = sorted((ROOT / "examples" / self.folder).glob(self.sources))
+        found = [pair for path in paths for pair in _REGION.findall(path.read_text("utf-8"))]
+        regions = {name: textwrap.dedent(body).strip("\n") + "\n" for name, body in found}
+        assert len(regions) == len(found), "a region is there once"
+        return regions
+
+    def build(self, directory: Path) -> Path:
+        """Build a copy of the example by the commands of the page; returns its folder."""
+        shutil.copytree(ROOT / "proto", directory / "proto")
+        folder = directory / "examples" / self.folder
+        shutil.copytree(ROOT / "examples" / self.folder, folder, ignore=_MADE)
+        (commands,) = blocks(self.section, "sh")
+        shell(commands, directory)
+        return folder
+
+
+GO: Final = Language("Go", "go", "go", "*.go", ("./client",), ("go",))
+TYPESCRIPT: Final = Language(
+    "TypeScript", "ts", "typescript", "src/*.ts", ("node", "dist/client.js"), ("node", "npm")
+)
+LANGUAGES: Final = (GO, TYPESCRIPT)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A built example that calls a node."""
+
+    language: Language
+    folder: Path
+    env: dict[str, str]
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run to the end."""
+        return subprocess.run(
+            self._command(arguments),
+            cwd=self.folder,
+            env=clean_environment(**self.env),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    def lines(self, *arguments: str) -> list[str]:
+        """What it prints, by line; it must succeed."""
+        done = self(*arguments)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout.splitlines()
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start without waiting; the caller ends it."""
+        return subprocess.Popen(
+            self._command(arguments),
+            cwd=self.folder,
+            env=clean_environment(**self.env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def _command(self, arguments: Sequence[str]) -> list[str]:
+        return [*self.language.program, *arguments]
+
+
+def shell(commands: str, directory: Path) -> None:
+    """Run commands of the page with the buf that is installed beside this Python."""
+    tools = Path(sys.executable).parent
+    env = clean_environment()
+    done = subprocess.run(
+        ["bash", "-e"],
+        input=commands,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=directory,
+        env={**env, "PATH": f"{tools}:{env['PATH']}"},
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{commands}\n{done.stdout}"

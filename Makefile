@@ -13,7 +13,7 @@ DEV := $(VENV)/.dev
 BASELINE := tests/vectors/proto-0.1.0.binpb
 # What only computes runs on all cores; of what starts servers and nodes, two run at a time.
 PURE_TESTS := tests/unit tests/sim tests/interop tests/layering
-PROCESS_TESTS := tests/embedded tests/faults tests/integration
+PROCESS_TESTS := tests/embedded tests/faults tests/install tests/integration
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo pipeline test check-browser sim bench soak lint format types proto \

@@ -28,7 +28,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 SPARK = "tests/integration/pipeline/"
-LONGEST = (SPARK, "tests/faults/test_soak.py", "tests/integration/demo/")
+TOGETHER = (SPARK, "tests/install/")
+"""Folders whose tests share what takes long to make: a session of Spark, what was built."""
+LONGEST = (*TOGETHER, "tests/faults/test_soak.py", "tests/integration/demo/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,16 +38,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
-class _OneSpark(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives a process whole files of tests, and one process all that share a session of Spark."""
+class _WholeFiles(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives a process whole files of tests, or a whole folder of `TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return SPARK if nodeid.startswith(SPARK) else str(super()._split_scope(nodeid))
+        folder = next((each for each in TOGETHER if nodeid.startswith(each)), None)
+        return folder or str(super()._split_scope(nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling:
     """Where several processes run tests: who runs which."""
-    return _OneSpark(config, log)
+    return _WholeFiles(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """Builds both distributions into `dist/`: a wheel and a source distribution of each, checked.
 
-The wheel of the node holds the compiled kernel where there is a C compiler, for every Python from
-3.11 on (abi3). `storenode-proto-VERSION.tar.gz` has the schemas for clients in other languages.
+What builds them, setuptools too, is what the lock file names. The wheel of the node holds the
+compiled kernel where there is a C compiler, for every Python from 3.11 on (abi3).
+`storenode-proto-VERSION.tar.gz` has the schemas for clients in other languages.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def main() -> int:
     out = parser.parse_args().out.absolute()
     shutil.rmtree(out, ignore_errors=True)
     for folder in PROJECTS:
-        run("build", "--installer", "uv", "--outdir", str(out), str(folder))
+        run("build", "--no-isolation", "--outdir", str(out), str(folder))
     packages = [*out.glob("*.whl"), *out.glob("storenode*.tar.gz")]
     run("twine", "check", "--strict", *map(str, packages))
     archive_schemas(out)

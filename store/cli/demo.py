@@ -21,7 +21,8 @@ from storenode.cli.options.types import POSITIVE_DURATION
 from storenode.client.errors import NodeError
 from storenode.message.limits import NS_PER_S
 
-_LIBRARIES: Final = ("rich", "cryptography")
+LIBRARIES: Final = ("rich", "cryptography")
+"""Of the extra; the embedded Postgres has a sentence of its own."""
 _PARTS: Final = ("gossip", "reconciliation", "repair")
 
 
@@ -106,7 +107,7 @@ def demo(
 
 
 def _require_libraries() -> None:
-    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise CliError(
             USAGE,

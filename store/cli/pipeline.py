@@ -32,14 +32,16 @@ if TYPE_CHECKING:
 MOST_CONNECTIONS: Final = 64
 _FOREVER: Final = 2**63 - 1
 _NEW_FILE: Final = click.Path(path_type=Path)
-_LIBRARIES: Final = (
+LIBRARIES: Final = (
     "deltalake",
     "jinja2",
     "matplotlib",
     "pandas",
     "pyarrow",
     "pyspark",
+    "scipy",
 )
+"""Of the extra; without the ADBC driver, jobs read by psycopg."""
 
 
 Decorator = Callable[[Callable[..., int]], Callable[..., int]]
@@ -452,7 +454,7 @@ def report(
 
 
 def _require_libraries() -> None:
-    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         raise CliError(
             USAGE,

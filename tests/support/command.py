@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.support.node import COMMAND, NodeProcess, clean_environment
@@ -34,9 +35,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``storenode`` with the environment of a tester who has set the node's address."""
+    """``storenode`` with the environment of a tester who has set the node's address.
+
+    ``program`` is another installation of the command, and ``cwd`` where it runs.
+    """
 
     env: Mapping[str, str] = field(default_factory=dict)
+    program: Sequence[str] = (COMMAND,)
+    cwd: Path | None = None
 
     @classmethod
     def of(cls, node: NodeProcess) -> Command:
@@ -46,9 +52,10 @@ class Command:
     def __call__(self, *arguments: str, stdin: bytes = b"", **env: str) -> Ended:
         """Run to the end."""
         done = subprocess.run(
-            [COMMAND, *arguments],
+            [*self.program, *arguments],
             input=stdin,
             capture_output=True,
+            cwd=self.cwd,
             env=clean_environment(**{**self.env, **env}),
             timeout=TIMEOUT_S,
             check=False,
@@ -64,9 +71,10 @@ class Command:
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
         """Start without waiting; the caller ends it."""
         return subprocess.Popen(
-            [COMMAND, *arguments],
+            [*self.program, *arguments],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            cwd=self.cwd,
             env=clean_environment(**self.env),
         )

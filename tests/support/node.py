@@ -44,7 +44,8 @@ class NodeProcess:
 
     ``args`` are further options of ``storenode run``; without ``database_url`` the node has a
     Postgres of its own. Every listener is on a free port of 127.0.0.1, which is kept for it while
-    it is down, unless ``args`` say else.
+    it is down, unless ``args`` say else. ``program`` is another installation of the command, and
+    ``cwd`` where it runs.
     """
 
     data_dir: Path
@@ -54,6 +55,8 @@ class NodeProcess:
     ready: dict[str, str] = field(default_factory=dict)
     ports: dict[str, HeldPort] = field(default_factory=dict)
     """By option; another node that takes the place of this one is given them."""
+    program: Sequence[str] = (COMMAND,)
+    cwd: Path | None = None
 
     _process: subprocess.Popen[bytes] | None = None
 
@@ -95,7 +98,7 @@ class NodeProcess:
 
     def command(self) -> list[str]:
         """The command line; later options win, so ``args`` may name other listeners."""
-        line = [COMMAND, "run", "--data-dir", str(self.data_dir)]
+        line = [*self.program, "run", "--data-dir", str(self.data_dir)]
         for option in LISTENERS:
             if option not in self.args:
                 line += [option, self.ports.setdefault(option, HeldPort()).address]
@@ -113,6 +116,7 @@ class NodeProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=clean_environment(**self.env),
+                cwd=self.cwd,
                 # A Ctrl-C at the tests' terminal must not race their own clean-up.
                 start_new_session=True,
             )

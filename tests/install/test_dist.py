@@ -1,0 +1,152 @@
+"""What is in the wheels, the source distributions and the archive of schemas."""
+
+from __future__ import annotations
+
+import email
+import importlib.resources
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+from tests.install.environment import ROOT, VERSION, Dist, run
+
+PACKAGES = ("storenode", "storenode_node")
+FOLDERS = {"storenode": ".", "storenode_node": "packaging/node"}
+
+
+def packages(dist: Dist) -> dict[str, tuple[Path, Path]]:
+    """Wheel and source distribution by name."""
+    return {
+        "storenode": (dist.library, dist.library_source),
+        "storenode_node": (dist.node, dist.node_source),
+    }
+
+
+def files_of(path: Path) -> set[str]:
+    """The files in a wheel, or those in a source distribution below its folder."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            return set(wheel.namelist())
+    with tarfile.open(path) as source:
+        files = (member.name for member in source.getmembers() if member.isfile())
+        return {name.partition("/")[2] for name in files}
+
+
+def metadata_of(wheel: Path) -> Message:
+    """What an index shows of a wheel."""
+    (name,) = (name for name in files_of(wheel) if name.endswith(".dist-info/METADATA"))
+    with zipfile.ZipFile(wheel) as file:
+        return email.message_from_bytes(file.read(name))
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the repository without anything that was built from them."""
+    copy = tmp_path_factory.mktemp("tree")
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_symlink() or (ROOT / name).is_file():
+            target = copy / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target, follow_symlinks=False)
+    return copy
+
+
+def test_an_index_takes_them(dist: Dist) -> None:
+    both = [str(path) for each in packages(dist).values() for path in each]
+    assert run(sys.executable, "-m", "twine", "check", "--strict", *both).count("PASSED") == 4
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_metadata_say_what_it_is(dist: Dist, name: str) -> None:
+    wheel, _ = packages(dist)[name]
+    metadata = metadata_of(wheel)
+    assert metadata["Version"] == VERSION
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-File"] == "LICENSE"
+    assert metadata["Summary"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "# storenode" in str(metadata.get_payload())
+    links = {link.partition(",")[0] for link in metadata.get_all("Project-URL", [])}
+    assert links == {"Homepage", "Documentation", "Changelog", "Issues", "Source"}
+    classifiers = metadata.get_all("Classifier", [])
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3.13"} <= set(classifiers)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_wheel_is_the_same_from_the_tree_and_from_the_source_distribution(
+    dist: Dist, name: str, tree: Path, tmp_path: Path
+) -> None:
+    wheel, source = packages(dist)[name]
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    found = []
+    for folder in (tree / FOLDERS[name], unpacked):
+        out = tmp_path / f"from-{folder.name}"
+        building = ("build", "--wheel", "--no-isolation", "--outdir", str(out), str(folder))
+        run(sys.executable, "-m", *building, cwd=tmp_path)
+        (built,) = out.iterdir()
+        assert built.name == wheel.name
+        found.append(files_of(built))
+    assert found == [files_of(wheel)] * 2
+
+
+def test_the_wheel_of_the_node_has_what_a_node_reads(dist: Dist) -> None:
+    files = files_of(dist.node)
+    assert "-cp311-abi3-" in dist.node.name
+    assert "reconcile/_kernel.abi3.so" in files
+    for package, pattern in (("migrations", "versions/*.py"), ("store/observe", "web/*")):
+        inside = {path.relative_to(ROOT) for path in (ROOT / package).glob(pattern)}
+        names = {path.as_posix() for path in inside}
+        assert {name.replace("migrations/", "store/migrations/") for name in names} <= files
+        assert len(names) > 3
+    assert not any(name.endswith((".c", ".h")) for name in files)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_source_distribution_has_all_that_it_is_built_from(dist: Dist, name: str) -> None:
+    _, source = packages(dist)[name]
+    files = files_of(source)
+    wanted = {"LICENSE", "README.md", "pyproject.toml"}
+    if name == "storenode_node":
+        for pattern in ("migrations/**/*.py", "reconcile/native/*", "store/observe/web/*"):
+            found = {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)}
+            assert len(found) > 3
+            wanted |= found
+    assert wanted <= files
+    assert not {name for name in files if name.startswith(("tests/", "docs/", "sim/", "bench/"))}
+    with tarfile.open(source) as archive:
+        assert not any(member.issym() or member.islnk() for member in archive.getmembers())
+
+
+def test_the_schemas_compile_in_an_empty_folder(dist: Dist, tmp_path: Path) -> None:
+    with tarfile.open(dist.schemas) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    assert folder.name == f"storenode-proto-{VERSION}"
+    assert (folder / "LICENSE").is_file()
+    out = tmp_path / "out"
+    out.mkdir()
+    sources = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.proto"))
+    assert "storenode/v1/store.proto" in sources
+    known = importlib.resources.files("grpc_tools") / "_proto"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", f"--proto_path={known}"),
+            *(f"--python_out={out}", f"--grpc_python_out={out}", *sources),
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list(out.rglob("*_pb2.py"))) == len(sources)

@@ -1,0 +1,98 @@
+"""The library with the node, from the wheels: a node in a folder that is not the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from store.db.migrate import head
+from store.observe.page import PATH
+from tests.install.environment import VERSION, Dist, Environment, library_of
+from tests.integration.run.helpers import get
+from tests.support.command import Command
+from tests.support.node import NodeProcess
+
+TOPIC = ("--content-topic", "/installed/1/node/proto")
+KERNEL = "from reconcile import kernel; print(kernel.usable() is not None)"
+STATUS_FILES = (PATH, "/status.css", "/status.js", "/status.svg", "/status.json")
+
+
+def started(environment: Environment) -> Iterator[NodeProcess]:
+    """A node of an environment, which must end cleanly."""
+    command = environment.storenode
+    node = NodeProcess(
+        environment.elsewhere / "data",
+        env=dict(command.env),
+        program=command.program,
+        cwd=command.cwd,
+    )
+    try:
+        yield node.start()
+        assert node.terminate() == 0, node.log_tail()
+    finally:
+        node.close()
+
+
+@pytest.fixture(scope="module")
+def serving(installed_node: Environment) -> Iterator[NodeProcess]:
+    """A node from the wheels."""
+    yield from started(installed_node)
+
+
+@pytest.fixture(scope="module")
+def without_compiler(dist: Dist, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The node built from its source distribution where there is no compiler."""
+    environment = Environment.made(tmp_path_factory.mktemp("without-compiler"))
+    source = f"storenode-node[embedded] @ {dist.node_source.as_uri()}"
+    environment.install(dist, library_of(dist), source, CC="/bin/false")
+    return environment
+
+
+def serves(command: Command, payload: str) -> None:
+    """A node takes a message and gives it back."""
+    assert command.ok("publish", *TOPIC, payload).out.startswith("STORED")
+    assert payload in command.ok("follow", *TOPIC, "--from-beginning", "--until-live").out
+
+
+def test_it_serves(installed_node: Environment, serving: NodeProcess) -> None:
+    assert serving.ready["database"] == "embedded"
+    command = installed_node.calling(serving)
+    serves(command, "from-a-wheel")
+    assert f'"version": "{VERSION}"' in command.ok("status", "--json").out
+
+
+def test_its_migrations_are_those_of_the_repository(
+    installed_node: Environment, serving: NodeProcess
+) -> None:
+    shown = installed_node.storenode.ok("db", "current", "--data-dir", str(serving.data_dir))
+    assert head() in shown.out
+
+
+@pytest.mark.parametrize("path", STATUS_FILES)
+def test_its_status_page_has_all_files(serving: NodeProcess, path: str) -> None:
+    code, text = get(serving.metrics, path)
+    assert (code, bool(text)) == (200, True)
+
+
+def test_it_uses_the_compiled_kernel(installed_node: Environment) -> None:
+    assert installed_node.run("-c", KERNEL).out == "True\n"
+
+
+def test_commands_whose_extra_is_missing_name_it(installed_node: Environment) -> None:
+    for arguments, extra in (
+        (("demo",), "demo"),
+        (("pipeline", "archive", "untouched"), "pipeline"),
+        (("run", "--data-dir", "untouched", "--tracing", "on"), "tracing"),
+    ):
+        ended = installed_node.storenode(*arguments)
+        assert (ended.code, ended.out, len(ended.err.splitlines())) == (2, "", 1), ended
+        assert f"`pip install 'storenode[{extra}]'`" in ended.err
+    assert not Path(installed_node.elsewhere, "untouched").exists()
+
+
+def test_without_a_compiler_it_serves_with_arrays(without_compiler: Environment) -> None:
+    assert without_compiler.run("-c", KERNEL).out == "False\n"
+    for node in started(without_compiler):
+        serves(without_compiler.calling(node), "without-a-kernel")

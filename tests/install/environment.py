@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import sysconfig
+import tarfile
 import tomllib
+import zipfile
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from tests.support.command import Command, Ended
-from tests.support.node import NodeProcess
+from tests.support.node import UV, NodeProcess
 
 ROOT: Final = Path(__file__).parents[2]
 _LOCK: Final = ROOT / "requirements" / "dev.lock"
 VERSION: Final[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-_UV: Final = str(Path(sysconfig.get_path("scripts"), "uv"))
 _OWN_MODULES: Final = {"PYTHONPATH": ""}
 _TIMEOUT_S: Final = 240.0
 
@@ -107,13 +107,23 @@ class Environment:
         return Command(_OWN_MODULES, (str(self.python),), self.elsewhere)(*arguments)
 
 
+def files_of(path: Path) -> set[str]:
+    """The files in a wheel, or those in a source distribution below its folder."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            return set(wheel.namelist())
+    with tarfile.open(path) as source:
+        files = (member.name for member in source.getmembers() if member.isfile())
+        return {name.partition("/")[2] for name in files}
+
+
 def library_of(dist: Dist, extra: str = "") -> str:
     """The requirement that installs the built library, with an extra."""
     return f"storenode{extra} @ {dist.library.as_uri()}"
 
 
 def _uv(*arguments: str, **env: str) -> None:
-    done = Command(env, (_UV,))(*arguments)
+    done = Command(env, (UV,))(*arguments)
     assert done.code == 0, done.err
 
 

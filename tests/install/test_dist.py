@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.install.environment import ROOT, VERSION, Dist, run
+from tests.install.environment import ROOT, VERSION, Dist, files_of, run
 
 PACKAGES = ("storenode", "storenode_node")
 FOLDERS = {"storenode": ".", "storenode_node": "packaging/node"}
@@ -26,16 +26,6 @@ def packages(dist: Dist) -> dict[str, tuple[Path, Path]]:
         "storenode": (dist.library, dist.library_source),
         "storenode_node": (dist.node, dist.node_source),
     }
-
-
-def files_of(path: Path) -> set[str]:
-    """The files in a wheel, or those in a source distribution below its folder."""
-    if path.suffix == ".whl":
-        with zipfile.ZipFile(path) as wheel:
-            return set(wheel.namelist())
-    with tarfile.open(path) as source:
-        files = (member.name for member in source.getmembers() if member.isfile())
-        return {name.partition("/")[2] for name in files}
 
 
 def metadata_of(wheel: Path) -> Message:

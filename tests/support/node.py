@@ -27,6 +27,9 @@ LISTENERS = ("--listen", "--admin-listen", "--metrics-listen")
 COMMAND = str(Path(sys.executable).with_name("storenode"))
 """The installed command, as an operator runs it."""
 
+UV = str(Path(sys.executable).with_name("uv"))
+"""The installer."""
+
 
 class NodeFailed(Exception):
     """The node ended, or did not get ready in time; the text holds the end of its log."""

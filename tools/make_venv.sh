@@ -29,6 +29,9 @@ find_python() {
     if [ -n "$without_venv" ]; then
         fail "$without_venv has no venv module: install it, on Debian and Ubuntu with \`apt install python3-venv\`."
     fi
+    if [ -n "${PYTHON:-}" ]; then
+        fail "storenode needs Python 3.11 or newer, and PYTHON names $PYTHON, which is older or does not run: name another with \`make PYTHON=/path/to/python3\`."
+    fi
     fail "storenode needs Python 3.11 or newer and found none: install it, or name it with \`make PYTHON=/path/to/python3\`."
 }
 
@@ -37,7 +40,7 @@ install() {
     if command -v uv >/dev/null 2>&1; then
         set -- env VIRTUAL_ENV="$venv" uv pip install "$@"
     else
-        set -- "$venv/bin/python" -m pip install --retries 1 --timeout 20 "$@"
+        set -- "$venv/bin/python" -m pip install "$@"
     fi
     "$@" >"$log" 2>&1 || {
         tail -n 5 "$log" >&2
@@ -53,6 +56,14 @@ fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 printf 'Installing what %s names into %s ...\n' "$lock" "$venv" >&2
+# Unless the environment says otherwise, both give up within a minute where nothing answers.
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+export PIP_RETRIES="${PIP_RETRIES:-1}" PIP_DEFAULT_TIMEOUT="${PIP_DEFAULT_TIMEOUT:-20}"
+export UV_HTTP_RETRIES="${UV_HTTP_RETRIES:-1}" UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-20}"
+if command -v uv >/dev/null 2>&1; then
+    # uv refuses to work where it cannot write its cache, as in a home that is read-only.
+    cache=$(uv cache dir)
+    mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ] || export UV_NO_CACHE=1
+fi
 install --require-hashes --requirement "$lock"
 install --no-deps --no-build-isolation --editable . --editable packaging/node

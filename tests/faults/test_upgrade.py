@@ -49,6 +49,7 @@ from tests.support.release import VERSION, Release, unpack
 NOW = importlib.metadata.version("storenode")
 TOPIC = ("--content-topic", "/upgrade/1/lobby/proto")
 CHANNEL = "upgraded"
+PAGE = (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8")
 
 # A participant of either version: it says lines, and prints its log when all of it is published, or
 # ends at once like a killed one.
@@ -142,6 +143,25 @@ def first_page(command: Command, messages: int) -> tuple[list[bytes], str]:
     return [bytes.fromhex(each["message_hash"]) for each in lines[:-1]], lines[-1]["cursor"]
 
 
+def renamed() -> dict[str, str]:
+    """The imports of the version before, and those of this one, as the page lists them."""
+    table = PAGE.partition("**In an application,**")[2].partition("\n\nThe state")[0]
+    rows = [re.findall(r"`([a-z.]+)`", row) for row in table.splitlines() if row.startswith("| `")]
+    return {
+        old: new
+        for names in rows
+        for old, new in zip(names[: len(names) // 2], names[len(names) // 2 :], strict=True)
+    }
+
+
+def test_imports_were_and_are_as_the_page_says(before: Release) -> None:
+    names = renamed()
+    assert len(names) == 6
+    for env, wanted in ((before.env, names.keys()), ({}, names.values())):
+        program = (sys.executable, "-c", f"import {', '.join(wanted)}")
+        assert Command(env, program, before.packages).ok().err == ""
+
+
 def test_what_is_installed_is_the_version_before(before: Release) -> None:
     assert before.command.ok("--version").out == f"storenode {VERSION}\n"
     assert NOW != VERSION
@@ -220,7 +240,6 @@ async def test_a_data_directory_is_taken_over_with_cursors_and_participants(
 async def test_nodes_on_one_database_are_replaced_while_clients_publish(
     before: Release, nodes: ExitStack, tmp_path: Path, empty_database_url: str
 ) -> None:
-    (page,) = blocks((ROOT / "docs" / "upgrading.md").read_text(), "sh")
     ledger = Ledger()
     url = ("--database-url", empty_database_url)
     before.command.ok("db", "upgrade", *url)
@@ -257,8 +276,9 @@ async def test_nodes_on_one_database_are_replaced_while_clients_publish(
             assert kept == ledger.sent
         await follower.has_all(ledger.sent)
     Command().ok("db", "check", *url)
-    commands = [line.split("#")[0].strip() for line in page.splitlines() if line[0] != "#"]
-    assert commands == [
+    (body,) = blocks(PAGE, "sh")
+    shown = [line.split("#")[0].strip() for line in body.splitlines() if line[0] != "#"]
+    assert shown == [
         "storenode db check",
         "storenode db upgrade --before-restart",
         "storenode db upgrade",

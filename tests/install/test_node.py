@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,17 +14,18 @@ from tests.install.environment import VERSION, Dist, Environment, library_of
 from tests.integration.run.helpers import get
 from tests.support.command import Command
 from tests.support.node import NodeProcess
+from tests.support.small_disk import READ_ONLY
 
 TOPIC = ("--content-topic", "/installed/1/node/proto")
 KERNEL = "from reconcile import kernel; print(kernel.usable() is not None)"
 STATUS_FILES = (PATH, "/status.css", "/status.js", "/status.svg", "/status.json")
 
 
-def started(environment: Environment) -> Iterator[NodeProcess]:
+def started(command: Command) -> Iterator[NodeProcess]:
     """A node of an environment, which must end cleanly."""
-    command = environment.storenode
+    assert command.cwd is not None
     node = NodeProcess(
-        environment.elsewhere / "data",
+        command.cwd / "data",
         env=dict(command.env),
         program=command.program,
         cwd=command.cwd,
@@ -35,10 +37,19 @@ def started(environment: Environment) -> Iterator[NodeProcess]:
         node.close()
 
 
+def homeless(command: Command) -> Command:
+    """A command whose user's home is empty and read-only."""
+    assert command.cwd is not None
+    home = command.cwd / "home"
+    home.mkdir(exist_ok=True)
+    program = [*READ_ONLY, str(home), *command.program]
+    return replace(command, env={**command.env, "HOME": str(home)}, program=program)
+
+
 @pytest.fixture(scope="module")
 def serving(installed_node: Environment) -> Iterator[NodeProcess]:
-    """A node from the wheels."""
-    yield from started(installed_node)
+    """A node from the wheels, whose user has a home that is read-only."""
+    yield from started(homeless(installed_node.storenode))
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +72,13 @@ def test_it_serves(installed_node: Environment, serving: NodeProcess) -> None:
     command = installed_node.calling(serving)
     serves(command, "from-a-wheel")
     assert f'"version": "{VERSION}"' in command.ok("status", "--json").out
+
+
+def test_clients_need_no_home(installed_node: Environment, serving: NodeProcess) -> None:
+    command = homeless(installed_node.calling(serving))
+    serves(command, "without-a-home")
+    chat = ("chat", "--channel", "homeless", "--name", "alice")
+    assert "alice: hello" in command.ok(*chat, stdin=b"hello\n").out
 
 
 def test_its_migrations_are_those_of_the_repository(
@@ -94,5 +112,5 @@ def test_commands_whose_extra_is_missing_name_it(installed_node: Environment) ->
 
 def test_without_a_compiler_it_serves_with_arrays(without_compiler: Environment) -> None:
     assert without_compiler.run("-c", KERNEL).out == "False\n"
-    for node in started(without_compiler):
+    for node in started(without_compiler.storenode):
         serves(without_compiler.calling(node), "without-a-kernel")

@@ -12,6 +12,9 @@ from typing import Final
 # does not run as root.
 _ROOT: Final = os.geteuid() == 0
 _UNSHARE: Final = ["unshare", "--mount", *([] if _ROOT else ["--map-current-user", "--keep-caps"])]
+READ_ONLY: Final = [*_UNSHARE, "sh", "-c", 'mount -t tmpfs -o ro tmpfs "$0" && exec "$@"']
+"""Before a directory and a command: runs it where that directory is empty and read-only."""
+
 _ENTER: Final = ["nsenter", "--mount", *([] if _ROOT else ["--user", "--preserve-credentials"])]
 _TRIES: Final = 100
 _MOUNT: Final = 'mount -t tmpfs -o size="$1"m,mode=755 tmpfs "$0" && echo mounted && exec cat'

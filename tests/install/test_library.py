@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -40,42 +39,42 @@ APPLICATION = """
 import asyncio
 import sys
 
-from storenode.client.messages import hash_of, new_message
-from storenode.client.node import NodeClient, connect
-from storenode.client.types import PublishResult
-from storenode.message.limits import NS_PER_S
+from storenode.client import AsyncClient, Client, Message, Outcome
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.events import Message
+from storenode.sds.aio.events import Message as Said
+
+TOPIC = "/installed/1/app/proto"
 
 
-async def publish(client: NodeClient, now_s: int) -> bytes:
-    message = new_message(b"typed", "/installed/1/app/proto", "/waku/2/rs/1/0", now_s * NS_PER_S)
-    (result,) = await client.publish([message])
-    assert result.outcome in (PublishResult.STORED, PublishResult.DUPLICATE)
-    assert result.message_hash == hash_of(message)
-    return result.message_hash
+def publish(node: str) -> bytes:
+    with Client(node) as client:
+        message = Message(b"typed", TOPIC)
+        published = client.publish(message)
+        assert published.outcome is Outcome.STORED
+        assert published.hash == message.hash
+        return message.hash
 
 
-async def said(channel: Channel) -> Message:
+async def stored(node: str) -> set[bytes]:
+    async with AsyncClient(node) as client, client.scan(TOPIC) as messages:
+        return {message.hash async for message in messages}
+
+
+async def first(channel: Channel) -> Said:
     async for message in channel.messages():
         return message
     raise AssertionError("the channel ended")
 
 
-async def main(node: str, state: str, now_s: int) -> None:
-    async with connect(node) as client:
-        found: set[bytes] = set()
-        wanted = await publish(client, now_s)
-        async for page in client.scan():
-            found |= {each.message_hash for each in page.messages}
-        assert wanted in found
+async def main(node: str, state: str) -> None:
+    assert await asyncio.to_thread(publish, node) in await stored(node)
     async with Channel.join(node, "installed-app", "alice", state=state) as channel:
         message_id: str = await channel.send(b"hello")
         await channel.wait_for(lambda status: status.synced and not status.unpublished)
-        assert (await said(channel)).message_id == message_id
+        assert (await first(channel)).message_id == message_id
 
 
-asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+asyncio.run(main(sys.argv[1], sys.argv[2]))
 """
 
 
@@ -217,5 +216,5 @@ def test_an_application_may_have_modules_of_any_other_name(
         )
     script = folder / "application.py"
     script.write_text(APPLICATION)
-    ended = library.run(str(script), node.listen, str(folder / "alice.db"), f"{time.time():.0f}")
+    ended = library.run(str(script), node.listen, str(folder / "alice.db"))
     assert (ended.code, ended.err) == (0, "")

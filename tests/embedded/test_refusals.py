@@ -74,7 +74,7 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def take_away(path: str) -> None:
         monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-        monkeypatch.setattr(binaries, "_SYSTEM_PATTERNS", ())
+        monkeypatch.setattr(binaries, "SYSTEM_PATTERNS", ())
         monkeypatch.setenv("PATH", path)
 
     return take_away

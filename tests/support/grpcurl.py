@@ -1,4 +1,4 @@
-"""What grpcurl does by server reflection, as far as the README uses it; run as a script.
+"""What grpcurl does by server reflection, as far as the documentation uses it; run as a script.
 
 Knows the node's schema only from the node: no generated class of ours is imported. The variable
 ``GRPCURL_ADDRESSES`` (``FROM=TO FROM=TO``) sends a documented address to a node under test.

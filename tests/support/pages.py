@@ -18,7 +18,7 @@ PAGES = sorted(
 )
 
 _TIMEOUT_S: Final = 280.0
-_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _OPERATORS = re.compile(r"[;&|()<>]+")
 _ASSIGNMENT = re.compile(r"\w+=")
 
@@ -38,7 +38,17 @@ def name_of(page: Path) -> str:
 
 def blocks(text: str, *languages: str) -> list[str]:
     """The blocks of some languages in a text; that of a plain block is empty."""
-    return [body for language, body in _BLOCK.findall(text) if language in languages]
+    return [body for language, _, body in _BLOCK.findall(text) if language in languages]
+
+
+def files(text: str) -> dict[str, str]:
+    """The blocks with a title, which is the name of the file that a reader makes of them."""
+    return {title: body for _, title, body in _BLOCK.findall(text) if title}
+
+
+def fragments(text: str, language: str) -> list[str]:
+    """The blocks of a language that are no files of their own."""
+    return [body for found, title, body in _BLOCK.findall(text) if found == language and not title]
 
 
 def section(text: str, title: str) -> str:

@@ -1,4 +1,4 @@
-"""The programs of README and docs/sds.md run as they stand there."""
+"""The programs of docs/sds.md run as they stand there."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ def programs(page: str) -> list[str]:
 
 
 def program() -> str:
-    in_readme, *others = programs("README.md")
-    assert others == []
-    assert in_readme == programs("docs/sds.md")[0]
-    return in_readme
+    return programs("docs/sds.md")[0]
 
 
 def test_twenty_lines_make_a_participant(node: NodeProcess, room: str, tmp_path: Path) -> None:

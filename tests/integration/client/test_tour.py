@@ -1,4 +1,4 @@
-"""Every command of the README is run, and what it prints is what the README shows.
+"""Every command of the tour and of the first steps with several nodes prints what the pages show.
 
 Commands stand in ``console`` blocks after ``$ ``, and what follows them is their output, where
 ``...`` stands for any text. One shell runs a section, so that a command may use a variable of one
@@ -7,7 +7,6 @@ before. grpcurl is a script of ours that makes the same calls by reflection.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,8 @@ from tests.support.fleet import exchanging
 from tests.support.node import running_node
 from tests.support.pages import ROOT, as_shown, blocks, matches, section, steps
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SEVERAL_NODES = "Several nodes on one Postgres"
-FIRST_PEER = "A first peer"
+TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+SEVERAL_NODES = (ROOT / "docs" / "several-nodes.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -31,20 +29,19 @@ def path(tmp_path: Path) -> str:
     return grpcurl.installed(tools)
 
 
-def test_a_first_visit_is_as_the_readme_tells_it(tmp_path: Path, path: str) -> None:
-    before, after = README.split(f"## {SEVERAL_NODES}\n")
-    todo = steps(before)
-    assert len(todo) > len(steps(after)) > 0
+def test_the_tour_is_as_the_page_tells_it(tmp_path: Path, path: str) -> None:
+    todo = steps(TOUR)
+    assert len(todo) > 20
     with running_node(tmp_path / "node") as node:
         documented = f"127.0.0.1:7420={node.listen} 127.0.0.1:7421={node.admin}"
         addresses = {"STORENODE_NODE": node.listen, "STORENODE_ADMIN": node.admin}
         as_shown(todo, {"PATH": path, "GRPCURL_ADDRESSES": documented, **addresses})
 
 
-def test_several_nodes_share_a_database_as_the_readme_tells_it(
+def test_several_nodes_share_a_database_as_the_page_tells_it(
     empty_database_url: str, tmp_path: Path, path: str
 ) -> None:
-    text = section(README, SEVERAL_NODES)
+    text = section(SEVERAL_NODES, "Several nodes on one Postgres")
     (setup,) = blocks(text, "sh")
     assert "\nstorenode db upgrade\n" in setup
     Command().ok("db", "upgrade", STORENODE_DATABASE_URL=empty_database_url)
@@ -56,7 +53,7 @@ def test_several_nodes_share_a_database_as_the_readme_tells_it(
         as_shown(steps(text), {"PATH": path, "A": a.listen, "B": b.listen})
 
 
-def test_two_stores_are_peers_as_the_readme_tells_it(tmp_path: Path, path: str) -> None:
+def test_two_stores_are_peers_as_the_page_tells_it(tmp_path: Path, path: str) -> None:
     own_schedule = ("--sync-interval", "0")
     with (
         running_node(tmp_path / "a", *own_schedule) as a,
@@ -65,15 +62,7 @@ def test_two_stores_are_peers_as_the_readme_tells_it(tmp_path: Path, path: str) 
         env = {"PATH": path, "A": a.listen, "B": b.listen, "ADMIN_B": b.admin}
         for node in (a, b):
             exchanging(node, 1)
-        as_shown(steps(section(README, FIRST_PEER)), env)
-
-
-def test_the_first_commands_of_the_readme_are_targets_of_make() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.findall(r"^make (\w+)", "".join(blocks(README, "sh")), re.MULTILINE)
-    assert targets == ["demo", "run", "test"]
-    for target in targets:
-        assert f"\n{target}: " in makefile
+        as_shown(steps(section(SEVERAL_NODES, "A first peer")), env)
 
 
 def test_a_shown_output_matches_with_its_gaps_only() -> None:

@@ -1,0 +1,241 @@
+"""The Python programs of README, the tutorial and the client's page run as they stand there.
+
+Those of docs/sds.md and docs/clients.md have tests beside participants and clients.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+
+from storenode.client import Client, Message
+from storenode.client.sds_messages import sds_payload
+from tests.support.node import NodeProcess, clean_environment, running_node
+from tests.support.pages import ROOT, as_shown, blocks, files, fragments, steps
+
+NODE, SECOND_NODE, ADMIN = "127.0.0.1:7420", "127.0.0.1:7430", "127.0.0.1:7421"
+PROGRAM_TIMEOUT_S = 120
+README, TUTORIAL, CLIENT = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "docs/tutorial.md", "docs/client.md")
+)
+TUTORIAL_TOPIC = "/readings/1/kitchen/proto"
+CHECKS = """
+assert refused == []
+assert count == len(hashes) > 10_000
+assert len(page.messages) == len(older.messages) == 20
+
+class Kept(type(Path())):
+    def write_bytes(self, data):
+        super().write_bytes(data)
+        raise EOFError
+
+try:
+    await follow(client, Kept("cursor"))
+except EOFError:
+    assert Path("cursor").read_bytes()
+"""
+"""What must hold when the lines of the client's page have run."""
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    with running_node(tmp_path_factory.mktemp("programs") / "node") as process:
+        yield process
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a reader, with nothing in it."""
+    path = tmp_path / "readings"
+    path.mkdir()
+    return path
+
+
+def save(folder: Path, page: str, node: NodeProcess) -> None:
+    """Make the files of a page, which call a node that runs elsewhere."""
+    for name, body in files(page).items():
+        (folder / name).write_text(body.replace(NODE, node.listen))
+
+
+def run(folder: Path, name: str) -> str:
+    """What a program prints; it must end well."""
+    done = subprocess.run(
+        [sys.executable, name],
+        cwd=folder,
+        env=clean_environment(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def running(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
+    """A program of the page that goes on until it is stopped."""
+    with subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        env=clean_environment(PYTHONPATH=str(ROOT)),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip("\n")
+
+
+def publish(node: NodeProcess, *texts: str) -> None:
+    with Client(node.listen) as client:
+        for text in texts:
+            client.publish(Message(text.encode(), TUTORIAL_TOPIC))
+
+
+def test_the_lines_of_the_readme(folder: Path, node: NodeProcess) -> None:
+    (program,) = blocks(README, "python")
+    assert len([text for text in program.splitlines() if text]) == 5
+    (folder / "five.py").write_text(program.replace(NODE, node.listen))
+    assert run(folder, "five.py").endswith("b'hello'\n")
+
+
+def test_the_commands_of_the_readme_are_targets_of_make() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^make (\w+)", "".join(blocks(README, "sh")), re.MULTILINE)
+    assert targets == ["run", "test"]
+    assert all(f"\n{target}: " in makefile for target in targets)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= 900
+
+
+def test_publishing_and_catching_up(folder: Path, tmp_path: Path) -> None:
+    with running_node(tmp_path / "node") as fresh:
+        save(folder, TUTORIAL, fresh)
+        assert len(steps(TUTORIAL)) == 5
+        as_shown(steps(TUTORIAL), {}, folder)
+
+
+def test_following_survives_kills_of_either_side_and_another_store(
+    folder: Path, tmp_path: Path, node: NodeProcess
+) -> None:
+    with running_node(tmp_path / "node") as own:
+        save(folder, TUTORIAL, own)
+        with running(folder, "follow.py") as follower:
+            publish(own, "1", "2")
+            assert [line(follower), line(follower)] == ["1", "2"]
+            publish(own, "3")
+            assert line(follower) == "3", "the page before it is processed, and its cursor kept"
+        publish(own, "4")
+        with running(folder, "follow.py") as follower:
+            # A page whose cursor was not yet kept is delivered again.
+            first = line(follower)
+            assert first in {"3", "4"}
+            assert first == "4" or line(follower) == "4"
+            own.kill()
+            own.start()
+            publish(own, "5")
+            assert line(follower) == "5"
+            follower.send_signal(signal.SIGINT)
+            assert follower.wait(PROGRAM_TIMEOUT_S) == 0
+    save(folder, TUTORIAL, node)
+    publish(node, "elsewhere")
+    with running(folder, "follow.py") as follower:
+        assert line(follower).startswith("reading from the beginning: ")
+        assert line(follower) == "elsewhere"
+
+
+def test_every_error_of_the_tutorial_is_shown(
+    folder: Path, tmp_path: Path, node: NodeProcess
+) -> None:
+    with running_node(tmp_path / "node") as own:
+        save(folder, TUTORIAL, own)
+        publish(own, "1")
+        for stop, said in (
+            (NodeProcess.terminate, "draining"),
+            (NodeProcess.kill, "connection lost"),
+        ):
+            with running(folder, "errors.py") as program:
+                assert line(program) == "1"
+                stop(own)
+                assert line(program).startswith(f"{said}: ")
+            if stop is NodeProcess.terminate:
+                own.start()
+        assert run(folder, "errors.py").startswith("unreachable: ")
+        own.start()
+        run(folder, "catch_up.py")
+    save(folder, TUTORIAL, node)
+    assert run(folder, "errors.py").startswith("cursor refused: ")
+
+
+def test_two_participants_hear_each_other_and_what_they_missed(
+    folder: Path, node: NodeProcess
+) -> None:
+    save(folder, TUTORIAL, node)
+    kettle, way = "alice: the kettle is on", "bob: on my way"
+    with (
+        running(folder, "room.py", "bob", "on my way") as bob,
+        running(folder, "room.py", "alice", "the kettle is on") as alice,
+    ):
+        for participant in (alice, bob):
+            assert {line(participant), line(participant)} == {kettle, way}
+    with running(folder, "room.py", "alice") as alice:
+        assert {line(alice), line(alice)} == {kettle, way}
+
+
+def test_the_lines_of_the_clients_page_are_a_program(
+    folder: Path, tmp_path: Path, database_url: str
+) -> None:
+    with (
+        running_node(tmp_path / "a", database_url=database_url) as first,
+        running_node(tmp_path / "b", database_url=database_url) as second,
+    ):
+        trustme.CA().cert_pem.write_to_path(str(folder / "ca.pem"))
+        _publish_a_conversation(first)
+        program = _program_of_the_clients_page()
+        for documented, real in (
+            (NODE, first.listen), (SECOND_NODE, second.listen), (ADMIN, first.admin),
+        ):  # fmt: skip
+            program = program.replace(documented, real)
+        (folder / "page.py").write_text(program)
+        printed = run(folder, "page.py")
+        assert "0 copies elsewhere" in printed
+        assert "['a1', 'b1', 'c1'] [('lost', None)]" in printed
+        assert "RESOURCE_EXHAUSTED" in printed or "QUERY_4" in printed, printed
+        save(folder, CLIENT, first)
+        assert run(folder, "blocking.py") == "1001\n"
+
+
+def _publish_a_conversation(node: NodeProcess) -> None:
+    """What the page looks up in the channel ``lobby``."""
+    with Client(node.listen) as client:
+        for name, *parents in (("a1",), ("b1", "a1"), ("c1", "b1", "lost")):
+            payload = sds_payload(
+                "lobby", name, b"x", sender_id="me", parents=[(each, None) for each in parents]
+            )
+            client.publish(Message(payload, "/my-app/1/lobby/proto"))
+
+
+def _program_of_the_clients_page() -> str:
+    """The page's lines in one function, and what must hold when they have run."""
+    body = "\n".join((*fragments(CLIENT, "python"), CHECKS))
+    main = f"async def main():\n{textwrap.indent(body, '    ')}"
+    return f"import asyncio\n\n{main}\nasyncio.run(main())\n"

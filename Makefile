@@ -4,10 +4,12 @@
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-# What is installed: the node with its Postgres, the same with the demo or the pipeline, everything.
+# What is installed: the node with its Postgres, the same with the demo or the pipeline, what builds
+# the documentation, everything else.
 RUN := $(VENV)/.run
 DEMO := $(VENV)/.demo
 PIPELINE := $(VENV)/.pipeline
+DOCS := $(VENV)/.docs
 DEV := $(VENV)/.dev
 # The schemas that `make proto-check` compares with: those of the release that the name says.
 BASELINE := tests/vectors/proto-0.1.0.binpb
@@ -17,7 +19,7 @@ PROCESS_TESTS := tests/embedded tests/faults tests/install tests/integration
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo pipeline test check-browser sim bench soak lint format types proto \
-	proto-check check-deploy audit-dependencies dist lock clean
+	proto-check docs check-deploy audit-dependencies dist lock clean
 
 help: ## show this list
 	@echo "usage: make TARGET [ARGS='...']"
@@ -77,6 +79,9 @@ proto-check: $(DEV) ## check storenode/wire/, the style of proto/, and its compa
 	$(BIN)/buf format --diff --exit-code
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against $(BASELINE)
+
+docs: $(DOCS) ## build the documentation's site into build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
 
 check-deploy: $(DEV) ## validate deploy/ with docker-compose, promtool, kubectl and systemd-analyze
 	@$(BIN)/python tools/generate_dashboard.py --check

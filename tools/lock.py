@@ -1,7 +1,8 @@
 """Pins what the two distributions need, with hashes, one file for each use of the repository.
 
 `python tools/lock.py` keeps the versions that are pinned already where they still fit;
-`--upgrade` takes the newest. `requirements/dev.lock` holds everything, the others are parts of it.
+`--upgrade` takes the newest. `requirements/dev.lock` has everything but the tools of the
+documentation; the others are parts of it, `requirements/docs.lock` with those tools besides.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "node": ("embedded", "tracing"),
     "demo": ("demo", "embedded"),
     "pipeline": ("embedded", "pipeline"),
+    "docs": (),
 }
-"""The extras that each file adds to the library and the node; the first also has the tools."""
+"""The extras that each file adds to the library and the node."""
+GROUPS: dict[str, str] = {EVERYTHING: "dev", "docs": "docs"}
+"""The dependency groups that some files add: tools, which no release contains."""
 
 
 def main() -> int:
@@ -43,7 +47,7 @@ def main() -> int:
 
 
 def compile_lock(level: str, *, upgrade: bool) -> int:
-    """Resolve one file; the parts take their versions from the file with everything."""
+    """Resolve one file; the others take the versions of the first one where it has them."""
     lock = lock_file(level)
     command = [
         str(Path(sysconfig.get_path("scripts"), "uv")),
@@ -53,7 +57,7 @@ def compile_lock(level: str, *, upgrade: bool) -> int:
     ]
     if level != EVERYTHING:
         command += ["--constraint", str(lock_file(EVERYTHING))]
-    elif upgrade:
+    if upgrade:
         command.append("--upgrade")
     with tempfile.TemporaryDirectory() as scratch:
         wanted = Path(scratch, "wanted.txt")
@@ -73,8 +77,7 @@ def requirements(level: str) -> list[str]:
         document = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
         found.update(document["build-system"]["requires"], of_extras(document, EXTRAS[level]))
         found.update(document["project"]["dependencies"])
-        if level == EVERYTHING:
-            found.update(document.get("dependency-groups", {}).get("dev", ()))
+        found.update(document.get("dependency-groups", {}).get(GROUPS.get(level, ""), ()))
     return sorted(each for each in found if not OWN.match(each))
 
 

@@ -1,0 +1,66 @@
+"""What the documentation's site makes of the sources: links, references."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from storenode import client
+from storenode.cli.main import COMMANDS
+from tests.support.pages import ROOT
+from tools.site import commands, schemas
+from tools.site.links import relocated
+
+REPOSITORY = "https://example.org/repository"
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "link", "expected"),
+    [
+        ("docs/sds.md", "sds.md", "peers.md", "peers.md"),
+        ("docs/sds.md", "sds.md", "peers.md#tls", "peers.md#tls"),
+        ("docs/sds.md", "sds.md", "#state", "#state"),
+        ("docs/sds.md", "sds.md", "runbooks", "runbooks/README.md"),
+        ("docs/sds.md", "sds.md", "../LICENSE", f"{REPOSITORY}/blob/main/LICENSE"),
+        ("docs/sds.md", "sds.md", "../proto", f"{REPOSITORY}/tree/main/proto"),
+        ("docs/runbooks/README.md", "runbooks/README.md", "../sds.md#state", "../sds.md#state"),
+        ("README.md", "index.md", "docs/sds.md", "sds.md"),
+        ("README.md", "index.md", "docs/images/status.png", "images/status.png"),
+        ("README.md", "index.md", "LICENSE", f"{REPOSITORY}/blob/main/LICENSE"),
+        ("README.md", "index.md", "https://example.org/", "https://example.org/"),
+    ],
+)
+def test_links_lead_to_a_page_or_to_the_repository(
+    source: str, place: str, link: str, expected: str
+) -> None:
+    assert relocated(f"a [b]({link}) c", source, place, REPOSITORY) == f"a [b]({expected}) c"
+
+
+def test_code_is_left_as_it_is() -> None:
+    text = "```python\nf[0](LICENSE)\n```\n"
+    assert relocated(text, "README.md", "index.md", REPOSITORY) == text
+
+
+def test_every_public_name_of_the_client_is_in_its_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "client.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^::: storenode\.client\.(\w+)$", page, re.MULTILINE)) == {
+        *client.__all__
+    }
+
+
+def test_every_command_is_in_the_reference() -> None:
+    titles = re.findall(r"^#+ `storenode ?(.*)`$", commands.reference(ROOT), re.MULTILINE)
+    assert {title.partition(" ")[0] for title in titles} == {"", *COMMANDS}
+    assert {"db upgrade", "pipeline archive"} <= {*titles}
+
+
+def test_the_reference_of_the_schemas_has_every_comment_and_links_that_lead_somewhere() -> None:
+    text = schemas.reference(ROOT)
+    assert text.startswith("## `storenode/v1/store.proto`")
+    assert "#### `Store.Scan` {#storenode.v1.Store.Scan}\n" in text
+    row = "| `min_confirms` | 2 | `uint32` | How many other stores must confirm each message "
+    assert row in text
+    assert "| `DUPLICATE` | 2 | Already stored here, and durable. |" in text
+    assert "internal" not in text
+    assert {*re.findall(r"\]\(#([^)]+)\)", text)} <= {*re.findall(r"\{#([^}]+)\}", text)}

@@ -1,0 +1,29 @@
+"""The reference of the command line: the help of each command, as the command prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+
+from storenode.cli.main import cli
+
+WIDTH: Final = 90
+
+
+def reference(_root: Path) -> str:
+    """Every command with its subcommands, in Markdown."""
+    return "\n\n".join(_sections(cli, click.Context(cli, info_name="storenode"), 2))
+
+
+def _sections(command: click.Command, context: click.Context, level: int) -> Iterator[str]:
+    context.terminal_width = WIDTH
+    yield f"{'#' * level} `{context.command_path}`\n\n```text\n{command.get_help(context)}\n```"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None, name
+            inner = click.Context(found, info_name=name, parent=context)
+            yield from _sections(found, inner, level if context.parent is None else level + 1)

@@ -1,0 +1,43 @@
+"""What the documentation's site gets at build time, as hooks of MkDocs.
+
+The home page is README.md. A line with a marker, such as ``<!-- made of: schemas -->``, becomes the
+reference that is made of the sources. Links that leave docs/ lead to the repository.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from tools.site import commands, schemas
+from tools.site.links import relocated
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+HOME: Final = "index.md"
+README: Final = "README.md"
+MADE: Final = {
+    "<!-- made of: schemas -->": schemas.reference,
+    "<!-- made of: commands -->": commands.reference,
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the home page."""
+    text = (ROOT / README).read_text(encoding="utf-8")
+    files.append(File.generated(config, HOME, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - MkDocs names them
+    """Rewrite links, and put in what is made of the sources."""
+    place = page.file.src_uri
+    source = README if place == HOME else f"docs/{place}"
+    text = relocated(markdown, source, place, config.extra["repository"])
+    for marker, make in MADE.items():
+        if marker in text:
+            text = text.replace(marker, make(ROOT))
+    return text

@@ -1,4 +1,4 @@
-"""What operators read is run as it stands there; README, gossip and SDS have tests of their own."""
+"""What operators read is run as it stands there; programs, gossip and SDS have their own tests."""
 
 from __future__ import annotations
 

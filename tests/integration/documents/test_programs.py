@@ -54,6 +54,13 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 
 @pytest.fixture
+def own(tmp_path: Path, database_url: str) -> Iterator[NodeProcess]:
+    """A node that a test may kill, with an empty database."""
+    with running_node(tmp_path / "own", database_url=database_url) as process:
+        yield process
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The folder of a reader, with nothing in it."""
     path = tmp_path / "readings"
@@ -127,35 +134,33 @@ def test_the_readme_is_short() -> None:
     assert len(README.split()) <= 900
 
 
-def test_publishing_and_catching_up(folder: Path, tmp_path: Path) -> None:
-    with running_node(tmp_path / "node") as fresh:
-        save(folder, TUTORIAL, fresh)
-        assert len(steps(TUTORIAL)) == 5
-        as_shown(steps(TUTORIAL), {}, folder)
+def test_publishing_and_catching_up(folder: Path, own: NodeProcess) -> None:
+    save(folder, TUTORIAL, own)
+    assert len(steps(TUTORIAL)) == 5
+    as_shown(steps(TUTORIAL), {}, folder)
 
 
 def test_following_survives_kills_of_either_side_and_another_store(
-    folder: Path, tmp_path: Path, node: NodeProcess
+    folder: Path, own: NodeProcess, node: NodeProcess
 ) -> None:
-    with running_node(tmp_path / "node") as own:
-        save(folder, TUTORIAL, own)
-        with running(folder, "follow.py") as follower:
-            publish(own, "1", "2")
-            assert [line(follower), line(follower)] == ["1", "2"]
-            publish(own, "3")
-            assert line(follower) == "3", "the page before it is processed, and its cursor kept"
-        publish(own, "4")
-        with running(folder, "follow.py") as follower:
-            # A page whose cursor was not yet kept is delivered again.
-            first = line(follower)
-            assert first in {"3", "4"}
-            assert first == "4" or line(follower) == "4"
-            own.kill()
-            own.start()
-            publish(own, "5")
-            assert line(follower) == "5"
-            follower.send_signal(signal.SIGINT)
-            assert follower.wait(PROGRAM_TIMEOUT_S) == 0
+    save(folder, TUTORIAL, own)
+    with running(folder, "follow.py") as follower:
+        publish(own, "1", "2")
+        assert [line(follower), line(follower)] == ["1", "2"]
+        publish(own, "3")
+        assert line(follower) == "3", "the page before it is processed, and its cursor kept"
+    publish(own, "4")
+    with running(folder, "follow.py") as follower:
+        # A page whose cursor was not yet kept is delivered again.
+        first = line(follower)
+        assert first in {"3", "4"}
+        assert first == "4" or line(follower) == "4"
+        own.kill()
+        own.start()
+        publish(own, "5")
+        assert line(follower) == "5"
+        follower.send_signal(signal.SIGINT)
+        assert follower.wait(PROGRAM_TIMEOUT_S) == 0
     save(folder, TUTORIAL, node)
     publish(node, "elsewhere")
     with running(folder, "follow.py") as follower:
@@ -164,24 +169,23 @@ def test_following_survives_kills_of_either_side_and_another_store(
 
 
 def test_every_error_of_the_tutorial_is_shown(
-    folder: Path, tmp_path: Path, node: NodeProcess
+    folder: Path, own: NodeProcess, node: NodeProcess
 ) -> None:
-    with running_node(tmp_path / "node") as own:
-        save(folder, TUTORIAL, own)
-        publish(own, "1")
-        for stop, said in (
-            (NodeProcess.terminate, "draining"),
-            (NodeProcess.kill, "connection lost"),
-        ):
-            with running(folder, "errors.py") as program:
-                assert line(program) == "1"
-                stop(own)
-                assert line(program).startswith(f"{said}: ")
-            if stop is NodeProcess.terminate:
-                own.start()
-        assert run(folder, "errors.py").startswith("unreachable: ")
-        own.start()
-        run(folder, "catch_up.py")
+    save(folder, TUTORIAL, own)
+    publish(own, "1")
+    for stop, said in (
+        (NodeProcess.terminate, "draining"),
+        (NodeProcess.kill, "connection lost"),
+    ):
+        with running(folder, "errors.py") as program:
+            assert line(program) == "1"
+            stop(own)
+            assert line(program).startswith(f"{said}: ")
+        if stop is NodeProcess.terminate:
+            own.start()
+    assert run(folder, "errors.py").startswith("unreachable: ")
+    own.start()
+    run(folder, "catch_up.py")
     save(folder, TUTORIAL, node)
     assert run(folder, "errors.py").startswith("cursor refused: ")
 

@@ -80,8 +80,9 @@ proto-check: $(DEV) ## check storenode/wire/, the style of proto/, and its compa
 	$(BIN)/buf lint
 	$(BIN)/buf breaking --against $(BASELINE)
 
+# Not --quiet: it would also hide the warnings from --strict.
 docs: $(DOCS) ## build the documentation's site into build/site; a broken link is an error
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 check-deploy: $(DEV) ## validate deploy/ with docker-compose, promtool, kubectl and systemd-analyze
 	@$(BIN)/python tools/generate_dashboard.py --check

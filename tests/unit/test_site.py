@@ -37,6 +37,12 @@ def test_links_lead_to_a_page_or_to_the_repository(
     assert relocated(f"a [b]({link}) c", source, place, REPOSITORY) == f"a [b]({expected}) c"
 
 
+def test_the_readme_leads_to_every_page() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert pages - {*re.findall(r"\]\(([^)#]+)\)", text)} == set()
+
+
 def test_code_is_left_as_it_is() -> None:
     text = "```python\nf[0](LICENSE)\n```\n"
     assert relocated(text, "README.md", "index.md", REPOSITORY) == text

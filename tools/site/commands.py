@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import click
@@ -13,7 +12,7 @@ from storenode.cli.main import cli
 WIDTH: Final = 90
 
 
-def reference(_root: Path) -> str:
+def reference() -> str:
     """Every command with its subcommands, in Markdown."""
     return "\n\n".join(_sections(cli, click.Context(cli, info_name="storenode"), 2))
 

@@ -6,6 +6,8 @@ reference that is made of the sources. Links that leave docs/ lead to the reposi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +21,8 @@ from tools.site.links import relocated
 ROOT: Final = Path(__file__).resolve().parents[2]
 HOME: Final = "index.md"
 README: Final = "README.md"
-MADE: Final = {
-    "<!-- made of: schemas -->": schemas.reference,
+MADE: Final[Mapping[str, Callable[[], str]]] = {
+    "<!-- made of: schemas -->": partial(schemas.reference, ROOT / "proto"),
     "<!-- made of: commands -->": commands.reference,
 }
 
@@ -39,5 +41,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     text = relocated(markdown, source, place, config.extra["repository"])
     for marker, make in MADE.items():
         if marker in text:
-            text = text.replace(marker, make(ROOT))
+            text = text.replace(marker, make())
     return text

@@ -30,12 +30,16 @@ _SYNTAX: Final = (FileDescriptorProto.SYNTAX_FIELD_NUMBER,)
 _FIRST: Final = "storenode/v1/store.proto"
 """The schema that readers come for."""
 
-Path_ = tuple[int, ...]
+Position = tuple[int, ...]
+"""Where something is in a schema: fields and indices from the file's descriptor down."""
+
+Row = tuple[tuple[str, ...], Position]
+"""Cells of a table, and what its last one is the comment of."""
 
 
-def reference(root: Path) -> str:
-    """Every public schema with its services, messages and enumerations, in Markdown."""
-    files = sorted(_described(root / "proto"), key=lambda file: (file.name != _FIRST, file.name))
+def reference(proto: Path) -> str:
+    """Every public schema of a folder with its services, messages and enumerations, in Markdown."""
+    files = sorted(_described(proto), key=lambda file: (file.name != _FIRST, file.name))
     schemas = [Schema(file) for file in files]
     known = {name for schema in schemas for name in schema.names()}
     return "\n\n".join(part for schema in schemas for part in schema.sections(known))
@@ -69,7 +73,7 @@ class Schema:
     file: FileDescriptorProto
 
     def __post_init__(self) -> None:
-        self._comments: dict[Path_, str] = {
+        self._comments: dict[Position, str] = {
             tuple(location.path): _paragraphs(location.leading_comments)
             for location in self.file.source_code_info.location
         }
@@ -94,12 +98,12 @@ class Schema:
         for n, enum in enumerate(self.file.enum_type):
             yield self._enum(enum, (_ENUM, n), f"{self.file.package}.{enum.name}")
 
-    def _messages(self) -> Iterator[tuple[DescriptorProto, Path_, str]]:
+    def _messages(self) -> Iterator[tuple[DescriptorProto, Position, str]]:
         for n, message in enumerate(self.file.message_type):
             yield from _with_nested(message, (_MESSAGE, n), self.file.package)
 
     def _service(
-        self, service: ServiceDescriptorProto, path: Path_, known: set[str]
+        self, service: ServiceDescriptorProto, path: Position, known: set[str]
     ) -> Iterator[str]:
         name = f"{self.file.package}.{service.name}"
         yield f"### Service `{service.name}` {{#{name}}}"
@@ -109,30 +113,29 @@ class Schema:
             yield _signature(method, known)
             yield self._comments.get((*path, _METHOD, n), "")
 
-    def _message(self, message: DescriptorProto, path: Path_, name: str, known: set[str]) -> str:
+    def _message(self, message: DescriptorProto, path: Position, name: str, known: set[str]) -> str:
         head = f"### `{self._short(name)}` {{#{name}}}\n\n{self._comments.get(path, '')}"
         if not message.field:
             return head
         rows = [
-            (f"`{field.name}`", str(field.number), _type(field, known), (*path, _FIELD, n))
+            ((f"`{field.name}`", f"{field.number}", _type(field, known)), (*path, _FIELD, n))
             for n, field in enumerate(message.field)
         ]
         return f"{head}\n\n" + self._table(("field", "number", "type"), rows)
 
-    def _enum(self, enum: EnumDescriptorProto, path: Path_, name: str) -> str:
+    def _enum(self, enum: EnumDescriptorProto, path: Position, name: str) -> str:
         head = f"### `{self._short(name)}` {{#{name}}}\n\n{self._comments.get(path, '')}"
         rows = [
-            (f"`{value.name}`", str(value.number), (*path, _VALUE, n))
+            ((f"`{value.name}`", f"{value.number}"), (*path, _VALUE, n))
             for n, value in enumerate(enum.value)
         ]
         return f"{head}\n\n" + self._table(("value", "number"), rows)
 
-    def _table(self, titles: Sequence[str], rows: Sequence[tuple[str | Path_, ...]]) -> str:
+    def _table(self, titles: Sequence[str], rows: Sequence[Row]) -> str:
         lines = [" | ".join((*titles, "meaning")), " | ".join(["---"] * (len(titles) + 1))]
-        for *cells, path in rows:
-            assert isinstance(path, tuple)
+        for cells, path in rows:
             meaning = self._comments.get(path, "").replace("\n\n", "<br>").replace("\n", " ")
-            lines.append(" | ".join((*map(str, cells), meaning.replace("|", "\\|"))))
+            lines.append(" | ".join((*cells, meaning.replace("|", "\\|"))))
         return "\n".join(f"| {line} |" for line in lines)
 
     def _short(self, name: str) -> str:
@@ -140,8 +143,8 @@ class Schema:
 
 
 def _with_nested(
-    message: DescriptorProto, path: Path_, scope: str
-) -> Iterator[tuple[DescriptorProto, Path_, str]]:
+    message: DescriptorProto, path: Position, scope: str
+) -> Iterator[tuple[DescriptorProto, Position, str]]:
     name = f"{scope}.{message.name}"
     yield message, path, name
     for n, nested in enumerate(message.nested_type):

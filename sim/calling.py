@@ -1,4 +1,4 @@
-"""A session that a node begins: see `store.rpc.caller`, which does the same on the edge."""
+"""A session that a node begins: as `store.sync.session.initiator`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sim.marks import Mark
 from sim.tasks import Steps, Task
 from sim.transferring import Driver
 from store.domain.ports import PeerAddress, Window
-from store.domain.sessions import Accepted, Refusal, Refused, State
-from store.domain.sessions import Session as Entry
-from store.domain.transfer_events import Fault
+from store.sync.session.registry import Accepted, Refusal, Refused, State
+from store.sync.session.registry import Session as Entry
+from store.sync.transfer.events import Fault
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 CLUSTER: Final = 7

@@ -11,12 +11,12 @@ from reconcile.layered import LayeredView
 from reconcile.session import Session
 from reconcile.summary import SummaryView
 from store.domain.door import Door
-from store.domain.policy_memory import PolicyMemory
-from store.domain.resume import Resume
 from store.domain.retention_clock import RetentionClock
-from store.domain.schedule import Schedule
-from store.domain.sessions import Sessions
-from store.domain.transfer import Transfer
+from store.sync.resume.core import Resume
+from store.sync.schedule.core import Schedule
+from store.sync.session.registry import Sessions
+from store.sync.transfer.core import Transfer
+from store.sync.transfer.policy_memory import PolicyMemory
 
 if TYPE_CHECKING:
     from sim.process import Process, Service

@@ -1,7 +1,7 @@
 """The sessions of a node with its peers: what both roles share.
 
-This is what the edge does around the machines, step for step: see `store.rpc.exchange`. A session
-has one task at a time; that of one which gives way to another is ended at once.
+This is what the edge does around the machines, step for step. A session has one task at a time;
+that of one which gives way to another is ended at once.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from sim.process import Process
 from sim.tasks import Promise, Steps, Task, within
 from sim.timeline import Timer
 from sim.views import OpenView, Views
-from store.domain.policy_memory import PolicyMemory, Side
-from store.domain.sessions import Refusal, Sessions, State
-from store.domain.sessions import Session as Entry
-from store.domain.transfer import Transfer
-from store.domain.transfer_events import Report
 from store.messages.validate import Reason
+from store.sync.session.registry import Refusal, Sessions, State
+from store.sync.session.registry import Session as Entry
+from store.sync.transfer.core import Transfer
+from store.sync.transfer.events import Report
+from store.sync.transfer.policy_memory import PolicyMemory, Side
 from storenode.message.limits import NS_PER_S
 
 _MAX_RECONCILE_NS: Final = 600 * NS_PER_S

@@ -1,6 +1,6 @@
 """What was missed while a store was off, and the scans that serve it.
 
-See `store.runtime.resume`, which does the same on the edge.
+See `store.sync.resume.driver`, which does the same on the edge.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from sim.marks import Mark
 from sim.process import Handler, Process
 from sim.tasks import Steps, Task
 from store.domain.ports import PeerAddress, Source
-from store.domain.resume import (
+from store.messages.cursor import ScanCursor
+from store.messages.transfer import parse, transferred
+from store.messages.validate import Verdict
+from store.sync.resume.core import (
     Advance,
     Begun,
     Fetch,
@@ -35,9 +38,6 @@ from store.domain.resume import (
     Tick,
     WakeAt,
 )
-from store.messages.cursor import ScanCursor
-from store.messages.transfer import parse, transferred
-from store.messages.validate import Verdict
 
 SCAN: Final = "Scan"
 

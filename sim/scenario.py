@@ -13,7 +13,7 @@ from reconcile.limits import CodecLimits, SessionLimits, SummaryLimits
 from reconcile.plan import Tuning
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_MS, NS_PER_S
-from store.domain.transfer_limits import TransferLimits
+from store.sync.transfer.limits import TransferLimits
 
 MINUTE_NS: Final = 60 * NS_PER_S
 HOUR_NS: Final = 60 * MINUTE_NS

@@ -20,10 +20,10 @@ from sim.process import Handler
 from sim.tasks import Steps, Task
 from sim.transferring import Driver
 from sim.views import OpenView
-from store.domain.sessions import Refusal, Refused, State
-from store.domain.sessions import Session as Entry
-from store.domain.transfer_events import Fault
-from store.domain.transfer_limits import SESSION_ID_BYTES
+from store.sync.session.registry import Refusal, Refused, State
+from store.sync.session.registry import Session as Entry
+from store.sync.transfer.events import Fault
+from store.sync.transfer.limits import SESSION_ID_BYTES
 
 _CODES = {
     Fault.NONE: Status.OK,

@@ -1,4 +1,4 @@
-"""Calls peers when the schedule says so: see `store.runtime.sync`."""
+"""Calls peers when the schedule says so: see `store.sync.schedule.driver`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sim.process import Handler, Process
 from sim.tasks import Promise, Steps, Task
 from sim.timeline import Timer
 from store.domain.ports import PeerAddress, Window
-from store.domain.schedule import (
+from store.sync.schedule.core import (
     Asked,
     Begin,
     Ended,

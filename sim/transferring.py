@@ -1,6 +1,6 @@
-"""Drives a `store.domain.transfer.Transfer` between a call, the door and the database.
+"""Drives a `store.sync.transfer.core.Transfer` between a call, the door and the database.
 
-Step for step what `store.rpc.transferring` does on the edge: a frame is taken in before the next
+A frame is taken in before the next
 is read, and none is read while the machine does not want it.
 """
 
@@ -15,8 +15,9 @@ from sim.limits import NS_PER_S
 from sim.process import Process
 from sim.tasks import Promise, Steps, Task, within
 from store.domain.ports import Source
-from store.domain.transfer import Transfer
-from store.domain.transfer_events import (
+from store.messages.transfer import parse, transfer_frame, transferred
+from store.sync.transfer.core import Transfer
+from store.sync.transfer.events import (
     Begin,
     Effect,
     Find,
@@ -34,8 +35,7 @@ from store.domain.transfer_events import (
     SendReady,
     Ticked,
 )
-from store.domain.transfer_events import Ended as Over
-from store.messages.transfer import parse, transfer_frame, transferred
+from store.sync.transfer.events import Ended as Over
 
 _TICK_NS: Final = NS_PER_S
 

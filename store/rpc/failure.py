@@ -13,7 +13,7 @@ from store.domain.query import LimitError, RequestError
 from store.domain.quota import Exceeded
 from store.messages.cursor import CursorError
 from store.rpc.drain import Draining
-from store.rpc.peer_errors import PeerSilent, ProtocolBroken
+from store.sync.errors import PeerSilent, ProtocolBroken
 
 _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (StoreUnavailable, grpc.StatusCode.UNAVAILABLE),

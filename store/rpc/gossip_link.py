@@ -15,8 +15,8 @@ from store.gossip.events import Events, FrameIn, FrameOut
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from store.rpc.gossip_limits import GOSSIP_WRITE_TIMEOUT_S
-from store.rpc.peer_errors import PeerSilent
 from store.rpc.streams import FrameStream
+from store.sync.errors import PeerSilent
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing

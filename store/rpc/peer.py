@@ -19,24 +19,24 @@ import grpc
 from reconcile.ids import LOWEST
 from reconcile.session import Received, Result, Role
 from store.domain.ports import SyncEnding, SyncRole
-from store.domain.sessions import Refusal, Refused, Session, State
-from store.domain.transfer_limits import SESSION_ID_BYTES
 from store.rpc.call import Call, Context
 from store.rpc.dial import shown
-from store.rpc.exchange import Account, Exchange, GaveWay
 from store.rpc.failure import RpcFailure, translate
-from store.rpc.frames import Reconcile, pieces
 from store.rpc.identity import NODE_ID, STORE_ID, read_metadata
 from store.rpc.limits import FIRST_FRAME_S, MAX_OPENING_CALLS, MAX_OPENING_CALLS_OF_PEER
-from store.rpc.peer_errors import ProtocolBroken
-from store.rpc.reconciling import (
+from store.rpc.streams import CallerStream
+from store.sync.errors import ProtocolBroken
+from store.sync.frames import Reconcile, pieces
+from store.sync.session.exchange import Account, Exchange, GaveWay
+from store.sync.session.reconciling import (
     asked_range,
     first_frame,
     in_time,
     time_limit,
 )
-from store.rpc.streams import CallerStream
-from store.rpc.transferring import failure_of, transfer
+from store.sync.session.registry import Refusal, Refused, Session, State
+from store.sync.transfer.driver import failure_of, transfer
+from store.sync.transfer.limits import SESSION_ID_BYTES
 
 _T = TypeVar("_T")
 

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from store.config.node import NodeConfig
 from store.db.transfer_reads import TransferReader
 from store.domain.ports import PeerAddress
-from store.domain.resume import SHORTEST_GAP_NS, ResumeConfig
-from store.domain.schedule import ScheduleConfig
-from store.domain.transfer_limits import TransferLimits
 from store.observe.metrics import Metrics
-from store.rpc.caller import Caller
 from store.rpc.context import NodeIdentity
 from store.rpc.dial import PeerDialer
-from store.rpc.exchange import Exchange, ExchangeWork
 from store.rpc.tls import TlsFiles
-from store.rpc.transferring import TransferWork
-from store.runtime.fetching import Fetcher
 from store.runtime.peer_book import PeerBook
 from store.runtime.policy import PolicySource
-from store.runtime.resume import Resumer
 from store.runtime.services import Wiring
-from store.runtime.sync import Clocks, Synchronizer
+from store.sync.lookup import Fetcher
+from store.sync.resume.core import SHORTEST_GAP_NS, ResumeConfig
+from store.sync.resume.driver import Resumer
+from store.sync.schedule.core import ScheduleConfig
+from store.sync.schedule.driver import Clocks, Synchronizer
+from store.sync.session.exchange import Exchange, ExchangeWork
+from store.sync.session.initiator import Caller
+from store.sync.transfer.driver import TransferWork
+from store.sync.transfer.limits import TransferLimits
 from storenode.cli.options.types import Peer
 
 

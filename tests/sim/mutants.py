@@ -15,16 +15,16 @@ from reconcile.summary import SummaryView
 from sim.cores import Cores
 from store.domain.chance import Chance
 from store.domain.door import Door
-from store.domain.policy_memory import PolicyMemory
-from store.domain.resume import Advance, PageStored, Resume
-from store.domain.resume import Effect as ResumeEffect
-from store.domain.resume import Input as ResumeInput
-from store.domain.schedule import Kind, Schedule, ScheduleConfig
-from store.domain.sessions import Session as Entry
-from store.domain.sessions import Sessions
-from store.domain.transfer import Transfer
-from store.domain.transfer_events import Effect, Input, Persist, Persisted
 from store.messages.validate import Verdict
+from store.sync.resume.core import Advance, PageStored, Resume
+from store.sync.resume.core import Effect as ResumeEffect
+from store.sync.resume.core import Input as ResumeInput
+from store.sync.schedule.core import Kind, Schedule, ScheduleConfig
+from store.sync.session.registry import Session as Entry
+from store.sync.session.registry import Sessions
+from store.sync.transfer.core import Transfer
+from store.sync.transfer.events import Effect, Input, Persist, Persisted
+from store.sync.transfer.policy_memory import PolicyMemory
 
 
 class EagerTransfer(Transfer):

@@ -30,20 +30,20 @@ from store.domain.ports import (
     SyncRole,
     Window,
 )
-from store.domain.transfer import DEFAULT_LIMITS
-from store.domain.transfer_limits import TransferLimits
 from store.domain.view import Reconcilable
 from store.messages.validate import Policy
 from store.observe.metrics import Metrics
-from store.rpc.caller import Caller
 from store.rpc.context import NodeIdentity, NodeState, PeerRules, RpcContext
 from store.rpc.dial import PeerDialer
-from store.rpc.exchange import Exchange, ExchangeWork
 from store.rpc.health import Health
 from store.rpc.listeners import ListenAddress, Listener, bind
 from store.rpc.server import build_handlers
 from store.rpc.tls import TlsFiles
-from store.rpc.transferring import TransferWork
+from store.sync.session.exchange import Exchange, ExchangeWork
+from store.sync.session.initiator import Caller
+from store.sync.transfer.core import DEFAULT_LIMITS
+from store.sync.transfer.driver import TransferWork
+from store.sync.transfer.limits import TransferLimits
 from storenode.message.hashing import message_hash
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic

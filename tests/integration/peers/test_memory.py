@@ -13,8 +13,9 @@ import pytest
 
 from reconcile.session import Role
 from store.domain.ports import SyncEnding, Window
-from store.rpc import peer, transferring
-from store.rpc.caller import RECONCILE
+from store.rpc import peer
+from store.sync.session.initiator import RECONCILE
+from store.sync.transfer import driver as transferring
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.integration.peers.harness import PeerNode, items, peer_node, within
 from tests.integration.peers.hostile import (

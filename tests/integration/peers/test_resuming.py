@@ -9,9 +9,9 @@ import psycopg
 
 from store.db.online import note_online
 from store.db.pool import Database
-from store.domain.resume import ResumeConfig
-from store.runtime.resume import Resumer
 from store.runtime.tasks import BackgroundTasks
+from store.sync.resume.core import ResumeConfig
+from store.sync.resume.driver import Resumer
 from tests.integration.peers.harness import NOW_NS, PeerNode, items, within
 
 HOUR_NS = 3_600 * 10**9

@@ -18,15 +18,15 @@ from store.domain.ports import (
     TransferReads,
     Writer,
 )
-from store.domain.sessions import Accepted, Refusal, Session
-from store.domain.transfer_limits import SILENCE_NS, TransferLimits
 from store.domain.view import Reconcilable
 from store.messages.validate import Policy
 from store.observe.metrics import Metrics
 from store.rpc.context import NodeIdentity
-from store.rpc.exchange import Account, Exchange, ExchangeWork, GaveWay, common_horizon
 from store.rpc.limits import MAX_HORIZON_STEP_NS
-from store.rpc.transferring import TransferWork
+from store.sync.session.exchange import Account, Exchange, ExchangeWork, GaveWay, common_horizon
+from store.sync.session.registry import Accepted, Refusal, Session
+from store.sync.transfer.driver import TransferWork
+from store.sync.transfer.limits import SILENCE_NS, TransferLimits
 
 ONE = SyncIds.of([(1, bytes(32))])
 DAY_NS = 86_400 * 10**9

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.domain.transfer_events import Frame
-from store.rpc import frames
 from store.rpc.failure import RpcFailure
-from store.rpc.frames import Piece, Reconcile, encode_transfer, is_session_id, pieces
+from store.sync import frames
+from store.sync.frames import Piece, Reconcile, encode_transfer, is_session_id, pieces
+from store.sync.transfer.events import Frame
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame, TransferRefusal
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage

@@ -7,12 +7,12 @@ import time
 from typing import cast
 
 from reconcile.ids import SyncIds
-from store.domain.policy_memory import PolicyMemory
 from store.domain.ports import SyncObserver, TransferReads, Writer
-from store.domain.transfer import Transfer
 from store.messages.validate import Policy
 from store.observe.metrics import Metrics
-from store.rpc.transferring import TransferWork, transfer
+from store.sync.transfer.core import Transfer
+from store.sync.transfer.driver import TransferWork, transfer
+from store.sync.transfer.policy_memory import PolicyMemory
 
 
 class Deaf:

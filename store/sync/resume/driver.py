@@ -1,6 +1,6 @@
 """Fetches at the start what was missed while the store was off, and keeps "last online" true.
 
-The rules are in `store.domain.resume`; here are the peers, the door and the database.
+The rules are in `store.sync.resume.core`; here are the peers, the door and the database.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from store.domain.ports import (
     StoreUnavailable,
     Writer,
 )
-from store.domain.resume import (
+from store.messages.cursor import CursorError, ScanCursor
+from store.messages.transfer import TransferError, parse
+from store.messages.validate import Policy
+from store.observe.logging import get_logger
+from store.observe.metrics import Metrics
+from store.runtime.limits import ONLINE_INTERVAL_S
+from store.sync.resume.core import (
     Advance,
     Begun,
     Fetch,
@@ -44,15 +50,9 @@ from store.domain.resume import (
     Tick,
     WakeAt,
 )
-from store.messages.cursor import CursorError, ScanCursor
-from store.messages.transfer import TransferError, parse
-from store.messages.validate import Policy
-from store.observe.logging import get_logger
-from store.observe.metrics import Metrics
-from store.runtime.limits import ONLINE_INTERVAL_S
 from storenode.message.limits import NS_PER_S
 
-_LOG = get_logger("store.runtime.resume")
+_LOG = get_logger("store.sync.resume.driver")
 _CHUNK: Final = 256
 """Messages that are judged at a time, so that others on the event loop get their turn."""
 

@@ -1,4 +1,4 @@
-"""What goes into a `store.domain.transfer.Transfer` and what comes out: plain batches."""
+"""What goes into a `store.sync.transfer.core.Transfer` and what comes out: plain batches."""
 
 from __future__ import annotations
 

@@ -25,9 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
-from store.domain.id_lookup import IdLookup, hash_column
-from store.domain.policy_memory import OTHER, POLICY_LABELS, Book
-from store.domain.transfer_events import (
+from store.sync.transfer.events import (
     Counted,
     Direction,
     Fault,
@@ -36,7 +34,9 @@ from store.domain.transfer_events import (
     Outcome,
     Report,
 )
-from store.domain.transfer_limits import MAX_REASON_BYTES, MAX_REASONS_SHOWN, TransferLimits
+from store.sync.transfer.id_lookup import IdLookup, hash_column
+from store.sync.transfer.limits import MAX_REASON_BYTES, MAX_REASONS_SHOWN, TransferLimits
+from store.sync.transfer.policy_memory import OTHER, POLICY_LABELS, Book
 
 NOT_RECEIVED: Final = "not received"
 """The reason for an ID that the sender has not sent, word for word as the contract has it."""

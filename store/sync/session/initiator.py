@@ -27,20 +27,20 @@ from store.domain.ports import (
     SyncRole,
     Window,
 )
-from store.domain.sessions import Accepted, Refusal, Refused, Session, State
 from store.observe.logging import get_logger
 from store.rpc.dial import CallFailed, PeerCall, PeerDialer
-from store.rpc.exchange import Account, Exchange, GaveWay
 from store.rpc.failure import RpcFailure
-from store.rpc.peer_errors import ProtocolBroken
 from store.rpc.peer_lookup import lookup
 from store.rpc.peer_scan import scan
-from store.rpc.reconciling import end_of_frames, time_limit
-from store.rpc.transferring import transfer
+from store.sync.errors import ProtocolBroken
+from store.sync.session.exchange import Account, Exchange, GaveWay
+from store.sync.session.reconciling import end_of_frames, time_limit
+from store.sync.session.registry import Accepted, Refusal, Refused, Session, State
+from store.sync.transfer.driver import transfer
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
 from storenode.wire.storenode.v1 import peer_pb2
 
-_LOG = get_logger("store.rpc.caller")
+_LOG = get_logger("store.sync.session.initiator")
 
 _PEER: Final = peer_pb2.DESCRIPTOR.services_by_name["Peer"].full_name
 RECONCILE: Final = f"/{_PEER}/Reconcile"

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
 from store.domain.door import EPHEMERAL, OUTSIDE_TOPICS
-from store.domain.id_lookup import hash_column
-from store.domain.transfer_limits import MAX_REMEMBERED, REMEMBERED_NS
 from store.messages.validate import Reason
+from store.sync.transfer.id_lookup import hash_column
+from store.sync.transfer.limits import MAX_REMEMBERED, REMEMBERED_NS
 from storenode.message.limits import NS_PER_S
 
 POLICY_LABELS: Final = frozenset(map(str, Reason)) | {EPHEMERAL, OUTSIDE_TOPICS}

@@ -12,7 +12,7 @@ STORED      never; its message, should it come again, is "sent twice"
 REFUSED     the same
 ==========  ============================================================================
 
-Which answers wait for the stream: `store.domain.transfer_answers`.
+Which answers wait for the stream: `store.sync.transfer.answers`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
 from store.domain.door import Published
-from store.domain.id_lookup import IdLookup, hash_column
-from store.domain.policy_memory import Book
-from store.domain.transfer_answers import Answers
-from store.domain.transfer_events import (
+from store.messages.validate import Verdict
+from store.sync.transfer.answers import Answers
+from store.sync.transfer.events import (
     Counted,
     Direction,
     Fault,
@@ -38,9 +37,10 @@ from store.domain.transfer_events import (
     Persist,
     Report,
 )
-from store.domain.transfer_limits import MAX_DETAILED_REFUSALS, TransferLimits
-from store.domain.transfer_sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFault, shorten
-from store.messages.validate import Verdict
+from store.sync.transfer.id_lookup import IdLookup, hash_column
+from store.sync.transfer.limits import MAX_DETAILED_REFUSALS, TransferLimits
+from store.sync.transfer.policy_memory import Book
+from store.sync.transfer.sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFault, shorten
 from storenode.message.limits import HASH_BYTES
 
 _EXPECTED: Final = 0

@@ -20,7 +20,7 @@ Rules.
    under way to it. While `unstored_bytes` wait for the database, the stream is not read
    (`reading`). Answers wait as places of IDs. So memory does not depend on what the peer does.
 6. It ends when both sides are done and all is answered; when it takes too long
-   (`store.domain.transfer_patience`); at a fault; or when the stream or the database is lost. What
+   (`store.sync.transfer.patience`); at a fault; or when the stream or the database is lost. What
    was persisted stays, and the next reconciliation does not find it. A stream that is lost when all
    is answered was only closed: who has heard everything first need not wait for the other.
 7. Where this side's result is ``partial``, since there are more differences than it may report, the
@@ -49,8 +49,7 @@ from enum import Enum
 from typing import Final
 
 from reconcile.ids import SyncIds
-from store.domain.policy_memory import PolicyMemory, Side
-from store.domain.transfer_events import (
+from store.sync.transfer.events import (
     Begin,
     Effect,
     Ended,
@@ -67,10 +66,11 @@ from store.domain.transfer_events import (
     SendReady,
     Ticked,
 )
-from store.domain.transfer_limits import FRAME_RESERVE_BYTES, MAX_FRAME_BYTES, TransferLimits
-from store.domain.transfer_patience import Moved, Patience
-from store.domain.transfer_receiving import Receiving
-from store.domain.transfer_sending import PeerFault, Sending
+from store.sync.transfer.limits import FRAME_RESERVE_BYTES, MAX_FRAME_BYTES, TransferLimits
+from store.sync.transfer.patience import Moved, Patience
+from store.sync.transfer.policy_memory import PolicyMemory, Side
+from store.sync.transfer.receiving import Receiving
+from store.sync.transfer.sending import PeerFault, Sending
 from storenode.message.limits import HASH_BYTES
 
 DEFAULT_LIMITS: Final = TransferLimits()

@@ -32,7 +32,7 @@ from store.messages.validate import Policy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 
-_LOG = get_logger("store.runtime.fetching")
+_LOG = get_logger("store.sync.lookup")
 _MAX_NOTES: Final = 10
 _CHUNK: Final = 256
 """Messages that are judged at a time, so that others on the event loop get their turn."""

@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from reconcile.ids import SyncIds
-from store.domain.transfer_limits import MAX_SESSIONS, SILENCE_NS
+from store.sync.transfer.limits import MAX_SESSIONS, SILENCE_NS
 from storenode.message.limits import NS_PER_S
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from store.domain.transfer_events import Fault
-from store.domain.transfer_limits import TransferLimits
-from store.domain.transfer_sending import PeerFault
+from store.sync.transfer.events import Fault
+from store.sync.transfer.limits import TransferLimits
+from store.sync.transfer.sending import PeerFault
 from storenode.message.limits import NS_PER_S
 
 _NOT_IN_VAIN: Final = "what was stored stays, and the next session goes on"

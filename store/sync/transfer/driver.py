@@ -1,4 +1,4 @@
-"""Drives a `store.domain.transfer.Transfer`: between a stream, the door and the database.
+"""Drives a `store.sync.transfer.core.Transfer`: between a stream, the door and the database.
 
 One task takes inputs to the machine, one at a time; others read the stream, write it, load, look
 up and store, and come back with what the machine then takes in. A piece of a frame is taken in
@@ -27,8 +27,20 @@ from store.domain.ports import (
     TransferReads,
     Writer,
 )
-from store.domain.transfer import Transfer
-from store.domain.transfer_events import (
+from store.messages.validate import MalformedMessage, Policy
+from store.observe.metrics import Metrics
+from store.rpc.failure import RpcFailure
+from store.rpc.limits import (
+    BUSY_PATIENCE_S,
+    FIRST_BUSY_PAUSE_S,
+    LONGEST_BUSY_PAUSE_S,
+    PEER_CLOSING_S,
+    TRANSFER_TICK_S,
+)
+from store.rpc.streams import FrameStream
+from store.sync.frames import Piece, encode_transfer, no_frame, pieces
+from store.sync.transfer.core import Transfer
+from store.sync.transfer.events import (
     Begin,
     Counted,
     Direction,
@@ -51,18 +63,6 @@ from store.domain.transfer_events import (
     SendReady,
     Ticked,
 )
-from store.messages.validate import MalformedMessage, Policy
-from store.observe.metrics import Metrics
-from store.rpc.failure import RpcFailure
-from store.rpc.frames import Piece, encode_transfer, no_frame, pieces
-from store.rpc.limits import (
-    BUSY_PATIENCE_S,
-    FIRST_BUSY_PAUSE_S,
-    LONGEST_BUSY_PAUSE_S,
-    PEER_CLOSING_S,
-    TRANSFER_TICK_S,
-)
-from store.rpc.streams import FrameStream
 
 _SOURCE: Final = Source.TRANSFER.value
 

@@ -13,8 +13,6 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from store.domain.transfer_events import Frame
-from store.domain.transfer_limits import SESSION_ID_CHARS
 from store.messages.transfer import transfer_frame
 from store.rpc.decode import DELIMITED, decode, end_of_value, read_varint
 from store.rpc.failure import RpcFailure, malformed, over_limit
@@ -26,6 +24,8 @@ from store.rpc.limits import (
     MAX_UNCUT_ENTRIES,
 )
 from store.rpc.publish import chunk_messages
+from store.sync.transfer.events import Frame
+from store.sync.transfer.limits import SESSION_ID_CHARS
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 

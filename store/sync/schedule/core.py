@@ -44,7 +44,7 @@ from typing import Final, TypeAlias
 
 from store.domain.chance import Chance
 from store.domain.ports import PeerAddress, Window
-from store.domain.transfer_limits import MAX_SESSIONS
+from store.sync.transfer.limits import MAX_SESSIONS
 from storenode.message.limits import NS_PER_S
 
 MAX_WAITING: Final = 64

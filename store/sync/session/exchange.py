@@ -17,25 +17,25 @@ from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
 from reconcile.session import Session as Machine
-from store.domain.policy_memory import PolicyMemory
 from store.domain.ports import (
     SyncEnding,
     SyncObserver,
     SyncOutcome,
     SyncRole,
 )
-from store.domain.sessions import Refusal, Session, Sessions, State
-from store.domain.transfer import DEFAULT_LIMITS, Transfer
-from store.domain.transfer_events import Report
-from store.domain.transfer_limits import TransferLimits
 from store.domain.view import OpenView, Reconcilable
 from store.rpc.context import NodeIdentity
 from store.rpc.gossip_limits import MAX_TOLD_IDS
 from store.rpc.limits import LARGE_PAYLOAD_BYTES, MAX_HORIZON_STEP_NS, MIN_KEPT_STEPS, THREADED_ROWS
-from store.rpc.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
-from store.rpc.reconciling import Reconciling
 from store.rpc.streams import FrameStream
-from store.rpc.transferring import TransferWork
+from store.sync.session.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
+from store.sync.session.reconciling import Reconciling
+from store.sync.session.registry import Refusal, Session, Sessions, State
+from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
+from store.sync.transfer.driver import TransferWork
+from store.sync.transfer.events import Report
+from store.sync.transfer.limits import TransferLimits
+from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.limits import NS_PER_S
 
 FoundListener = Callable[[str, str, Sequence[bytes]], None]

@@ -1,6 +1,6 @@
 """Calls peers when the schedule says so, or an operator asks.
 
-The rules are in `store.domain.schedule`; here are the clock, the tasks and who waits for them.
+The rules are in `store.sync.schedule.core`; here are the clock, the tasks and who waits for them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from store.domain.ports import (
     UnknownPeer,
     Window,
 )
-from store.domain.schedule import (
+from store.observe.logging import get_logger
+from store.runtime.peer_book import PeerBook
+from store.sync.lookup import Fetcher
+from store.sync.schedule.core import (
     Asked,
     Begin,
     Ended,
@@ -43,13 +46,10 @@ from store.domain.schedule import (
     Withdrawn,
     halves,
 )
-from store.observe.logging import get_logger
-from store.rpc.outcome import unsuccessful
-from store.runtime.fetching import Fetcher
-from store.runtime.peer_book import PeerBook
+from store.sync.session.outcome import unsuccessful
 from storenode.message.limits import NS_PER_S
 
-_LOG = get_logger("store.runtime.sync")
+_LOG = get_logger("store.sync")
 _STOPPING = "the node is stopping; retry later"
 
 

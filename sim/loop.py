@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
+from sim.dice import Dice
 from storenode.message.limits import NS_PER_S
 
 MAX_THREAD_S: Final = 0.02
@@ -90,11 +90,11 @@ class _Jump:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """One per run. ``rng`` draws how long threads take; ``events`` counts callbacks of timers."""
+    """One per run. ``dice`` draws how long threads take; ``events`` counts callbacks of timers."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, dice: Dice) -> None:
         super().__init__()
-        self._rng = rng
+        self._dice = dice
         self._now_s = 0.0
         self._selector = _Jump(self)
         self.errors: list[dict[str, Any]] = []
@@ -140,7 +140,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Run at once; the result arrives later, as that of a thread does."""
         del executor
         future: asyncio.Future[_T] = self.create_future()
-        delay_s = self._rng.uniform(0, MAX_THREAD_S)
+        delay_s = self._dice.uniform(0, MAX_THREAD_S)
         try:
             result = func(*args)
         except Exception as error:  # noqa: BLE001 - who awaits the thread is told
@@ -219,9 +219,9 @@ def _settle(future: asyncio.Future[Any], result: object, error: Exception | None
         future.set_exception(error)
 
 
-async def pause(rng: random.Random, most_s: float) -> None:
+async def pause(dice: Dice, most_s: float) -> None:
     """Take a drawn time."""
-    await asyncio.sleep(rng.uniform(0, most_s))
+    await asyncio.sleep(dice.uniform(0, most_s))
 
 
 async def forever() -> None:

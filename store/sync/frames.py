@@ -13,17 +13,18 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from store.messages.transfer import transfer_frame
-from store.rpc.decode import DELIMITED, decode, end_of_value, read_varint
-from store.rpc.failure import RpcFailure, malformed, over_limit
-from store.rpc.limits import (
+from store.messages.fields import (
     ADMISSION_CHUNK_BYTES,
     ADMISSION_CHUNK_MESSAGES,
+    DELIMITED,
     MAX_COUNTED_FIELDS,
-    MAX_PIECE_ANSWERS,
-    MAX_UNCUT_ENTRIES,
+    chunk_messages,
+    end_of_value,
+    read_varint,
 )
-from store.rpc.publish import chunk_messages
+from store.messages.transfer import transfer_frame
+from store.sync.errors import FrameTooLarge, MalformedFrame
+from store.sync.limits import MAX_PIECE_ANSWERS, MAX_UNCUT_ENTRIES
 from store.sync.transfer.events import Frame
 from store.sync.transfer.limits import SESSION_ID_CHARS
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
@@ -67,9 +68,14 @@ class Reconcile:
         """Read a frame.
 
         Raises:
-            RpcFailure: INVALID_ARGUMENT, it is none.
+            MalformedFrame: it is none.
         """
-        read = decode(ReconcileFrame, frame)
+        try:
+            read = ReconcileFrame.FromString(frame)
+        except DecodeError:
+            raise MalformedFrame(
+                "the request is no storenode.v1.ReconcileFrame: encode it as the schema says"
+            ) from None
         count = read.count if read.HasField("count") else None
         return cls(read.ranges_data, read.session_id, read.refusal, count)
 
@@ -105,8 +111,8 @@ def pieces(frame: bytes) -> Iterator[Piece]:
     """Cut a ``TransferFrame`` into pieces that are judged at one go; at least one.
 
     Raises:
-        RpcFailure: INVALID_ARGUMENT, it is none; RESOURCE_EXHAUSTED, it has too many fields that
-            the schema does not know.
+        MalformedFrame: it is none.
+        FrameTooLarge: it has too many fields that the schema does not know.
     """
     if len(frame) - len(frame.translate(None, _FIRST_BYTES)) <= MAX_UNCUT_ENTRIES:
         whole = _decode(frame)
@@ -127,9 +133,9 @@ def _decode(part: bytes) -> RawTransferFrame:
         raise no_frame() from None
 
 
-def no_frame() -> RpcFailure:
+def no_frame() -> MalformedFrame:
     """The bytes are no ``TransferFrame``, or one of its messages is none."""
-    return malformed("the frame is no TransferFrame: encode it as the schema says")
+    return MalformedFrame("the frame is no TransferFrame: encode it as the schema says")
 
 
 def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[Piece]:
@@ -160,7 +166,7 @@ def _cuts(frame: bytes) -> Iterator[int]:
         answers += field in _ANSWERS
         others += field != _MESSAGES and field not in _ANSWERS
         if others > MAX_COUNTED_FIELDS:
-            raise over_limit(
+            raise FrameTooLarge(
                 f"the frame has more than {MAX_COUNTED_FIELDS:,} fields besides its entries: leave "
                 "out those that the schema does not know"
             )

@@ -6,7 +6,6 @@ takes the way of every message between stores: the door judges it, the writer ma
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from store.domain.door import Door, tally
+from store.domain.environment import Environment
 from store.domain.lookup import name_of
 from store.domain.ports import (
     FetchDone,
@@ -23,16 +23,14 @@ from store.domain.ports import (
     PeerCaller,
     PeerFailed,
     SdsLookup,
-    Services,
+    SdsReader,
     Source,
     TopicFilter,
+    Writer,
 )
 from store.messages.transfer import TransferError, parse
 from store.messages.validate import Policy
-from store.observe.logging import get_logger
-from store.observe.metrics import Metrics
 
-_LOG = get_logger("store.sync.lookup")
 _MAX_NOTES: Final = 10
 _CHUNK: Final = 256
 """Messages that are judged at a time, so that others on the event loop get their turn."""
@@ -65,14 +63,16 @@ class Fetcher:
     def __init__(
         self,
         caller: PeerCaller,
-        services: Services,
+        sds: SdsReader,
+        writer: Writer,
         policy: Callable[[], Policy],
-        metrics: Metrics,
+        environment: Environment,
     ) -> None:
         self._caller = caller
-        self._services = services
+        self._sds = sds
+        self._writer = writer
         self._policy = policy
-        self._metrics = metrics
+        self._environment = environment
 
     async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
         """One peer, once (see `store.domain.ports.Synchronization.fetch`)."""
@@ -91,7 +91,9 @@ class Fetcher:
             error = str(failed)
         left = await self._missing(request.channel_id, wanted)
         refused = tuple(entry for entry in left if taken.refuses(entry))
-        _LOG.info("fetched", peer=str(peer), asked=len(wanted), stored=taken.stored, error=error)
+        self._environment.log.info(
+            "fetched", peer=str(peer), asked=len(wanted), stored=taken.stored, error=error
+        )
         return replace(
             done,
             found=_without(wanted, left),
@@ -106,18 +108,18 @@ class Fetcher:
         """Those of some entries that this store does not hold."""
         lookup = SdsLookup(channel_id, tuple(entries), TopicFilter(), claimants=1)
         missing: list[HistoryEntry] = []
-        async for page in self._services.sds.messages(lookup):
+        async for page in self._sds.messages(lookup):
             missing += page.missing
         return tuple(missing)
 
     async def _take(self, encoded: list[bytes], taken: _Taken) -> None:
         messages = parse(encoded)
-        door = Door(self._policy(), time.time_ns(), Source.TRANSFER)
+        door = Door(self._policy(), self._environment.now_ns(), Source.TRANSFER)
         door.admit(messages)
         published = door.published
-        new = await self._services.writer.store(published.batch, Source.TRANSFER)
+        new = await self._writer.store(published.batch, Source.TRANSFER)
         counted = tally(published, new)
-        self._metrics.count_intake(
+        self._environment.counts.count_intake(
             Source.TRANSFER.value, counted.stored, counted.duplicate, counted.rejected
         )
         taken.stored += counted.stored

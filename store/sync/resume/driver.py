@@ -6,19 +6,13 @@ The rules are in `store.sync.resume.core`; here are the peers, the door and the 
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Final
+from typing import Final, Protocol
 
-import psycopg
-from psycopg_pool import PoolTimeout
-
-from store.db.online import note_online, read_last_online
-from store.db.pool import Database
 from store.domain.door import Door, tally
+from store.domain.environment import Environment
 from store.domain.ports import (
     CursorOutOfRange,
     PeerAddress,
@@ -33,9 +27,7 @@ from store.domain.ports import (
 from store.messages.cursor import CursorError, ScanCursor
 from store.messages.transfer import TransferError, parse
 from store.messages.validate import Policy
-from store.observe.logging import get_logger
-from store.observe.metrics import Metrics
-from store.runtime.limits import ONLINE_INTERVAL_S
+from store.sync.limits import ONLINE_INTERVAL_S
 from store.sync.resume.core import (
     Advance,
     Begun,
@@ -52,12 +44,31 @@ from store.sync.resume.core import (
 )
 from storenode.message.limits import NS_PER_S
 
-_LOG = get_logger("store.sync.resume.driver")
 _CHUNK: Final = 256
 """Messages that are judged at a time, so that others on the event loop get their turn."""
 
 _ADVANCE_EVERY_S: Final = 1.0
 """Progress is persisted no more often: a row that is written with every page grows old versions."""
+
+
+class OnlineTimes(Protocol):
+    """When the store was last online, as its database remembers."""
+
+    async def last(self) -> int:
+        """Unix nanoseconds; 0: never.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+        ...
+
+    async def note(self, online_ns: int, now_ns: int) -> None:
+        """Persist that nothing up to ``online_ns`` was missed, by the clock ``now_ns``.
+
+        Raises:
+            StoreUnavailable: the database did not take it.
+        """
+        ...
 
 
 class Resumer:
@@ -68,20 +79,21 @@ class Resumer:
         config: ResumeConfig,
         *,
         caller: PeerCaller,
-        database: Database,
+        online: OnlineTimes,
         writer: Writer,
         policy: Callable[[], Policy],
-        metrics: Metrics,
+        environment: Environment,
         proceed: Callable[[], None],
     ) -> None:
         """``proceed`` is called once, when reconciliation may begin."""
         self._peers = config.peers
-        self._machine = Resume(config, random.SystemRandom())
+        self._machine = Resume(config, environment.random)
         self._caller = caller
-        self._database = database
+        self._online = online
         self._writer = writer
         self._policy = policy
-        self._metrics = metrics
+        self._environment = environment
+        self._log = environment.log
         self._proceed = proceed
         self._finished = False
         self._persisted_s = 0.0
@@ -110,25 +122,29 @@ class Resumer:
         if not self._finished:
             await self._resume()
         while True:
-            await self._note(time.time_ns())
+            await self._note(self._environment.now_ns())
             await asyncio.sleep(ONLINE_INTERVAL_S)
 
     async def stop(self) -> None:
         """Note the time at which the store goes off."""
         if self._peers and self._finished:
-            await self._note(time.time_ns())
+            await self._note(self._environment.now_ns())
 
     async def _resume(self) -> None:
         horizon_ns = self._policy().horizon_ns or 0
-        last_online_ns = await read_last_online(self._database)
-        inputs: deque[Input] = deque([Begun(time.time_ns(), last_online_ns, horizon_ns)])
+        last_online_ns = await self._online.last()
+        inputs: deque[Input] = deque(
+            [Begun(self._environment.now_ns(), last_online_ns, horizon_ns)]
+        )
         while inputs:
-            for effect in self._machine.step(time.monotonic_ns(), inputs.popleft()):
+            for effect in self._machine.step(self._environment.steady_ns(), inputs.popleft()):
                 match effect:
                     case Fetch():
                         inputs.append(await self._fetch(effect))
                     case WakeAt():
-                        await asyncio.sleep(max(0, effect.time_ns - time.monotonic_ns()) / NS_PER_S)
+                        await asyncio.sleep(
+                            max(0, effect.time_ns - self._environment.steady_ns()) / NS_PER_S
+                        )
                         inputs.append(Tick())
                     case Advance():
                         await self._note(effect.last_online_ns)
@@ -139,7 +155,7 @@ class Resumer:
         self._tell()
 
     async def _fetch(self, fetch: Fetch) -> FetchEnded:
-        _LOG.info(
+        self._log.info(
             "resume_fetching",
             peer=str(fetch.peer),
             time_start=fetch.time_start_ns,
@@ -157,14 +173,14 @@ class Resumer:
         except (PeerFailed, TransferError, CursorError, StoreBusy, StoreUnavailable) as error:
             return self._broken(fetch.peer, error)
         except Exception as error:  # noqa: BLE001 - a fault of ours; reconciliation must begin
-            _LOG.exception("resume_failed", peer=str(fetch.peer))
+            self._log.error("resume_failed", peer=str(fetch.peer), exc_info=error)
             return FetchEnded(f"this node failed ({type(error).__name__}): see its log")
         return FetchEnded()
 
     def _broken(
         self, peer: PeerAddress, error: Exception, *, lost_place: bool = False
     ) -> FetchEnded:
-        _LOG.warning("resume_broken", peer=str(peer), error=str(error))
+        self._log.warning("resume_broken", peer=str(peer), error=str(error))
         return FetchEnded(str(error), lost_place)
 
     async def _take(self, peer: PeerAddress, messages: list[bytes], cursor: bytes) -> None:
@@ -172,24 +188,24 @@ class Resumer:
         if not messages:
             return
         reached = ScanCursor.decode(cursor)
-        door = Door(self._policy(), time.time_ns(), Source.RESUME)
+        door = Door(self._policy(), self._environment.now_ns(), Source.RESUME)
         for start in range(0, len(messages), _CHUNK):
             door.admit(parse(messages[start : start + _CHUNK]))
             await asyncio.sleep(0)
         stored = await self._writer.store(door.published.batch, Source.RESUME)
         counted = tally(door.published, stored)
-        self._metrics.count_intake(
+        self._environment.counts.count_intake(
             Source.RESUME.value, counted.stored, counted.duplicate, counted.rejected
         )
         if counted.rejected:
-            _LOG.warning("resume_refused", peer=str(peer), messages=dict(counted.rejected))
+            self._log.warning("resume_refused", peer=str(peer), messages=dict(counted.rejected))
         page = PageStored(cursor, reached.timestamp, len(messages), counted.stored)
-        for effect in self._machine.step(time.monotonic_ns(), page):
+        for effect in self._machine.step(self._environment.steady_ns(), page):
             if isinstance(effect, Advance) and self._due():
                 await self._note(effect.last_online_ns)
 
     def _due(self) -> bool:
-        now_s = time.monotonic()
+        now_s = self._environment.steady_ns() / NS_PER_S
         if now_s - self._persisted_s < _ADVANCE_EVERY_S:
             return False
         self._persisted_s = now_s
@@ -197,15 +213,15 @@ class Resumer:
 
     async def _note(self, online_ns: int) -> None:
         try:
-            await note_online(self._database, online_ns, time.time_ns())
-        except (psycopg.Error, PoolTimeout, StoreUnavailable) as error:
+            await self._online.note(online_ns, self._environment.now_ns())
+        except StoreUnavailable as error:
             # The time stays as it was, and the next resume fetches a little more.
-            _LOG.debug("online_not_noted", error=str(error))
+            self._log.debug("online_not_noted", error=str(error))
 
     def _tell(self) -> None:
         state = self.state()
         if state is not None:
-            _LOG.info(
+            self._log.info(
                 "resume_finished",
                 messages=state.messages,
                 stored=state.stored,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Protocol
 
+from store.domain.environment import Environment
 from store.domain.ports import (
     EmptyWindow,
     FetchDone,
@@ -28,8 +28,6 @@ from store.domain.ports import (
     UnknownPeer,
     Window,
 )
-from store.observe.logging import get_logger
-from store.runtime.peer_book import PeerBook
 from store.sync.lookup import Fetcher
 from store.sync.schedule.core import (
     Asked,
@@ -49,16 +47,23 @@ from store.sync.schedule.core import (
 from store.sync.session.outcome import unsuccessful
 from storenode.message.limits import NS_PER_S
 
-_LOG = get_logger("store.sync")
 _STOPPING = "the node is stopping; retry later"
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
-    """``now_ns``: Unix nanoseconds; ``steady_ns``: of a clock that nobody sets."""
+class PeerBook(Protocol):
+    """What this node knows of its peers."""
 
-    now_ns: Callable[[], int]
-    steady_ns: Callable[[], int]
+    def begun(self, peer: PeerAddress) -> None:
+        """This node begins a session with a peer."""
+        ...
+
+    def ended(self, done: SyncDone) -> None:
+        """A session that this node began has ended."""
+        ...
+
+    def states(self) -> list[PeerState]:
+        """Every configured peer."""
+        ...
 
 
 class Synchronizer:
@@ -69,15 +74,15 @@ class Synchronizer:
         config: ScheduleConfig,
         caller: PeerCaller,
         book: PeerBook,
-        clocks: Clocks,
         fetcher: Fetcher,
+        environment: Environment,
     ) -> None:
         self._peers = config.peers
-        self._schedule = Schedule(config, random.SystemRandom())
+        self._schedule = Schedule(config, environment.random)
         self._caller = caller
         self._book = book
-        self._clocks = clocks
         self._fetcher = fetcher
+        self._environment = environment
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[SyncDone]] = {}
         self._sessions: set[asyncio.Task[None]] = set()
@@ -158,7 +163,7 @@ class Synchronizer:
     def _demand_time(self, asked: Asked) -> None:
         """Nothing would be compared in an empty window, and everything would seem to be equal."""
         begin = Begin(asked.peer or self._peers[0], Kind.ASKED, asked)
-        window = self._schedule.window(self._clocks.now_ns(), begin)
+        window = self._schedule.window(self._environment.now_ns(), begin)
         if window.time_end_ns <= window.time_start_ns:
             raise EmptyWindow(
                 f"the window would be {window.time_start_ns} to {window.time_end_ns} ns, which "
@@ -166,7 +171,7 @@ class Synchronizer:
             )
 
     def _step(self, given: Input) -> None:
-        for effect in self._schedule.step(self._clocks.steady_ns(), given):
+        for effect in self._schedule.step(self._environment.steady_ns(), given):
             match effect:
                 case Begin():
                     self._begin(effect)
@@ -182,7 +187,7 @@ class Synchronizer:
             self._timer.cancel()
             self._timer = None
         if time_ns is not None:
-            delay_s = max(0, time_ns - self._clocks.steady_ns()) / NS_PER_S
+            delay_s = max(0, time_ns - self._environment.steady_ns()) / NS_PER_S
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, Tick())
 
     def _begin(self, begin: Begin) -> None:
@@ -191,13 +196,14 @@ class Synchronizer:
         task.add_done_callback(self._sessions.discard)
 
     async def _session(self, begin: Begin) -> None:
-        window = self._schedule.window(self._clocks.now_ns(), begin)
+        window = self._schedule.window(self._environment.now_ns(), begin)
         self._book.begun(begin.peer)
         outcome = unsuccessful(SyncEnding.FAILED, _STOPPING, 0.0)
         try:
             outcome = await self._caller.synchronize(begin.peer, window)
-        except Exception as error:  # noqa: BLE001 - a fault of ours; the schedule goes on
-            _LOG.exception("session_failed", peer=str(begin.peer))
+        except Exception as error:
+            log = self._environment.log
+            log.error("session_failed", peer=str(begin.peer), exc_info=error)
             sentence = f"this node failed ({type(error).__name__}): see its log"
             outcome = unsuccessful(SyncEnding.FAILED, sentence, 0.0)
         finally:

@@ -17,17 +17,23 @@ from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
 from reconcile.session import Session as Machine
+from store.domain.environment import Environment
 from store.domain.ports import (
     SyncEnding,
     SyncObserver,
     SyncOutcome,
     SyncRole,
 )
+from store.domain.streams import FrameStream
 from store.domain.view import OpenView, Reconcilable
-from store.rpc.context import NodeIdentity
-from store.rpc.gossip_limits import MAX_TOLD_IDS
-from store.rpc.limits import LARGE_PAYLOAD_BYTES, MAX_HORIZON_STEP_NS, MIN_KEPT_STEPS, THREADED_ROWS
-from store.rpc.streams import FrameStream
+from store.sync.errors import GaveWay
+from store.sync.limits import (
+    LARGE_PAYLOAD_BYTES,
+    MAX_HORIZON_STEP_NS,
+    MAX_TOLD_IDS,
+    MIN_KEPT_STEPS,
+    THREADED_ROWS,
+)
 from store.sync.session.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
 from store.sync.session.reconciling import Reconciling
 from store.sync.session.registry import Refusal, Session, Sessions, State
@@ -41,23 +47,20 @@ from storenode.message.limits import NS_PER_S
 FoundListener = Callable[[str, str, Sequence[bytes]], None]
 
 
-def _pass_over(node_id: str, store_id: str, hashes: Sequence[bytes]) -> None:
-    """Nobody wants to know what a peer holds."""
-
-
-class GaveWay(Exception):
-    """Another session with the same peer goes before this one."""
+def _ignore(node_id: str, store_id: str, hashes: Sequence[bytes]) -> None:
+    """Default: ignore."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeWork:
     """What sessions work on.
 
-    ``cluster`` and ``shards`` must be the peer's. The silence of ``transfer_limits`` holds for
-    every frame of a session.
+    ``node_id`` and ``store_id`` are this node's; ``cluster`` and ``shards`` must be the peer's.
+    The silence of ``transfer_limits`` holds for every frame of a session.
     """
 
-    identity: NodeIdentity
+    node_id: str
+    store_id: str
     cluster: int
     shards: tuple[int, ...]
     reconcilable: Reconcilable
@@ -67,7 +70,7 @@ class ExchangeWork:
 
     def horizon(self, view: OpenView) -> SyncId:
         """Below it nothing is compared: it is not held, or would be refused as too old."""
-        now_ns, refused_below_ns = self.transfer.now_ns(), self.transfer.policy().horizon_ns
+        now_ns, refused_below_ns = self.environment.now_ns(), self.transfer.policy().horizon_ns
         if refused_below_ns is None:
             return view.horizon
         return max(view.horizon, (common_horizon(now_ns, refused_below_ns), LOWEST[1]))
@@ -77,9 +80,14 @@ class ExchangeWork:
         """A peer that neither sends nor takes a frame for so many seconds has left the session."""
         return self.transfer_limits.silence_ns / NS_PER_S
 
-    def monotonic_ns(self) -> int:
-        """The time of a clock that never goes back."""
-        return self.transfer.monotonic_ns()
+    @property
+    def environment(self) -> Environment:
+        """Clocks, randomness and the log."""
+        return self.transfer.environment
+
+    def steady_ns(self) -> int:
+        """The time of a clock that nobody sets."""
+        return self.environment.steady_ns()
 
     @property
     def observer(self) -> SyncObserver:
@@ -141,11 +149,9 @@ class Exchange:
     def __init__(self, work: ExchangeWork) -> None:
         self.work = work
         silence_ns = work.transfer_limits.silence_ns
-        self.sessions = Sessions(
-            work.identity.node_id, work.identity.store_id, silence_ns=silence_ns
-        )
+        self.sessions = Sessions(work.node_id, work.store_id, silence_ns=silence_ns)
         self.memory = PolicyMemory()
-        self.on_found: FoundListener = _pass_over
+        self.on_found: FoundListener = _ignore
         """Told of the node and the store of a peer that was found to hold what this store lacks."""
         self._large_turn = asyncio.Semaphore()
         self._tasks: dict[Session, asyncio.Task[Any]] = {}
@@ -184,7 +190,7 @@ class Exchange:
             view=view,
             stream=stream,
             observer=work.observer,
-            now_ns=work.monotonic_ns,
+            now_ns=work.steady_ns,
             responder=role is Role.RESPONDER,
             silence_s=work.silence_s,
             turn=self.turn,
@@ -215,7 +221,7 @@ class Exchange:
         except asyncio.CancelledError:
             # The task's own cancellation may come at the same moment; then it counts.
             if session in self._gave_way and task.uncancel() == 0:
-                raise GaveWay from None
+                raise GaveWay("another session with this peer goes first") from None
             raise
         finally:
             del self._tasks[session]
@@ -241,7 +247,7 @@ class Exchange:
 
     def claim(self, node_id: str, session_id: str) -> tuple[Session, Account] | Refusal:
         """A peer transfers: give it its session, once."""
-        found = self.sessions.claim(self.work.monotonic_ns(), node_id, session_id)
+        found = self.sessions.claim(self.work.steady_ns(), node_id, session_id)
         if isinstance(found, Refusal):
             return found
         account, timer = self._waiting.pop(found)
@@ -289,4 +295,4 @@ class Exchange:
         if waited is not None:
             account, timer = waited
             timer.cancel()
-            self.observe(account, account.outcome(self.work.monotonic_ns(), sentence))
+            self.observe(account, account.outcome(self.work.steady_ns(), sentence))

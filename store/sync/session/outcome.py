@@ -11,7 +11,7 @@ import numpy as np
 from reconcile.ids import SyncId
 from reconcile.session import Result
 from store.domain.ports import SyncEnding, SyncOutcome
-from store.rpc.dial import shown
+from store.sync.errors import shown
 from store.sync.transfer.events import Report
 from storenode.message.limits import NS_PER_S
 

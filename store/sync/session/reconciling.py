@@ -30,17 +30,16 @@ from reconcile.session import (
 )
 from reconcile.view import Answer
 from store.domain.ports import SyncObserver
+from store.domain.streams import FrameStream
 from store.domain.view import OpenView
-from store.rpc.dial import shown
-from store.rpc.limits import (
+from store.sync.errors import PeerSilent, ProtocolBroken, shown
+from store.sync.frames import Reconcile, is_session_id
+from store.sync.limits import (
     FIRST_FRAME_S,
     MAX_RECONCILE_S,
     THREADED_PAYLOAD_BYTES,
     THREADED_ROWS,
 )
-from store.rpc.streams import FrameStream
-from store.sync.errors import PeerSilent, ProtocolBroken
-from store.sync.frames import Reconcile, is_session_id
 
 _T = TypeVar("_T")
 

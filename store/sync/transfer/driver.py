@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-import grpc
-
 from store.domain.door import Door
+from store.domain.environment import Environment
 from store.domain.ports import (
     PeerFailed,
     Source,
@@ -27,18 +26,17 @@ from store.domain.ports import (
     TransferReads,
     Writer,
 )
+from store.domain.streams import FrameStream
 from store.messages.validate import MalformedMessage, Policy
-from store.observe.metrics import Metrics
-from store.rpc.failure import RpcFailure
-from store.rpc.limits import (
+from store.sync.errors import FrameTooLarge, ProtocolBroken
+from store.sync.frames import Piece, encode_transfer, no_frame, pieces
+from store.sync.limits import (
     BUSY_PATIENCE_S,
     FIRST_BUSY_PAUSE_S,
     LONGEST_BUSY_PAUSE_S,
     PEER_CLOSING_S,
     TRANSFER_TICK_S,
 )
-from store.rpc.streams import FrameStream
-from store.sync.frames import Piece, encode_transfer, no_frame, pieces
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.events import (
     Begin,
@@ -66,18 +64,6 @@ from store.sync.transfer.events import (
 
 _SOURCE: Final = Source.TRANSFER.value
 
-_CODES: Final = {
-    Fault.PROTOCOL: grpc.StatusCode.INVALID_ARGUMENT,
-    Fault.LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Fault.SILENCE: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Fault.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Fault.LOST: grpc.StatusCode.UNAVAILABLE,
-}
-_FAULTS: Final = {
-    grpc.StatusCode.INVALID_ARGUMENT: Fault.PROTOCOL,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Fault.LIMIT,
-}
-
 _T = TypeVar("_T")
 
 
@@ -85,17 +71,14 @@ _T = TypeVar("_T")
 class TransferWork:
     """What a transfer works on.
 
-    ``policy``: the node's rules as they stand for clients, horizon included. ``now_ns``: Unix
-    nanoseconds. ``monotonic_ns``: a clock that nobody sets.
+    ``policy``: the node's rules as they stand for clients, horizon included.
     """
 
     reads: TransferReads
     writer: Writer
     policy: Callable[[], Policy]
-    now_ns: Callable[[], int]
-    metrics: Metrics
     observer: SyncObserver
-    monotonic_ns: Callable[[], int]
+    environment: Environment
 
 
 async def transfer(machine: Transfer, stream: FrameStream, work: TransferWork) -> Report:
@@ -111,12 +94,6 @@ async def transfer(machine: Transfer, stream: FrameStream, work: TransferWork) -
         return report
     finally:
         await driver.stop()
-
-
-def failure_of(report: Report) -> RpcFailure | None:
-    """The status with which the callee ends a transfer; None: OK."""
-    code = _CODES.get(report.fault)
-    return None if code is None else RpcFailure(code, report.error)
 
 
 async def patiently(work: Callable[[], Awaitable[_T]]) -> _T:
@@ -150,7 +127,7 @@ class _Driver:
         self._reader: asyncio.Task[None] | None = None
 
     async def run(self) -> Report:
-        report = self._take(Begin(self._work.now_ns()))
+        report = self._take(Begin(self._work.environment.now_ns()))
         self._reader = self._spawn(self._read)
         self._spawn(self._tick)
         while report is None:
@@ -187,7 +164,7 @@ class _Driver:
 
     def _take(self, given: Input) -> Report | None:
         """Hand an input to the machine and do what it says; the report when it has ended."""
-        for effect in self._machine.step(self._work.monotonic_ns(), given):
+        for effect in self._machine.step(self._work.environment.steady_ns(), given):
             if isinstance(effect, Ended):
                 return effect.report
             self._do(effect)
@@ -241,9 +218,11 @@ class _Driver:
         try:
             while await self._read_frame():
                 continue
-        except (PeerFailed, RpcFailure) as error:
-            if isinstance(error, RpcFailure):
-                self._fault = _FAULTS.get(error.code, Fault.LOST)
+        except PeerFailed as error:
+            if isinstance(error, ProtocolBroken):
+                self._fault = Fault.PROTOCOL
+            elif isinstance(error, FrameTooLarge):
+                self._fault = Fault.LIMIT
             await self._give(Lost(str(error)))
         else:
             await self._give(Lost("the peer ended the transfer before everything was answered"))
@@ -259,7 +238,7 @@ class _Driver:
         return True
 
     def _judged(self, piece: Piece) -> Received:
-        door = Door(self._work.policy(), self._work.now_ns(), Source.TRANSFER)
+        door = Door(self._work.policy(), self._work.environment.now_ns(), Source.TRANSFER)
         try:
             if piece.messages:
                 door.admit_encoded(piece.messages)
@@ -308,13 +287,14 @@ class _Driver:
     # The metrics
 
     def _count(self, counted: Counted) -> None:
-        metrics, count = self._work.metrics, counted.count
-        self._work.observer.transferred(counted.direction, counted.outcome, count)
+        count, work = counted.count, self._work
+        work.observer.transferred(counted.direction, counted.outcome, count)
         if counted.direction is not Direction.RECEIVED:
             return
+        counts = work.environment.counts
         if counted.outcome is Outcome.STORED:
-            metrics.messages_stored.labels(_SOURCE).inc(count)
+            counts.count_intake(_SOURCE, count, 0, {})
         elif counted.outcome is Outcome.DUPLICATE:
-            metrics.messages_duplicate.labels(_SOURCE).inc(count)
+            counts.count_intake(_SOURCE, 0, count, {})
         elif counted.reason:
-            metrics.messages_rejected.labels(_SOURCE, counted.reason).inc(count)
+            counts.count_intake(_SOURCE, 0, 0, {counted.reason: count})

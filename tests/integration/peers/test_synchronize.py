@@ -10,7 +10,7 @@ import pytest
 
 from reconcile.limits import SessionLimits
 from store.domain.ports import StoreBusy, SyncEnding, SyncRole, Window
-from store.rpc.limits import LARGE_PAYLOAD_BYTES
+from store.sync.limits import LARGE_PAYLOAD_BYTES
 from store.sync.session.registry import Accepted
 from store.sync.transfer import driver as transferring
 from tests.integration.peers.harness import (

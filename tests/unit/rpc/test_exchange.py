@@ -21,9 +21,10 @@ from store.domain.ports import (
 from store.domain.view import Reconcilable
 from store.messages.validate import Policy
 from store.observe.metrics import Metrics
-from store.rpc.context import NodeIdentity
-from store.rpc.limits import MAX_HORIZON_STEP_NS
-from store.sync.session.exchange import Account, Exchange, ExchangeWork, GaveWay, common_horizon
+from store.runtime.environment import system_environment
+from store.sync.errors import GaveWay
+from store.sync.limits import MAX_HORIZON_STEP_NS
+from store.sync.session.exchange import Account, Exchange, ExchangeWork, common_horizon
 from store.sync.session.registry import Accepted, Refusal, Session
 from store.sync.transfer.driver import TransferWork
 from store.sync.transfer.limits import SILENCE_NS, TransferLimits
@@ -62,13 +63,12 @@ class World:
             cast("TransferReads", None),
             cast("Writer", None),
             lambda: Policy(max_drift_ns=None),
-            time.time_ns,
-            Metrics("1"),
             self.observer,
-            time.monotonic_ns,
+            system_environment("test", Metrics("1")),
         )
         work = ExchangeWork(
-            identity=NodeIdentity("m", "sm", "1"),
+            node_id="m",
+            store_id="sm",
             cluster=1,
             shards=(),
             reconcilable=cast("Reconcilable", None),

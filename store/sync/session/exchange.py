@@ -15,6 +15,7 @@ from typing import Any
 
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
+from reconcile.plan import Tuning
 from reconcile.session import Bounds, Result, Role, SessionConfig
 from reconcile.session import Session as Machine
 from store.domain.environment import Environment
@@ -40,7 +41,7 @@ from store.sync.session.registry import Refusal, Session, Sessions, State
 from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
 from store.sync.transfer.driver import TransferWork
 from store.sync.transfer.events import Report
-from store.sync.transfer.limits import TransferLimits
+from store.sync.transfer.limits import MAX_SESSIONS, TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.limits import NS_PER_S
 
@@ -67,6 +68,8 @@ class ExchangeWork:
     transfer: TransferWork
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     transfer_limits: TransferLimits = DEFAULT_LIMITS
+    tuning: Tuning = field(default_factory=Tuning)
+    max_sessions: int = MAX_SESSIONS
 
     def horizon(self, view: OpenView) -> SyncId:
         """Below it nothing is compared: it is not held, or would be refused as too old."""
@@ -149,7 +152,9 @@ class Exchange:
     def __init__(self, work: ExchangeWork) -> None:
         self.work = work
         silence_ns = work.transfer_limits.silence_ns
-        self.sessions = Sessions(work.node_id, work.store_id, silence_ns=silence_ns)
+        self.sessions = Sessions(
+            work.node_id, work.store_id, limit=work.max_sessions, silence_ns=silence_ns
+        )
         self.memory = PolicyMemory()
         self.on_found: FoundListener = _ignore
         """Told of the node and the store of a peer that was found to hold what this store lacks."""
@@ -184,6 +189,7 @@ class Exchange:
             window=window,
             horizon=horizon,
             limits=work.limits,
+            tuning=work.tuning,
         )
         return Reconciling(
             session=Machine(role, config),

@@ -12,20 +12,21 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 from sim.dice import Dice
 from sim.limits import NS_PER_MS, NS_PER_S
-from sim.tasks import Promise
+from sim.tasks import Cancelled, Promise, Steps
 from sim.timeline import Timeline, Timer
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
 _LONGEST_THREAD_NS: Final = 20 * NS_PER_MS
+_ENDING_EVENTS: Final = 1_000
 
 
 class Life:
@@ -68,6 +69,7 @@ class TimelineLoop(asyncio.AbstractEventLoop):
         self._began_ns = timeline.now_ns
         self._timers: dict[asyncio.TimerHandle, Timer] = {}
         self._numbers = itertools.count()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._failed: BaseException | None = None
 
     @contextmanager
@@ -77,13 +79,33 @@ class TimelineLoop(asyncio.AbstractEventLoop):
         try:
             yield
         finally:
+            self._end_all()
             asyncio.events._set_running_loop(None)
 
     def begin(self, life: Life | None, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Begin a task that belongs to a process."""
         context = copy_context()
         context.run(_LIFE.set, life)
-        return self.create_task(work, context=context)
+        task: asyncio.Task[_T] = self.create_task(work, context=context)
+        task.add_done_callback(self._judge)
+        return task
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error, at the next `check`."""
+        self._failed = self._failed or error
+
+    def _end_all(self) -> None:
+        """Let nothing of the run be left for the garbage collector to end somewhere else."""
+        while self._tasks:
+            for task in list(self._tasks):
+                task.cancel()
+            for _ in range(_ENDING_EVENTS):
+                self._timeline.step()
+
+    def _judge(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.fail(error)
 
     def check(self) -> None:
         """Raise what a callback or a task has raised and nobody awaited."""
@@ -169,6 +191,8 @@ class TimelineLoop(asyncio.AbstractEventLoop):
         """Begin a task, which belongs to the process in whose context it is made."""
         life = (context or copy_context()).get(_LIFE)
         task: _Task[Any] = _Task(next(self._numbers), coro, loop=self, name=name, context=context)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
         if life is not None:
             life.tasks[task] = None
             task.add_done_callback(lambda done: life.tasks.pop(done, None))
@@ -194,7 +218,7 @@ class TimelineLoop(asyncio.AbstractEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Keep what nobody awaited, for `check`."""
         error = context.get("exception")
-        self._failed = self._failed or error or RuntimeError(context["message"])
+        self.fail(error or RuntimeError(context["message"]))
 
     def get_debug(self) -> bool:
         """Never."""
@@ -241,3 +265,26 @@ def promised(task: asyncio.Task[_T]) -> Promise[_T]:
 
     task.add_done_callback(settle)
     return promise
+
+
+async def driven(steps: Steps[_T]) -> _T:
+    """Do the work of a generator as a coroutine does.
+
+    Raises:
+        Exception: what the work raises.
+    """
+    try:
+        promise = next(steps)
+        while True:
+            try:
+                await kept(promise)
+            except asyncio.CancelledError:
+                with suppress(Cancelled, StopIteration):
+                    steps.throw(Cancelled())
+                raise
+            except Exception:  # noqa: BLE001, S110 - the generator asks the promise itself
+                pass
+            promise = steps.send(None)
+    except StopIteration as end:
+        value: _T = end.value
+        return value

@@ -35,6 +35,7 @@ class Faults:
     twice: float
     unnoticed: float
     commit_crashes: float
+    busy: float
     crash_every_ns: int
     partition_every_ns: int
     outage_every_ns: int
@@ -240,6 +241,7 @@ def _faults(dice: Dice) -> Faults:
         twice=share(0.05, 0.3),
         unnoticed=share(0.5, 1.0),
         commit_crashes=share(0.0, 0.02, 0.1),
+        busy=share(0.0, 0.0, 0.05),
         crash_every_ns=every(0, 8, 20),
         partition_every_ns=every(0, 10, 25),
         outage_every_ns=every(0, 0, 15),

@@ -28,7 +28,6 @@ from store.domain.ports import (
     UnknownPeer,
     Window,
 )
-from store.sync.lookup import Fetcher
 from store.sync.schedule.core import (
     Asked,
     Begin,
@@ -66,6 +65,14 @@ class PeerBook(Protocol):
         ...
 
 
+class Fetches(Protocol):
+    """Looks SDS messages up at peers."""
+
+    async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
+        """One peer, once (see `store.domain.ports.Synchronization.fetch`)."""
+        ...
+
+
 class Synchronizer:
     """Implements `store.domain.ports.Synchronization`; all on the event loop's thread."""
 
@@ -74,7 +81,7 @@ class Synchronizer:
         config: ScheduleConfig,
         caller: PeerCaller,
         book: PeerBook,
-        fetcher: Fetcher,
+        fetcher: Fetches,
         environment: Environment,
     ) -> None:
         self._peers = config.peers

@@ -92,7 +92,6 @@ class Node:
             index,
             self.make_intake(process),
             Keeper(process, self.retention_ns),
-            *(make(process) for make in process.cores.services),
         ]
 
     def make_intake(self, process: Process) -> Service:

@@ -232,7 +232,7 @@ class JudgedExchange(shipped.Exchange):
             for mark in _marks(account):
                 process.mark(mark)
         if outcome.ending is SyncEnding.REFUSED:
-            process.mark(Mark.SAME_STORE if "same" in outcome.error else Mark.BUSY)
+            process.mark(Mark.SAME_STORE if "one database" in outcome.error else Mark.BUSY)
         if account.role is SyncRole.INITIATOR:
             if outcome.in_sync:
                 process.judge.in_sync(name, account.report.refused_by_policy)

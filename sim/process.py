@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from sim.bridge import Life
 from sim.calls import End, Identity
 from sim.clock import Clock
-from sim.cores import Cores
 from sim.database import Database
 from sim.dice import Dice
 from sim.environment import environment_of
@@ -85,11 +84,6 @@ class Process:
     def scenario(self) -> Scenario:
         """What the run is made of."""
         return self.node.world.scenario
-
-    @property
-    def cores(self) -> Cores:
-        """The machines."""
-        return self.node.world.cores
 
     @property
     def dice(self) -> Dice:

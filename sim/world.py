@@ -10,7 +10,6 @@ from typing import Final, TypeVar
 from reconcile.ids import SyncIds
 from sim.asking import Operator
 from sim.bridge import TimelineLoop, promised
-from sim.cores import Cores
 from sim.database import Database
 from sim.dice import Dice
 from sim.faults import FaultInjector
@@ -73,12 +72,10 @@ class World:
         self,
         scenario: Scenario,
         dice: Dice,
-        cores: Cores,
         sink: Callable[[str], None] | None = None,
     ) -> None:
         self.scenario = scenario
         self.dice = dice
-        self.cores = cores
         self.timeline = Timeline(START_NS)
         # Abstract is what needs sockets, signals or processes: there are none.
         self.loop = TimelineLoop(self.timeline, dice)  # type: ignore[abstract]

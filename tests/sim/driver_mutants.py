@@ -7,36 +7,27 @@ run has.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
-from store.domain.ports import PeerFailed, StoreBusy, StoreUnavailable
+from store.domain.ports import PeerFailed, Source, StoreBusy, StoreUnavailable, SyncDone
+from store.messages.cursor import ScanCursor
+from store.sync.errors import TooManyCalls
 from store.sync.resume import driver as resume
-from store.sync.resume.core import Fetch, FetchEnded
+from store.sync.resume.core import Advance, Fetch, FetchEnded, PageStored
 from store.sync.schedule import driver as schedule
+from store.sync.schedule.core import Begin as ScheduleBegin
+from store.sync.schedule.core import Tick as ScheduleTick
 from store.sync.session import exchange, initiator, reconciling, responder
-from store.sync.session.registry import Refusal, Session
+from store.sync.session.registry import Refusal, Session, State
 from store.sync.transfer import driver as transfer
-from store.sync.transfer.events import Begin, Persist, Persisted, Report
+from store.sync.transfer.events import Begin, Ended, Input, Persist, Persisted, Report
+from tests.sim.planting import Mutant, replace_with
 
-Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A fault, and what a run says of it."""
-
-    plant: Plant
-    finding: str
-
-
-def _replace(owner: object, name: str, value: object) -> Plant:
-    return lambda patch: patch.setattr(owner, name, value)
-
+_T = TypeVar("_T")
 
 # Transfer
 
@@ -46,7 +37,7 @@ async def _persist_without_storing(_: transfer._Driver, effect: Persist) -> Pers
 
 
 async def _persist_after_the_answer(self: transfer._Driver, effect: Persist) -> Persisted:
-    store = self._work.writer.store(effect.batch, transfer.Source.TRANSFER)
+    store = self._work.writer.store(effect.batch, Source.TRANSFER)
     self._spawn(lambda: _ignored(store))
     return Persisted(effect.token, [True] * len(effect.batch))
 
@@ -58,9 +49,9 @@ async def _ignored(work: Awaitable[object]) -> None:
         return
 
 
-def _take_and_read_no_more(self: transfer._Driver, given: Any) -> Report | None:
+def _take_and_read_no_more(self: transfer._Driver, given: Input) -> Report | None:
     for effect in self._machine.step(self._work.environment.steady_ns(), given):
-        if isinstance(effect, transfer.Ended):
+        if isinstance(effect, Ended):
             return effect.report
         self._do(effect)
     if isinstance(given, Begin):
@@ -70,9 +61,9 @@ def _take_and_read_no_more(self: transfer._Driver, given: Any) -> Report | None:
     return None
 
 
-def _take_and_always_read(self: transfer._Driver, given: Any) -> Report | None:
+def _take_and_always_read(self: transfer._Driver, given: Input) -> Report | None:
     for effect in self._machine.step(self._work.environment.steady_ns(), given):
-        if isinstance(effect, transfer.Ended):
+        if isinstance(effect, Ended):
             return effect.report
         self._do(effect)
     self._readable.set()
@@ -117,22 +108,18 @@ def _drive_and_free_only_success(self: exchange.Exchange, session: Session) -> I
     self._tasks[session] = asyncio.current_task()  # type: ignore[assignment]
     yield
     del self._tasks[session]
-    if session.state is not exchange.State.WAITING:
+    if session.state is not State.WAITING:
         self.sessions.end(session)
 
 
-def _stop_no_driver(self: exchange.Exchange, sessions: Any) -> None:
-    del self, sessions
-
-
-def _keep_for_ever(self: exchange.Exchange, session: Session, account: Any) -> None:
+def _keep_for_ever(self: exchange.Exchange, session: Session, account: exchange.Account) -> None:
     timer = asyncio.get_running_loop().call_later(10**6, lambda: None)
     self._waiting[session] = account, timer
 
 
 def _claim_and_leave_the_timer(
     self: exchange.Exchange, node_id: str, session_id: str
-) -> tuple[Session, Any] | Refusal:
+) -> tuple[Session, exchange.Account] | Refusal:
     found = self.sessions.claim(self.work.steady_ns(), node_id, session_id)
     if isinstance(found, Refusal):
         return found
@@ -144,18 +131,7 @@ def _forget_half(self: exchange.Exchange, session: Session, sentence: str) -> No
     self.sessions.end(session)
 
 
-class _StackThatKeeps:
-    async def __aenter__(self) -> _StackThatKeeps:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Leave everything open."""
-
-    async def enter_async_context(self, manager: Any) -> Any:
-        return await manager.__aenter__()
-
-
-async def _wait_without_end(work: Awaitable[Any], silence_s: float) -> Any:
+async def _wait_without_end(work: Awaitable[_T], silence_s: float) -> _T:
     del silence_s
     return await work
 
@@ -166,10 +142,10 @@ def _plant_patience(patch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def _slot_that_is_kept(self: responder.Responder, node_id: str) -> Any:
+async def _slot_that_is_kept(self: responder.Responder, node_id: str) -> AsyncIterator[None]:
     self._openers[node_id] += 1
     if self._openers[node_id] > 2:
-        raise responder.TooManyCalls("limit reached")
+        raise TooManyCalls("limit reached")
     yield
 
 
@@ -188,39 +164,27 @@ def _wake_never(self: schedule.Synchronizer, time_ns: int | None) -> None:
 
 def _wake_at_once(self: schedule.Synchronizer, time_ns: int | None) -> None:
     if time_ns is not None:
-        asyncio.get_running_loop().call_later(0, self._step, schedule.Tick())
+        asyncio.get_running_loop().call_later(0, self._step, ScheduleTick())
 
 
 def _answer_nobody(self: schedule.Synchronizer, number: int, done: object) -> None:
     del self, number, done
 
 
-async def _stop_no_session(self: schedule.Synchronizer) -> None:
-    self._stopped = True
-
-
-async def _session_that_is_never_over(self: schedule.Synchronizer, begin: Any) -> None:
+async def _session_that_is_never_over(self: schedule.Synchronizer, begin: ScheduleBegin) -> None:
     window = self._schedule.window(self._environment.now_ns(), begin)
     outcome = await self._caller.synchronize(begin.peer, window)
     if begin.asked is not None:
-        self._answer(begin.asked.number, schedule.SyncDone(begin.peer, window, outcome))
-
-
-async def _note_before_resuming(self: resume.Resumer) -> None:
-    await self._note(self._environment.now_ns())
-    await _RESUME_RUN(self)
-
-
-_RESUME_RUN = resume.Resumer.run
+        self._answer(begin.asked.number, SyncDone(begin.peer, window, outcome))
 
 
 async def _count_before_storing(
-    self: resume.Resumer, peer: Any, messages: list[bytes], cursor: bytes
+    self: resume.Resumer, peer: object, messages: list[bytes], cursor: bytes
 ) -> None:
-    reached = resume.ScanCursor.decode(cursor)
-    page = resume.PageStored(cursor, reached.timestamp, len(messages), len(messages))
+    reached = ScanCursor.decode(cursor)
+    page = PageStored(cursor, reached.timestamp, len(messages), len(messages))
     for effect in self._machine.step(self._environment.steady_ns(), page):
-        if isinstance(effect, resume.Advance):
+        if isinstance(effect, Advance):
             await self._note(effect.last_online_ns)
     del peer
 
@@ -236,7 +200,7 @@ _FETCH = resume.Resumer._fetch
 class _Sleepless:
     """`asyncio` whose pauses take no time."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(asyncio, name)
 
     @staticmethod
@@ -246,86 +210,77 @@ class _Sleepless:
 
 DRIVERS = {
     "says stored without storing": Mutant(
-        _replace(transfer._Driver, "_persist", _persist_without_storing),
+        replace_with(transfer._Driver, "_persist", _persist_without_storing),
         "acknowledged .* does not hold",
     ),
     "answers before it stores": Mutant(
-        _replace(transfer._Driver, "_persist", _persist_after_the_answer),
+        replace_with(transfer._Driver, "_persist", _persist_after_the_answer),
         "acknowledged .* does not hold",
     ),
     "never reads again": Mutant(
-        _replace(transfer._Driver, "_take", _take_and_read_no_more), "do not become equal|circles"
+        replace_with(transfer._Driver, "_take", _take_and_read_no_more),
+        "do not become equal|circles",
     ),
     "reads although it must not": Mutant(
-        _replace(transfer._Driver, "_take", _take_and_always_read), "too much waits"
+        replace_with(transfer._Driver, "_take", _take_and_always_read), "too much waits"
     ),
     "never reports a broken stream": Mutant(
-        _replace(transfer._Driver, "_read", _read_and_report_no_error),
+        replace_with(transfer._Driver, "_read", _read_and_report_no_error),
         "after its stream has failed",
     ),
     "leaves the tasks of a transfer": Mutant(
-        _replace(transfer._Driver, "stop", _stop_nothing), "tasks are left|stream has failed|step"
+        replace_with(transfer._Driver, "stop", _stop_nothing),
+        "tasks are left|stream has failed|step",
     ),
     "goes on after the end": Mutant(
-        _replace(transfer._Driver, "run", _run_past_the_end),
+        replace_with(transfer._Driver, "run", _run_past_the_end),
         "do not become equal|stream has failed|circles",
     ),
     "never frees a session": Mutant(
-        _replace(exchange.Exchange, "driving", _drive_and_never_free),
+        replace_with(exchange.Exchange, "driving", _drive_and_never_free),
         "are left|do not become equal|refused",
     ),
     "frees a session on success only": Mutant(
-        _replace(exchange.Exchange, "driving", _drive_and_free_only_success),
+        replace_with(exchange.Exchange, "driving", _drive_and_free_only_success),
         "are left|do not become equal",
     ),
-    "lets the driver of an outranked session go on": Mutant(
-        _replace(exchange.Exchange, "stop", _stop_no_driver), "gave way goes on"
-    ),
     "lets a session wait for ever": Mutant(
-        _replace(exchange.Exchange, "keep", _keep_for_ever), "waits too long"
+        replace_with(exchange.Exchange, "keep", _keep_for_ever), "waits too long"
     ),
     "leaves the timer of a claimed session": Mutant(
-        _replace(exchange.Exchange, "claim", _claim_and_leave_the_timer), "that are over"
+        replace_with(exchange.Exchange, "claim", _claim_and_leave_the_timer), "that are over"
     ),
     "forgets a session by half": Mutant(
-        _replace(exchange.Exchange, "_forget", _forget_half), "that are over|are left"
-    ),
-    "keeps views open": Mutant(
-        _replace(responder, "AsyncExitStack", _StackThatKeeps), "views are open"
+        replace_with(exchange.Exchange, "_forget", _forget_half), "that are over|are left"
     ),
     "waits for a silent peer for ever": Mutant(_plant_patience, "waited"),
     "keeps the slots of callers": Mutant(
-        _replace(responder.Responder, "_slot", _slot_that_is_kept), "do not become equal"
+        replace_with(responder.Responder, "_slot", _slot_that_is_kept), "do not become equal"
     ),
     "leaves the transfer out": Mutant(
-        _replace(initiator.Initiator, "_transfer", _transfer_and_call_it_done),
+        replace_with(initiator.Initiator, "_transfer", _transfer_and_call_it_done),
         "calls itself in sync|do not become equal|waits too long",
     ),
     "misses its wake-up": Mutant(
-        _replace(schedule.Synchronizer, "_wake_at", _wake_never),
+        replace_with(schedule.Synchronizer, "_wake_at", _wake_never),
         "do not become equal|nothing is left",
     ),
     "wakes up without a pause": Mutant(
-        _replace(schedule.Synchronizer, "_wake_at", _wake_at_once), "circles|too much is under way"
+        replace_with(schedule.Synchronizer, "_wake_at", _wake_at_once),
+        "circles|too much is under way",
     ),
     "answers no operator": Mutant(
-        _replace(schedule.Synchronizer, "_answer", _answer_nobody), "circles|nothing is left"
-    ),
-    "stops no session": Mutant(
-        _replace(schedule.Synchronizer, "stop", _stop_no_session), "are left"
+        replace_with(schedule.Synchronizer, "_answer", _answer_nobody), "circles|nothing is left"
     ),
     "never ends a session for the schedule": Mutant(
-        _replace(schedule.Synchronizer, "_session", _session_that_is_never_over),
+        replace_with(schedule.Synchronizer, "_session", _session_that_is_never_over),
         "do not become equal|circles",
     ),
-    "is online before it has resumed": Mutant(
-        _replace(resume.Resumer, "run", _note_before_resuming), "has passed over"
-    ),
     "counts a page before it is stored": Mutant(
-        _replace(resume.Resumer, "_take", _count_before_storing), "has passed over"
+        replace_with(resume.Resumer, "_take", _count_before_storing), "has passed over"
     ),
     "hides the error of a resume": Mutant(
-        _replace(resume.Resumer, "_fetch", _fetch_and_hide_the_error), "has passed over"
+        replace_with(resume.Resumer, "_fetch", _fetch_and_hide_the_error), "has passed over"
     ),
-    "resumes without a pause": Mutant(_replace(resume, "asyncio", _Sleepless()), "circles"),
+    "resumes without a pause": Mutant(replace_with(resume, "asyncio", _Sleepless()), "circles"),
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from sim.limits import NS_PER_S
 from sim.marks import Mark
 from sim.tasks import Steps, Task, within
+from store.domain.ports import EmptyWindow, StoreBusy
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -37,19 +38,22 @@ class Operator:
                 yield from self._ask(node)
 
     def _ask(self, node: Node) -> Steps[None]:
-        world, process, schedule = self._world, node.process, node.schedule
-        if schedule is None:
+        world, process, peering = self._world, node.process, node.peering
+        if peering is None or not node.peers:
             return
         peer = world.dice.choice((None, *node.peers))
-        number, outcome = schedule.ask(peer, world.dice.choice(_FROM_NS))
+        question = peering.ask(peer, world.dice.choice(_FROM_NS))
         late = TimeoutError("the operator has gone away")
+        patience_ns = world.dice.choice(_PATIENCE_NS)
         try:
-            yield from within(world.timeline, outcome, world.dice.choice(_PATIENCE_NS), late)
+            yield from within(world.timeline, question.answer, patience_ns, late)
         except TimeoutError:
             # Where the node has crashed meanwhile, nobody is left who knows of the question.
             if node.process is process:
                 world.trace.note(node.name, "is asked no longer")
-                schedule.withdraw(number)
+                question.withdraw()
                 world.marks[str(Mark.WITHDRAWN)] += 1
+        except (EmptyWindow, StoreBusy, InterruptedError):
+            world.trace.note(node.name, "has no session for an operator")
         else:
             world.marks[str(Mark.ASKED)] += 1

@@ -17,8 +17,9 @@ from sim.dice import Dice, happens
 from sim.judge import Judge
 from sim.limits import NS_PER_MS
 from sim.snapshot import Snapshot
-from sim.tasks import Promise
+from sim.tasks import Promise, Steps
 from sim.timeline import Timeline
+from store.domain.ports import StoreBusy, StoreUnavailable
 from store.messages.record import RecordBatch
 
 _T = TypeVar("_T")
@@ -26,7 +27,7 @@ _T = TypeVar("_T")
 _NO_HASH = bytes(32)
 
 
-class Unavailable(Exception):
+class Unavailable(StoreUnavailable):
     """The database does not answer; what was written may be durable all the same."""
 
 
@@ -43,11 +44,13 @@ class Client(Protocol):
 @dataclass(slots=True)
 class DiskWeather:
     """``delay_ns``: what a piece of work takes, about. ``crashes``: of commits, the share after
-    which the node that wrote it is gone before it learns of it.
+    which the node that wrote it is gone before it learns of it. ``busy``: of writes, the share that
+    is refused for the moment.
     """
 
     delay_ns: int = 5 * NS_PER_MS
     crashes: float = 0.0
+    busy: float = 0.0
 
 
 class Database:
@@ -88,6 +91,16 @@ class Database:
         done: Promise[list[bool]] = Promise()
         self._later(lambda: self._commit(client, batch, done))
         return done
+
+    def be_busy(self) -> Steps[None]:
+        """Refuse a write now and then.
+
+        Raises:
+            StoreBusy: too many wait already.
+        """
+        if happens(self._dice, self.weather.busy):
+            raise StoreBusy("too many writes wait already")
+        yield from ()
 
     def look(self, work: Callable[[], _T], portions: int = 1) -> Promise[_T]:
         """Do something with the database that takes its time, all of it at one moment.

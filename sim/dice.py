@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from store.domain.chance import Chance
+from store.domain.environment import Random
 
 _T = TypeVar("_T")
 
 
-class Dice(Chance, Protocol):
+class Dice(Random, Protocol):
     """The methods of the standard library's generators that a run uses."""
 
     def random(self) -> float:

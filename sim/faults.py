@@ -37,6 +37,7 @@ class FaultInjector:
         weather.lost, weather.twice = faults.lost, faults.twice
         for database in self._world.databases:
             database.weather.crashes = faults.commit_crashes
+            database.weather.busy = faults.busy
         for every_ns, what in (
             (faults.crash_every_ns, self._crash),
             (faults.partition_every_ns, self._partition),
@@ -61,6 +62,7 @@ class FaultInjector:
         for database in world.databases:
             database.available = True
             database.weather.crashes = 0.0
+            database.weather.busy = 0.0
         for node in world.nodes:
             node.clock.offset_ns = 0
 

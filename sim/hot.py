@@ -133,7 +133,7 @@ class HotIndex:
             floor_ns = ids[-room - 1][0] + 1
             ids = [each for each in ids if each[0] >= floor_ns]
         self._floor_ns, self._position = floor_ns, position
-        self._index = process.cores.index(min_chunk_ids=16)
+        self._index = Index(min_chunk_ids=16)
         self._index.load(SyncIds.of(ids))
         process.note(f"index warm with {len(ids)}")
 

@@ -13,6 +13,7 @@ from sim.messages import Message
 from sim.network import Caller
 from sim.process import Handler, Process
 from sim.tasks import Promise, Steps, Task, within
+from store.domain.door import Door
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from store.messages.transfer import parse
@@ -79,7 +80,7 @@ class Intake:
 
     def _publish(self, sender: str, letter: Publish) -> Steps[None]:
         process = self._process
-        door = process.cores.door(process.policy(), process.clock.unix_ns(), Source.CLIENT)
+        door = Door(process.policy(), process.clock.unix_ns(), Source.CLIENT)
         door.admit(parse(letter.messages))
         published = door.published
         try:

@@ -11,6 +11,8 @@
 6. No honest node accuses another of a broken protocol.
 7. A resume that says that it has come up to a time has stored everything up to then.
 8. A message that was refused as too new is not refused any more when its time has come.
+9. Who is told that a stream has failed is done with it soon, without waiting for a silence.
+10. Nobody waits longer for a frame than the silence that the node allows.
 """
 
 from __future__ import annotations
@@ -196,6 +198,16 @@ class Judge:
         """A node remembers, by its clock, that it has refused messages as too new (rule 8)."""
         due = sum(self.made[digest].timestamp_ns <= now_ns for digest in digests)
         _demand(not due, f"{by} refuses {due} messages as too new although their time has come")
+
+    @staticmethod
+    def noticed(by: str, late_ns: int, limit_ns: int) -> None:
+        """A node is done with a stream, so long after it was told that it had failed (rule 9)."""
+        _demand(late_ns <= limit_ns, f"{by} goes on for {late_ns} ns after its stream has failed")
+
+    @staticmethod
+    def waited(by: str, waited_ns: int, limit_ns: int) -> None:
+        """A node has waited so long for one frame (rule 10)."""
+        _demand(waited_ns <= limit_ns, f"{by} has waited {waited_ns} ns for a frame")
 
     # Resume
 

@@ -44,9 +44,7 @@ class Keeper:
     def _run(self, policy: RetentionPolicy) -> Steps[None]:
         process, database, clock = self._process, self._process.database, self._process.clock
         witness_ns = database.committed_at_ns or clock.unix_ns()
-        retention_clock: RetentionClock = process.cores.retention_clock(
-            witness_ns, clock.steady_ns()
-        )
+        retention_clock = RetentionClock(witness_ns, clock.steady_ns())
         while True:
             reading = retention_clock.read(clock.unix_ns(), clock.steady_ns())
             try:

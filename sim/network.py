@@ -36,7 +36,7 @@ class Weather:
     twice: float = 0.0
     unnoticed: float = 0.0
     connect_ns: int = 3_000 * NS_PER_MS
-    keepalive_ns: int = 15_000 * NS_PER_MS
+    keepalive_ns: int = 80_000 * NS_PER_MS
 
 
 class Host(Protocol):

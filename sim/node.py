@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Final
 from sim.calls import Closed, End, Identity
 from sim.clock import Clock
 from sim.database import Database
-from sim.exchange import Exchange
 from sim.hot import HotIndex
 from sim.intake import Intake
 from sim.keeping import Keeper
+from sim.peering import Peering
 from sim.process import Handler, Process, Service
-from sim.resuming import Resumer, Scans
-from sim.serving import PeerService
-from sim.synchronizing import Synchronizer
+from sim.streams import served
 from sim.tasks import Cancelled, Steps
-from sim.views import Views
 from store.domain.ports import PeerAddress
 from store.messages.validate import Policy
 
@@ -32,7 +29,7 @@ class Node:
 
     Attributes:
         process: its life; None while it is off.
-        schedule: of that life.
+        peering: of that life.
     """
 
     def __init__(self, world: World, number: int, database: Database) -> None:
@@ -45,9 +42,8 @@ class Node:
         self.who = Identity(f"node-{number}", database.store_id)
         self.peers = tuple(_address(world, peer) for peer in scenario.peers[number])
         self.process: Process | None = None
-        self.schedule: Synchronizer | None = None
+        self.peering: Peering | None = None
         self.index: HotIndex | None = None
-        self.exchange: Exchange | None = None
         self.crashes = 0
         self._methods: dict[str, Handler] = {}
 
@@ -85,21 +81,17 @@ class Node:
         process.note("starts")
         for service in process.services:
             service.start()
+        if self.peering is not None:
+            self.peering.start()
 
     def make_services(self, process: Process) -> list[Service]:
         """The parts of a life."""
         index = self.index = HotIndex(process)
-        exchange = self.exchange = Exchange(process, Views(process, index))
-        schedule = self.schedule = Synchronizer(process, exchange, self.peers)
+        self.peering = Peering(process, index, self.peers)
         return [
             index,
-            PeerService(exchange),
-            Scans(process, exchange),
             self.make_intake(process),
             Keeper(process, self.retention_ns),
-            schedule,
-            Resumer(process, exchange, self.peers, schedule.proceed),
-            *(make(process) for make in process.cores.services),
         ]
 
     def make_intake(self, process: Process) -> Service:
@@ -108,7 +100,7 @@ class Node:
 
     def crash(self, why: str) -> None:
         """End a life: what is in memory is gone."""
-        process, self.process = self.process, None
+        process, self.process, self.peering = self.process, None, None
         assert process is not None
         process.note(f"crashes {why}")
         self.crashes += 1
@@ -119,7 +111,18 @@ class Node:
     def serve(self, method: str, end: End) -> bool:
         """Take a call."""
         process, handler = self.process, self._methods.get(method)
-        if process is None or handler is None:
+        if process is None:
+            return False
+        work = None if self.peering is None else self.peering.calls().get(method)
+        if work is not None:
+            serving = process.begin_task(method, served(process, end, method, work))
+
+            def lost(_: Closed) -> None:
+                serving.cancel()
+
+            end.on_lost = lost
+            return True
+        if handler is None:
             return False
         task = process.begin(method, lambda task: _served(handler(end, task)))
         end.on_lost = task.cancel
@@ -137,6 +140,8 @@ class Node:
         """Verify everything that the node has in memory."""
         if self.process is not None:
             self.process.check()
+        if self.peering is not None:
+            self.peering.check()
 
 
 def _served(steps: Steps[None]) -> Steps[None]:

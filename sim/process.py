@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from sim.bridge import Life
 from sim.calls import End, Identity
 from sim.clock import Clock
-from sim.cores import Cores
 from sim.database import Database
 from sim.dice import Dice
+from sim.environment import environment_of
 from sim.judge import Judge
 from sim.marks import Mark
 from sim.network import Network
@@ -20,8 +22,12 @@ from store.messages.validate import Policy
 
 if TYPE_CHECKING:
     from sim.node import Node
+    from sim.streams import EndStream
 
 Handler = Callable[[End, Task], Steps[None]]
+AsyncHandler = Callable[["EndStream"], Awaitable[None]]
+
+_T = TypeVar("_T")
 
 
 class Service(Protocol):
@@ -66,6 +72,8 @@ class Process:
         self.services: list[Service] = []
         self.tasks: dict[Task, None] = {}
         self.at_end: list[Callable[[], None]] = []
+        self.life = Life()
+        self.world_env = environment_of(self)
 
     @property
     def name(self) -> str:
@@ -76,11 +84,6 @@ class Process:
     def scenario(self) -> Scenario:
         """What the run is made of."""
         return self.node.world.scenario
-
-    @property
-    def cores(self) -> Cores:
-        """The machines."""
-        return self.node.world.cores
 
     @property
     def dice(self) -> Dice:
@@ -139,6 +142,12 @@ class Process:
         self.tasks[task] = None
         return task
 
+    def begin_task(self, name: str, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Begin a coroutine, which ends with the process at the latest."""
+        task = self.node.world.loop.begin(self.life, work)
+        task.set_name(name)
+        return task
+
     def _ended(self, task: Task) -> None:
         self.tasks.pop(task, None)
 
@@ -158,6 +167,7 @@ class Process:
     def end(self) -> None:
         """Nothing goes on; only for `Node`."""
         self.alive = False
+        self.life.end()
         for task in list(self.tasks):
             task.cancel()
         for action in self.at_end:

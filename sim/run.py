@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
-from sim.cores import Cores
 from sim.dice import Dice
 from sim.scenario import drawn
 from sim.world import Summary, World
-
-REAL: Final = Cores()
 
 
 class SimulationFailure(AssertionError):
@@ -22,7 +18,6 @@ def simulate(
     dice: Dice,
     *,
     nodes: int | None = None,
-    cores: Cores = REAL,
     sink: Callable[[str], None] | None = None,
 ) -> Summary:
     """Run once. ``dice`` is a generator seeded with ``seed``; ``sink`` takes the trace.
@@ -31,7 +26,7 @@ def simulate(
         SimulationFailure: something that must hold does not.
     """
     scenario = drawn(dice, nodes)
-    world = World(scenario, dice, cores, sink)
+    world = World(scenario, dice, sink)
     try:
         return world.run()
     except Exception as error:

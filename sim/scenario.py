@@ -13,7 +13,7 @@ from reconcile.limits import CodecLimits, SessionLimits, SummaryLimits
 from reconcile.plan import Tuning
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_MS, NS_PER_S
-from store.domain.transfer_limits import TransferLimits
+from store.sync.transfer.limits import TransferLimits
 
 MINUTE_NS: Final = 60 * NS_PER_S
 HOUR_NS: Final = 60 * MINUTE_NS
@@ -35,6 +35,7 @@ class Faults:
     twice: float
     unnoticed: float
     commit_crashes: float
+    busy: float
     crash_every_ns: int
     partition_every_ns: int
     outage_every_ns: int
@@ -240,6 +241,7 @@ def _faults(dice: Dice) -> Faults:
         twice=share(0.05, 0.3),
         unnoticed=share(0.5, 1.0),
         commit_crashes=share(0.0, 0.02, 0.1),
+        busy=share(0.0, 0.0, 0.05),
         crash_every_ns=every(0, 8, 20),
         partition_every_ns=every(0, 10, 25),
         outage_every_ns=every(0, 0, 15),

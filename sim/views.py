@@ -118,13 +118,10 @@ class Views:
     def _cold_view(self, hot: HotView | None, snapshot: Snapshot) -> LoadingView:
         process = self.process
         lengths = process.scenario.lengths_ns
-        summary: SummaryView = process.cores.summary(
-            snapshot.top(), lengths[1:], process.scenario.summary
-        )
+        summary = SummaryView(snapshot.top(), lengths[1:], process.scenario.summary)
         if hot is None:
             return summary
-        layered: LayeredView = process.cores.layered(hot.view, hot.floor, summary)
-        return layered
+        return LayeredView(hot.view, hot.floor, summary)
 
 
 def _shown(

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from reconcile.ids import SyncIds
 from sim.asking import Operator
-from sim.calling import Outcome
-from sim.cores import Cores
+from sim.bridge import TimelineLoop, promised
 from sim.database import Database
 from sim.dice import Dice
-from sim.exchange import Ending
 from sim.faults import FaultInjector
 from sim.intake import PUBSUB, Client
 from sim.judge import Judge, Violation
@@ -28,12 +26,16 @@ from sim.limits import (
 from sim.messages import Message, message_of
 from sim.network import Host, Network
 from sim.node import MAX_DRIFT_NS, Node
+from sim.peers import described
 from sim.scenario import Scenario
 from sim.tasks import Promise, Steps, pause
 from sim.timeline import Timeline
 from sim.trace import Trace
+from store.domain.ports import PeerAddress, SyncEnding, SyncOutcome
 from store.messages.transfer import parse
 from store.messages.validate import Policy, admit
+
+_T = TypeVar("_T")
 
 _LONGEST_REST_NS: Final = 400 * NS_PER_S
 _TOPICS: Final = ("/sim/1/a/proto", "/sim/1/b/proto", "/sim/1/c/proto")
@@ -70,20 +72,20 @@ class World:
         self,
         scenario: Scenario,
         dice: Dice,
-        cores: Cores,
         sink: Callable[[str], None] | None = None,
     ) -> None:
         self.scenario = scenario
         self.dice = dice
-        self.cores = cores
         self.timeline = Timeline(START_NS)
+        # Abstract is what needs sockets, signals or processes: there are none.
+        self.loop = TimelineLoop(self.timeline, dice)  # type: ignore[abstract]
         self.trace = Trace(self.timeline, sink)
         self.judge = Judge()
         self.marks: Counter[str] = Counter()
         self.network = Network(self.timeline, dice, self.trace, self.marks)
         self.network.weather.delay_ns = scenario.network_delay_ns
         self.faulty = True
-        self.endings = dict.fromkeys(map(str, Ending), 0)
+        self.endings = dict.fromkeys(map(str, SyncEnding), 0)
         self.databases = [self._database(number) for number in range(max(scenario.stores) + 1)]
         self.nodes = [
             self.make_node(number, self.databases[store])
@@ -102,6 +104,10 @@ class World:
             Violation: something that must hold does not.
             AssertionError: a machine's invariant, or a bound, is broken.
         """
+        with self.loop.running():
+            return self._run()
+
+    def _run(self) -> Summary:
         self._fill()
         for node in self.nodes:
             node.boot()
@@ -155,10 +161,9 @@ class World:
         delay_ns = int(self.dice.random() * self.dice.choice((1, 20, 45)) * NS_PER_S)
         self.timeline.after(delay_ns, lambda: self._start(node))
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: SyncOutcome) -> None:
         """A session ended that a node had begun."""
         self.endings[str(outcome.ending)] += 1
-        self.marks.update(map(str, outcome.account.marks()))
         self._changed = True
 
     # The phases
@@ -203,6 +208,7 @@ class World:
 
     def _step(self) -> None:
         assert self.timeline.step(), "nothing is left to happen"
+        self.loop.check()
         events = self.timeline.events
         assert events < MAX_EVENTS, (
             f"more than {MAX_EVENTS} events: something goes round in circles"
@@ -280,11 +286,12 @@ class World:
         """Once more each with each: nothing may be found, and nothing be left over."""
         for node in self.nodes:
             for peer in node.peers:
-                outcome = self._session(node, peer.host)
-                if outcome.ending in (Ending.ABORTED, Ending.REFUSED):
+                outcome = self._session(node, peer)
+                if outcome.ending in (SyncEnding.ABORTED, SyncEnding.REFUSED):
                     continue
-                result = outcome.account.result
-                what = f"{node.name} and {peer.host}: {outcome}"
+                assert node.peering is not None
+                result = node.peering.exchange.last[outcome.peer_node_id].result
+                what = f"{node.name} and {peer.host}: {described(outcome)}"
                 assert result is not None, what
                 refused = [
                     *self._too_large(result.to_send, peer.host),
@@ -295,16 +302,20 @@ class World:
         self._check()
         for database in self.databases:
             database.check()
+        for node in self.nodes:
+            if node.peering is not None and node.process is not None:
+                self._await(promised(node.process.begin_task("stop", node.peering.stop())))
 
     def _too_large(self, ids: SyncIds, host: str) -> list[bytes]:
         """Those that are too large for a node: it will always lack them."""
         (limit,) = (self.message_limit(each.number) for each in self.nodes if each.name == host)
         return [digest for _, digest in ids if self.judge.made[digest].size_bytes > limit]
 
-    def _session(self, node: Node, host: str) -> Outcome:
-        assert node.schedule is not None
-        peer = next(each for each in node.peers if each.host == host)
-        _, promise = node.schedule.ask(peer, 0, None)
+    def _session(self, node: Node, peer: PeerAddress) -> SyncOutcome:
+        assert node.peering is not None
+        return self._await(node.peering.ask(peer, 0).answer).outcome
+
+    def _await(self, promise: Promise[_T]) -> _T:
         while not promise.settled:
             self._step()
         return promise.value

@@ -20,6 +20,7 @@ from sim.limits import NS_PER_MS, NS_PER_S
 from sim.process import Handler, Process
 from sim.tasks import Promise, Steps, Task
 from sim.timeline import Timer
+from store.domain.door import Door
 from store.domain.ports import PeerAddress, Source
 from store.gossip import events as ge
 from store.gossip.machine import Gossip
@@ -328,7 +329,7 @@ class Gossiping:
             inward: ge.FrameIn = frame
             return inward
         process = self.process
-        door = process.cores.door(process.policy(), process.clock.unix_ns(), Source.GOSSIP)
+        door = Door(process.policy(), process.clock.unix_ns(), Source.GOSSIP)
         door.admit(parse(frame.messages))
         published = door.published
         refused = [

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sim.dice import Dice
 from sim.gossiping.scenario import drawn_gossip
 from sim.gossiping.world import GossipSummary, GossipWorld, MakeMachine
-from sim.run import REAL, SimulationFailure
+from sim.run import SimulationFailure
 from store.gossip.machine import Gossip
 
 
@@ -28,7 +28,7 @@ def simulate_gossip(
         SimulationFailure: something that must hold does not.
     """
     scenario = drawn_gossip(dice, beside=beside, nodes=nodes)
-    world = GossipWorld(scenario, dice, REAL, make, sink)
+    world = GossipWorld(scenario, dice, make, sink)
     try:
         return world.run_gossip()
     except Exception as error:

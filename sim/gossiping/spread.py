@@ -18,7 +18,6 @@ from sim.intake import Publish
 from sim.judge import Violation
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.network import Caller
-from sim.run import REAL
 from sim.scenario import Scenario, drawn
 from store.gossip.config import GossipConfig
 
@@ -73,7 +72,7 @@ class SpreadWorld(GossipWorld):
     def __init__(self, shape: Shape, dice: Dice) -> None:
         self._shape = shape
         self._arrivals: dict[bytes, list[int]] = {}
-        super().__init__(_gossip(shape, dice), dice, REAL)
+        super().__init__(_gossip(shape, dice), dice)
         self.network.add(Publisher())
 
     def measure(self) -> Spread:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from reconcile.ids import SyncId
-from sim.cores import Cores
 from sim.database import Database
 from sim.dice import Dice, happens
 from sim.gossiping.driver import Gossiping
@@ -88,7 +87,6 @@ class GossipWorld(World):
         self,
         gossip: GossipScenario,
         dice: Dice,
-        cores: Cores,
         make: MakeMachine = Gossip,
         sink: Callable[[str], None] | None = None,
     ) -> None:
@@ -96,7 +94,7 @@ class GossipWorld(World):
         self._make = make
         self._graph: dict[bytes, GraphEvent] = {}
         self._named: list[tuple[str, bytes]] = []
-        super().__init__(gossip.base, dice, cores, sink)
+        super().__init__(gossip.base, dice, sink)
         self.gossip_judge = GossipJudge(self)
         self.counts: Counter[What] = Counter()
         self.frames = 0

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from store.db.errors import sentence
 from store.db.pool import Connection, Database
+from store.domain.ports import StoreUnavailable
 
 _READ: Final = "select coalesce(last_online_ns, 0) from storenode.store"
 _NOTE: Final = """
@@ -18,26 +23,27 @@ update storenode.store set last_online_ns = case
 """
 
 
-async def read_last_online(database: Database) -> int:
-    """Unix nanoseconds; 0: never.
+class DatabaseOnlineTimes:
+    """Implements `store.sync.resume.driver.OnlineTimes`."""
 
-    Raises:
-        StoreUnavailable: the database does not answer.
-    """
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-    async def read(connection: Connection) -> int:
-        row = await (await connection.execute(_READ, binary=True)).fetchone()
-        assert row is not None
-        return row[0]  # type: ignore[return-value]
+    async def last(self) -> int:
+        """Unix nanoseconds; 0: never."""
 
-    return await database.read(read)
+        async def read(connection: Connection) -> int:
+            row = await (await connection.execute(_READ, binary=True)).fetchone()
+            assert row is not None
+            return row[0]  # type: ignore[return-value]
 
+        return await self._database.read(read)
 
-async def note_online(database: Database, online_ns: int, now_ns: int) -> None:
-    """Persist that nothing up to ``online_ns`` was missed for being off, by the clock ``now_ns``.
-
-    Raises:
-        psycopg.Error: the database did not take it.
-    """
-    async with database.connection(database.write_pool) as connection:
-        await connection.execute(_NOTE, {"online": online_ns, "now": now_ns})
+    async def note(self, online_ns: int, now_ns: int) -> None:
+        """Persist that nothing up to ``online_ns`` was missed, by the clock ``now_ns``."""
+        database = self._database
+        try:
+            async with database.connection(database.write_pool) as connection:
+                await connection.execute(_NOTE, {"online": online_ns, "now": now_ns})
+        except (psycopg.Error, PoolTimeout) as error:
+            raise StoreUnavailable(sentence(error)) from error

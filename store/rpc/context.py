@@ -20,8 +20,8 @@ from store.rpc.window import Budget
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing
-    from store.rpc.exchange import Exchange
     from store.rpc.gossiping import Links
+    from store.sync.session.exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True)

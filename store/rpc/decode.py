@@ -7,28 +7,27 @@ there, before any code of the node could say what is wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
 from store.domain.limits import RequestLimits
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import QueryInput, check_count, filter_by
+from store.messages.fields import (
+    DELIMITED,
+    GROUP_ENDS,
+    MAX_COUNTED_FIELDS,
+    end_of_value,
+    read_varint,
+)
 from store.rpc.failure import malformed, over_limit
-from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_COUNTED_FIELDS, MAX_READ_FIELDS
+from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
 
 _M = TypeVar("_M", bound=Message)
-
-_VARINT: Final = 0
-_FIXED64: Final = 1
-DELIMITED: Final = 2
-_FIXED32: Final = 5
-_FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
-_GROUP_ENDS: Final = (3, 4)
-"""A group begins and ends with a tag alone; what is in it counts as fields beside it."""
 
 
 def decode(kind: type[_M], request: bytes) -> _M:
@@ -105,7 +104,7 @@ def has_at_most(request: bytes, kind: type[Message], most: int) -> bool:
                 if size and field is not None and field.message_type is not None:
                     parts.append((position, min(position + size, end), field.message_type))
                 position += size
-            elif wire_type not in _GROUP_ENDS:
+            elif wire_type not in GROUP_ENDS:
                 position = end_of_value(request, position, wire_type)
                 if position < 0:
                     break
@@ -142,31 +141,7 @@ def _field(data: bytes, position: int) -> tuple[int, int]:
     """The tag of the field at ``position``, and where the field ends, as `end_of_value` says."""
     tag, position = read_varint(data, position)
     wire_type = tag & 7
-    return tag, position if wire_type in _GROUP_ENDS else end_of_value(data, position, wire_type)
-
-
-def end_of_value(data: bytes, position: int, wire_type: int) -> int:
-    """Where the value that begins at ``position`` ends; -1 where its type has no known length."""
-    if wire_type == DELIMITED:
-        length, position = read_varint(data, position)
-        return position + length
-    if wire_type == _VARINT:
-        return read_varint(data, position)[1]
-    size = _FIXED_BYTES.get(wire_type)
-    return -1 if size is None else position + size
-
-
-def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """The varint at ``position``, and where it ends."""
-    value = shift = 0
-    while position < len(data):
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80 or shift > 63:
-            break
-        shift += 7
-    return value, position
+    return tag, position if wire_type in GROUP_ENDS else end_of_value(data, position, wire_type)
 
 
 def query_input(request: waku_store_pb2.StoreQueryRequest) -> QueryInput:

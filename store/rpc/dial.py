@@ -23,19 +23,20 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from store.domain.ports import PeerAddress, PeerFailed
+from store.domain import streams
+from store.domain.ports import PeerAddress
 from store.rpc.context import NodeIdentity
 from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, VERSION, own_metadata
 from store.rpc.limits import (
     MAX_PEER_FRAME_BYTES,
     MAX_PEER_RECONNECT_MS,
-    MAX_PEER_TEXT_CHARS,
     MIN_PEER_RECONNECT_MS,
     PEER_CONNECT_TIMEOUT_S,
     PEER_KEEPALIVE_MS,
     PEER_KEEPALIVE_TIMEOUT_MS,
 )
 from store.rpc.tls import Stamp, TlsError, TlsFiles, channel_credentials, stamp_of
+from store.sync.errors import shown
 from storenode.connection.ending import BROKEN_WRITE, Ending
 from storenode.connection.hosts import is_loopback
 from storenode.connection.limits import STATUS_TIMEOUT_S
@@ -61,12 +62,13 @@ _NOT_CONNECTED: Final = "failed to connect to"
 _T = TypeVar("_T")
 
 
-class CallFailed(PeerFailed):
+class CallFailed(streams.CallFailed):
     """A call of a peer ended with an error: its status, and one sentence for the operator."""
 
     def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
         super().__init__(sentence)
         self.code = code
+        self.aborted = code is grpc.StatusCode.ABORTED
 
 
 class _Unanswered(CallFailed):
@@ -80,12 +82,6 @@ class Callee:
     node_id: str
     store_id: str
     version: str
-
-
-def shown(text: str) -> str:
-    """A text of a peer, fit for a log and a terminal."""
-    sane = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-    return sane if len(sane) <= MAX_PEER_TEXT_CHARS else sane[: MAX_PEER_TEXT_CHARS - 1] + "…"
 
 
 class PeerCall:

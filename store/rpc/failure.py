@@ -13,7 +13,16 @@ from store.domain.query import LimitError, RequestError
 from store.domain.quota import Exceeded
 from store.messages.cursor import CursorError
 from store.rpc.drain import Draining
-from store.rpc.peer_errors import PeerSilent, ProtocolBroken
+from store.sync.errors import (
+    FrameTooLarge,
+    GaveWay,
+    PeerSilent,
+    ProtocolBroken,
+    SessionUnknown,
+    TooManyCalls,
+    TransferFailed,
+)
+from store.sync.transfer.events import Fault
 
 _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (StoreUnavailable, grpc.StatusCode.UNAVAILABLE),
@@ -26,10 +35,21 @@ _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
     (ReconcileLimit, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (ProtocolBroken, grpc.StatusCode.INVALID_ARGUMENT),
     (PeerSilent, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (FrameTooLarge, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (TooManyCalls, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (SessionUnknown, grpc.StatusCode.FAILED_PRECONDITION),
+    (GaveWay, grpc.StatusCode.ABORTED),
     (PeerFailed, grpc.StatusCode.UNAVAILABLE),
 )
+_FAULTS: Final = {
+    Fault.PROTOCOL: grpc.StatusCode.INVALID_ARGUMENT,
+    Fault.LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Fault.SILENCE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Fault.SLOW: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Fault.LOST: grpc.StatusCode.UNAVAILABLE,
+}
 
-RETRYABLE: Final = (StoreUnavailable, StoreBusy)
+RETRYABLE: Final = (StoreUnavailable, StoreBusy, TooManyCalls, GaveWay)
 
 
 class RpcFailure(Exception):
@@ -75,6 +95,8 @@ def translate(error: Exception, request_id: str) -> tuple[RpcFailure, bool]:
         return error, True
     if isinstance(error, Draining):
         return unready("the node is shutting down: go on at another node, or here later"), True
+    if isinstance(error, TransferFailed):
+        return RpcFailure(_FAULTS[error.fault], str(error)), True
     for kind, code in _CODES:
         if isinstance(error, kind):
             return RpcFailure(code, str(error), retry=isinstance(error, RETRYABLE)), True

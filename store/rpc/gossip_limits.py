@@ -10,6 +10,3 @@ MAX_GOSSIP_ENTRIES: Final = 8_192
 
 GOSSIP_WRITE_TIMEOUT_S: Final = 60.0
 """A peer that takes no frame of gossip for so long hangs."""
-
-MAX_TOLD_IDS: Final = 16_384
-"""Messages found by a reconciliation that gossip does not announce to the peer that sends them."""

@@ -12,12 +12,13 @@ import grpc
 
 from store.domain.door import Door
 from store.domain.ports import PeerAddress
+from store.domain.streams import FrameStream
 from store.rpc.call import Call, Context
 from store.rpc.dial import PeerDialer
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_link import Link, LinkUser
 from store.rpc.identity import NODE_ID, STORE_ID, read_metadata
-from store.rpc.streams import CallerStream, FrameStream
+from store.rpc.streams import CallerStream
 from storenode.wire.storenode.v1 import peer_pb2
 
 if TYPE_CHECKING:

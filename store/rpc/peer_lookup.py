@@ -16,8 +16,8 @@ from store.rpc.decode import clip, decode
 from store.rpc.dial import PeerDialer
 from store.rpc.failure import RpcFailure
 from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_LOOKUP_MESSAGES
-from store.rpc.peer_errors import ProtocolBroken
-from store.rpc.reconciling import in_time
+from store.sync.errors import ProtocolBroken
+from store.sync.session.reconciling import in_time
 from storenode.message.hashing import message_hash
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import store_pb2

@@ -18,8 +18,8 @@ from store.rpc.decode import clip, decode
 from store.rpc.dial import CallFailed, PeerDialer
 from store.rpc.failure import RpcFailure
 from store.rpc.limits import COUNTED_REQUEST_BYTES, PEER_SCAN_PAGE_MESSAGES
-from store.rpc.peer_errors import ProtocolBroken
-from store.rpc.reconciling import in_time
+from store.sync.errors import ProtocolBroken
+from store.sync.session.reconciling import in_time
 from storenode.message.limits import HASH_BYTES
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic

@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 
 from store.domain.door import Door, Published, tally
 from store.domain.ports import Services, Source
+from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
 from store.messages.validate import MalformedMessage
 from store.observe.metrics import Metrics
@@ -27,8 +28,6 @@ from store.rpc.decode import clip
 from store.rpc.encode import publish_response
 from store.rpc.failure import RpcFailure, malformed, over_limit
 from store.rpc.limits import (
-    ADMISSION_CHUNK_BYTES,
-    ADMISSION_CHUNK_MESSAGES,
     COUNTED_REQUEST_BYTES,
     STREAM_WINDOW_BYTES,
     STREAM_WINDOW_REQUESTS,
@@ -213,11 +212,6 @@ def _part(call: Call, name: str, **attributes: int) -> AbstractContextManager[No
     """A part of a call, where calls are traced."""
     tracing = call.node.tracing
     return nullcontext() if tracing is None else tracing.within(name, **attributes)
-
-
-def chunk_messages(count: int, size_bytes: int) -> int:
-    """How many of ``count`` messages in a request of ``size_bytes`` are judged at one go."""
-    return max(1, min(ADMISSION_CHUNK_MESSAGES, count * ADMISSION_CHUNK_BYTES // (size_bytes + 1)))
 
 
 def _give_back(held: list[Budget], size_bytes: int) -> None:

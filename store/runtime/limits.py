@@ -46,9 +46,6 @@ MAX_STATUS_TEXT_CHARS: Final = 300
 MAX_STATUS_NOTES: Final = 5
 """Of a text that a peer may have written, and of the notes of one session."""
 
-ONLINE_INTERVAL_S: Final = 10.0
-"""How often it is noted that the store is online."""
-
 TOKEN_CHECK_INTERVAL_S: Final = 2.0
 """How often the token file is looked at."""
 

@@ -18,7 +18,7 @@ from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from storenode.message.limits import NS_PER_S
 
-_LOG = get_logger("store.runtime.sync")
+_LOG = get_logger("store.sync")
 _DONE: Final = (SyncEnding.DONE, SyncEnding.ABORTED)
 
 

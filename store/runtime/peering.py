@@ -10,24 +10,26 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from store.config.node import NodeConfig
+from store.db.online import DatabaseOnlineTimes
 from store.db.transfer_reads import TransferReader
 from store.domain.ports import PeerAddress
-from store.domain.resume import SHORTEST_GAP_NS, ResumeConfig
-from store.domain.schedule import ScheduleConfig
-from store.domain.transfer_limits import TransferLimits
 from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
 from store.rpc.context import NodeIdentity
 from store.rpc.dial import PeerDialer
-from store.rpc.exchange import Exchange, ExchangeWork
 from store.rpc.tls import TlsFiles
-from store.rpc.transferring import TransferWork
-from store.runtime.fetching import Fetcher
+from store.runtime.environment import system_environment
 from store.runtime.peer_book import PeerBook
 from store.runtime.policy import PolicySource
-from store.runtime.resume import Resumer
 from store.runtime.services import Wiring
-from store.runtime.sync import Clocks, Synchronizer
+from store.sync.lookup import Fetcher
+from store.sync.resume.core import SHORTEST_GAP_NS, ResumeConfig
+from store.sync.resume.driver import Resumer
+from store.sync.schedule.core import ScheduleConfig
+from store.sync.schedule.driver import Synchronizer
+from store.sync.session.exchange import Exchange, ExchangeWork
+from store.sync.transfer.driver import TransferWork
+from store.sync.transfer.limits import TransferLimits
 from storenode.cli.options.types import Peer
 
 
@@ -55,7 +57,8 @@ def open_peering(
     peers = tuple(dict.fromkeys(_address(peer) for peer in config.peer))
     book = PeerBook(peers, metrics, time.time_ns)
     work = ExchangeWork(
-        identity=identity,
+        node_id=identity.node_id,
+        store_id=identity.store_id,
         cluster=config.cluster,
         shards=tuple(sorted(config.shard)),
         reconcilable=wiring.reconcilable,
@@ -63,10 +66,8 @@ def open_peering(
             reads=TransferReader(wiring.database),
             writer=wiring.services.writer,
             policy=policy.current,
-            now_ns=time.time_ns,
-            metrics=metrics,
             observer=book,
-            monotonic_ns=time.monotonic_ns,
+            environment=system_environment("store.sync.session", metrics),
         ),
         transfer_limits=TransferLimits(silence_ns=config.peer_silence),
     )
@@ -74,17 +75,28 @@ def open_peering(
     caller = Caller(dialer, exchange := Exchange(work))
     stack.push_async_callback(caller.close)
     book.connections = caller
-    clocks = Clocks(time.time_ns, time.monotonic_ns)
-    fetcher = Fetcher(caller, wiring.services, policy.current, metrics)
-    synchronizer = Synchronizer(_schedule(config, peers), caller, book, clocks, fetcher)
+    fetcher = Fetcher(
+        caller,
+        wiring.services.sds,
+        wiring.services.writer,
+        policy.current,
+        system_environment("store.sync.lookup", metrics),
+    )
+    synchronizer = Synchronizer(
+        _schedule(config, peers),
+        caller,
+        book,
+        fetcher,
+        system_environment("store.sync.schedule", metrics),
+    )
     stack.push_async_callback(synchronizer.stop)
     resumer = Resumer(
         _resume(config, peers),
         caller=caller,
-        database=wiring.database,
+        online=DatabaseOnlineTimes(wiring.database),
         writer=wiring.services.writer,
         policy=policy.current,
-        metrics=metrics,
+        environment=system_environment("store.sync.resume", metrics),
         proceed=synchronizer.start,
     )
     stack.push_async_callback(resumer.stop)

@@ -18,7 +18,7 @@ import pytest_asyncio
 from reconcile.ids import SyncIds
 from reconcile.index import IndexView
 from reconcile.session import Role
-from store.rpc.caller import RECONCILE
+from store.sync.session.initiator import RECONCILE
 from storenode.client.messages import hash_of
 from storenode.client.types import SyncReport
 from storenode.message.varint import varint

@@ -33,21 +33,33 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "store.domain": frozenset(
         {"reconcile", "store.messages", "storenode.message", "storenode.sds"}
     ),
-    # the pure rooms of a node, many times over
+    # cores of the exchange with peers, and the drivers beside them
+    "store.sync": frozenset(
+        {"reconcile", "store.domain", "store.messages", "storenode.message", "storenode.wire"}
+    ),
+    # cores and drivers of a node, many times over
     "sim": frozenset(
-        {"reconcile", "store.domain", "store.gossip", "store.messages"}
+        {"reconcile", "store.domain", "store.gossip", "store.messages", "store.sync"}
         | {"storenode.message", "storenode.sds"}
     ),
     # edges, which never import each other
     "store.db": EDGES_SHARE | {"reconcile", "storenode.sds"},
     "store.embedded": frozenset(),
-    "store.rpc": EDGES_SHARE | {"reconcile", "storenode.connection", "storenode.wire"},
+    "store.rpc": EDGES_SHARE
+    | {"store.sync", "storenode.connection", "storenode.wire", "reconcile"},
     # what the rooms above them are given
     "store.config": frozenset({"store.domain", "storenode.cli.options", "storenode.message"}),
     "store.observe": frozenset(),
     # the top: these wire everything
     "store.runtime": EDGES_SHARE
-    | {"store.config", "store.db", "store.embedded", "store.rpc", "storenode.cli.options"},
+    | {
+        "store.config",
+        "store.db",
+        "store.embedded",
+        "store.rpc",
+        "store.sync",
+        "storenode.cli.options",
+    },
     "store.cli": frozenset(
         {"storenode.cli", "storenode.cli.options", "storenode.client", "storenode.connection"}
     )
@@ -69,8 +81,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 
 PURE_ROOMS = frozenset(
-    {"reconcile", "sim", "store.domain", "store.gossip", "store.messages"}
+    {"reconcile", "sim", "store.domain", "store.gossip", "store.messages", "store.sync"}
     | {"storenode.message", "storenode.sds"}
+)
+
+# Drivers run on an event loop, which is given: a node's, or one on virtual time. They have no more
+# of the world than that.
+DRIVERS = frozenset(
+    {f"store.sync.session.{name}" for name in ("exchange", "initiator", "reconciling", "responder")}
+    | {f"store.sync.{name}.driver" for name in ("resume", "schedule", "transfer")}
+    | {f"sim.{name}" for name in ("bridge", "peering", "peers", "process", "streams")}
+    | {"store.sync.lookup"}
 )
 
 # What is run by hand has a terminal, and seeds the generator that the rest is given.

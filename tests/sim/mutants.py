@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
@@ -12,19 +14,24 @@ from reconcile.layered import LayeredView
 from reconcile.session import Ended, Session
 from reconcile.session import Input as SessionInput
 from reconcile.summary import SummaryView
-from sim.cores import Cores
-from store.domain.chance import Chance
+from sim import hot, intake, views
 from store.domain.door import Door
-from store.domain.policy_memory import PolicyMemory
-from store.domain.resume import Advance, PageStored, Resume
-from store.domain.resume import Effect as ResumeEffect
-from store.domain.resume import Input as ResumeInput
-from store.domain.schedule import Kind, Schedule, ScheduleConfig
-from store.domain.sessions import Session as Entry
-from store.domain.sessions import Sessions
-from store.domain.transfer import Transfer
-from store.domain.transfer_events import Effect, Input, Persist, Persisted
+from store.domain.environment import Random
 from store.messages.validate import Verdict
+from store.sync.resume import driver as resume
+from store.sync.resume.core import Advance, PageStored, Resume
+from store.sync.resume.core import Effect as ResumeEffect
+from store.sync.resume.core import Input as ResumeInput
+from store.sync.schedule import driver as schedule
+from store.sync.schedule.core import Kind, Schedule, ScheduleConfig
+from store.sync.session import exchange
+from store.sync.session.registry import Session as Entry
+from store.sync.session.registry import Sessions
+from store.sync.transfer import driver as transfer
+from store.sync.transfer.core import Transfer
+from store.sync.transfer.events import Effect, Input, Persist, Persisted
+from store.sync.transfer.policy_memory import PolicyMemory
+from tests.sim.planting import Mutant, Plant, replace_with
 
 
 class EagerTransfer(Transfer):
@@ -133,34 +140,48 @@ class HastyResume(Resume):
 class NarrowSchedule(Schedule):
     """Forgets about the wide sessions."""
 
-    def __init__(self, config: ScheduleConfig, rng: Chance) -> None:
+    def __init__(self, config: ScheduleConfig, rng: Random) -> None:
         super().__init__(config, rng)
         self._due = [due for due in self._due if due.kind is not Kind.WIDE]
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A fault, and what a run says of it."""
+def _doors(door: type[Door]) -> Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        for module in (intake, transfer, resume):
+            patch.setattr(module, "Door", door)
 
-    cores: Cores
-    finding: str
+    return plant
 
 
-MUTANTS = {
+CORES = {
     "acknowledges too early": Mutant(
-        Cores(transfer=EagerTransfer), "acknowledged .* does not hold"
+        replace_with(exchange, "Transfer", EagerTransfer), "acknowledged .* does not hold"
     ),
-    "takes more than it has room for": Mutant(Cores(transfer=GreedyTransfer), "too much waits"),
-    "drops a difference": Mutant(Cores(session=ForgetfulSession), "are missing"),
-    "invents a message": Mutant(Cores(door=InventiveDoor), "nobody published so"),
-    "accepts and does not store": Mutant(
-        Cores(door=HonouringDoor), "acknowledged .* does not hold"
+    "takes more than it has room for": Mutant(
+        replace_with(exchange, "Transfer", GreedyTransfer), "too much waits"
     ),
-    "starts with an empty index": Mutant(Cores(index=EmptyIndex), "lacks .* that are durable"),
-    "loses late messages": Mutant(Cores(index=LossyIndex), "lacks .* that are durable"),
-    "misplaces the floor": Mutant(Cores(layered=ShiftedView), "are missing|do not become equal"),
-    "has two sessions with a peer": Mutant(Cores(sessions=LaxSessions), "two sessions with one"),
-    "never forgives": Mutant(Cores(memory=LastingMemory), "time has come|do not become equal"),
-    "leaves a gap": Mutant(Cores(resume=HastyResume), "has passed over"),
-    "never looks back": Mutant(Cores(schedule=NarrowSchedule), "do not become equal"),
+    "drops a difference": Mutant(
+        replace_with(exchange, "Machine", ForgetfulSession), "are missing"
+    ),
+    "invents a message": Mutant(_doors(InventiveDoor), "nobody published so"),
+    "accepts and does not store": Mutant(_doors(HonouringDoor), "acknowledged .* does not hold"),
+    "starts with an empty index": Mutant(
+        replace_with(hot, "Index", EmptyIndex), "lacks .* that are durable"
+    ),
+    "loses late messages": Mutant(
+        replace_with(hot, "Index", LossyIndex), "lacks .* that are durable"
+    ),
+    "misplaces the floor": Mutant(
+        replace_with(views, "LayeredView", ShiftedView), "are missing|do not become equal"
+    ),
+    "has two sessions with a peer": Mutant(
+        replace_with(exchange, "Sessions", LaxSessions), "two sessions with one"
+    ),
+    "never forgives": Mutant(
+        replace_with(exchange, "PolicyMemory", LastingMemory), "time has come|do not become equal"
+    ),
+    "leaves a gap": Mutant(replace_with(resume, "Resume", HastyResume), "has passed over"),
+    "never looks back": Mutant(
+        replace_with(schedule, "Schedule", NarrowSchedule), "do not become equal"
+    ),
 }

@@ -1,4 +1,4 @@
-"""The simulator finds faults: machines with one each do not get through."""
+"""The simulator finds faults: neither a core nor a driver with one gets through."""
 
 import random
 import re
@@ -6,22 +6,26 @@ import re
 import pytest
 
 from sim.run import SimulationFailure, simulate
-from tests.sim.mutants import MUTANTS
+from tests.sim.driver_mutants import DRIVERS
+from tests.sim.mutants import CORES
 
-SEEDS = 60
+SEEDS = 40
 """A fault must show in one of so many runs; most show in the first."""
+
+MUTANTS = CORES | DRIVERS
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_fault_is_found(name: str) -> None:
+def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = MUTANTS[name]
+    mutant.plant(monkeypatch)
     for seed in range(SEEDS):
         try:
-            simulate(seed, random.Random(seed), cores=mutant.cores)
+            simulate(seed, random.Random(seed))
         except SimulationFailure as failure:
             first, *others = str(failure).splitlines()
             if re.search(mutant.finding, first):
                 assert f"seed {seed}:" in first
                 assert others[-1] == f"repeat it with: python -m sim --seed {seed} --trace"
                 return
-    pytest.fail(f"no run of {SEEDS} has found a machine that {name}")
+    pytest.fail(f"no run of {SEEDS} has found a node that {name}")

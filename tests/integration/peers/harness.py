@@ -30,20 +30,21 @@ from store.domain.ports import (
     SyncRole,
     Window,
 )
-from store.domain.transfer import DEFAULT_LIMITS
-from store.domain.transfer_limits import TransferLimits
 from store.domain.view import Reconcilable
 from store.messages.validate import Policy
 from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
 from store.rpc.context import NodeIdentity, NodeState, PeerRules, RpcContext
 from store.rpc.dial import PeerDialer
-from store.rpc.exchange import Exchange, ExchangeWork
 from store.rpc.health import Health
 from store.rpc.listeners import ListenAddress, Listener, bind
 from store.rpc.server import build_handlers
 from store.rpc.tls import TlsFiles
-from store.rpc.transferring import TransferWork
+from store.runtime.environment import system_environment
+from store.sync.session.exchange import Exchange, ExchangeWork
+from store.sync.transfer.core import DEFAULT_LIMITS
+from store.sync.transfer.driver import TransferWork
+from store.sync.transfer.limits import TransferLimits
 from storenode.message.hashing import message_hash
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -169,14 +170,13 @@ async def peer_node(
             reads,
             services.writer,
             lambda: rules.policy,
-            time.time_ns,
-            metrics,
             observer,
-            time.monotonic_ns,
+            system_environment("test", metrics),
         )
         exchange = Exchange(
             ExchangeWork(
-                identity=identity,
+                node_id=identity.node_id,
+                store_id=identity.store_id,
                 cluster=1,
                 shards=shards,
                 reconcilable=naive,

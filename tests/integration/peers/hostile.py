@@ -26,7 +26,7 @@ from reconcile.session import (
     SessionConfig,
 )
 from store.domain.ports import PeerAddress
-from store.rpc.caller import RECONCILE, TRANSFER
+from store.sync.session.initiator import RECONCILE, TRANSFER
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.peers.harness import TIMEOUT_S, PeerNode, hash_of

@@ -13,8 +13,9 @@ import pytest
 
 from reconcile.session import Role
 from store.domain.ports import SyncEnding, Window
-from store.rpc import peer, transferring
-from store.rpc.caller import RECONCILE
+from store.sync.session import responder
+from store.sync.session.initiator import RECONCILE
+from store.sync.transfer import driver as transferring
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.integration.peers.harness import PeerNode, items, peer_node, within
 from tests.integration.peers.hostile import (
@@ -36,8 +37,8 @@ async def node(
     new_database: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[PeerNode]:
     """A node that holds messages 0 to 49 and reads few first frames at a time."""
-    monkeypatch.setattr(peer, "MAX_OPENING_CALLS", SLOTS)
-    monkeypatch.setattr(peer, "MAX_OPENING_CALLS_OF_PEER", SLOTS + 1)
+    monkeypatch.setattr(responder, "MAX_OPENING_CALLS", SLOTS)
+    monkeypatch.setattr(responder, "MAX_OPENING_CALLS_OF_PEER", SLOTS + 1)
     async with peer_node("a.example", new_database()) as opened:
         await opened.hold(items(range(50)))
         yield opened
@@ -99,7 +100,7 @@ async def test_callers_that_are_refused_give_their_place_back(node: PeerNode) ->
 async def test_one_silent_peer_does_not_keep_the_others_out(
     node: PeerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer, "MAX_OPENING_CALLS_OF_PEER", 1)
+    monkeypatch.setattr(responder, "MAX_OPENING_CALLS_OF_PEER", 1)
     async with raw_peer(node) as caller:
         silent = caller.begin(RECONCILE)
         await within(silent.call.initial_metadata())

@@ -7,11 +7,12 @@ import time
 
 import psycopg
 
-from store.db.online import note_online
+from store.db.online import DatabaseOnlineTimes
 from store.db.pool import Database
-from store.domain.resume import ResumeConfig
-from store.runtime.resume import Resumer
+from store.runtime.environment import system_environment
 from store.runtime.tasks import BackgroundTasks
+from store.sync.resume.core import ResumeConfig
+from store.sync.resume.driver import Resumer
 from tests.integration.peers.harness import NOW_NS, PeerNode, items, within
 
 HOUR_NS = 3_600 * 10**9
@@ -30,15 +31,15 @@ async def all_held(node: PeerNode, hashes: set[bytes]) -> None:
 async def test_a_database_that_takes_nothing_for_a_while(first: PeerNode, second: PeerNode) -> None:
     await second.hold(items(range(20)))
     database = await Database.open(first.url)
-    await note_online(database, NOW_NS - HOUR_NS, time.time_ns())
+    await DatabaseOnlineTimes(database).note(NOW_NS - HOUR_NS, time.time_ns())
     proceeds = asyncio.Event()
     resumer = Resumer(
         ResumeConfig(peers=(second.address,), slack_ns=0),
         caller=first.caller,
-        database=database,
+        online=DatabaseOnlineTimes(database),
         writer=first.services.writer,
         policy=lambda: first.rules.policy,
-        metrics=first.context.metrics,
+        environment=system_environment("test", first.context.metrics),
         proceed=proceeds.set,
     )
     tasks = BackgroundTasks()

@@ -10,7 +10,7 @@ import pytest
 
 from reconcile.ids import END, LOWEST
 from store.domain.ports import SyncEnding, Window
-from store.rpc.caller import RECONCILE
+from store.sync.session.initiator import RECONCILE
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.peers.harness import PeerNode, items, within

@@ -10,9 +10,9 @@ import pytest
 
 from reconcile.limits import SessionLimits
 from store.domain.ports import StoreBusy, SyncEnding, SyncRole, Window
-from store.domain.sessions import Accepted
-from store.rpc import transferring
-from store.rpc.limits import LARGE_PAYLOAD_BYTES
+from store.sync.limits import LARGE_PAYLOAD_BYTES
+from store.sync.session.registry import Accepted
+from store.sync.transfer import driver as transferring
 from tests.integration.peers.harness import (
     NOW_NS,
     PeerNode,

@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.domain.id_lookup import IdLookup, hash_column
+from store.sync.transfer.id_lookup import IdLookup, hash_column
 
 # Few different hashes, with common beginnings and zeros at the end.
 hashes = st.builds(

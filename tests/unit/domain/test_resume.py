@@ -5,7 +5,7 @@ import random
 import pytest
 
 from store.domain.ports import PeerAddress
-from store.domain.resume import (
+from store.sync.resume.core import (
     SHORTEST_GAP_NS,
     Advance,
     Begun,

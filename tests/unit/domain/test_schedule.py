@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from store.domain import schedule
 from store.domain.ports import PeerAddress, Window
-from store.domain.schedule import (
+from store.sync.schedule import core as schedule
+from store.sync.schedule.core import (
     FIRST_WIDE_NS,
     MAX_PARTS,
     Asked,
@@ -26,7 +26,7 @@ from store.domain.schedule import (
     Withdrawn,
     halves,
 )
-from store.domain.transfer_limits import MAX_SESSIONS
+from store.sync.transfer.limits import MAX_SESSIONS
 from storenode.message.limits import NS_PER_S
 
 MINUTE = 60 * NS_PER_S

@@ -10,7 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.domain.sessions import Accepted, Refusal, Refused, Session, SessionError, Sessions, State
+from store.sync.session.registry import (
+    Accepted,
+    Refusal,
+    Refused,
+    Session,
+    SessionError,
+    Sessions,
+    State,
+)
 
 NOW = 10**18
 MINUTE_NS = 60 * 10**9

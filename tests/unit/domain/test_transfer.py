@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
 from store.domain.door import Published
-from store.domain.policy_memory import PolicyMemory
-from store.domain.transfer import Transfer, TransferStateError
-from store.domain.transfer_events import (
+from store.messages.validate import Policy, admit
+from store.sync.transfer.core import Transfer, TransferStateError
+from store.sync.transfer.events import (
     Begin,
     Direction,
     Fault,
@@ -28,8 +28,8 @@ from store.domain.transfer_events import (
     SendReady,
     Ticked,
 )
-from store.domain.transfer_limits import TransferLimits
-from store.messages.validate import Policy, admit
+from store.sync.transfer.limits import TransferLimits
+from store.sync.transfer.policy_memory import PolicyMemory
 from tests.unit.builders import NOW_NS, entry
 from tests.unit.domain.transfer_world import (
     POLICY,

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.domain.policy_memory import PolicyMemory, Side
-from store.domain.transfer_events import Begin, Fault, Lost, Report, SendReady, Ticked
-from store.domain.transfer_limits import (
+from store.messages.validate import Reason
+from store.sync.transfer.events import Begin, Fault, Lost, Report, SendReady, Ticked
+from store.sync.transfer.limits import (
     CALLER_GRACE_NS,
     PACE_IDS,
     PACE_NS,
@@ -18,7 +18,7 @@ from store.domain.transfer_limits import (
     TOTAL_NS,
     TransferLimits,
 )
-from store.messages.validate import Reason
+from store.sync.transfer.policy_memory import PolicyMemory, Side
 from tests.unit.builders import NOW_NS
 from tests.unit.domain.transfer_world import (
     SMALL,

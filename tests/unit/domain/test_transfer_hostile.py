@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
 from store.domain.door import Published, Refusal
-from store.domain.policy_memory import PolicyMemory
-from store.domain.transfer import Transfer
-from store.domain.transfer_events import (
+from store.messages.record import RecordBatch
+from store.messages.validate import Policy, Verdict
+from store.sync.transfer.core import Transfer
+from store.sync.transfer.events import (
     Begin,
     Counted,
     Ended,
@@ -31,9 +32,8 @@ from store.domain.transfer_events import (
     SendReady,
     Ticked,
 )
-from store.domain.transfer_limits import SILENCE_NS
-from store.messages.record import RecordBatch
-from store.messages.validate import Policy, Verdict
+from store.sync.transfer.limits import SILENCE_NS
+from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.hashing import message_hash
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic

@@ -14,10 +14,12 @@ from functools import partial
 
 from reconcile.ids import SyncIds
 from store.domain.door import Door, Published
-from store.domain.policy_memory import PolicyMemory
 from store.domain.ports import Source
-from store.domain.transfer import Transfer
-from store.domain.transfer_events import (
+from store.messages.record import RecordBatch
+from store.messages.transfer import transfer_frame, transferred
+from store.messages.validate import Policy, admit
+from store.sync.transfer.core import Transfer
+from store.sync.transfer.events import (
     Begin,
     Counted,
     Ended,
@@ -35,10 +37,8 @@ from store.domain.transfer_events import (
     SendFrame,
     SendReady,
 )
-from store.domain.transfer_limits import TransferLimits
-from store.messages.record import RecordBatch
-from store.messages.transfer import transfer_frame, transferred
-from store.messages.validate import Policy, admit
+from store.sync.transfer.limits import TransferLimits
+from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
 from tests.unit.builders import NOW_NS, entry
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from store.domain.limits import RequestLimits
 from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import RequestError
+from store.messages.fields import MAX_COUNTED_FIELDS
 from store.rpc.decode import (
     clip,
     decode,
@@ -18,7 +19,7 @@ from store.rpc.decode import (
     topic_filter,
 )
 from store.rpc.failure import RpcFailure
-from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_COUNTED_FIELDS, MAX_READ_FIELDS
+from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry as HistoryEntryMessage
 from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,

@@ -4,8 +4,8 @@ import grpc
 import pytest
 
 from store.domain.ports import PeerAddress
-from store.rpc.dial import Callee, CallFailed, PeerCall, shown
-from store.rpc.limits import MAX_PEER_TEXT_CHARS
+from store.rpc.dial import Callee, CallFailed, PeerCall
+from store.sync.errors import MAX_PEER_TEXT_CHARS, shown
 from storenode.connection import ending
 from storenode.connection.hosts import is_loopback
 from tests.support.breaking_call import BROKEN, ENDED, ORDERS, BreakingCall, Status

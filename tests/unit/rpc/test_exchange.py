@@ -18,15 +18,16 @@ from store.domain.ports import (
     TransferReads,
     Writer,
 )
-from store.domain.sessions import Accepted, Refusal, Session
-from store.domain.transfer_limits import SILENCE_NS, TransferLimits
 from store.domain.view import Reconcilable
 from store.messages.validate import Policy
 from store.observe.metrics import Metrics
-from store.rpc.context import NodeIdentity
-from store.rpc.exchange import Account, Exchange, ExchangeWork, GaveWay, common_horizon
-from store.rpc.limits import MAX_HORIZON_STEP_NS
-from store.rpc.transferring import TransferWork
+from store.runtime.environment import system_environment
+from store.sync.errors import GaveWay
+from store.sync.limits import MAX_HORIZON_STEP_NS
+from store.sync.session.exchange import Account, Exchange, ExchangeWork, common_horizon
+from store.sync.session.registry import Accepted, Refusal, Session
+from store.sync.transfer.driver import TransferWork
+from store.sync.transfer.limits import SILENCE_NS, TransferLimits
 
 ONE = SyncIds.of([(1, bytes(32))])
 DAY_NS = 86_400 * 10**9
@@ -62,13 +63,12 @@ class World:
             cast("TransferReads", None),
             cast("Writer", None),
             lambda: Policy(max_drift_ns=None),
-            time.time_ns,
-            Metrics("1"),
             self.observer,
-            time.monotonic_ns,
+            system_environment("test", Metrics("1")),
         )
         work = ExchangeWork(
-            identity=NodeIdentity("m", "sm", "1"),
+            node_id="m",
+            store_id="sm",
             cluster=1,
             shards=(),
             reconcilable=cast("Reconcilable", None),

@@ -1,7 +1,6 @@
 import pytest
 
-from store.rpc.limits import ADMISSION_CHUNK_BYTES, ADMISSION_CHUNK_MESSAGES
-from store.rpc.publish import chunk_messages
+from store.messages.fields import ADMISSION_CHUNK_BYTES, ADMISSION_CHUNK_MESSAGES, chunk_messages
 
 
 @pytest.mark.parametrize("size_bytes", [1, 300, 3_000, 30_000, 150_000])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import cast
 
 from reconcile.ids import SyncIds
-from store.domain.policy_memory import PolicyMemory
 from store.domain.ports import SyncObserver, TransferReads, Writer
-from store.domain.transfer import Transfer
 from store.messages.validate import Policy
 from store.observe.metrics import Metrics
-from store.rpc.transferring import TransferWork, transfer
+from store.runtime.environment import system_environment
+from store.sync.transfer.core import Transfer
+from store.sync.transfer.driver import TransferWork, transfer
+from store.sync.transfer.policy_memory import PolicyMemory
 
 
 class Deaf:
@@ -45,10 +45,8 @@ async def test_a_cancelled_transfer_ends_though_its_reader_has_more_to_say() -> 
         reads=cast("TransferReads", None),
         writer=cast("Writer", None),
         policy=lambda: Policy(max_drift_ns=None),
-        now_ns=time.time_ns,
-        metrics=Metrics("1"),
         observer=cast("SyncObserver", None),
-        monotonic_ns=time.monotonic_ns,
+        environment=system_environment("test", Metrics("1")),
     )
     task = asyncio.create_task(transfer(machine, stream, work))
     async with asyncio.timeout(30):

@@ -1,0 +1,290 @@
+"""asyncio on the timeline: shipped drivers run in a simulation without knowing.
+
+`TimelineLoop` is an event loop whose callbacks and timers are events of a `sim.timeline.Timeline`:
+callbacks of one moment run in the order of their making, time passes only between events, and there
+are no sockets, signals or threads. What would run in a thread runs at once; its result arrives
+after a delay that is drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from contextvars import Context, ContextVar, copy_context
+from functools import partial
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
+
+from sim.dice import Dice
+from sim.limits import NS_PER_MS, NS_PER_S
+from sim.tasks import Cancelled, Promise, Steps
+from sim.timeline import Timeline, Timer
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+_LONGEST_THREAD_NS: Final = 20 * NS_PER_MS
+_ENDING_EVENTS: Final = 1_000
+
+
+class Life:
+    """A process, from its start to its kill: the tasks that were begun in it."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+
+    def end(self) -> None:
+        """Kill it: its timers fire no more, and its tasks are cancelled."""
+        self.ended = True
+        for task in list(self.tasks):
+            task.cancel()
+
+
+_LIFE: Final[ContextVar[Life | None]] = ContextVar("life", default=None)
+
+
+class _Task(asyncio.Task[_T]):
+    """A task whose hash is its number: sets of tasks have the same order in every run."""
+
+    def __init__(self, number: int, *args: Any, **options: Any) -> None:  # noqa: ANN401 - a task's
+        self._number = number
+        super().__init__(*args, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class TimelineLoop(asyncio.AbstractEventLoop):
+    """One per run; it runs while the timeline does, inside `running`."""
+
+    def __init__(self, timeline: Timeline, dice: Dice) -> None:
+        self._timeline = timeline
+        self._dice = dice
+        self._began_ns = timeline.now_ns
+        self._timers: dict[asyncio.TimerHandle, Timer] = {}
+        self._numbers = itertools.count()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._failed: BaseException | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around everything that happens in a run."""
+        asyncio.events._set_running_loop(self)
+        try:
+            yield
+        finally:
+            self._end_all()
+            asyncio.events._set_running_loop(None)
+
+    def begin(self, life: Life | None, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Begin a task that belongs to a process."""
+        context = copy_context()
+        context.run(_LIFE.set, life)
+        task: asyncio.Task[_T] = self.create_task(work, context=context)
+        task.add_done_callback(self._judge)
+        return task
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error, at the next `check`."""
+        self._failed = self._failed or error
+
+    def _end_all(self) -> None:
+        """Let nothing of the run be left for the garbage collector to end somewhere else."""
+        while self._tasks:
+            for task in list(self._tasks):
+                task.cancel()
+            for _ in range(_ENDING_EVENTS):
+                self._timeline.step()
+
+    def _judge(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.fail(error)
+
+    def check(self) -> None:
+        """Raise what a callback or a task has raised and nobody awaited."""
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+
+    # What asyncio asks of a loop
+
+    def time(self) -> float:
+        """Seconds since the run began."""
+        return (self._timeline.now_ns - self._began_ns) / NS_PER_S
+
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        """Run a callback at this moment, after what is happening."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._timeline.soon(lambda: None if handle.cancelled() else handle._run())
+        return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Set a timer, which the end of its process disarms."""
+        return self._set(round(delay * NS_PER_S), callback, args, context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[_Ts]], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Set a timer by `time`."""
+        delay_ns = self._began_ns + round(when * NS_PER_S) - self._timeline.now_ns
+        return self._set(delay_ns, callback, args, context)
+
+    def _set(
+        self,
+        delay_ns: int,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+    ) -> asyncio.TimerHandle:
+        context = context or copy_context()
+        life = context.get(_LIFE)
+        when_ns = self._timeline.now_ns + max(0, delay_ns) - self._began_ns
+        handle = asyncio.TimerHandle(when_ns / NS_PER_S, callback, args, self, context)
+        handle._scheduled = True  # type: ignore[attr-defined]
+
+        def fire() -> None:
+            del self._timers[handle]
+            if life is None or not life.ended:
+                handle._run()
+
+        self._timers[handle] = self._timeline.after(max(0, delay_ns), fire)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        timer = self._timers.pop(handle, None)
+        if timer is not None:
+            timer.cancel()
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Any,  # noqa: ANN401 - a coroutine or a generator
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[Any]:
+        """Begin a task, which belongs to the process in whose context it is made."""
+        life = (context or copy_context()).get(_LIFE)
+        task: _Task[Any] = _Task(next(self._numbers), coro, loop=self, name=name, context=context)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        if life is not None:
+            life.tasks[task] = None
+            task.add_done_callback(lambda done: life.tasks.pop(done, None))
+            if life.ended:
+                task.cancel()
+        return task
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
+    ) -> asyncio.Future[_T]:
+        """Run at once; the result arrives later, as that of a thread does."""
+        del executor
+        future: asyncio.Future[_T] = self.create_future()
+        settle: Callable[[], None]
+        try:
+            settle = partial(future.set_result, func(*args))
+        except Exception as error:  # noqa: BLE001 - who awaits the thread is told
+            settle = partial(future.set_exception, error)
+        delay_ns = int(_LONGEST_THREAD_NS * self._dice.random())
+        self._timeline.after(delay_ns, lambda: None if future.done() else settle())
+        return future
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep what nobody awaited, for `check`."""
+        error = context.get("exception")
+        self.fail(error or RuntimeError(context["message"]))
+
+    def get_debug(self) -> bool:
+        """Never."""
+        return False
+
+    def is_running(self) -> bool:
+        """Always: it has no other state."""
+        return True
+
+    def is_closed(self) -> bool:
+        """Never."""
+        return False
+
+
+async def kept(promise: Promise[_T]) -> _T:
+    """Wait for a promise as a coroutine does.
+
+    Raises:
+        Exception: what it failed with.
+    """
+    if not promise.settled:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        assert promise.waiter is None, "two tasks wait for one promise"
+        promise.waiter = lambda: None if future.done() else future.set_result(None)
+        try:
+            await future
+        finally:
+            promise.waiter = None
+    return promise.value
+
+
+def promised(task: asyncio.Task[_T]) -> Promise[_T]:
+    """The result of a task as a promise."""
+    promise: Promise[_T] = Promise()
+
+    def settle(done: asyncio.Task[_T]) -> None:
+        if done.cancelled():
+            promise.fail(InterruptedError("the task was cancelled"))
+        elif (error := done.exception()) is not None:
+            assert isinstance(error, Exception)
+            promise.fail(error)
+        else:
+            promise.keep(done.result())
+
+    task.add_done_callback(settle)
+    return promise
+
+
+async def driven(steps: Steps[_T]) -> _T:
+    """Do the work of a generator as a coroutine does.
+
+    Raises:
+        Exception: what the work raises.
+    """
+    try:
+        promise = next(steps)
+        while True:
+            try:
+                await kept(promise)
+            except asyncio.CancelledError:
+                with suppress(Cancelled, StopIteration):
+                    steps.throw(Cancelled())
+                raise
+            except Exception:  # noqa: BLE001, S110 - the generator asks the promise itself
+                pass
+            promise = steps.send(None)
+    except StopIteration as end:
+        value: _T = end.value
+        return value

@@ -1,0 +1,153 @@
+"""What a simulated node exchanges with its peers: the shipped drivers, put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from sim.bridge import promised
+from sim.hot import HotIndex
+from sim.peers import JudgedExchange, SimBook, SimCaller, SimStore
+from sim.process import AsyncHandler, Process
+from sim.scans import SCAN, serve_scan
+from sim.streams import EndStream
+from sim.tasks import Promise
+from sim.views import Views
+from store.domain.ports import (
+    FetchDone,
+    FetchRequest,
+    PeerAddress,
+    StoreUnavailable,
+    SyncDone,
+    SyncRequest,
+)
+from store.sync.resume.core import ResumeConfig
+from store.sync.resume.driver import Resumer
+from store.sync.schedule.core import ScheduleConfig
+from store.sync.schedule.driver import Synchronizer
+from store.sync.session.initiator import RECONCILE, TRANSFER
+from store.sync.session.responder import Responder
+
+_RETRY_S: Final = 1.0
+_QUIET_S: Final = 30.0
+"""So long after everything was stopped nothing of it may be left."""
+
+
+class Peering:
+    """One per process."""
+
+    def __init__(self, process: Process, index: HotIndex, peers: tuple[PeerAddress, ...]) -> None:
+        scenario = process.scenario
+        self._process = process
+        self._stopped = False
+        self._views = Views(process, index)
+        self._store = SimStore(process, self._views)
+        self.exchange = JudgedExchange(process, self._store)
+        self._responder = Responder(self.exchange)
+        caller = SimCaller(process, self.exchange, self._store)
+        self._synchronizer = Synchronizer(
+            ScheduleConfig(
+                peers=peers,
+                interval_ns=scenario.interval_ns,
+                range_ns=scenario.range_ns,
+                offset_ns=scenario.offset_ns,
+                wide_interval_ns=scenario.wide_ns,
+                max_sessions=scenario.sessions,
+            ),
+            caller,
+            SimBook(),
+            _NoFetcher(),
+            process.world_env,
+        )
+        self._resumer = Resumer(
+            ResumeConfig(peers=peers, slack_ns=scenario.offset_ns),
+            caller=caller,
+            online=self._store,
+            writer=self._store,
+            policy=process.policy,
+            environment=process.world_env,
+            proceed=self._synchronizer.start,
+        )
+
+    def calls(self) -> Mapping[str, AsyncHandler]:
+        """What is served to peers; nothing once it is stopped."""
+        if self._stopped:
+            return {}
+        return {
+            RECONCILE: self._reconcile,
+            TRANSFER: self._transfer,
+            SCAN: lambda stream: serve_scan(self._process, stream),
+        }
+
+    def start(self) -> None:
+        """Begin with the resume, which begins the schedule."""
+        self._store.resuming = True
+        self._process.begin_task("resume", self._resume())
+
+    def check(self) -> None:
+        """Verify the machines, and the bounds on what is open."""
+        self.exchange.check()
+        self._views.check()
+        self._synchronizer._schedule.check()
+        self._resumer._machine.check()
+
+    def ask(self, peer: PeerAddress | None, start_ns: int | None) -> Question:
+        """An operator wants a session."""
+        request = SyncRequest("" if peer is None else str(peer), start_ns, None)
+        return Question(
+            self._process.begin_task("operator", self._synchronizer.synchronize(request))
+        )
+
+    async def stop(self) -> None:
+        """Stop as a node does that shuts down; then nothing may be left.
+
+        Raises:
+            AssertionError: a task is left.
+        """
+        life = self._process.life
+        self._stopped = True
+        await self._synchronizer.stop()
+        self.exchange.close()
+        for task in [task for task in life.tasks if task.get_name() == "resume"]:
+            task.cancel()
+        await self._resumer.stop()
+        await asyncio.sleep(_QUIET_S + self._process.scenario.silence_ns / 1e9)
+        left = [task for task in life.tasks if task is not asyncio.current_task()]
+        assert not left, f"tasks are left of a node that was stopped: {left}"
+        self.exchange.check_empty()
+
+    async def _reconcile(self, stream: EndStream) -> None:
+        there = stream.callee
+        await self._responder.reconcile(there.node_id, there.store_id, stream)
+
+    async def _transfer(self, stream: EndStream) -> None:
+        await self._responder.transfer(stream.callee.node_id, stream)
+
+    async def _resume(self) -> None:
+        while True:
+            try:
+                await self._resumer.run()
+            except StoreUnavailable:
+                # As the node's own background tasks: they are started again.
+                await asyncio.sleep(_RETRY_S)
+
+
+class Question:
+    """What an operator waits for."""
+
+    def __init__(self, task: asyncio.Task[SyncDone]) -> None:
+        self._task = task
+        self.answer: Promise[SyncDone] = promised(task)
+
+    def withdraw(self) -> None:
+        """The operator has gone away."""
+        self._task.cancel()
+
+
+class _NoFetcher:
+    """Nobody asks for a look-up."""
+
+    async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
+        """Ask a peer for some SDS messages."""
+        raise NotImplementedError(peer, request)

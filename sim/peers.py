@@ -1,0 +1,425 @@
+"""The exchange of a simulated node with its peers: shipped drivers, and a judge who looks on."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+from reconcile.ids import SyncId, SyncIds
+from reconcile.session import Bounds, Input, Result, Role
+from reconcile.view import Answer, Read
+from sim.bridge import driven, kept
+from sim.calls import Status
+from sim.judge import Side
+from sim.marks import Mark
+from sim.process import Process
+from sim.scans import SCAN, Page, Scan
+from sim.streams import SimConnector, StatusReceived
+from sim.views import OpenView as SimView
+from sim.views import Views
+from store.domain.door import Door
+from store.domain.ports import (
+    CursorOutOfRange,
+    HistoryEntry,
+    PeerAddress,
+    PeerState,
+    Source,
+    SyncDone,
+    SyncEnding,
+    SyncOutcome,
+    SyncRole,
+    Window,
+)
+from store.domain.streams import FrameStream
+from store.domain.view import OpenView
+from store.messages.cursor import ScanCursor
+from store.messages.record import RecordBatch
+from store.messages.transfer import parse, transferred
+from store.messages.validate import Reason, Verdict
+from store.sync.session import exchange as shipped
+from store.sync.session.exchange import Account, ExchangeWork
+from store.sync.session.initiator import Initiator
+from store.sync.session.reconciling import Reconciling, in_time
+from store.sync.session.registry import Session, State
+from store.sync.transfer.core import Transfer
+from store.sync.transfer.driver import TransferWork
+from store.sync.transfer.events import Fault
+from store.sync.transfer.policy_memory import Side as Whose
+
+CLUSTER: Final = 7
+SHARDS: Final = ()
+
+_NO_HASH: Final = bytes(32)
+_SLACK_NS: Final = 1_000_000_000
+
+
+class SimStore:
+    """The database of a node, as its drivers use it: writes, reads by ID, views, one row."""
+
+    def __init__(self, process: Process, views: Views) -> None:
+        self.refused: set[bytes] = set()
+        self.expected: list[SyncId] = []
+        self.resuming = False
+        self._process = process
+        self._database = process.database
+        self._views = views
+
+    async def store(
+        self,
+        batch: RecordBatch,
+        source: Source,
+        min_confirms: int = 0,
+    ) -> Sequence[bool]:
+        """Store a batch durably; per record True if it is new."""
+        del source, min_confirms
+        await driven(self._database.be_busy())
+        if not len(batch):
+            return []
+        return await kept(self._database.write(self._process, batch))
+
+    async def load(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
+        """Encoded messages of the first IDs, as many as fit, at least one."""
+        return await kept(self._database.look(lambda: self._loaded(ids, max_bytes)))
+
+    async def held(self, ids: SyncIds) -> list[bool]:
+        """For each ID whether the message is held."""
+        found = self._database.held
+        return await kept(
+            self._database.look(lambda: [digest in found for _, digest in ids.pairs()])
+        )
+
+    @property
+    def index_entries(self) -> int:
+        """Not asked for in a simulation."""
+        return 0
+
+    @asynccontextmanager
+    async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[OpenView]:
+        """Fix what is held in the half-open range."""
+        view = await driven(self._views.open_view(lower, upper))
+        try:
+            yield _View(view)
+        finally:
+            view.close()
+
+    async def last(self) -> int:
+        """When the store was last online."""
+        return await kept(self._database.look(lambda: self._database.last_online_ns))
+
+    async def note(self, online_ns: int, now_ns: int) -> None:
+        """Persist that nothing up to ``online_ns`` was missed."""
+        database = self._database
+        if self.resuming:
+            self._process.judge.advanced(database, self.expected, online_ns, self.refused)
+        await kept(database.look(lambda: database.note_online(online_ns, now_ns)))
+
+    def _loaded(self, ids: SyncIds, max_bytes: int) -> list[bytes | None]:
+        left, found = max_bytes, list[bytes | None]()
+        for _, digest in ids.pairs():
+            stored = self._database.held.get(digest)
+            message = None if stored is None else transferred(stored[1])
+            left -= len(message or b"")
+            if left < 0 and found:
+                break
+            found.append(message)
+        return found
+
+
+class _View:
+    def __init__(self, view: SimView) -> None:
+        self.horizon = view.horizon
+        self.shown = view.shown
+        self._view = view
+
+    async def answer(self, read: Read) -> Answer:
+        """Answer a batch of questions."""
+        return await driven(self._view.answer(read))
+
+
+class _Watched:
+    """A reconciliation whose result the judge compares with that of the other side."""
+
+    def __init__(self, exchange: JudgedExchange, work: Reconciling, side: Side, role: Role) -> None:
+        self._exchange = exchange
+        self._work = work
+        self._side = side
+        self._role = role
+
+    @property
+    def session_id(self) -> str:
+        """What the responder calls the session."""
+        return self._work.session_id
+
+    async def run(self, first: Input) -> Result:
+        """Go on to the end."""
+        result = await self._work.run(first)
+        if self.session_id and not result.refusal:
+            judge = self._exchange.process.judge
+            judge.meet(self.session_id, self._role, self._side)
+            judge.found(self.session_id, self._role, result)
+            if self._role is Role.INITIATOR:
+                self._exchange.name(self.session_id)
+        return result
+
+
+class JudgedExchange(shipped.Exchange):
+    """The shipped exchange; the judge is told of what it finds, and of how sessions end."""
+
+    def __init__(self, process: Process, store: SimStore) -> None:
+        scenario = process.scenario
+        self.process = process
+        self.last: dict[str, Account] = {}
+        """Of each peer, the account of the session with it that ended last."""
+        self._names: dict[asyncio.Task[Any] | None, str] = {}
+        super().__init__(
+            ExchangeWork(
+                node_id=process.identity.node_id,
+                store_id=process.identity.store_id,
+                cluster=CLUSTER,
+                shards=SHARDS,
+                reconcilable=store,
+                transfer=TransferWork(store, store, process.policy, _Observer(), process.world_env),
+                limits=scenario.limits,
+                transfer_limits=scenario.transfer,
+                tuning=scenario.tuning,
+                max_sessions=scenario.sessions,
+            )
+        )
+
+    def name(self, session_id: str) -> None:
+        """The task that asks works on this session."""
+        self._names[asyncio.current_task()] = session_id
+
+    # What it returns has all that is used of a `Reconciling`.
+    def reconciling(  # type: ignore[override]
+        self,
+        role: Role,
+        stream: FrameStream,
+        view: OpenView | None,
+        horizon: SyncId,
+        *,
+        window: Bounds | None = None,
+        session_id: str = "",
+    ) -> _Watched:
+        """A reconciliation."""
+        work = super().reconciling(
+            role, stream, view, horizon, window=window, session_id=session_id
+        )
+        _check_after_steps(work.session)
+        shown = view.shown if isinstance(view, _View) else []
+        return _Watched(self, work, Side(self.process.database, shown, horizon), role)
+
+    async def machine(self, session: Session, account: Account) -> Transfer:
+        """The transfer of what a session has found."""
+        self._judge_memory(session.node_id)
+        machine = await super().machine(session, account)
+        _check_after_steps(machine)
+        return machine
+
+    def observe(self, account: Account, outcome: SyncOutcome) -> SyncOutcome:
+        """A session ended."""
+        process, result = self.process, account.result
+        name = self._names.pop(asyncio.current_task(), "")
+        self.last[account.node_id] = account
+        process.note(f"{account.role} session with {account.node_id}: {described(outcome)}")
+        if account.report.fault in (Fault.PROTOCOL, Fault.LIMIT):
+            process.judge.accused(process.name, account.report.error)
+        if result is not None:
+            for mark in _marks(account):
+                process.mark(mark)
+        if outcome.ending is SyncEnding.REFUSED:
+            process.mark(Mark.SAME_STORE if "one database" in outcome.error else Mark.BUSY)
+        if account.role is SyncRole.INITIATOR:
+            if outcome.in_sync:
+                process.judge.in_sync(name, account.report.refused_by_policy)
+            process.node.world.ended(outcome)
+        return super().observe(account, outcome)
+
+    def stop(self, sessions: Iterable[Session]) -> None:
+        """End the drivers of sessions that gave way to a new one."""
+        ended = list(sessions)
+        if ended:
+            self.process.mark(Mark.GAVE_WAY)
+        super().stop(ended)
+        for session in ended:
+            self.process.timeline.after(_SLACK_NS, partial(self._demand_stopped, session))
+
+    def _demand_stopped(self, session: Session) -> None:
+        alive = session in self._tasks and not self.process.life.ended
+        assert not alive, "the driver of a session that gave way goes on"
+
+    def _expire(self, session: Session) -> None:
+        self.process.mark(Mark.EXPIRED)
+        super()._expire(session)
+
+    def check(self) -> None:
+        """Verify the registry, the memory, and that nothing is kept of what is over."""
+        self.sessions.check()
+        self.memory.check()
+        entries = list(self.sessions)
+        kept = [session for session in self._waiting if session not in entries]
+        assert not kept, f"sessions that are over are kept: {kept}"
+        assert len(self._tasks) <= len(entries) + 1, "drivers of sessions that are over go on"
+        assert len(self._names) <= len(entries) + 1, "names of sessions are kept"
+        latest_ns = self.work.steady_ns() - self.work.transfer_limits.silence_ns - _SLACK_NS
+        waits = [session.since_ns for session in entries if session.state is State.WAITING]
+        assert not waits or min(waits) >= latest_ns, "a session waits too long for its transfer"
+
+    def check_empty(self) -> None:
+        """Verify that nothing is left of a node that was stopped."""
+        left = [*self.sessions, *self._waiting, *self._tasks]
+        assert not left, f"sessions are left of a node that was stopped: {left}"
+
+    def _judge_memory(self, node_id: str) -> None:
+        process = self.process
+        now_ns = process.clock.unix_ns()
+        hashes, labels = self.memory.book(node_id, Whose.OURS).known(now_ns)
+        too_new = [
+            digest.tobytes()
+            for digest, label in zip(hashes, labels, strict=True)
+            if label == Reason.TOO_NEW
+        ]
+        process.judge.remembered(process.name, now_ns, too_new)
+
+
+class _Observer:
+    def session_ended(
+        self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
+    ) -> None:
+        """The judge is told by `JudgedExchange.observe`."""
+
+    def transferred(self, direction: str, outcome: str, count: int) -> None:
+        """Nothing is counted."""
+
+    def sync_bytes(self, direction: str, count: int) -> None:
+        """Nothing is counted."""
+
+
+class SimCaller:
+    """Calls peers: a `store.domain.ports.PeerCaller`."""
+
+    def __init__(self, process: Process, exchange: JudgedExchange, store: SimStore) -> None:
+        self._process = process
+        self._exchange = exchange
+        self._store = store
+        self._connector = SimConnector(process)
+        self.node_id = self._connector.node_id
+
+    def connected(self, peer: PeerAddress) -> bool:
+        """Always: a call finds out."""
+        del peer
+        return True
+
+    async def synchronize(self, peer: PeerAddress, window: Window) -> SyncOutcome:
+        """One session with a peer."""
+        return await Initiator(self._connector, self._exchange, peer, window).run()
+
+    async def scan(
+        self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
+    ) -> AsyncGenerator[tuple[list[bytes], bytes], None]:
+        """What a peer holds of a time range."""
+        process, store = self._process, self._store
+        silence_s = self._exchange.work.silence_s
+        process.note(f"scans {peer.host}")
+        try:
+            async with self._connector.call(peer, SCAN) as stream:
+                store.expected = self._promised(peer, start_ns, end_ns, cursor)
+                await stream.write(Scan(start_ns, end_ns, cursor))
+                page: Page | None
+                while (page := await in_time(stream.read(), silence_s)) is not None:
+                    process.mark(Mark.SCANNED)
+                    store.refused |= self._refused(page.messages)
+                    yield page.messages, page.cursor
+                await stream.half_close()
+        except StatusReceived as error:
+            if error.status is Status.OUT_OF_RANGE:
+                process.mark(Mark.LOST_PLACE)
+                raise CursorOutOfRange(str(error)) from error
+            raise
+        process.judge.advanced(process.database, store.expected, end_ns, store.refused)
+
+    async def lookup(
+        self, peer: PeerAddress, channel_id: bytes, entries: Sequence[HistoryEntry]
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Nothing: operators of a simulation do not look messages up."""
+        del peer, channel_id, entries
+        for _ in ():
+            yield []
+
+    def _promised(
+        self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
+    ) -> list[SyncId]:
+        """What the peer holds now of what it is asked for."""
+        ids = self._process.node.world.database_at(peer.host).ids
+        lower = (start_ns, _NO_HASH)
+        if cursor:
+            after = ScanCursor.decode(cursor)
+            lower = max(lower, (after.timestamp, after.hash + b"\0"))
+        return ids[bisect_left(ids, lower) : bisect_left(ids, (end_ns, _NO_HASH))]
+
+    def _refused(self, messages: list[bytes]) -> set[bytes]:
+        """What the node may refuse of a page now."""
+        door = Door(self._process.policy(), self._process.clock.unix_ns(), Source.RESUME)
+        door.admit(parse(messages))
+        published = door.published
+        return {
+            digest
+            for digest, verdict in zip(published.hashes, published.verdicts, strict=True)
+            if verdict is Verdict.REJECTED
+        }
+
+
+class SimBook:
+    """What the schedule tells of peers; nothing is kept."""
+
+    def begun(self, peer: PeerAddress) -> None:
+        """This node begins a session."""
+
+    def ended(self, done: SyncDone) -> None:
+        """It has ended."""
+
+    def states(self) -> list[PeerState]:
+        """Not asked for."""
+        return []
+
+
+def described(outcome: SyncOutcome) -> str:
+    """An outcome in a line of the trace."""
+    return (
+        f"{outcome.ending} {outcome.error} rounds {outcome.round_trips}, "
+        f"to send {outcome.missing_there}, to receive {outcome.missing_here}, stored "
+        f"{outcome.messages_received} here and {outcome.messages_sent} there"
+        + (", truncated" if outcome.left_over else "")
+    )
+
+
+def _marks(account: Account) -> Iterator[Mark]:
+    """What a session has met."""
+    result, report = account.result, account.report
+    happened = (
+        (Mark.TRUNCATED, result is not None and result.truncated),
+        (Mark.MANY_ROUNDS, result is not None and result.rounds > 4),
+        (Mark.REFUSED_HERE, bool(report.refused)),
+        (Mark.REFUSED_THERE, bool(report.refused_by_peer)),
+        (Mark.DUPLICATE, report.duplicates > 0),
+        (Mark.ANOTHER_WAY, report.held > 0),
+        (Mark.PRUNED, report.pruned > 0),
+        (Mark.INTERRUPTED, bool(report.error)),
+    )
+    return (mark for mark, whether in happened if whether)
+
+
+def _check_after_steps(machine: Any) -> None:  # noqa: ANN401 - any machine with `check`
+    """Have a machine verify its invariants after every step."""
+    step = machine.step
+
+    def checked(now_ns: int, given: Any) -> Any:  # noqa: ANN401 - as the machine's
+        effects = step(now_ns, given)
+        machine.check()
+        return effects
+
+    machine.step = checked

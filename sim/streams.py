@@ -1,0 +1,221 @@
+"""The simulated network as drivers see it: calls of peers, and streams of frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from reconcile.errors import LimitExceeded, MalformedPayload
+from sim.bridge import driven, kept
+from sim.calls import Closed, End, Ended, Identity, Status
+from sim.marks import Mark
+from sim.process import Process
+from store.domain.ports import (
+    CursorOutOfRange,
+    PeerAddress,
+    PeerFailed,
+    StoreBusy,
+    StoreUnavailable,
+)
+from store.domain.streams import CallFailed
+from store.sync.errors import (
+    FrameTooLarge,
+    GaveWay,
+    PeerSilent,
+    ProtocolBroken,
+    SessionUnknown,
+    TooManyCalls,
+    TransferFailed,
+)
+from store.sync.frames import pieces
+from store.sync.session.initiator import TRANSFER
+from store.sync.transfer.events import Fault
+
+NOTICE_NS: Final = 1_000_000_000
+"""So soon after its stream has failed a session must be over."""
+
+_PATIENCE_SILENCES: Final = 2
+_PATIENCE_NS: Final = 20_000_000_000
+"""Nobody waits longer for a frame than so many silences and this: a transfer looks at the clock
+now and then only, and whoever began it lets the other end it first."""
+
+_FAULTS: Final = {
+    Fault.PROTOCOL: Status.INVALID_ARGUMENT,
+    Fault.LIMIT: Status.RESOURCE_EXHAUSTED,
+    Fault.SILENCE: Status.DEADLINE_EXCEEDED,
+    Fault.SLOW: Status.DEADLINE_EXCEEDED,
+    Fault.LOST: Status.UNAVAILABLE,
+}
+_STATUSES: Final[tuple[tuple[type[Exception], Status], ...]] = (
+    (StoreUnavailable, Status.UNAVAILABLE),
+    (StoreBusy, Status.RESOURCE_EXHAUSTED),
+    (MalformedPayload, Status.INVALID_ARGUMENT),
+    (LimitExceeded, Status.RESOURCE_EXHAUSTED),
+    (ProtocolBroken, Status.INVALID_ARGUMENT),
+    (PeerSilent, Status.DEADLINE_EXCEEDED),
+    (FrameTooLarge, Status.RESOURCE_EXHAUSTED),
+    (TooManyCalls, Status.RESOURCE_EXHAUSTED),
+    (SessionUnknown, Status.FAILED_PRECONDITION),
+    (GaveWay, Status.ABORTED),
+    (CursorOutOfRange, Status.OUT_OF_RANGE),
+    (PeerFailed, Status.UNAVAILABLE),
+)
+
+FramesListener = Callable[[bytes], None]
+
+
+class StatusReceived(CallFailed):
+    """A call ended with another status than OK."""
+
+    def __init__(self, status: Status, sentence: str) -> None:
+        super().__init__(f"{status}: {sentence}")
+        self.status = status
+        self.aborted = status is Status.ABORTED
+
+
+class EndStream:
+    """One end of a call as a `store.domain.streams.CalleeStream`.
+
+    Attributes:
+        failed_ns: when it failed, as this end was told; None: it has not.
+        on_written: is told of every frame before it is sent.
+    """
+
+    def __init__(self, process: Process, end: End, *, calls: bool) -> None:
+        self.failed_ns: int | None = None
+        self.on_written: FramesListener | None = None
+        self._process = process
+        self._end = end
+        self._calls = calls
+        self._over = False
+        self._patience_ns = _PATIENCE_SILENCES * process.scenario.silence_ns + _PATIENCE_NS
+
+    @property
+    def callee(self) -> Identity:
+        """Who is at the other end."""
+        return self._end.there
+
+    async def read(self) -> Any:  # noqa: ANN401 - bytes, or the pages of a scan
+        """The next frame; None after the last."""
+        if self._over:
+            return None
+        began_ns = self._process.timeline.now_ns
+        try:
+            item = await self._kept(self._end.read())
+        finally:
+            self._judge_patience(began_ns)
+        if not isinstance(item, Ended):
+            return item
+        self._over = True
+        if item.status is not Status.OK:
+            raise self._failed(Closed(item.status, item.sentence))
+        return None
+
+    async def write(self, frame: Any) -> None:  # noqa: ANN401 - bytes, or the pages of a scan
+        """Send a frame; waits while the other side does not read."""
+        if self.on_written is not None:
+            self.on_written(frame)
+        await self._kept(self._end.send(frame))
+
+    async def half_close(self) -> None:
+        """Say that this side sends no more."""
+        if self._calls:
+            self._end.half_close()
+
+    def _judge_patience(self, began_ns: int) -> None:
+        process = self._process
+        if not process.life.ended:
+            waited_ns = process.timeline.now_ns - began_ns
+            process.judge.waited(process.name, waited_ns, self._patience_ns)
+
+    async def _kept(self, promise: Any) -> Any:  # noqa: ANN401 - whatever it is kept with
+        try:
+            return await kept(promise)
+        except Closed as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: Closed) -> StatusReceived:
+        if self.failed_ns is None:
+            self.failed_ns = self._process.timeline.now_ns
+        return StatusReceived(error.status, error.sentence)
+
+
+class SimConnector:
+    """Makes calls of peers: a `store.domain.streams.Connector`."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._names: dict[PeerAddress, str] = {}
+
+    def node_id(self, peer: PeerAddress) -> str:
+        """The ID that a peer gave when it last answered; until then the configured one, or ""."""
+        return self._names.get(peer, peer.node_id)
+
+    @asynccontextmanager
+    async def call(self, peer: PeerAddress, method: str) -> AsyncIterator[EndStream]:
+        """Begin a call; it is cancelled at the end if it still goes on."""
+        process = self._process
+        try:
+            end = await driven(
+                process.network.call(process.name, peer.host, method, process.identity)
+            )
+        except Closed as error:
+            raise StatusReceived(error.status, error.sentence) from None
+        self._names[peer] = end.there.node_id
+        stream = EndStream(process, end, calls=True)
+        if method == TRANSFER:
+            stream.on_written = acknowledgements(process)
+        try:
+            yield stream
+        finally:
+            end.cancel()
+        _demand_notice(process, stream)
+
+
+def acknowledgements(process: Process) -> FramesListener:
+    """Tells the judge of every message that a frame of a transfer calls stored."""
+
+    def look(frame: bytes) -> None:
+        for piece in pieces(frame):
+            process.judge.acknowledge(process.database, piece.stored)
+
+    return look
+
+
+async def served(
+    process: Process, end: End, method: str, work: Callable[[EndStream], Awaitable[None]]
+) -> None:
+    """Serve one call: its status is what the work returns or raises."""
+    stream = EndStream(process, end, calls=False)
+    if method == TRANSFER:
+        stream.on_written = acknowledgements(process)
+    try:
+        await work(stream)
+    except asyncio.CancelledError:
+        raise
+    except TransferFailed as error:
+        _finish(end, _FAULTS[error.fault], error)
+    except Exception as error:
+        status = next((code for kind, code in _STATUSES if isinstance(error, kind)), None)
+        if status is None:
+            raise
+        if status is Status.INVALID_ARGUMENT:
+            process.judge.accused(process.name, str(error))
+        if isinstance(error, GaveWay):
+            process.mark(Mark.GAVE_WAY)
+        _finish(end, status, error)
+    else:
+        end.finish()
+    _demand_notice(process, stream)
+
+
+def _finish(end: End, status: Status, error: Exception) -> None:
+    end.finish(status, str(error))
+
+
+def _demand_notice(process: Process, stream: EndStream) -> None:
+    if stream.failed_ns is not None and not process.life.ended:
+        late_ns = process.timeline.now_ns - stream.failed_ns
+        process.judge.noticed(process.name, late_ns, NOTICE_NS)

@@ -1,0 +1,1 @@
+"""Reconciliation with peers, transfer, schedule, resume and look-up: cores and their drivers."""

@@ -1,0 +1,177 @@
+"""Frames between stores: bytes of a stream into what sessions and transfers take, and back.
+
+A frame has up to 64 MiB, and a few of its bytes may become an object of fifty: a large one is cut
+between its entries and decoded piece by piece, so that memory is a small multiple of its size.
+Entries are taken in the order in which they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from store.messages.fields import (
+    ADMISSION_CHUNK_BYTES,
+    ADMISSION_CHUNK_MESSAGES,
+    DELIMITED,
+    MAX_COUNTED_FIELDS,
+    chunk_messages,
+    end_of_value,
+    read_varint,
+)
+from store.messages.transfer import transfer_frame
+from store.sync.errors import FrameTooLarge, MalformedFrame
+from store.sync.limits import MAX_PIECE_ANSWERS, MAX_UNCUT_ENTRIES
+from store.sync.transfer.events import Frame
+from store.sync.transfer.limits import SESSION_ID_CHARS
+from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
+
+_MESSAGES: Final = TransferFrame.DESCRIPTOR.fields_by_name["messages"].number
+_ANSWERS: Final = frozenset(
+    TransferFrame.DESCRIPTOR.fields_by_name[name].number for name in ("stored", "refused")
+)
+
+# An entry of ``messages``, ``stored`` or ``refused`` begins with its tag, whose first byte is one
+# of these, also where it is encoded longer than it need be.
+_FIRST_BYTES: Final = bytes(
+    tag | longer
+    for field in (_MESSAGES, *_ANSWERS)
+    for tag in (field << 3 | DELIMITED,)
+    for longer in (0, 0x80)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconcile:
+    """A ``ReconcileFrame``; ``count`` and the texts are claims of the peer."""
+
+    payload: bytes
+    session_id: str = ""
+    refusal: str = ""
+    count: int | None = None
+
+    def encode(self) -> bytes:
+        """The bytes to send."""
+        return ReconcileFrame(
+            ranges_data=self.payload,
+            session_id=self.session_id,
+            refusal=self.refusal,
+            count=self.count,
+        ).SerializeToString()
+
+    @classmethod
+    def parse(cls, frame: bytes) -> Reconcile:
+        """Read a frame.
+
+        Raises:
+            MalformedFrame: it is none.
+        """
+        try:
+            read = ReconcileFrame.FromString(frame)
+        except DecodeError:
+            raise MalformedFrame(
+                "the request is no storenode.v1.ReconcileFrame: encode it as the schema says"
+            ) from None
+        count = read.count if read.HasField("count") else None
+        return cls(read.ranges_data, read.session_id, read.refusal, count)
+
+
+def is_session_id(text: str) -> bool:
+    """True for 128 bits in lower-case hexadecimal digits."""
+    return len(text) == SESSION_ID_CHARS and set(text) <= set("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a ``TransferFrame``; ``messages`` are said to be ``WakuMessageAndTopic``.
+
+    ``size_bytes`` is its share of the frame. ``done`` is set on the last piece only.
+    """
+
+    session_id: str
+    messages: Sequence[bytes]
+    stored: Sequence[bytes]
+    refused: Sequence[tuple[bytes, str]]
+    size_bytes: int
+    done: bool
+
+
+def encode_transfer(frame: Frame) -> bytes:
+    """The bytes of a frame to send."""
+    return transfer_frame(
+        frame.session_id, frame.messages, frame.stored, frame.refused, done=frame.done
+    )
+
+
+def pieces(frame: bytes) -> Iterator[Piece]:
+    """Cut a ``TransferFrame`` into pieces that are judged at one go; at least one.
+
+    Raises:
+        MalformedFrame: it is none.
+        FrameTooLarge: it has too many fields that the schema does not know.
+    """
+    if len(frame) - len(frame.translate(None, _FIRST_BYTES)) <= MAX_UNCUT_ENTRIES:
+        whole = _decode(frame)
+        yield from _chunks(whole, len(frame), done=whole.done)
+        return
+    start, done = 0, False
+    for end in _cuts(frame):
+        part = _decode(frame[start:end])
+        done = done or part.done
+        yield from _chunks(part, end - start, done=done and end == len(frame))
+        start = end
+
+
+def _decode(part: bytes) -> RawTransferFrame:
+    try:
+        return RawTransferFrame.FromString(part)
+    except DecodeError:
+        raise no_frame() from None
+
+
+def no_frame() -> MalformedFrame:
+    """The bytes are no ``TransferFrame``, or one of its messages is none."""
+    return MalformedFrame("the frame is no TransferFrame: encode it as the schema says")
+
+
+def _chunks(part: RawTransferFrame, size_bytes: int, *, done: bool) -> Iterator[Piece]:
+    """A decoded part, cut again so that its messages are judged in portions."""
+    messages = part.messages
+    step = chunk_messages(len(messages), size_bytes)
+    chunks = max(1, -(-len(messages) // step))
+    session_id, stored = part.session_id, list(part.stored)
+    refused = [(each.message_hash, each.reason) for each in part.refused]
+    for start in range(0, chunks * step, step):
+        last = start + step >= chunks * step
+        chunk = messages[start : start + step]
+        yield Piece(session_id, chunk, stored, refused, size_bytes // chunks, done and last)
+        session_id, stored, refused = "", [], []
+
+
+def _cuts(frame: bytes) -> Iterator[int]:
+    """Where to cut a large frame: behind some entries, and at its end."""
+    position = start = messages = answers = others = 0
+    size = len(frame)
+    while position < size:
+        tag, position = read_varint(frame, position)
+        position = end_of_value(frame, position, tag & 7)
+        if not 0 <= position <= size:
+            raise no_frame()
+        field = tag >> 3
+        messages += field == _MESSAGES
+        answers += field in _ANSWERS
+        others += field != _MESSAGES and field not in _ANSWERS
+        if others > MAX_COUNTED_FIELDS:
+            raise FrameTooLarge(
+                f"the frame has more than {MAX_COUNTED_FIELDS:,} fields besides its entries: leave "
+                "out those that the schema does not know"
+            )
+        full = messages >= ADMISSION_CHUNK_MESSAGES or position - start >= ADMISSION_CHUNK_BYTES
+        if (full or answers >= MAX_PIECE_ANSWERS) and position < size:
+            yield position
+            start, messages, answers = position, 0, 0
+    yield size

@@ -1,0 +1,56 @@
+"""Bounds of the exchange with peers, besides those of a transfer and of a session's payloads."""
+
+from typing import Final
+
+PEER_CLOSING_S: Final = 10.0
+"""From the last word of a transfer to the end of its call, which nothing depends on."""
+
+MAX_OPENING_CALLS: Final = 8
+"""Calls of peers whose first frame, of up to `MAX_PEER_FRAME_BYTES`, is read at the same time."""
+
+FIRST_FRAME_S: Final = 20.0
+"""From a call of a peer to its first frame, for which others may have to wait: shorter than any
+silence, and long enough to open a view."""
+
+MAX_OPENING_CALLS_OF_PEER: Final = 2
+"""Those of one peer among them; more are refused."""
+
+MAX_RECONCILE_S: Final = 600.0
+"""One ``Reconcile``, however many frames it takes."""
+
+LARGE_PAYLOAD_BYTES: Final = 512 * 1024
+"""Two bytes of a payload may become a range of 150: larger ones are worked on one at a time, of all
+sessions together."""
+
+THREADED_PAYLOAD_BYTES: Final = 64 * 1024
+"""The step of a session on a larger payload runs beside the event loop."""
+
+MAX_UNCUT_ENTRIES: Final = 131_072
+"""Entries that a ``TransferFrame`` may seem to have and is still decoded at one go; such a frame
+has less than 20 MiB of objects. An honest one of 1 MiB seems to have 30,000."""
+
+MAX_PIECE_ANSWERS: Final = 8_192
+"""Answers in a piece of a larger frame."""
+
+BUSY_PATIENCE_S: Final = 30.0
+"""How long a transfer waits for a store that is busy; its peer takes that for silence."""
+
+FIRST_BUSY_PAUSE_S: Final = 0.05
+LONGEST_BUSY_PAUSE_S: Final = 2.0
+
+TRANSFER_TICK_S: Final = 5.0
+"""How often a transfer looks whether its peer is silent."""
+
+THREADED_ROWS: Final = 4_096
+"""The step of a session on an answer of more ranges and IDs runs beside the event loop."""
+
+MIN_KEPT_STEPS: Final = 64
+MAX_HORIZON_STEP_NS: Final = 2**36
+"""Steps in which the horizon of reconciliations moves: at least so many in the time that messages
+are kept, and each at most 69 s long."""
+
+MAX_TOLD_IDS: Final = 16_384
+"""Messages found by a reconciliation that gossip does not announce to the peer that sends them."""
+
+ONLINE_INTERVAL_S: Final = 10.0
+"""How often it is noted that the store is online."""

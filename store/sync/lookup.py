@@ -1,0 +1,133 @@
+"""Asks a peer for some SDS messages by their IDs, and stores what comes.
+
+What is held already is not asked for, so that a long list may be gone through again. What comes
+takes the way of every message between stores: the door judges it, the writer makes it durable.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from store.domain.door import Door, tally
+from store.domain.environment import Environment
+from store.domain.lookup import name_of
+from store.domain.ports import (
+    FetchDone,
+    FetchRequest,
+    HistoryEntry,
+    PeerAddress,
+    PeerCaller,
+    PeerFailed,
+    SdsLookup,
+    SdsReader,
+    Source,
+    TopicFilter,
+    Writer,
+)
+from store.messages.transfer import TransferError, parse
+from store.messages.validate import Policy
+
+_MAX_NOTES: Final = 10
+_CHUNK: Final = 256
+"""Messages that are judged at a time, so that others on the event loop get their turn."""
+
+Entries = tuple[HistoryEntry, ...]
+
+
+@dataclass
+class _Taken:
+    """What came: how many messages are new, and which were refused, by ID or hash, and why."""
+
+    stored: int = 0
+    names: set[bytes] = field(default_factory=set)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def refuse(self, name: bytes, why: str) -> None:
+        """Note a message that this node does not take."""
+        self.names.add(name)
+        if why in self.reasons or len(self.reasons) < _MAX_NOTES:
+            self.reasons[why] += 1
+
+    def refuses(self, entry: HistoryEntry) -> bool:
+        """Whether what came for an entry was refused."""
+        return entry.message_id in self.names or entry.retrieval_hint in self.names
+
+
+class Fetcher:
+    """One per node; on the event loop's thread."""
+
+    def __init__(
+        self,
+        caller: PeerCaller,
+        sds: SdsReader,
+        writer: Writer,
+        policy: Callable[[], Policy],
+        environment: Environment,
+    ) -> None:
+        self._caller = caller
+        self._sds = sds
+        self._writer = writer
+        self._policy = policy
+        self._environment = environment
+
+    async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
+        """One peer, once (see `store.domain.ports.Synchronization.fetch`)."""
+        wanted = await self._missing(request.channel_id, request.entries)
+        done = FetchDone(peer, held=_without(request.entries, wanted))
+        if not wanted:
+            return done
+        taken, error = _Taken(), ""
+        try:
+            pages = self._caller.lookup(peer, request.channel_id, wanted)
+            async with aclosing(pages):
+                async for page in pages:
+                    for start in range(0, len(page), _CHUNK):
+                        await self._take(page[start : start + _CHUNK], taken)
+        except (PeerFailed, TransferError) as failed:
+            error = str(failed)
+        left = await self._missing(request.channel_id, wanted)
+        refused = tuple(entry for entry in left if taken.refuses(entry))
+        self._environment.log.info(
+            "fetched", peer=str(peer), asked=len(wanted), stored=taken.stored, error=error
+        )
+        return replace(
+            done,
+            found=_without(wanted, left),
+            missing=() if error else _without(left, refused),
+            refused=refused,
+            stored=taken.stored,
+            notes=tuple(f"{count:,} refused: {why}" for why, count in taken.reasons.most_common()),
+            error=error,
+        )
+
+    async def _missing(self, channel_id: bytes, entries: Sequence[HistoryEntry]) -> Entries:
+        """Those of some entries that this store does not hold."""
+        lookup = SdsLookup(channel_id, tuple(entries), TopicFilter(), claimants=1)
+        missing: list[HistoryEntry] = []
+        async for page in self._sds.messages(lookup):
+            missing += page.missing
+        return tuple(missing)
+
+    async def _take(self, encoded: list[bytes], taken: _Taken) -> None:
+        messages = parse(encoded)
+        door = Door(self._policy(), self._environment.now_ns(), Source.TRANSFER)
+        door.admit(messages)
+        published = door.published
+        new = await self._writer.store(published.batch, Source.TRANSFER)
+        counted = tally(published, new)
+        self._environment.counts.count_intake(
+            Source.TRANSFER.value, counted.stored, counted.duplicate, counted.rejected
+        )
+        taken.stored += counted.stored
+        for place, refusal in published.refusals.items():
+            name = name_of(messages[place].message.payload, published.hashes[place])
+            taken.refuse(name, refusal.sentence)
+
+
+def _without(entries: Entries, left: Entries) -> Entries:
+    gone = set(left)
+    return tuple(entry for entry in entries if entry not in gone)

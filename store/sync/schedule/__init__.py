@@ -1,0 +1,1 @@
+"""When which peer is called: the core and its driver."""

@@ -1,0 +1,240 @@
+"""Calls peers when the schedule says so, or an operator asks.
+
+The rules are in `store.sync.schedule.core`; here are the clock, the tasks and who waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Protocol
+
+from store.domain.environment import Environment
+from store.domain.ports import (
+    EmptyWindow,
+    FetchDone,
+    FetchRequest,
+    NoPeers,
+    PeerAddress,
+    PeerCaller,
+    PeerState,
+    ResumeState,
+    StoreBusy,
+    SyncDone,
+    SyncEnding,
+    SyncOutcome,
+    SyncRequest,
+    UnknownPeer,
+    Window,
+)
+from store.sync.schedule.core import (
+    Asked,
+    Begin,
+    Ended,
+    Input,
+    Kind,
+    Refuse,
+    Schedule,
+    ScheduleConfig,
+    Started,
+    Tick,
+    WakeAt,
+    Withdrawn,
+    halves,
+)
+from store.sync.session.outcome import unsuccessful
+from storenode.message.limits import NS_PER_S
+
+_STOPPING = "the node is stopping; retry later"
+
+
+class PeerBook(Protocol):
+    """What this node knows of its peers."""
+
+    def begun(self, peer: PeerAddress) -> None:
+        """This node begins a session with a peer."""
+        ...
+
+    def ended(self, done: SyncDone) -> None:
+        """A session that this node began has ended."""
+        ...
+
+    def states(self) -> list[PeerState]:
+        """Every configured peer."""
+        ...
+
+
+class Fetches(Protocol):
+    """Looks SDS messages up at peers."""
+
+    async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
+        """One peer, once (see `store.domain.ports.Synchronization.fetch`)."""
+        ...
+
+
+class Synchronizer:
+    """Implements `store.domain.ports.Synchronization`; all on the event loop's thread."""
+
+    def __init__(
+        self,
+        config: ScheduleConfig,
+        caller: PeerCaller,
+        book: PeerBook,
+        fetcher: Fetches,
+        environment: Environment,
+    ) -> None:
+        self._peers = config.peers
+        self._schedule = Schedule(config, environment.random)
+        self._caller = caller
+        self._book = book
+        self._fetcher = fetcher
+        self._environment = environment
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[SyncDone]] = {}
+        self._sessions: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+        self._resume: Callable[[], ResumeState | None] = lambda: None
+
+    def start(self) -> None:
+        """Begin with the schedule; what an operator asks for is done before that too."""
+        self._step(Started())
+
+    async def stop(self) -> None:
+        """End all sessions; whoever waits is told."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._sessions:
+            task.cancel()
+        await asyncio.gather(*self._sessions, return_exceptions=True)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(StoreBusy(_STOPPING))
+        self._waiting.clear()
+
+    def show_resume(self, resume: Callable[[], ResumeState | None]) -> None:
+        """Take the progress of the resume from here."""
+        self._resume = resume
+
+    async def synchronize(self, request: SyncRequest) -> SyncDone:
+        """One session, now (see `store.domain.ports.Synchronization`)."""
+        if self._stopped:
+            raise StoreBusy(_STOPPING)
+        peer = self._find(request.peer)
+        number = next(self._numbers)
+        asked = Asked(number, peer, request.time_start_ns, request.time_end_ns)
+        self._demand_time(asked)
+        future: asyncio.Future[SyncDone] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            self._step(asked)
+            return await future
+        finally:
+            self._waiting.pop(number, None)
+            if not self._stopped:
+                self._step(Withdrawn(number))
+
+    async def fetch(self, request: FetchRequest) -> FetchDone:
+        """Ask a peer for some SDS messages (see `store.domain.ports.Synchronization`)."""
+        if self._stopped:
+            raise StoreBusy(_STOPPING)
+        peer = self._find(request.peer)
+        if peer is None:
+            raise UnknownPeer(f"name the peer to ask: one of {self._known()}")
+        return await self._fetcher.fetch(peer, request)
+
+    def peers(self) -> list[PeerState]:
+        """The configured peers."""
+        return self._book.states()
+
+    def resume(self) -> ResumeState | None:
+        """The resume; None when there was no gap."""
+        return self._resume()
+
+    def _find(self, name: str) -> PeerAddress | None:
+        if not self._peers:
+            raise NoPeers("this node has no peers: start it with --peer HOST:PORT")
+        if not name:
+            return None
+        for peer in self._peers:
+            node_id = self._caller.node_id(peer)
+            if name in (peer.target, str(peer), f"{node_id}@{peer.target}"):
+                return peer
+        raise UnknownPeer(f"{name} is none of this node's peers: name one of {self._known()}")
+
+    def _known(self) -> str:
+        return ", ".join(str(peer) for peer in self._peers)
+
+    def _demand_time(self, asked: Asked) -> None:
+        """Nothing would be compared in an empty window, and everything would seem to be equal."""
+        begin = Begin(asked.peer or self._peers[0], Kind.ASKED, asked)
+        window = self._schedule.window(self._environment.now_ns(), begin)
+        if window.time_end_ns <= window.time_start_ns:
+            raise EmptyWindow(
+                f"the window would be {window.time_start_ns} to {window.time_end_ns} ns, which "
+                "is empty: give both time_start and time_end, the first before the second"
+            )
+
+    def _step(self, given: Input) -> None:
+        for effect in self._schedule.step(self._environment.steady_ns(), given):
+            match effect:
+                case Begin():
+                    self._begin(effect)
+                case Refuse():
+                    future = self._waiting.get(effect.number)
+                    if future is not None and not future.done():
+                        future.set_exception(StoreBusy(effect.reason))
+                case WakeAt():
+                    self._wake_at(effect.time_ns)
+
+    def _wake_at(self, time_ns: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if time_ns is not None:
+            delay_s = max(0, time_ns - self._environment.steady_ns()) / NS_PER_S
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._step, Tick())
+
+    def _begin(self, begin: Begin) -> None:
+        task = asyncio.create_task(self._session(begin), name=f"sync with {begin.peer}")
+        self._sessions.add(task)
+        task.add_done_callback(self._sessions.discard)
+
+    async def _session(self, begin: Begin) -> None:
+        window = self._schedule.window(self._environment.now_ns(), begin)
+        self._book.begun(begin.peer)
+        outcome = unsuccessful(SyncEnding.FAILED, _STOPPING, 0.0)
+        try:
+            outcome = await self._caller.synchronize(begin.peer, window)
+        except Exception as error:
+            log = self._environment.log
+            log.error("session_failed", peer=str(begin.peer), exc_info=error)
+            sentence = f"this node failed ({type(error).__name__}): see its log"
+            outcome = unsuccessful(SyncEnding.FAILED, sentence, 0.0)
+        finally:
+            done = SyncDone(begin.peer, window, outcome)
+            self._book.ended(done)
+            if begin.asked is not None:
+                self._answer(begin.asked.number, done)
+            if not self._stopped:
+                self._step(_ended(begin, window, outcome))
+
+    def _answer(self, number: int, done: SyncDone) -> None:
+        future = self._waiting.get(number)
+        if future is not None and not future.done():
+            future.set_result(done)
+
+
+def _ended(begin: Begin, window: Window, outcome: SyncOutcome) -> Ended:
+    """What the schedule is to know of a session."""
+    moved = outcome.messages_sent + outcome.messages_received > 0
+    stuck = outcome.left_over and not moved and outcome.ending is SyncEnding.DONE
+    return Ended(
+        begin.peer,
+        failed=outcome.ending in (SyncEnding.FAILED, SyncEnding.REFUSED),
+        aborted=outcome.ending is SyncEnding.ABORTED,
+        left_over=outcome.left_over and moved,
+        parts=halves(window, outcome.middle_ns) if stuck else (),
+    )

@@ -1,0 +1,304 @@
+"""The sessions of a node with its peers: what both roles share.
+
+Every session is driven by one task at a time: that of the caller, or that of the call it serves.
+`Exchange.driving` knows the task, so that a session that gives way to another is ended at once, and
+frees what a session holds however it ends. Between its two calls a session of a peer waits here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from reconcile.ids import LOWEST, SyncId
+from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
+from reconcile.plan import Tuning
+from reconcile.session import Bounds, Result, Role, SessionConfig
+from reconcile.session import Session as Machine
+from store.domain.environment import Environment
+from store.domain.ports import (
+    SyncEnding,
+    SyncObserver,
+    SyncOutcome,
+    SyncRole,
+)
+from store.domain.streams import FrameStream
+from store.domain.view import OpenView, Reconcilable
+from store.sync.errors import GaveWay
+from store.sync.limits import (
+    LARGE_PAYLOAD_BYTES,
+    MAX_HORIZON_STEP_NS,
+    MAX_TOLD_IDS,
+    MIN_KEPT_STEPS,
+    THREADED_ROWS,
+)
+from store.sync.session.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
+from store.sync.session.reconciling import Reconciling
+from store.sync.session.registry import Refusal, Session, Sessions, State
+from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
+from store.sync.transfer.driver import TransferWork
+from store.sync.transfer.events import Report
+from store.sync.transfer.limits import MAX_SESSIONS, TransferLimits
+from store.sync.transfer.policy_memory import PolicyMemory
+from storenode.message.limits import NS_PER_S
+
+FoundListener = Callable[[str, str, Sequence[bytes]], None]
+
+
+def _ignore(node_id: str, store_id: str, hashes: Sequence[bytes]) -> None:
+    """Default: ignore."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeWork:
+    """What sessions work on.
+
+    ``node_id`` and ``store_id`` are this node's; ``cluster`` and ``shards`` must be the peer's.
+    The silence of ``transfer_limits`` holds for every frame of a session.
+    """
+
+    node_id: str
+    store_id: str
+    cluster: int
+    shards: tuple[int, ...]
+    reconcilable: Reconcilable
+    transfer: TransferWork
+    limits: SessionLimits = DEFAULT_SESSION_LIMITS
+    transfer_limits: TransferLimits = DEFAULT_LIMITS
+    tuning: Tuning = field(default_factory=Tuning)
+    max_sessions: int = MAX_SESSIONS
+
+    def horizon(self, view: OpenView) -> SyncId:
+        """Below it nothing is compared: it is not held, or would be refused as too old."""
+        now_ns, refused_below_ns = self.environment.now_ns(), self.transfer.policy().horizon_ns
+        if refused_below_ns is None:
+            return view.horizon
+        return max(view.horizon, (common_horizon(now_ns, refused_below_ns), LOWEST[1]))
+
+    @property
+    def silence_s(self) -> float:
+        """A peer that neither sends nor takes a frame for so many seconds has left the session."""
+        return self.transfer_limits.silence_ns / NS_PER_S
+
+    @property
+    def environment(self) -> Environment:
+        """Clocks, randomness and the log."""
+        return self.transfer.environment
+
+    def steady_ns(self) -> int:
+        """The time of a clock that nobody sets."""
+        return self.environment.steady_ns()
+
+    @property
+    def observer(self) -> SyncObserver:
+        """Who is told of sessions."""
+        return self.transfer.observer
+
+
+def common_horizon(now_ns: int, horizon_ns: int) -> int:
+    """A horizon that moves with the clock, put off until the next full step.
+
+    Nodes that keep messages for equally long then have the same horizon at almost any moment, and
+    so the same range to compare; else none of their fingerprints would ever be equal. A step is a
+    small part of the time that messages are kept, at most about a minute. All in nanoseconds.
+    """
+    kept_ns = max(now_ns - horizon_ns, MIN_KEPT_STEPS)
+    step_ns = min(1 << (kept_ns // MIN_KEPT_STEPS).bit_length() - 1, MAX_HORIZON_STEP_NS)
+    return -(-horizon_ns // step_ns) * step_ns
+
+
+@dataclass(slots=True)
+class Account:
+    """What is known of one session, for its outcome.
+
+    ``asked_from``: the lower bound that the initiator wanted.
+    """
+
+    role: SyncRole
+    began_ns: int
+    node_id: str = ""
+    store_id: str = ""
+    asked_from: SyncId | None = None
+    horizon: SyncId | None = None
+    result: Result | None = None
+    report: Report = field(default_factory=lambda: NOTHING_TRANSFERRED)
+
+    def outcome(
+        self, now_ns: int, error: str = "", ending: SyncEnding | None = None
+    ) -> SyncOutcome:
+        """What the session came to; ``error`` is what ended it before its end."""
+        seconds = (now_ns - self.began_ns) / NS_PER_S
+        result = self.result
+        if result is not None and not result.refusal and ending in (None, SyncEnding.FAILED):
+            return outcome_of(
+                result,
+                self.report,
+                asked_from=self.asked_from or result.window[0],
+                horizon=self.horizon or result.window[0],
+                seconds=seconds,
+                node_id=self.node_id,
+                error=error,
+            )
+        ending = ending or SyncEnding.FAILED
+        return unsuccessful(ending, error, seconds, self.node_id)
+
+
+class Exchange:
+    """One per node; all on the event loop's thread."""
+
+    def __init__(self, work: ExchangeWork) -> None:
+        self.work = work
+        silence_ns = work.transfer_limits.silence_ns
+        self.sessions = Sessions(
+            work.node_id, work.store_id, limit=work.max_sessions, silence_ns=silence_ns
+        )
+        self.memory = PolicyMemory()
+        self.on_found: FoundListener = _ignore
+        """Told of the node and the store of a peer that was found to hold what this store lacks."""
+        self._large_turn = asyncio.Semaphore()
+        self._tasks: dict[Session, asyncio.Task[Any]] = {}
+        self._gave_way: set[Session] = set()
+        self._waiting: dict[Session, tuple[Account, asyncio.TimerHandle]] = {}
+
+    def close(self) -> None:
+        """Forget the sessions that wait; those under way end with their tasks."""
+        for session in list(self._waiting):
+            self._forget(session, "this node is shutting down")
+
+    def reconciling(
+        self,
+        role: Role,
+        stream: FrameStream,
+        view: OpenView | None,
+        horizon: SyncId,
+        *,
+        window: Bounds | None = None,
+        session_id: str = "",
+    ) -> Reconciling:
+        """A reconciliation: ``window`` where this node begins it, ``session_id`` where it answers.
+
+        ``view`` may be None where nothing is asked; below ``horizon`` nothing is compared.
+        """
+        work = self.work
+        config = SessionConfig(
+            cluster=work.cluster,
+            shards=work.shards,
+            window=window,
+            horizon=horizon,
+            limits=work.limits,
+            tuning=work.tuning,
+        )
+        return Reconciling(
+            session=Machine(role, config),
+            view=view,
+            stream=stream,
+            observer=work.observer,
+            now_ns=work.steady_ns,
+            responder=role is Role.RESPONDER,
+            silence_s=work.silence_s,
+            turn=self.turn,
+            session_id=session_id,
+        )
+
+    @asynccontextmanager
+    async def turn(self, payload_bytes: int) -> AsyncIterator[None]:
+        """Around the work on a payload, up to its answer: of the large ones, one at a time."""
+        if payload_bytes < LARGE_PAYLOAD_BYTES:
+            yield
+            return
+        async with self._large_turn:
+            yield
+
+    @contextmanager
+    def driving(self, session: Session) -> Iterator[None]:
+        """Around all that is done for a session; frees it, unless it waits for its transfer.
+
+        Raises:
+            GaveWay: another session went before it.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[session] = task
+        try:
+            yield
+        except asyncio.CancelledError:
+            # The task's own cancellation may come at the same moment; then it counts.
+            if session in self._gave_way and task.uncancel() == 0:
+                raise GaveWay("another session with this peer goes first") from None
+            raise
+        finally:
+            del self._tasks[session]
+            self._gave_way.discard(session)
+            if session.state is not State.WAITING:
+                self.sessions.end(session)
+
+    def stop(self, sessions: Iterable[Session]) -> None:
+        """End the drivers of sessions that gave way to a new one."""
+        for session in sessions:
+            task = self._tasks.get(session)
+            if task is not None:
+                self._gave_way.add(session)
+                task.cancel()
+            else:
+                self._forget(session, "the peer began a new session before it transferred")
+
+    def keep(self, session: Session, account: Account) -> None:
+        """Let a session wait for its transfer, and for no longer than that may take to begin."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self.work.silence_s, self._expire, session)
+        self._waiting[session] = account, timer
+
+    def claim(self, node_id: str, session_id: str) -> tuple[Session, Account] | Refusal:
+        """A peer transfers: give it its session, once."""
+        found = self.sessions.claim(self.work.steady_ns(), node_id, session_id)
+        if isinstance(found, Refusal):
+            return found
+        account, timer = self._waiting.pop(found)
+        timer.cancel()
+        return found, account
+
+    def observe(self, account: Account, outcome: SyncOutcome) -> SyncOutcome:
+        """Tell of a session that ended."""
+        self.work.observer.session_ended(account.role, account.node_id, account.store_id, outcome)
+        return outcome
+
+    async def machine(self, session: Session, account: Account) -> Transfer:
+        """The transfer of what a session has found."""
+        limits, result = self.work.transfer_limits, account.result
+        self._tell_found(session)
+        if session.own:
+            limits = limits.with_grace()
+
+        def make() -> Transfer:
+            return Transfer(
+                session.session_id,
+                session.to_send,
+                session.to_receive,
+                memory=self.memory,
+                peer=session.node_id,
+                limits=limits,
+                partial=result is not None and result.truncated,
+            )
+
+        if len(session.to_send) + len(session.to_receive) > THREADED_ROWS:
+            return await asyncio.to_thread(make)
+        return make()
+
+    def _tell_found(self, session: Session) -> None:
+        newest = session.to_receive[-MAX_TOLD_IDS:].pairs()
+        if newest:
+            self.on_found(session.node_id, session.store_id, [digest for _, digest in newest])
+
+    def _expire(self, session: Session) -> None:
+        self._forget(session, f"the peer did not transfer within {self.work.silence_s:.0f} s")
+
+    def _forget(self, session: Session, sentence: str) -> None:
+        waited = self._waiting.pop(session, None)
+        self.sessions.end(session)
+        if waited is not None:
+            account, timer = waited
+            timer.cancel()
+            self.observe(account, account.outcome(self.work.steady_ns(), sentence))

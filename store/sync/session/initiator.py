@@ -1,0 +1,181 @@
+"""A session that this node begins, from its beginning to its end.
+
+The initiator names itself, learns who answers, reconciles over one fixed view, gives the view back,
+and transfers. Whatever the peer does becomes a `SyncOutcome`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from reconcile.errors import LimitExceeded, MalformedPayload
+from reconcile.ids import SyncId
+from reconcile.session import Begin, Result, Role
+from store.domain.ports import (
+    PeerAddress,
+    PeerFailed,
+    StoreBusy,
+    StoreUnavailable,
+    SyncEnding,
+    SyncOutcome,
+    SyncRole,
+    Window,
+)
+from store.domain.streams import CalleeStream, CallFailed, Connector
+from store.sync.errors import FrameTooLarge, GaveWay, MalformedFrame, ProtocolBroken
+from store.sync.session.exchange import Account, Exchange
+from store.sync.session.reconciling import end_of_frames, time_limit
+from store.sync.session.registry import Accepted, Refusal, Refused, Session, State
+from store.sync.transfer.driver import transfer
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.wire.storenode.v1 import peer_pb2
+
+_PEER: Final = peer_pb2.DESCRIPTOR.services_by_name["Peer"].full_name
+RECONCILE: Final = f"/{_PEER}/Reconcile"
+TRANSFER: Final = f"/{_PEER}/Transfer"
+
+_ZEROS: Final = bytes(HASH_BYTES)
+_STOPPED: Final = "the node stopped the session"
+
+
+class _Declined(Exception):
+    """The registry of this node lets the session not go on."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.sentence)
+        self.refusal = refusal
+
+
+class Initiator:
+    """One session that this node begins: made for one `run`."""
+
+    def __init__(
+        self, connector: Connector, exchange: Exchange, peer: PeerAddress, window: Window
+    ) -> None:
+        self._connector = connector
+        self._exchange = exchange
+        self._work = exchange.work
+        self._peer = peer
+        self._bounds = _bounds(window)
+        now_ns = self._work.steady_ns()
+        self._account = Account(SyncRole.INITIATOR, now_ns, asked_from=self._bounds[0])
+
+    async def run(self) -> SyncOutcome:
+        """Never raises but for the cancellation of this task."""
+        account = self._account
+        account.node_id = self._connector.node_id(self._peer)
+        try:
+            outcome = await self._session()
+        except asyncio.CancelledError:
+            self._exchange.observe(account, self._outcome(_STOPPED))
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the operator is told
+            outcome = self._failed(error)
+        return self._exchange.observe(account, outcome)
+
+    async def _session(self) -> SyncOutcome:
+        opened = self._exchange.sessions.begin(
+            self._work.steady_ns(), self._peer.target, self._account.node_id
+        )
+        if isinstance(opened, Refusal):
+            raise _Declined(opened)
+        session = opened.session
+        with self._exchange.driving(session):
+            session_id = await self._reconcile(session)
+            if session.state is State.READY:
+                await self._transfer(session, session_id)
+        return self._outcome()
+
+    async def _reconcile(self, session: Session) -> str:
+        """Find the differences; returns what the responder calls the session."""
+        async with time_limit(), self._connector.call(self._peer, RECONCILE) as call:
+            self._identify(session, call)
+            result, session_id = await self._exchange_frames(call)
+            # The view is given back by now: the peer may take its time to end the call.
+            if result.rounds:
+                await end_of_frames(call, self._work.silence_s)
+        self._account.result = result
+        if result.refusal:
+            sentence = f"the peer at {self._peer} will not reconcile: {result.refusal}"
+            raise _Declined(Refusal(Refused.BUSY, sentence))
+        if (len(result.to_send) or len(result.to_receive)) and not session_id:
+            raise ProtocolBroken("the peer has not named the session")
+        now_ns = self._work.steady_ns()
+        self._exchange.sessions.reconciled(now_ns, session, result.to_send, result.to_receive)
+        return session_id
+
+    def _identify(self, session: Session, call: CalleeStream) -> None:
+        callee, account = call.callee, self._account
+        account.node_id, account.store_id = callee.node_id, callee.store_id
+        known = self._exchange.sessions.identify(
+            self._work.steady_ns(), session, callee.node_id, callee.store_id
+        )
+        if isinstance(known, Accepted):
+            self._exchange.stop(known.ended)
+        else:
+            raise _Declined(known)
+
+    async def _exchange_frames(self, call: CalleeStream) -> tuple[Result, str]:
+        work = self._work
+        async with work.reconcilable.open_view(*self._bounds) as view:
+            self._account.horizon = horizon = work.horizon(view)
+            reconciling = self._exchange.reconciling(
+                Role.INITIATOR, call, view, horizon, window=self._bounds
+            )
+            return await reconciling.run(Begin()), reconciling.session_id
+
+    async def _transfer(self, session: Session, session_id: str) -> None:
+        async with self._connector.call(self._peer, TRANSFER) as call:
+            if call.callee.node_id != session.node_id:
+                raise ProtocolBroken(
+                    f"the node at {self._peer} was {session.node_id} and is {call.callee.node_id} "
+                    "now"
+                )
+            now_ns = self._work.steady_ns()
+            self._exchange.sessions.transferring(now_ns, session, session_id)
+            machine = await self._exchange.machine(session, self._account)
+            self._account.report = machine.report
+            self._account.report = await transfer(machine, call, self._work.transfer)
+
+    def _failed(self, error: Exception) -> SyncOutcome:
+        """What goes wrong, as the outcome has it."""
+        if _lost_a_tie(error):
+            return self._outcome(ending=SyncEnding.ABORTED)
+        ending = SyncEnding.FAILED
+        match error:
+            case _Declined():
+                ending, sentence = SyncEnding.REFUSED, str(error)
+            case CallFailed():
+                sentence = str(error)
+            case MalformedPayload() | LimitExceeded() | MalformedFrame() | FrameTooLarge():
+                sentence = f"what the peer at {self._peer} sends is refused: {error}"
+            case PeerFailed():
+                sentence = f"the session with {self._peer} failed: {error}"
+            case StoreUnavailable() | StoreBusy():
+                sentence = f"the database of this node does not serve: {error}"
+            case _:
+                log = self._work.environment.log
+                log.error("session_crashed", peer=str(self._peer), exc_info=error)
+                sentence = "this node failed on the session: its log says where"
+        return self._outcome(sentence, ending)
+
+    def _outcome(self, error: str = "", ending: SyncEnding | None = None) -> SyncOutcome:
+        return self._account.outcome(self._work.steady_ns(), error, ending)
+
+
+def _lost_a_tie(error: Exception) -> bool:
+    """Has another session with the peer gone before this one, on either side?"""
+    match error:
+        case CallFailed():
+            return error.aborted
+        case _Declined():
+            return error.refusal.kind is Refused.ABORTED
+        case _:
+            return isinstance(error, GaveWay)
+
+
+def _bounds(window: Window) -> tuple[SyncId, SyncId]:
+    """A window of time as bounds of SyncIDs."""
+    start_ns = max(0, window.time_start_ns)
+    return (start_ns, _ZEROS), (min(window.time_end_ns, MAX_TIMESTAMP_NS), _ZEROS)

@@ -1,0 +1,147 @@
+"""What a session came to, in the words of the contract ("Reports")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final
+
+import numpy as np
+
+from reconcile.ids import SyncId
+from reconcile.session import Result
+from store.domain.ports import SyncEnding, SyncOutcome
+from store.sync.errors import shown
+from store.sync.transfer.events import Report
+from storenode.message.limits import NS_PER_S
+
+NOTHING_TRANSFERRED: Final = Report()
+
+
+def unsuccessful(ending: SyncEnding, error: str, seconds: float, node_id: str = "") -> SyncOutcome:
+    """A session that found nothing out."""
+    return SyncOutcome(
+        in_sync=False,
+        round_trips=0,
+        bytes_sent=0,
+        bytes_received=0,
+        messages_sent=0,
+        messages_received=0,
+        seconds=seconds,
+        error=error,
+        peer_node_id=node_id,
+        ending=ending,
+    )
+
+
+def outcome_of(
+    result: Result,
+    report: Report,
+    *,
+    asked_from: SyncId,
+    horizon: SyncId,
+    seconds: float,
+    node_id: str,
+    error: str = "",
+) -> SyncOutcome:
+    """A session that reconciled; ``report`` is that of its transfer, as far as it came.
+
+    ``asked_from``: the lower bound that the initiator wanted; below ``horizon`` nothing was
+    compared. ``error``: what ended the session, other than the transfer's own fault.
+    """
+    error = error or report.error
+    found = bool(len(result.to_send) or len(result.to_receive))
+    open_ends = found and not report.equal
+    return SyncOutcome(
+        in_sync=not (error or open_ends or result.truncated),
+        round_trips=result.rounds,
+        bytes_sent=result.bytes_sent,
+        bytes_received=result.bytes_received,
+        messages_sent=report.stored_by_peer,
+        messages_received=report.stored + report.duplicates,
+        seconds=seconds,
+        error=error,
+        peer_node_id=node_id,
+        differences=len(result.to_send) + len(result.to_receive),
+        refused_by_policy=report.refused_by_policy,
+        undelivered=report.undelivered,
+        left_over=result.truncated,
+        middle_ns=_middle_ns(result) if result.truncated else 0,
+        notes=tuple(_notes(result, report, asked_from, horizon)),
+        ending=SyncEnding.FAILED if error else SyncEnding.DONE,
+        missing_here=len(result.to_receive),
+        missing_there=len(result.to_send),
+        unsolicited=report.unsolicited,
+        own_count=result.own_count,
+        peer_count=result.peer_count,
+    )
+
+
+def _middle_ns(result: Result) -> int:
+    timestamps = np.concatenate((result.to_send.timestamps, result.to_receive.timestamps))
+    middle = len(timestamps) // 2
+    return int(np.partition(timestamps, middle)[middle]) if len(timestamps) else 0
+
+
+def _notes(result: Result, report: Report, asked_from: SyncId, horizon: SyncId) -> list[str]:
+    strays = report.unsolicited + report.repeated
+    notes = [
+        (
+            asked_from < horizon,
+            f"not compared: what is older than {_time(horizon[0])}, the horizon of this node",
+        ),
+        (
+            result.truncated,
+            "a session reports no more differences than these: the next one finds the rest",
+        ),
+        (bool(report.refused), f"refused here by policy: {_counts(report.refused)}"),
+        (bool(report.refused_by_peer), f"refused by the peer: {_refused_by_peer(report)}"),
+        (
+            report.undelivered > 0,
+            f"announced by the peer and not delivered: {report.undelivered:,}",
+        ),
+        (
+            report.missed_by_peer > 0,
+            f"sent to the peer, which says that it did not get them: {report.missed_by_peer:,}",
+        ),
+        (
+            report.pruned > 0,
+            f"dropped by retention here before they could be sent: {report.pruned:,}",
+        ),
+        (strays > 0, f"sent by the peer although nobody asked for them: {strays:,}"),
+    ]
+    return [sentence for applies, sentence in notes if applies] + _count_notes(result)
+
+
+def _count_notes(result: Result) -> list[str]:
+    """Do the counts of the two sides contradict what was found?
+
+    They do where a fingerprint was forged, and also where the horizons of the two differ.
+    """
+    own, peer = result.own_count, result.peer_count
+    if own is None or peer is None or result.truncated:
+        return []
+    if own - len(result.to_send) == peer - len(result.to_receive):
+        return []
+    sentence = (
+        f"held in the range: {own:,} here and {peer:,} by the peer's count, which the differences "
+        "do not explain: the horizons of the two differ, or a fingerprint is forged"
+    )
+    return [sentence]
+
+
+def _refused_by_peer(report: Report) -> str:
+    counts = _counts(report.refused_by_peer)
+    return (
+        f"{counts} ({shown('; '.join(report.reasons_of_peer))})"
+        if report.reasons_of_peer
+        else counts
+    )
+
+
+def _counts(by_label: Mapping[str, int]) -> str:
+    return ", ".join(f"{label} {count:,}" for label, count in sorted(by_label.items()))
+
+
+def _time(timestamp_ns: int) -> str:
+    return datetime.fromtimestamp(timestamp_ns // NS_PER_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,221 @@
+"""Drives a `reconcile.session.Session`: between a stream of frames and a view of what is held.
+
+The sides alternate, one frame each; nothing is read ahead of the own answer. A peer that neither
+sends nor takes a frame for a minute (`silence_s`) has left, and a reconciliation ends after
+`MAX_RECONCILE_S` in any case. Large payloads are worked on beside the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from reconcile.codec import decode
+from reconcile.ids import SyncId
+from reconcile.limits import CodecLimits
+from reconcile.questions import asked_about
+from reconcile.session import (
+    Answered,
+    Effect,
+    Ended,
+    Input,
+    ReadEffect,
+    Received,
+    Result,
+    Send,
+    Session,
+)
+from reconcile.view import Answer
+from store.domain.ports import SyncObserver
+from store.domain.streams import FrameStream
+from store.domain.view import OpenView
+from store.sync.errors import PeerSilent, ProtocolBroken, shown
+from store.sync.frames import Reconcile, is_session_id
+from store.sync.limits import (
+    FIRST_FRAME_S,
+    MAX_RECONCILE_S,
+    THREADED_PAYLOAD_BYTES,
+    THREADED_ROWS,
+)
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Reconciling:
+    """One reconciliation, as one side sees it.
+
+    ``view`` may be None where nothing is asked. ``session_id``: what this responder tells the
+    initiator; of an initiator, what it was told. ``now_ns``: a clock that never goes back.
+    ``turn``: around the work on a payload of so many bytes.
+    """
+
+    session: Session
+    view: OpenView | None
+    stream: FrameStream
+    observer: SyncObserver
+    now_ns: Callable[[], int]
+    responder: bool
+    silence_s: float
+    turn: Callable[[int], AbstractAsyncContextManager[None]]
+    session_id: str = ""
+    _named: bool = field(default=False, init=False)
+
+    async def run(self, first: Input) -> Result:
+        """Go on to the end.
+
+        Raises:
+            MalformedPayload: the peer sent what is none.
+            LimitExceeded: the peer sent too much.
+            PeerFailed: the peer left, or broke the protocol.
+        """
+        given = first
+        while True:
+            size_bytes = len(given.payload) if isinstance(given, Received) else 0
+            async with self.turn(size_bytes):
+                effects = await self._work(given)
+            for effect in effects:
+                match effect:
+                    case Send():
+                        await self._send(effect)
+                    case Ended():
+                        return effect.result
+            given = await self._receive()
+
+    async def _work(self, given: Input) -> list[Effect]:
+        """Take an input in, and answer what the session asks, until it has something to say."""
+        while True:
+            effects = await self._step(given)
+            reads = [effect.read for effect in effects if isinstance(effect, ReadEffect)]
+            if not reads:
+                return effects
+            assert self.view is not None, "a question about nothing"
+            (read,) = reads
+            given = Answered(await self.view.answer(read))
+
+    async def _step(self, given: Input) -> list[Effect]:
+        if _is_large(given):
+            return await asyncio.to_thread(self.session.step, self.now_ns(), given)
+        return self.session.step(self.now_ns(), given)
+
+    async def _send(self, effect: Send) -> None:
+        session_id = "" if self._named or not self.responder or effect.refusal else self.session_id
+        self._named = True
+        frame = Reconcile(effect.payload, session_id, effect.refusal, effect.count)
+        await in_time(self.stream.write(frame.encode()), self.silence_s)
+        self.observer.sync_bytes("sent", len(effect.payload))
+
+    async def _receive(self) -> Received:
+        data = await in_time(self.stream.read(), self.silence_s)
+        if data is None:
+            raise ProtocolBroken("the peer left when it was its turn to answer")
+        frame = Reconcile.parse(data)
+        if not self.responder:
+            self._learn(frame)
+        self.observer.sync_bytes("received", len(frame.payload))
+        return Received(frame.payload, frame.count, shown(frame.refusal))
+
+    def _learn(self, frame: Reconcile) -> None:
+        """Take the name of the session from the responder's first frame."""
+        if self.session_id and frame.session_id not in ("", self.session_id):
+            raise ProtocolBroken("the peer gives the session another name in the middle of it")
+        if not self.session_id and not frame.refusal and not is_session_id(frame.session_id):
+            raise ProtocolBroken("the peer's first frame does not name the session")
+        self.session_id = self.session_id or frame.session_id
+
+
+async def first_frame(stream: FrameStream, observer: SyncObserver) -> Reconcile | None:
+    """The frame with which an initiator begins; None: it has nothing to ask.
+
+    Raises:
+        PeerFailed: it leaves instead.
+    """
+    data = await in_time(stream.read(), FIRST_FRAME_S)
+    if data is None:
+        return None
+    frame = Reconcile.parse(data)
+    observer.sync_bytes("received", len(frame.payload))
+    return frame
+
+
+async def end_of_frames(stream: FrameStream, silence_s: float) -> None:
+    """An initiator that is done says so, and waits until the responder has ended the call.
+
+    Raises:
+        PeerFailed: it fails, or goes on.
+    """
+    await stream.half_close()
+    if await in_time(stream.read(), silence_s) is not None:
+        raise ProtocolBroken("the peer goes on after the end of the reconciliation")
+
+
+async def asked_range(payload: bytes, limits: CodecLimits) -> tuple[SyncId, SyncId] | None:
+    """What an initiator's first payload is about, from the end of its leading Skip on.
+
+    None: it asks nothing.
+
+    Raises:
+        MalformedPayload: it is no payload.
+        LimitExceeded: it is too large.
+    """
+    if len(payload) > THREADED_PAYLOAD_BYTES:
+        return await asyncio.to_thread(_asked_range, payload, limits)
+    return _asked_range(payload, limits)
+
+
+def _asked_range(payload: bytes, limits: CodecLimits) -> tuple[SyncId, SyncId] | None:
+    return asked_about(decode(payload, limits).ranges)
+
+
+@asynccontextmanager
+async def time_limit() -> AsyncIterator[None]:
+    """Around a whole reconciliation."""
+    try:
+        async with asyncio.timeout(MAX_RECONCILE_S) as scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise PeerSilent(
+            f"the reconciliation was not done within {MAX_RECONCILE_S:.0f} s: reconcile a shorter "
+            "window"
+        ) from None
+
+
+async def in_time(work: Awaitable[_T], silence_s: float) -> _T:
+    """Wait for a frame to come, or to be taken, for so many seconds.
+
+    Raises:
+        PeerSilent: neither happens.
+    """
+    try:
+        async with asyncio.timeout(silence_s):
+            return await work
+    except TimeoutError:
+        raise PeerSilent(
+            f"the peer has said nothing for {silence_s:.0f} s: see what keeps it, or give "
+            "--peer-silence on both nodes if it needs longer for an answer"
+        ) from None
+
+
+def _is_large(given: Input) -> bool:
+    match given:
+        case Received():
+            return len(given.payload) > THREADED_PAYLOAD_BYTES
+        case Answered():
+            return _rows(given.answer) > THREADED_ROWS
+        case _:
+            return False
+
+
+def _rows(answer: Answer) -> int:
+    measured, parts, items, probed = answer.measured, answer.parts, answer.items, answer.probed
+    return (
+        (0 if measured is None else len(measured.counts))
+        + (0 if parts is None else len(parts.counts))
+        + (0 if items is None else len(items.ids))
+        + (0 if probed is None else len(probed.hit))
+    )

@@ -1,0 +1,307 @@
+"""The sessions of a node with its peers: who may begin one, and which of two gives way.
+
+A session is one `Reconcile` and the `Transfer` of what it found. Source: the node's contract
+("Peers") and the schema of the frames.
+
+Rules.
+
+1. Two peers have one session at a time, whoever began it; a peer is a node, and all nodes of one
+   store. A node has `MAX_SESSIONS` in all; a further peer is refused as busy.
+2. Nodes of one store (of one database) do not reconcile, nor does a node with itself.
+3. When both begin at once, the session begun by the lower node ID wins. The other is answered
+   ABORTED, and who began it counts that as done.
+4. A new session of a node takes the place of one that it began and whose transfer has not come
+   yet. While it reconciles or transfers, the new one is answered ABORTED.
+5. What a session found is bound to it, to the node that began it, and to one transfer.
+6. A session that waits for its transfer ends after a minute, or what the node calls silence.
+
+A caller may not know whom it calls until it is answered: then `Sessions.begin` is told of an
+address, and `Sessions.identify` of the node.
+
+============  ============  ============  ==========  ============  =================
+state         identify      reconciled    claim       transferring  a new one accepted
+============  ============  ============  ==========  ============  =================
+RECONCILING,  same, or      READY, or     -           error         ENDED where the
+own           ENDED         ENDED                                   peer wins, or same
+RECONCILING   error         WAITING, or   unknown     error         same
+                            ENDED
+READY         error         error         -           TRANSFERRING  same
+WAITING       error         error         TRANS-      error         ENDED for the
+                                          FERRING                   same node, or same
+TRANSFERRING  error         error         unknown     error         same
+============  ============  ============  ==========  ============  =================
+
+Where the old session stays the same, the new one is refused as ABORTED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from reconcile.ids import SyncIds
+from store.sync.transfer.limits import MAX_SESSIONS, SILENCE_NS
+from storenode.message.limits import NS_PER_S
+
+
+class SessionError(RuntimeError):
+    """The session is not in a state in which this is allowed; nothing was changed."""
+
+
+class Refused(StrEnum):
+    """Why there is no session.
+
+    BUSY, SAME_STORE and SELF go into the ``refusal`` of a frame; ABORTED is a status, and to who
+    began the session it is as good as done. UNKNOWN is a transfer that has no session.
+    """
+
+    BUSY = "busy"
+    SAME_STORE = "same store"
+    SELF = "self"
+    ABORTED = "aborted"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No session, and one sentence for the peer or the operator."""
+
+    kind: Refused
+    sentence: str
+
+
+class State(Enum):
+    """Where a session is: see the table of this module."""
+
+    RECONCILING = "reconciling"
+    READY = "ready"
+    WAITING = "waiting"
+    TRANSFERRING = "transferring"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One session; only `Sessions` changes it.
+
+    ``own``: this node began it. ``node_id`` and ``store_id`` are the peer's, empty while unknown.
+    """
+
+    own: bool
+    node_id: str
+    store_id: str
+    address: str
+    began_ns: int
+    session_id: str = ""
+    state: State = State.RECONCILING
+    since_ns: int = 0
+    to_send: SyncIds = field(default_factory=SyncIds.empty)
+    to_receive: SyncIds = field(default_factory=SyncIds.empty)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A session was made; those in ``ended`` gave way to it, and their drivers must stop."""
+
+    session: Session
+    ended: tuple[Session, ...] = ()
+
+
+class Sessions:
+    """The registry of one node."""
+
+    def __init__(
+        self,
+        node_id: str,
+        store_id: str,
+        *,
+        limit: int = MAX_SESSIONS,
+        silence_ns: int = SILENCE_NS,
+    ) -> None:
+        self._node_id = node_id
+        self._store_id = store_id
+        self._limit = limit
+        self._silence_ns = silence_ns
+        self._sessions: list[Session] = []
+
+    def __iter__(self) -> Iterator[Session]:
+        """The sessions under way."""
+        return iter(tuple(self._sessions))
+
+    def __len__(self) -> int:
+        """How many sessions are under way."""
+        return len(self._sessions)
+
+    def begin(
+        self, now_ns: int, address: str, node_id: str = "", store_id: str = ""
+    ) -> Accepted | Refusal:
+        """This node is about to call a peer; ``node_id`` and ``store_id`` as far as known."""
+        refusal = self._stranger(node_id, store_id)
+        if refusal is not None:
+            return refusal
+        others = self._of_peer(node_id, store_id) or self._to(address)
+        if others:
+            return _in_session()
+        if len(self._sessions) >= self._limit:
+            return self._busy()
+        session = Session(True, node_id, store_id, address, now_ns, since_ns=now_ns)
+        self._sessions.append(session)
+        return Accepted(session)
+
+    def identify(
+        self, now_ns: int, session: Session, node_id: str, store_id: str
+    ) -> Accepted | Refusal:
+        """The callee of an own session has said who it is.
+
+        A refusal ends the session: its driver stops, and for ABORTED counts it as done.
+        """
+        if session.state is State.ENDED:  # it gave way while the answer was on its way
+            return _in_session()
+        self._demand(session, State.RECONCILING, own=True)
+        refusal = self._stranger(node_id, store_id)
+        others = [other for other in self._of_peer(node_id, store_id) if other is not session]
+        if refusal is None and not all(self._gives_way(other, node_id) for other in others):
+            refusal = _in_session()
+        if refusal is not None:
+            self.end(session)
+            return refusal
+        session.node_id, session.store_id, session.since_ns = node_id, store_id, now_ns
+        return Accepted(session, self._end_all(others))
+
+    def accept(
+        self, now_ns: int, node_id: str, store_id: str, session_id: str
+    ) -> Accepted | Refusal:
+        """A peer begins a session; ``session_id`` is new random bits."""
+        refusal = self._stranger(node_id, store_id)
+        if refusal is not None:
+            return refusal
+        others = self._of_peer(node_id, store_id)
+        if not all(self._is_replaced(other, node_id) for other in others):
+            return _in_session()
+        if len(self._sessions) - len(others) >= self._limit:
+            return self._busy()
+        session = Session(False, node_id, store_id, "", now_ns, session_id, since_ns=now_ns)
+        ended = self._end_all(others)
+        self._sessions.append(session)
+        return Accepted(session, ended)
+
+    def reconciled(
+        self, now_ns: int, session: Session, to_send: SyncIds, to_receive: SyncIds
+    ) -> None:
+        """The reconciliation has ended with OK; a session that found nothing ends here."""
+        self._demand(session, State.RECONCILING)
+        if not len(to_send) and not len(to_receive):
+            self.end(session)
+            return
+        session.to_send, session.to_receive = to_send, to_receive
+        self._move(now_ns, session, State.READY if session.own else State.WAITING)
+
+    def transferring(self, now_ns: int, session: Session, session_id: str) -> None:
+        """This node calls `Transfer` for its own session, which the responder named."""
+        self._demand(session, State.READY, own=True)
+        session.session_id = session_id
+        self._move(now_ns, session, State.TRANSFERRING)
+
+    def claim(self, now_ns: int, node_id: str, session_id: str) -> Session | Refusal:
+        """A peer calls `Transfer` and names a session: it gets that one, and only once."""
+        self.expire(now_ns)
+        for session in self._sessions:
+            if (
+                session.state is State.WAITING
+                and session.session_id == session_id
+                and session.node_id == node_id
+            ):
+                self._move(now_ns, session, State.TRANSFERRING)
+                return session
+        return Refusal(
+            Refused.UNKNOWN,
+            "no session of this peer with this ID waits for a transfer: reconcile first, and "
+            f"transfer once, within {self._silence_ns // NS_PER_S} s",
+        )
+
+    def end(self, session: Session) -> None:
+        """A session is over, however it ended; what it found is forgotten. May come twice."""
+        if session.state is State.ENDED:
+            return
+        self._sessions.remove(session)
+        session.state = State.ENDED
+        session.to_send = session.to_receive = SyncIds.empty()
+
+    def expire(self, now_ns: int) -> tuple[Session, ...]:
+        """End the sessions whose transfer has not come in time, and return them."""
+        return self._end_all(
+            [
+                session
+                for session in self._sessions
+                if session.state is State.WAITING and now_ns - session.since_ns >= self._silence_ns
+            ]
+        )
+
+    def check(self) -> None:
+        """Verify the invariants of the registry.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        assert len(self._sessions) <= self._limit
+        assert all(session.state is not State.ENDED for session in self._sessions)
+        nodes = [session.node_id for session in self._sessions if session.node_id]
+        stores = [session.store_id for session in self._sessions if session.store_id]
+        assert len(nodes) == len(set(nodes)), "two sessions with one node"
+        assert len(stores) == len(set(stores)), "two sessions with one store"
+        assert self._node_id not in nodes
+        assert self._store_id not in stores
+
+    def _stranger(self, node_id: str, store_id: str) -> Refusal | None:
+        """Why there can be no session with this node at any time, if so."""
+        if node_id == self._node_id:
+            return Refusal(Refused.SELF, "this is the node itself: remove it from its peers")
+        if store_id == self._store_id:
+            return Refusal(
+                Refused.SAME_STORE,
+                "both nodes work on one database, where there is nothing to reconcile: remove one "
+                "from the peers of the other",
+            )
+        return None
+
+    def _of_peer(self, node_id: str, store_id: str) -> list[Session]:
+        return [
+            session
+            for session in self._sessions
+            if (node_id and session.node_id == node_id)
+            or (store_id and session.store_id == store_id)
+        ]
+
+    def _to(self, address: str) -> list[Session]:
+        return [session for session in self._sessions if session.own and session.address == address]
+
+    def _is_replaced(self, other: Session, node_id: str) -> bool:
+        """Does a session give way to a new one that ``node_id`` begins?"""
+        if other.own:
+            return other.state is State.RECONCILING and node_id < self._node_id
+        return other.state is State.WAITING and other.node_id == node_id
+
+    def _gives_way(self, other: Session, node_id: str) -> bool:
+        """Does a session give way to one that this node began before it knew ``node_id``?"""
+        return not other.own and other.state is State.RECONCILING and self._node_id < node_id
+
+    def _end_all(self, sessions: list[Session]) -> tuple[Session, ...]:
+        for session in sessions:
+            self.end(session)
+        return tuple(sessions)
+
+    def _busy(self) -> Refusal:
+        return Refusal(Refused.BUSY, f"busy: {self._limit} sessions are under way, retry later")
+
+    def _move(self, now_ns: int, session: Session, state: State) -> None:
+        session.state, session.since_ns = state, now_ns
+
+    @staticmethod
+    def _demand(session: Session, state: State, *, own: bool = False) -> None:
+        if session.state is not state or (own and not session.own):
+            raise SessionError(f"the session is {session.state.value}, not {state.value}")
+
+
+def _in_session() -> Refusal:
+    return Refusal(Refused.ABORTED, "another session with this peer is under way: retry later")

@@ -1,0 +1,205 @@
+"""Sessions that peers begin: the callee's side of ``Reconcile`` and ``Transfer``.
+
+Source: the contract, "Peers", and the schema of the service. A session takes its place among the
+node's only when its first frame has come; a caller that says nothing holds none. Few first frames
+are read at a time: what callers without a session make this node hold in memory is bounded too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final, TypeVar
+
+from reconcile.ids import LOWEST
+from reconcile.session import Received, Result, Role
+from store.domain.ports import SyncEnding, SyncRole
+from store.domain.streams import FrameStream
+from store.sync.errors import (
+    EXPECTED,
+    GaveWay,
+    ProtocolBroken,
+    SessionUnknown,
+    TooManyCalls,
+    TransferFailed,
+    shown,
+)
+from store.sync.frames import Reconcile, pieces
+from store.sync.limits import FIRST_FRAME_S, MAX_OPENING_CALLS, MAX_OPENING_CALLS_OF_PEER
+from store.sync.session.exchange import Account, Exchange
+from store.sync.session.reconciling import asked_range, first_frame, in_time, time_limit
+from store.sync.session.registry import Refusal, Refused, Session, State
+from store.sync.transfer.driver import transfer
+from store.sync.transfer.events import Report
+from store.sync.transfer.limits import SESSION_ID_BYTES
+
+_T = TypeVar("_T")
+
+_GONE: Final = "the peer left in the middle of the session"
+_CRASHED: Final = "this node failed on the session: its log says where"
+_OUTRANKED: Final = "a session that this node began with you goes first"
+
+
+class Responder:
+    """One per node. Its methods return when the call may end, and raise what ends it early."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._opening = asyncio.Semaphore(MAX_OPENING_CALLS)
+        self._openers: Counter[str] = Counter()
+
+    async def reconcile(self, node_id: str, store_id: str, stream: FrameStream) -> None:
+        """Answer ``Reconcile`` of the node with these IDs.
+
+        Raises:
+            PeerFailed: the peer failed, or must wait; `GaveWay`: another session goes first.
+            MalformedPayload, LimitExceeded: what it sent is refused.
+            StoreUnavailable, StoreBusy: the database does not serve.
+        """
+        exchange, account = self._exchange, self._account(node_id, store_id)
+        async with self._slot(node_id):
+            frame = await first_frame(stream, exchange.work.observer)
+            if frame is None:
+                return
+            name = f"{exchange.work.environment.random.getrandbits(8 * SESSION_ID_BYTES):032x}"
+            opened = exchange.sessions.accept(account.began_ns, node_id, store_id, name)
+        if isinstance(opened, Refusal):
+            del frame
+            await self._refuse(opened, account, stream)
+            return
+        exchange.stop(opened.ended)
+        await self._observed(account, self._reconcile(opened.session, account, stream, frame))
+
+    async def transfer(self, node_id: str, stream: FrameStream) -> None:
+        """Answer ``Transfer``; raises as `reconcile`, and `TransferFailed`."""
+        async with self._slot(node_id):
+            frame = await in_time(stream.read(), FIRST_FRAME_S)
+            if frame is None:
+                raise ProtocolBroken(
+                    "a transfer begins with a frame that names its session: send it"
+                )
+            session_id = next(pieces(frame)).session_id
+            found = self._exchange.claim(node_id, session_id)
+            if isinstance(found, Refusal):
+                raise SessionUnknown(found.sentence)
+        session, account = found
+        resumed = _Resumed(stream, frame)
+        del frame
+        report = await self._observed(account, self._transfer(session, account, resumed))
+        if report.fault:
+            raise TransferFailed(report.fault, report.error)
+
+    @asynccontextmanager
+    async def _slot(self, node_id: str) -> AsyncIterator[None]:
+        """Around the wait for a first frame; one peer alone cannot keep all the others out."""
+        if self._openers[node_id] >= MAX_OPENING_CALLS_OF_PEER:
+            raise TooManyCalls(
+                f"limit of {MAX_OPENING_CALLS_OF_PEER} calls of one peer that wait for their first "
+                "frame is reached: send the frames first"
+            )
+        self._openers[node_id] += 1
+        try:
+            async with self._opening:
+                yield
+        finally:
+            self._openers[node_id] -= 1
+            self._openers += Counter()
+
+    async def _refuse(self, refusal: Refusal, account: Account, stream: FrameStream) -> None:
+        if refusal.kind is Refused.ABORTED:
+            self._end(account, ending=SyncEnding.ABORTED)
+            raise GaveWay(refusal.sentence)
+        self._end(account, refusal.sentence, SyncEnding.REFUSED)
+        refused = Reconcile(b"", refusal=refusal.sentence).encode()
+        await in_time(stream.write(refused), self._exchange.work.silence_s)
+
+    async def _reconcile(
+        self, session: Session, account: Account, stream: FrameStream, frame: Reconcile
+    ) -> None:
+        exchange, work = self._exchange, self._exchange.work
+        with exchange.driving(session):
+            async with time_limit():
+                result = await self._answer(session, account, stream, frame)
+            account.result = result
+            if result.refusal:
+                self._end(account, result.refusal, SyncEnding.REFUSED)
+                return
+            now_ns = work.steady_ns()
+            exchange.sessions.reconciled(now_ns, session, result.to_send, result.to_receive)
+            if session.state is State.WAITING:
+                exchange.keep(session, account)
+            else:
+                self._end(account)
+
+    async def _answer(
+        self, session: Session, account: Account, stream: FrameStream, frame: Reconcile
+    ) -> Result:
+        """Answer frames until one side is done."""
+        work = self._exchange.work
+        async with self._exchange.turn(len(frame.payload)):
+            asked = await asked_range(frame.payload, work.limits.payload)
+        async with AsyncExitStack() as stack:
+            view, horizon = None, LOWEST
+            if asked is not None:
+                view = await stack.enter_async_context(work.reconcilable.open_view(*asked))
+                horizon = work.horizon(view)
+                account.asked_from, account.horizon = asked[0], horizon
+            reconciling = self._exchange.reconciling(
+                Role.RESPONDER, stream, view, horizon, session_id=session.session_id
+            )
+            first = Received(frame.payload, frame.count, shown(frame.refusal))
+            del frame
+            return await reconciling.run(first)
+
+    async def _transfer(self, session: Session, account: Account, stream: FrameStream) -> Report:
+        exchange = self._exchange
+        with exchange.driving(session):
+            machine = await exchange.machine(session, account)
+            account.report = machine.report
+            report = await transfer(machine, stream, exchange.work.transfer)
+            self._end(account)
+            return report
+
+    async def _observed(self, account: Account, work: Awaitable[_T]) -> _T:
+        """Do the work of a session, and report it when it fails."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            self._end(account, _GONE)
+            raise
+        except GaveWay:
+            self._end(account, ending=SyncEnding.ABORTED)
+            raise GaveWay(_OUTRANKED) from None
+        except EXPECTED as error:
+            self._end(account, str(error))
+            raise
+        except Exception:
+            self._end(account, _CRASHED)
+            raise
+
+    def _account(self, node_id: str, store_id: str) -> Account:
+        now_ns = self._exchange.work.steady_ns()
+        return Account(SyncRole.RESPONDER, now_ns, node_id, store_id)
+
+    def _end(self, account: Account, error: str = "", ending: SyncEnding | None = None) -> None:
+        now_ns = self._exchange.work.steady_ns()
+        self._exchange.observe(account, account.outcome(now_ns, error, ending))
+
+
+class _Resumed:
+    """A stream whose first frame was read already, and comes again."""
+
+    def __init__(self, stream: FrameStream, first: bytes) -> None:
+        self._first: bytes | None = first
+        self._stream = stream
+        self.write = stream.write
+        self.half_close = stream.half_close
+
+    async def read(self) -> bytes | None:
+        """The next frame; None after the last."""
+        if self._first is not None:
+            frame, self._first = self._first, None
+            return frame
+        return await self._stream.read()

@@ -1,0 +1,1 @@
+"""The transfer of what a reconciliation found: the core and its driver."""

@@ -1,0 +1,143 @@
+"""What was refused for good, so that it is not fetched and sent over and over.
+
+Two stores with different rules never hold the same set: one refuses what the other keeps. Without
+a memory the same messages would be sent at every reconciliation. Remembered are, for each peer,
+the hashes that this node refused from it, and those that the peer refused from this node.
+
+Rules.
+
+1. A memory is about one peer. Not all of a message is in its hash, so that another peer may hold
+   the same ID in a form that is accepted; and nobody can make a node refuse what others bring.
+2. A refusal is forgotten after a day, since rules change; "too new" when the message's time has
+   come; one for a reason that this node does not know after an hour.
+3. At most `MAX_REMEMBERED` in all. When that is passed, the peer with the most forgets its oldest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile.ids import SyncIds
+from store.domain.door import EPHEMERAL, OUTSIDE_TOPICS
+from store.messages.validate import Reason
+from store.sync.transfer.id_lookup import hash_column
+from store.sync.transfer.limits import MAX_REMEMBERED, REMEMBERED_NS
+from storenode.message.limits import NS_PER_S
+
+POLICY_LABELS: Final = frozenset(map(str, Reason)) | {EPHEMERAL, OUTSIDE_TOPICS}
+"""The labels by which a node's rules refuse."""
+
+OTHER: Final = "other"
+"""Label of a peer's reason that is none of them."""
+
+OTHER_NS: Final = 3_600 * NS_PER_S
+"""How long a refusal is remembered whose reason may pass."""
+
+
+class Side(Enum):
+    """Who refused."""
+
+    OURS = "ours"
+    THEIRS = "theirs"
+
+
+_Entries = dict[bytes, tuple[int, str]]
+"""Hash -> (forgotten at, label), the oldest first."""
+
+
+class PolicyMemory:
+    """The refusals of and by all peers of a node."""
+
+    def __init__(self, limit: int = MAX_REMEMBERED, lasting_ns: int = REMEMBERED_NS) -> None:
+        self._limit = limit
+        self._lasting_ns = lasting_ns
+        self._books: dict[tuple[str, Side], _Entries] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many refusals are remembered in all."""
+        return self._count
+
+    def book(self, peer: str, side: Side) -> Book:
+        """What is remembered of one side; ``peer`` is whatever names one, such as its node ID."""
+        return Book(self, peer, side)
+
+    def entries(self, peer: str, side: Side) -> _Entries:
+        """Only for `Book`."""
+        return self._books.get((peer, side), {})
+
+    def add(self, peer: str, side: Side, entries: _Entries) -> None:
+        """Only for `Book`."""
+        known = self._books.setdefault((peer, side), {})
+        self.forget(peer, side, [digest for digest in entries if digest in known])
+        known = self._books.setdefault((peer, side), {})
+        known.update(entries)
+        self._count += len(entries)
+        while self._count > self._limit:
+            largest, known = max(self._books.items(), key=lambda item: len(item[1]))
+            excess = min(self._count - self._limit, len(known))
+            self.forget(*largest, list(islice(known, excess)))
+
+    def forget(self, peer: str, side: Side, hashes: Iterable[bytes]) -> None:
+        """Only for `Book`."""
+        known = self._books.get((peer, side), {})
+        for digest in hashes:
+            self._count -= known.pop(digest, None) is not None
+        if not known:
+            self._books.pop((peer, side), None)
+
+    def until_ns(self, now_ns: int, timestamp_ns: int, label: str) -> int:
+        """When a refusal is forgotten (rule 2), in Unix nanoseconds."""
+        if label == OTHER:
+            return now_ns + min(self._lasting_ns, OTHER_NS)
+        until_ns = now_ns + self._lasting_ns
+        return min(until_ns, timestamp_ns) if label == Reason.TOO_NEW else until_ns
+
+    def check(self) -> None:
+        """Verify the invariants.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        assert self._count == sum(map(len, self._books.values())) <= self._limit
+        assert all(self._books.values()), "an empty book is kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """What one side refused in sessions with one peer; ``now_ns`` is Unix time in nanoseconds."""
+
+    memory: PolicyMemory
+    peer: str
+    side: Side
+
+    def __len__(self) -> int:
+        """How many refusals it holds."""
+        return len(self.memory.entries(self.peer, self.side))
+
+    def add(self, now_ns: int, ids: SyncIds, labels: Sequence[str]) -> None:
+        """Remember refusals; ``labels[i]`` is why ``ids[i]`` was refused."""
+        if labels:
+            until_ns = self.memory.until_ns
+            entries = {
+                digest: (until_ns(now_ns, timestamp_ns, label), label)
+                for (timestamp_ns, digest), label in zip(ids.pairs(), labels, strict=True)
+            }
+            self.memory.add(self.peer, self.side, entries)
+
+    def known(self, now_ns: int) -> tuple[NDArray[np.uint8], list[str]]:
+        """The hashes (n, 32) and the labels; those whose time has come are forgotten."""
+        entries = self.memory.entries(self.peer, self.side)
+        self.forget([digest for digest, (until_ns, _) in entries.items() if until_ns <= now_ns])
+        return hash_column(list(entries)), [label for _, label in entries.values()]
+
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Refusals that no longer stand."""
+        self.memory.forget(self.peer, self.side, hashes)

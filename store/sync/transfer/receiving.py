@@ -1,0 +1,327 @@
+"""The half of a transfer that receives: from judged messages to durable ones to answers.
+
+==========  ============================================================================
+state       how an ID comes out of it
+==========  ============================================================================
+EXPECTED    its message comes: PENDING, or REFUSED by policy; the peer is done: looked up
+            and STORED ("another way") or REFUSED ("not received")
+PENDING     it is durable: STORED
+DECLINED    refused in an earlier session, and so answered at once; if the message comes
+            all the same, it is passed over: REFUSED
+STORED      never; its message, should it come again, is "sent twice"
+REFUSED     the same
+==========  ============================================================================
+
+Which answers wait for the stream: `store.sync.transfer.answers`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile.ids import SyncIds
+from store.domain.door import Published
+from store.messages.validate import Verdict
+from store.sync.transfer.answers import Answers
+from store.sync.transfer.events import (
+    Counted,
+    Direction,
+    Fault,
+    Find,
+    Outcome,
+    Persist,
+    Report,
+)
+from store.sync.transfer.id_lookup import IdLookup, hash_column
+from store.sync.transfer.limits import MAX_DETAILED_REFUSALS, TransferLimits
+from store.sync.transfer.policy_memory import Book
+from store.sync.transfer.sending import NOT_RECEIVED, REPEATED, UNSOLICITED, PeerFault, shorten
+from storenode.message.limits import HASH_BYTES
+
+_EXPECTED: Final = 0
+_PENDING: Final = 1
+_DECLINED: Final = 2
+_STORED: Final = 3
+_REFUSED: Final = 4
+
+_NAMELESS: Final = bytes(HASH_BYTES)
+_UNSOLICITED: Final = f"{UNSOLICITED}: this session has not found that message missing here"
+_REPEATED: Final = f"{REPEATED}: this session has had that message before"
+_BY_POLICY: Final = "the rules of this node refuse such a message: keep it out of its reach"
+
+_Places = NDArray[np.int64]
+
+
+class Receiving:
+    """What is still expected, what waits to be durable, and which answers wait to be sent."""
+
+    def __init__(
+        self,
+        ids: SyncIds,
+        limits: TransferLimits,
+        report: Report,
+        refusals: Book,
+        *,
+        partial: bool = False,
+    ) -> None:
+        """``partial``: the peer may send others too, as many as it likes."""
+        self.ids = ids
+        self._partial = partial
+        self._refusals = refusals
+        self.lookup = IdLookup(ids)
+        self._limits = limits
+        self._report = report
+        self._states = np.zeros(len(ids), np.uint8)
+        self._open = len(ids)
+        self._pending: dict[int, tuple[NDArray[np.int32], int]] = {}
+        self._pending_bytes = 0
+        self._tokens = 0
+        self._peer_is_done = False
+        self._looked = 0
+        self._finding: _Places | None = None
+        self._answers = Answers(ids)
+        self._news = 0
+
+    @property
+    def outstanding(self) -> int:
+        """IDs about which nothing is decided, or which are not durable yet."""
+        return self._open
+
+    @property
+    def storing(self) -> bool:
+        """True while a batch is on its way to be durable."""
+        return bool(self._pending)
+
+    @property
+    def finding(self) -> bool:
+        """True while the answer to a `Find` is expected."""
+        return self._finding is not None
+
+    @property
+    def reading(self) -> bool:
+        """False while too much waits, to be durable or to be answered, for another frame."""
+        crowded = self._partial and self._answers.named >= self._limits.unsolicited_messages
+        return self._pending_bytes < self._limits.unstored_bytes and not crowded
+
+    @property
+    def news(self) -> int:
+        """Grows with every message that came for the first time and was expected."""
+        return self._news
+
+    @property
+    def _strays(self) -> int:
+        return self._report.unsolicited + self._report.repeated
+
+    def check(self) -> None:
+        """Verify the invariants, and the bound on what waits to be durable; linear in the IDs.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        sizes = [size_bytes for _, size_bytes in self._pending.values()]
+        pending = [places for places, _ in self._pending.values()]
+        assert self._pending_bytes == sum(sizes)
+        assert sum(sizes[:-1]) < self._limits.unstored_bytes, "read on although too much waits"
+        assert all((self._states[places] == _PENDING).all() for places in pending)
+        assert sum(map(len, pending)) == np.count_nonzero(self._states == _PENDING)
+        assert self._open == np.count_nonzero(self._states <= _PENDING)
+        assert self._partial or self._strays <= self._limits.unsolicited_messages
+        assert len(self._answers) <= len(self.ids) + self._strays
+        assert self._finding is None or 0 < len(self._finding) <= self._limits.find_ids
+
+    def decline(self, now_ns: int) -> None:
+        """Answer at once what this node has refused before."""
+        hashes, labels = self._refusals.known(now_ns)
+        places = self.lookup.find(hashes)
+        by_label: dict[str, list[int]] = {}
+        for place, label in zip(places.tolist(), labels, strict=True):
+            if place >= 0:
+                by_label.setdefault(label, []).append(place)
+        for label, members in by_label.items():
+            self._states[members] = _DECLINED
+            self._answers.refuse(members, f"{label}: {_BY_POLICY}")
+            self._open -= len(members)
+            self._report.refused[label] += len(members)
+
+    def place(self, published: Published) -> _Places:
+        """The place of each judged message, -1 for what is not expected.
+
+        Raises:
+            PeerFault: too many were not expected, or the peer has said that it was done.
+        """
+        if not published.verdicts:
+            return np.empty(0, np.int64)
+        if self._peer_is_done:
+            raise PeerFault(Fault.PROTOCOL, "the peer sends messages after it was done")
+        places = self.lookup.find(hash_column([digest or _NAMELESS for digest in published.hashes]))
+        places[self._misdated(published, places)] = -1
+        places[[not digest for digest in published.hashes]] = -1
+        strays = len(places) - int(self._fresh(places).sum())
+        if self._strays + strays > self._limits.unsolicited_messages and not self._partial:
+            raise PeerFault(
+                Fault.LIMIT,
+                f"limit of {self._limits.unsolicited_messages:,} messages that nobody asked for is "
+                "passed: send what the session found missing, each once",
+            )
+        return places
+
+    def receive(
+        self, now_ns: int, published: Published, places: _Places, size_bytes: int
+    ) -> list[Persist | Counted]:
+        """Take in messages that `place` has placed."""
+        fresh = self._fresh(places)
+        effects: list[Persist | Counted] = self._name_strays(published, places, ~fresh)
+        taken = np.flatnonzero(fresh)
+        self._news += len(taken)
+        expected = self._states[places[taken]] == _EXPECTED
+        self._states[places[taken[~expected]]] = _REFUSED
+        taken = taken[expected]
+        verdicts = published.verdicts
+        rejected = np.array([verdicts[at] is Verdict.REJECTED for at in taken.tolist()], np.bool_)
+        effects += self._refuse_by_policy(now_ns, published, taken[rejected], places)
+        accepted = taken[~rejected]
+        if len(accepted):
+            effects.append(self._persist(published, accepted, places[accepted], size_bytes))
+        return effects
+
+    def holds(self, token: int, count: int) -> bool:
+        """True when a batch of ``count`` messages with this token is on its way."""
+        return token in self._pending and len(self._pending[token][0]) == count
+
+    def persisted(self, token: int, new: Sequence[bool]) -> list[Counted]:
+        """A batch is durable: its messages can be answered."""
+        places, size_bytes = self._pending.pop(token)
+        self._pending_bytes -= size_bytes
+        added = sum(new)
+        self._store(places)
+        self._report.stored += added
+        self._report.duplicates += len(places) - added
+        counts = {Outcome.STORED: added, Outcome.DUPLICATE: len(places) - added}
+        return [
+            Counted(Direction.RECEIVED, which, count) for which, count in counts.items() if count
+        ]
+
+    def end_of_messages(self) -> None:
+        """The peer has sent all that it will send."""
+        self._peer_is_done = True
+
+    def find(self) -> Find | None:
+        """What has not come, to be looked up; a portion at a time."""
+        if not self._peer_is_done or self._finding is not None:
+            return None
+        while self._looked < len(self.ids):
+            ahead = self._states[self._looked : self._looked + self._limits.find_ids]
+            missing = np.flatnonzero(ahead == _EXPECTED) + self._looked
+            self._looked += len(ahead)
+            if len(missing):
+                self._finding = missing
+                return Find(self.ids[missing])
+        return None
+
+    def asks(self, count: int) -> bool:
+        """True when ``count`` results may answer the last `Find`."""
+        return self._finding is not None and len(self._finding) == count
+
+    def found(self, held: Sequence[bool]) -> list[Counted]:
+        """Answer what has not come: it is here another way, or it was not delivered."""
+        assert self._finding is not None
+        places, mask = self._finding.astype(np.int32), np.fromiter(held, np.bool_, len(held))
+        self._finding = None
+        here, missing = places[mask], places[~mask]
+        self._store(here)
+        self._report.held += len(here)
+        if not len(missing):
+            return []
+        self._states[missing] = _REFUSED
+        self._answers.refuse(missing.tolist(), NOT_RECEIVED)
+        self._open -= len(missing)
+        self._report.undelivered += len(missing)
+        return [Counted(Direction.RECEIVED, Outcome.UNDELIVERED, len(missing))]
+
+    def take(self, most: int) -> tuple[list[bytes], list[tuple[bytes, str]]]:
+        """The next answers for a frame: stored ones, and refusals with their reasons."""
+        return self._answers.take(most)
+
+    def _fresh(self, places: _Places) -> NDArray[np.bool_]:
+        """Which of these come for the first time, and are expected?"""
+        fresh = np.zeros(len(places), np.bool_)
+        fresh[np.unique(places, return_index=True)[1]] = True
+        known = np.flatnonzero(places >= 0)
+        states = self._states[places[known]]
+        awaited = np.zeros(len(places), np.bool_)
+        awaited[known] = (states == _EXPECTED) | (states == _DECLINED)
+        return np.logical_and(fresh, awaited)
+
+    def _misdated(self, published: Published, places: _Places) -> NDArray[np.bool_]:
+        """Which messages have an expected hash, and another timestamp than it was announced with?
+
+        A message that is refused has no timestamp here, and is not stored anyway.
+        """
+        at = np.array(published.positions, np.int64)
+        misdated = np.zeros(len(places), np.bool_)
+        dated = np.flatnonzero((at >= 0) & (places >= 0))
+        if len(dated):
+            timestamps = np.array(published.batch.timestamps, np.int64)
+            misdated[dated] = timestamps[at[dated]] != self.ids.timestamps[places[dated]]
+        return misdated
+
+    def _name_strays(
+        self, published: Published, places: _Places, strays: NDArray[np.bool_]
+    ) -> list[Persist | Counted]:
+        """Refuse by name what nobody asked for, and what has come before."""
+        unsolicited = 0
+        for at in np.flatnonzero(strays).tolist():
+            unknown, digest = places[at] < 0, published.hashes[at]
+            unsolicited += bool(unknown)
+            if digest:
+                self._answers.refuse_by_name(digest, _UNSOLICITED if unknown else _REPEATED)
+        count = int(strays.sum())
+        self._report.unsolicited += unsolicited
+        self._report.repeated += count - unsolicited
+        if not count:
+            return []
+        return [Counted(Direction.RECEIVED, Outcome.UNSOLICITED, count, UNSOLICITED)]
+
+    def _refuse_by_policy(
+        self, now_ns: int, published: Published, rejected: _Places, places: _Places
+    ) -> list[Counted]:
+        labels: list[str] = []
+        refused = places[rejected]
+        for at, place in zip(rejected.tolist(), refused.tolist(), strict=True):
+            label, sentence = published.refusals[at]
+            if self._answers.named < MAX_DETAILED_REFUSALS:
+                digest = published.hashes[at]
+                self._answers.refuse_by_name(digest, shorten(f"{label}: {sentence}"))
+            else:
+                self._answers.refuse([place], f"{label}: {_BY_POLICY}")
+            labels.append(str(label))
+        self._open -= len(refused)
+        self._states[refused] = _REFUSED
+        self._refusals.add(now_ns, self.ids[refused], labels)
+        counts = Counter(labels)
+        self._report.refused.update(counts)
+        return [
+            Counted(Direction.RECEIVED, Outcome.REFUSED, count, label)
+            for label, count in counts.items()
+        ]
+
+    def _persist(
+        self, published: Published, accepted: _Places, places: _Places, size_bytes: int
+    ) -> Persist:
+        at = [published.positions[index] for index in accepted.tolist()]
+        batch = published.batch if len(at) == len(published.batch) else published.batch.select(at)
+        self._tokens += 1
+        self._pending[self._tokens] = places.astype(np.int32), size_bytes
+        self._pending_bytes += size_bytes
+        self._states[places] = _PENDING
+        return Persist(self._tokens, batch)
+
+    def _store(self, places: NDArray[np.int32]) -> None:
+        self._states[places] = _STORED
+        self._answers.store(places)
+        self._open -= len(places)

@@ -1,0 +1,284 @@
+"""The half of a transfer that sends: from IDs to messages on the stream to the peer's answers.
+
+=========  ==========  =======================================================
+state      answered?   how an ID comes out of it
+=========  ==========  =======================================================
+WAITING    no          it is loaded: QUEUED, or PRUNED where it is held no more
+QUEUED     no          it goes into a frame: SENT
+SENT       no          the peer answers
+PRUNED     no          the peer answers ("not received", once this side is done)
+WITHHELD   no          the peer answers; it refused this one in an earlier session
+any        yes         never again: a second answer is a fault
+=========  ==========  =======================================================
+
+An answer may come before the message is sent (the peer got it another way): then it is not sent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import compress
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile.ids import SyncIds
+from store.sync.transfer.events import (
+    Counted,
+    Direction,
+    Fault,
+    Load,
+    Loaded,
+    Outcome,
+    Report,
+)
+from store.sync.transfer.id_lookup import IdLookup, hash_column
+from store.sync.transfer.limits import MAX_REASON_BYTES, MAX_REASONS_SHOWN, TransferLimits
+from store.sync.transfer.policy_memory import OTHER, POLICY_LABELS, Book
+
+NOT_RECEIVED: Final = "not received"
+"""The reason for an ID that the sender has not sent, word for word as the contract has it."""
+
+UNSOLICITED: Final = "unsolicited"
+REPEATED: Final = "sent twice"
+
+_WAITING: Final = 0
+_QUEUED: Final = 1
+_SENT: Final = 2
+_PRUNED: Final = 3
+_WITHHELD: Final = 4
+_ANSWERED: Final = 0x80
+
+_FIRST_GUESS_BYTES: Final = 1_024
+
+
+class PeerFault(Exception):
+    """The peer broke the rules: nothing of its frame counts, and the transfer ends."""
+
+    def __init__(self, fault: Fault, sentence: str) -> None:
+        super().__init__(sentence)
+        self.fault = fault
+        self.sentence = sentence
+
+
+class Sending:
+    """What is still to be sent, and what the peer has answered."""
+
+    def __init__(
+        self, ids: SyncIds, limits: TransferLimits, report: Report, refusals: Book
+    ) -> None:
+        self.ids = ids
+        self._refusals = refusals
+        self.lookup = IdLookup(ids)
+        self._limits = limits
+        self._report = report
+        self._states = np.zeros(len(ids), np.uint8)
+        self._next = 0
+        self._asked: NDArray[np.int64] | None = None
+        self._queue: deque[tuple[int, bytes]] = deque()
+        self._queued_bytes = 0
+        self._message_bytes = _FIRST_GUESS_BYTES
+        self._unanswered = len(ids)
+        self._withheld: dict[int, str] = {}
+        self._reasons: dict[str, None] = {}
+
+    @property
+    def unanswered(self) -> int:
+        """IDs that the peer has not answered."""
+        return self._unanswered
+
+    @property
+    def loading(self) -> bool:
+        """True while the answer to a `Load` is expected."""
+        return self._asked is not None
+
+    @property
+    def exhausted(self) -> bool:
+        """True when all that will be sent is sent."""
+        return self._next == len(self.ids) and self._asked is None and not self._queue
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Some of the peer's reasons, in its words."""
+        return tuple(self._reasons)
+
+    def check(self) -> None:
+        """Verify the invariants, and the bound on what is read ahead; linear in the IDs.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        limits, sizes = self._limits, [len(message) for _, message in self._queue]
+        assert self._queued_bytes == sum(sizes)
+        assert self._queued_bytes <= limits.unsent_bytes + max(sizes, default=0)
+        assert self._unanswered == np.count_nonzero(self._states < _ANSWERED)
+        assert self._asked is None or 0 < len(self._asked) <= limits.load_ids
+        assert not (self._states[self._next :] & (_ANSWERED - 1) == _SENT).any()
+        assert len(self._withheld) <= len(self.ids)
+        assert len(self._reasons) <= MAX_REASONS_SHOWN
+
+    def withhold(self, now_ns: int) -> None:
+        """Do not send what the peer has refused before."""
+        hashes, labels = self._refusals.known(now_ns)
+        places = self.lookup.find(hashes)
+        known = zip(places.tolist(), labels, strict=True)
+        self._withheld = {place: label for place, label in known if place >= 0}
+        self._states[places[places >= 0]] = _WITHHELD
+        self._report.refused_by_peer.update(self._withheld.values())
+
+    def load(self) -> Load | None:
+        """The next portion to read, when there is room for it."""
+        self._skip()
+        room = self._limits.unsent_bytes - self._queued_bytes
+        if self._asked is not None or 2 * room < self._limits.unsent_bytes:
+            return None
+        if self._next == len(self.ids):
+            return None
+        count = min(max(1, room // self._message_bytes), self._limits.load_ids)
+        ahead = self._states[self._next : self._next + self._limits.load_ids]
+        self._asked = (np.flatnonzero(ahead == _WAITING) + self._next)[:count]
+        return Load(self.ids[self._asked], room)
+
+    def loaded(self, given: Loaded) -> list[Counted]:
+        """Take messages in; the caller has seen to it that they were asked for."""
+        assert self._asked is not None
+        places = self._asked[: len(given.messages)].tolist()
+        self._asked, self._next = None, places[-1] + 1
+        before, pruned = self._queued_bytes, 0
+        for place, message in zip(places, given.messages, strict=True):
+            if message is None:
+                self._states[place] |= _PRUNED
+                pruned += 1
+            elif self._states[place] == _WAITING:
+                self._states[place] = _QUEUED
+                self._queue.append((place, message))
+                self._queued_bytes += len(message)
+        self._message_bytes = 1 + (self._queued_bytes - before) // len(places)
+        self._report.pruned += pruned
+        return [Counted(Direction.SENT, Outcome.PRUNED, pruned)] if pruned else []
+
+    def takes(self, count: int) -> bool:
+        """True when ``count`` messages may answer the last `Load`."""
+        return self._asked is not None and 1 <= count <= len(self._asked)
+
+    def take(self, frame_bytes: int, *, alone: bool) -> list[bytes]:
+        """Messages for a frame, which has room for ``frame_bytes``.
+
+        ``alone``: nothing else is in the frame yet, and a message of any size may be.
+        """
+        messages: list[bytes] = []
+        left = min(frame_bytes, self._limits.frame_bytes)
+        while self._queue and len(messages) < self._limits.frame_messages:
+            place, message = self._queue[0]
+            if self._states[place] == _QUEUED:
+                fits = len(message) + 5 <= (left if messages else frame_bytes)
+                if not fits and (messages or not alone):
+                    break
+                self._states[place] = _SENT
+                left -= len(message) + 5
+                messages.append(message)
+            self._queue.popleft()
+            self._queued_bytes -= len(message)
+        self._report.sent += len(messages)
+        return messages
+
+    def concerned(
+        self, stored: Sequence[bytes], refused: Sequence[tuple[bytes, str]]
+    ) -> tuple[list[bytes], list[tuple[bytes, str]]]:
+        """The answers that are about IDs to send; others are about what only the peer has found.
+
+        Raises:
+            PeerFault: an answer is about nothing.
+        """
+        known = (self.lookup.find(_answered_hashes(stored, refused)) >= 0).tolist()
+        ours, theirs = known[: len(stored)], known[len(stored) :]
+        return list(compress(stored, ours)), list(compress(refused, theirs))
+
+    def find(
+        self, stored: Sequence[bytes], refused: Sequence[tuple[bytes, str]]
+    ) -> NDArray[np.int64]:
+        """The places that the peer answers: first the stored ones, then the refused.
+
+        Raises:
+            PeerFault: an answer is not about this session, or is the second one.
+        """
+        if len(stored) + len(refused) > self._unanswered:
+            raise PeerFault(Fault.PROTOCOL, "the peer answers more IDs than are open")
+        hashes = _answered_hashes(stored, refused)
+        places = self.lookup.find(hashes)
+        if (places < 0).any():
+            digest = hashes[int(np.argmax(places < 0))].tobytes().hex()
+            raise PeerFault(Fault.PROTOCOL, f"the peer answers {digest}, which it was not sent")
+        if len(np.unique(places)) < len(places) or (self._states[places] & _ANSWERED).any():
+            raise PeerFault(Fault.PROTOCOL, "the peer answers an ID for the second time")
+        return places
+
+    def answered(
+        self, now_ns: int, places: NDArray[np.int64], stored: int, reasons: Sequence[str]
+    ) -> list[Counted]:
+        """Take in the answers that `find` has placed: ``stored`` of them, then the refusals."""
+        self._states[places] |= _ANSWERED
+        self._unanswered -= len(places)
+        self._report.stored_by_peer += stored
+        self._forgive(places[:stored].tolist())
+        refused: list[int] = []
+        labels: list[str] = []
+        missed = 0
+        for place, reason in zip(places[stored:].tolist(), reasons, strict=True):
+            label = self._label(reason)
+            if label is None:
+                self._forgive([place])
+                missed += bool(self._states[place] != _PRUNED | _ANSWERED)
+            elif place not in self._withheld:
+                refused.append(place)
+                labels.append(label)
+        self._report.refused_by_peer.update(labels)
+        self._report.missed_by_peer += missed
+        self._refusals.add(now_ns, self.ids[np.array(refused, np.int64)], labels)
+        counts = {
+            Outcome.STORED: stored,
+            Outcome.REFUSED: len(labels),
+            Outcome.UNDELIVERED: missed,
+        }
+        return [Counted(Direction.SENT, which, count) for which, count in counts.items() if count]
+
+    def _forgive(self, places: Sequence[int]) -> None:
+        """The peer does not refuse these any more, or has forgotten that it did."""
+        forgiven = [place for place in places if place in self._withheld]
+        for place in forgiven:
+            self._report.refused_by_peer[self._withheld.pop(place)] -= 1
+        self._refusals.forget([self.ids.at(place)[1] for place in forgiven])
+
+    def _label(self, reason: str) -> str | None:
+        """The label of a refusal by policy; None where the message merely did not get there."""
+        label = reason.partition(":")[0]
+        if label in (NOT_RECEIVED, UNSOLICITED, REPEATED):
+            return None
+        if len(self._reasons) < MAX_REASONS_SHOWN:
+            self._reasons.setdefault(shorten(reason))
+        return label if label in POLICY_LABELS else OTHER
+
+    def _skip(self) -> None:
+        """Go on to the next ID that waits to be loaded."""
+        while self._asked is None and self._next < len(self.ids):
+            waiting = self._states[self._next : self._next + self._limits.load_ids] == _WAITING
+            if waiting.any():
+                self._next += int(np.argmax(waiting))
+                return
+            self._next += len(waiting)
+
+
+def _answered_hashes(
+    stored: Sequence[bytes], refused: Sequence[tuple[bytes, str]]
+) -> NDArray[np.uint8]:
+    try:
+        return hash_column([*stored, *(digest for digest, _ in refused)])
+    except ValueError as error:
+        raise PeerFault(Fault.PROTOCOL, f"in an answer, {error}") from None
+
+
+def shorten(reason: str) -> str:
+    """A reason within its limit, in bytes."""
+    return reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore")

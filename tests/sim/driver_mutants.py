@@ -1,0 +1,286 @@
+"""Shipped drivers with one fault each, such as somebody might make: the simulator must find them.
+
+Each plants its fault by replacing an attribute of a shipped module, and says which words a failing
+run has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
+
+import pytest
+
+from store.domain.ports import PeerFailed, Source, StoreBusy, StoreUnavailable, SyncDone
+from store.messages.cursor import ScanCursor
+from store.sync.errors import TooManyCalls
+from store.sync.resume import driver as resume
+from store.sync.resume.core import Advance, Fetch, FetchEnded, PageStored
+from store.sync.schedule import driver as schedule
+from store.sync.schedule.core import Begin as ScheduleBegin
+from store.sync.schedule.core import Tick as ScheduleTick
+from store.sync.session import exchange, initiator, reconciling, responder
+from store.sync.session.registry import Refusal, Session, State
+from store.sync.transfer import driver as transfer
+from store.sync.transfer.events import Begin, Ended, Input, Persist, Persisted, Report
+from tests.sim.planting import Mutant, replace_with
+
+_T = TypeVar("_T")
+
+# Transfer
+
+
+async def _persist_without_storing(_: transfer._Driver, effect: Persist) -> Persisted:
+    return Persisted(effect.token, [True] * len(effect.batch))
+
+
+async def _persist_after_the_answer(self: transfer._Driver, effect: Persist) -> Persisted:
+    store = self._work.writer.store(effect.batch, Source.TRANSFER)
+    self._spawn(lambda: _ignored(store))
+    return Persisted(effect.token, [True] * len(effect.batch))
+
+
+async def _ignored(work: Awaitable[object]) -> None:
+    try:
+        await work
+    except (StoreBusy, StoreUnavailable):
+        return
+
+
+def _take_and_read_no_more(self: transfer._Driver, given: Input) -> Report | None:
+    for effect in self._machine.step(self._work.environment.steady_ns(), given):
+        if isinstance(effect, Ended):
+            return effect.report
+        self._do(effect)
+    if isinstance(given, Begin):
+        self._readable.set()
+    else:
+        self._readable.clear()
+    return None
+
+
+def _take_and_always_read(self: transfer._Driver, given: Input) -> Report | None:
+    for effect in self._machine.step(self._work.environment.steady_ns(), given):
+        if isinstance(effect, Ended):
+            return effect.report
+        self._do(effect)
+    self._readable.set()
+    return None
+
+
+async def _read_and_report_no_error(self: transfer._Driver) -> None:
+    try:
+        while await self._read_frame():
+            continue
+    except PeerFailed:
+        await asyncio.Event().wait()
+
+
+async def _stop_nothing(self: transfer._Driver) -> None:
+    self._reader = None
+
+
+async def _run_past_the_end(self: transfer._Driver) -> Report:
+    report = await _RUN(self)
+    await asyncio.sleep(3600)
+    return report
+
+
+_RUN = transfer._Driver.run
+
+
+# Sessions
+
+
+@contextmanager
+def _drive_and_never_free(self: exchange.Exchange, session: Session) -> Iterator[None]:
+    self._tasks[session] = asyncio.current_task()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del self._tasks[session]
+
+
+@contextmanager
+def _drive_and_free_only_success(self: exchange.Exchange, session: Session) -> Iterator[None]:
+    self._tasks[session] = asyncio.current_task()  # type: ignore[assignment]
+    yield
+    del self._tasks[session]
+    if session.state is not State.WAITING:
+        self.sessions.end(session)
+
+
+def _keep_for_ever(self: exchange.Exchange, session: Session, account: exchange.Account) -> None:
+    timer = asyncio.get_running_loop().call_later(10**6, lambda: None)
+    self._waiting[session] = account, timer
+
+
+def _claim_and_leave_the_timer(
+    self: exchange.Exchange, node_id: str, session_id: str
+) -> tuple[Session, exchange.Account] | Refusal:
+    found = self.sessions.claim(self.work.steady_ns(), node_id, session_id)
+    if isinstance(found, Refusal):
+        return found
+    return found, self._waiting[found][0]
+
+
+def _forget_half(self: exchange.Exchange, session: Session, sentence: str) -> None:
+    del sentence
+    self.sessions.end(session)
+
+
+async def _wait_without_end(work: Awaitable[_T], silence_s: float) -> _T:
+    del silence_s
+    return await work
+
+
+def _plant_patience(patch: pytest.MonkeyPatch) -> None:
+    for module in (reconciling, responder):
+        patch.setattr(module, "in_time", _wait_without_end)
+
+
+@asynccontextmanager
+async def _slot_that_is_kept(self: responder.Responder, node_id: str) -> AsyncIterator[None]:
+    self._openers[node_id] += 1
+    if self._openers[node_id] > 2:
+        raise TooManyCalls("limit reached")
+    yield
+
+
+async def _transfer_and_call_it_done(
+    self: initiator.Initiator, session: Session, session_id: str
+) -> None:
+    del self, session, session_id
+
+
+# Schedule and resume
+
+
+def _wake_never(self: schedule.Synchronizer, time_ns: int | None) -> None:
+    del self, time_ns
+
+
+def _wake_at_once(self: schedule.Synchronizer, time_ns: int | None) -> None:
+    if time_ns is not None:
+        asyncio.get_running_loop().call_later(0, self._step, ScheduleTick())
+
+
+def _answer_nobody(self: schedule.Synchronizer, number: int, done: object) -> None:
+    del self, number, done
+
+
+async def _session_that_is_never_over(self: schedule.Synchronizer, begin: ScheduleBegin) -> None:
+    window = self._schedule.window(self._environment.now_ns(), begin)
+    outcome = await self._caller.synchronize(begin.peer, window)
+    if begin.asked is not None:
+        self._answer(begin.asked.number, SyncDone(begin.peer, window, outcome))
+
+
+async def _count_before_storing(
+    self: resume.Resumer, peer: object, messages: list[bytes], cursor: bytes
+) -> None:
+    reached = ScanCursor.decode(cursor)
+    page = PageStored(cursor, reached.timestamp, len(messages), len(messages))
+    for effect in self._machine.step(self._environment.steady_ns(), page):
+        if isinstance(effect, Advance):
+            await self._note(effect.last_online_ns)
+    del peer
+
+
+async def _fetch_and_hide_the_error(self: resume.Resumer, fetch: Fetch) -> FetchEnded:
+    await _FETCH(self, fetch)
+    return FetchEnded()
+
+
+_FETCH = resume.Resumer._fetch
+
+
+class _Sleepless:
+    """`asyncio` whose pauses take no time."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(_: float) -> None:
+        await asyncio.sleep(0)
+
+
+DRIVERS = {
+    "says stored without storing": Mutant(
+        replace_with(transfer._Driver, "_persist", _persist_without_storing),
+        "acknowledged .* does not hold",
+    ),
+    "answers before it stores": Mutant(
+        replace_with(transfer._Driver, "_persist", _persist_after_the_answer),
+        "acknowledged .* does not hold",
+    ),
+    "never reads again": Mutant(
+        replace_with(transfer._Driver, "_take", _take_and_read_no_more),
+        "do not become equal|circles",
+    ),
+    "reads although it must not": Mutant(
+        replace_with(transfer._Driver, "_take", _take_and_always_read), "too much waits"
+    ),
+    "never reports a broken stream": Mutant(
+        replace_with(transfer._Driver, "_read", _read_and_report_no_error),
+        "after its stream has failed",
+    ),
+    "leaves the tasks of a transfer": Mutant(
+        replace_with(transfer._Driver, "stop", _stop_nothing),
+        "tasks are left|stream has failed|step",
+    ),
+    "goes on after the end": Mutant(
+        replace_with(transfer._Driver, "run", _run_past_the_end),
+        "do not become equal|stream has failed|circles",
+    ),
+    "never frees a session": Mutant(
+        replace_with(exchange.Exchange, "driving", _drive_and_never_free),
+        "are left|do not become equal|refused",
+    ),
+    "frees a session on success only": Mutant(
+        replace_with(exchange.Exchange, "driving", _drive_and_free_only_success),
+        "are left|do not become equal",
+    ),
+    "lets a session wait for ever": Mutant(
+        replace_with(exchange.Exchange, "keep", _keep_for_ever), "waits too long"
+    ),
+    "leaves the timer of a claimed session": Mutant(
+        replace_with(exchange.Exchange, "claim", _claim_and_leave_the_timer), "that are over"
+    ),
+    "forgets a session by half": Mutant(
+        replace_with(exchange.Exchange, "_forget", _forget_half), "that are over|are left"
+    ),
+    "waits for a silent peer for ever": Mutant(_plant_patience, "waited"),
+    "keeps the slots of callers": Mutant(
+        replace_with(responder.Responder, "_slot", _slot_that_is_kept), "do not become equal"
+    ),
+    "leaves the transfer out": Mutant(
+        replace_with(initiator.Initiator, "_transfer", _transfer_and_call_it_done),
+        "calls itself in sync|do not become equal|waits too long",
+    ),
+    "misses its wake-up": Mutant(
+        replace_with(schedule.Synchronizer, "_wake_at", _wake_never),
+        "do not become equal|nothing is left",
+    ),
+    "wakes up without a pause": Mutant(
+        replace_with(schedule.Synchronizer, "_wake_at", _wake_at_once),
+        "circles|too much is under way",
+    ),
+    "answers no operator": Mutant(
+        replace_with(schedule.Synchronizer, "_answer", _answer_nobody), "circles|nothing is left"
+    ),
+    "never ends a session for the schedule": Mutant(
+        replace_with(schedule.Synchronizer, "_session", _session_that_is_never_over),
+        "do not become equal|circles",
+    ),
+    "counts a page before it is stored": Mutant(
+        replace_with(resume.Resumer, "_take", _count_before_storing), "has passed over"
+    ),
+    "hides the error of a resume": Mutant(
+        replace_with(resume.Resumer, "_fetch", _fetch_and_hide_the_error), "has passed over"
+    ),
+    "resumes without a pause": Mutant(replace_with(resume, "asyncio", _Sleepless()), "circles"),
+}

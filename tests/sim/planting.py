@@ -1,0 +1,23 @@
+"""How a fault is planted in what ships, for the simulator to find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault, and which words a run that finds it says."""
+
+    plant: Plant
+    finding: str
+
+
+def replace_with(owner: object, name: str, value: object) -> Plant:
+    """Replace an attribute of a shipped class or module."""
+    return lambda patch: patch.setattr(owner, name, value)

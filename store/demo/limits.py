@@ -11,6 +11,15 @@ STOP_PATIENCE_S: Final = 20.0
 CALL_TIMEOUT_S: Final = 20.0
 """How long one answer of a node may take."""
 
+LINE_S: Final = 1.2
+"""Pause between two lines of the conversation that is shown."""
+
+SLOW_ANSWER_S: Final = 2.5
+"""How much longer a node's answer takes on its reader's link: long enough to see the gap."""
+
+READ_S: Final = 4.0
+"""How long it stays on the screen once it is whole."""
+
 TALK_S: Final = 10.0
 PARTITION_S: Final = 14.0
 OUTAGE_S: Final = 8.0

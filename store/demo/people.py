@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from store.demo.limits import FILTER_ERROR_RATE, FILTER_IDS, LOSS, SAY_EVERY_S
 from store.demo.tap import Passage, Tap, Way
 from store.demo.tasks import Tasks
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.events import Events, Message
+from storenode.sds.aio.events import ChannelEvent, Events, Message
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.status import Status
 from storenode.sds.bloom import FilterShape
@@ -66,6 +66,10 @@ CAST: Final = (
 )
 
 
+def ignore(event: ChannelEvent) -> None:
+    """Default: ignore."""
+
+
 class Person:
     """A participant, with the link that it has, from one `join` to the next `leave`."""
 
@@ -95,7 +99,10 @@ class Person:
         self.said: list[str] = []
         """IDs of what it has said."""
         rng = Random()
-        self.passage = Passage(who.name, lambda: self.loses and rng.random() < LOSS)
+        self.loses_next = False
+        """Whether its link loses the next message of another."""
+        self.on_event: Callable[[ChannelEvent], None] = ignore
+        self.passage = Passage(who.name, lambda: self._loses_now(rng))
         self._places = [Tap(place, self.passage, ledger) for place in places]
         self._config = ChannelConfig(
             who.channel_id,
@@ -135,16 +142,21 @@ class Person:
             if stack is not None:
                 await stack.aclose()
 
-    async def say(self) -> None:
-        """Say the next line; nothing happens when away, or when too much is unacknowledged."""
+    async def say(self, text: str = "") -> str:
+        """Say a line, by default the next of many; returns its ID.
+
+        Nothing happens, and the ID is empty, when away or when too much is unacknowledged.
+        """
         async with self._turn:
             if self._channel is None:
-                return
-            content = f"{self.who.name} says {len(self.said) + 1}".encode()
+                return ""
+            content = (text or f"{self.who.name} says {len(self.said) + 1}").encode()
             with suppress(ChannelFullError):
                 message_id = await self._channel.send(content)
                 self.said.append(message_id)
                 self._ledger.say(self.who.channel_id, message_id, content)
+                return message_id
+            return ""
 
     def has_met(self, message_ids: Iterable[str]) -> bool:
         """Whether all of some messages came to it."""
@@ -170,6 +182,12 @@ class Person:
         came = self.passage.came
         return {each: came[each] for each in (self.passage.lost | self.missed) if each in came}
 
+    def _loses_now(self, rng: Random) -> bool:
+        if self.loses_next:
+            self.loses_next = False
+            return True
+        return self.loses and rng.random() < LOSS
+
     async def _count(self, channel: Channel) -> None:
         self.length = 0
         async for _ in channel.messages():
@@ -177,6 +195,7 @@ class Person:
 
     async def _note(self, events: Events) -> None:
         async for event in events:
+            self.on_event(event)
             if isinstance(event, Missing):
                 self.missed.update(each.message_id for each in event.messages)
 

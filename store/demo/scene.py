@@ -14,6 +14,7 @@ from store.demo.limits import MAX_STORY_LINES
 if TYPE_CHECKING:
     from store.demo.auditor import Auditor
     from store.demo.cluster import Cluster
+    from store.demo.conversation import Conversation
     from store.demo.network import Network
     from store.demo.people import People
     from store.demo.tasks import Tasks
@@ -57,6 +58,7 @@ class Scene:
     watch: Watch | None = None
     people: People | None = None
     lines: deque[Line] = field(default_factory=lambda: deque(maxlen=MAX_STORY_LINES))
+    conversation: Conversation | None = None
     sessions: int = 0
     last_session: Session | None = None
     incidents: list[Incident] = field(default_factory=list)

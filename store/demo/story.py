@@ -6,21 +6,35 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from store.demo.auditor import Auditor
 from store.demo.cluster import NODES, Cluster
+from store.demo.conversation import LOST, READER, SCRIPT, Conversation
 from store.demo.device import Device
 from store.demo.limits import (
     BURST_CUT_OFF,
     BURST_OUTAGE,
+    LINE_S,
     OUTAGE_S,
     PARTITION_S,
+    READ_S,
     ROAM_AFTER,
+    SLOW_ANSWER_S,
     TALK_S,
 )
-from store.demo.people import CAST, LEAVER, LISTENER, NEIGHBOUR, ROAMER, People, Person
+from store.demo.people import (
+    CAST,
+    LEAVER,
+    LISTENER,
+    NEIGHBOUR,
+    ROAMER,
+    People,
+    Person,
+    ignore,
+)
 from store.demo.recovery import Recovery
 from store.demo.scene import Scene
 from store.demo.tap import Way
@@ -66,6 +80,7 @@ class Story:
             NodeError: the device was refused.
         """
         await self._begin()
+        await self._converse()
         await self._talk()
         await self._cut_off()
         await self._heal()
@@ -109,9 +124,34 @@ class Story:
             )
         return people
 
+    async def _converse(self) -> None:
+        """Let a reader watch one gap, from the lost line until it is back."""
+        scene, people = self._scene, self._people
+        scene.tell(f"One conversation: {READER}'s link loses a line", chapter=True)
+        await people.join()
+        reader = people[READER]
+        await self._until(lambda: all(each.look().node for each in people))
+        conversation = scene.conversation = Conversation(reader.passage.came, scene.tell)
+        reader.on_event = conversation.note
+        reader.passage.answer_delay_s = SLOW_ANSWER_S / self._plan.pace
+        for number, (name, text) in enumerate(SCRIPT):
+            reader.loses_next = number == LOST
+            said = [await people[name].say(text)]
+            heard_by = [
+                each
+                for each in people.members(reader.who.channel_id)
+                if each.who.name not in (name, READER)
+            ]
+            await self._until(partial(_all_met, heard_by, said))
+            await self._for(LINE_S)
+        await self._until(lambda: reader.length == len(SCRIPT))
+        await self._for(READ_S)
+        reader.passage.answer_delay_s = 0.0
+        reader.on_event = ignore
+        conversation.over = True
+
     async def _talk(self) -> None:
         self._scene.tell("Twelve participants talk; bad links lose a fifth", chapter=True)
-        await self._people.join()
         self._people.bad_links(lose=True)
         self._people.talk()
         self._readings = self._scene.tasks.start(self._device.run())
@@ -239,3 +279,7 @@ class Story:
     @property
     def _left_s(self) -> float:
         return max(self._plan.limit_s - self._scene.elapsed_s, 0.0)
+
+
+def _all_met(people: Sequence[Person], message_ids: Sequence[str]) -> bool:
+    return all(person.has_met(message_ids) for person in people)

@@ -12,12 +12,35 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from store.demo.cluster import NODES
+from store.demo.conversation import READER, Conversation, Row
 from store.demo.people import People, Person
 from store.demo.scene import Scene
 from store.demo.tap import Way
 from store.demo.verdict import Verdict
 from store.demo.watch import SOURCES
 
+LEGEND: Final = (
+    ("parent", "each message names the ones that its sender saw last"),
+    ("missing", "named as a parent, and not here; what names it waits"),
+    ("store node", "n1 to n3: keeps every message, and serves it to those who lack it"),
+    ("gossip", "store nodes tell each other of new messages at once"),
+    ("sync", "two store nodes compare what they hold, and send the differences"),
+    ("resume", "a store node that was down reads what it missed from another"),
+    ("SDS-R", "SDS-Repair: a participant sends again what no store node has"),
+)
+"""Words of the screen and of the summary, at most 76 columns with their meaning."""
+
+COLUMNS: Final = (
+    ("holds, lacks", "messages in a store node; acknowledged by one and not here yet"),
+    ("client, gossip, sync, resume", "by which way a store node came by its messages"),
+    *LEGEND[3:],
+    ("log", "messages in a participant's log, in causal order"),
+    ("lost, back", "what a bad link (*) has lost, and how much of it is back"),
+    ("missing", "named as a parent by a message that is here"),
+    ("gave up", "what a participant stopped asking for"),
+)
+
+_WORD_S: Final = 4.0
 _WAYS: Final = tuple(Way)
 _GOOD, _BAD, _BUSY, _FAINT = "green", "bold red", "yellow", "dim"
 
@@ -77,6 +100,44 @@ def _person(scene: Scene, person: Person) -> list[Text]:
         _number(sum(way is Way.SDS_REPAIR for way in recovered.values())),
         _number(status.lost, _BAD),
     ]
+
+
+def conversation_now(conversation: Conversation) -> Group:
+    """The conversation as its reader has it: a gap stays visible after it has healed."""
+    head = Text(f"What {READER} has of the conversation in atlas", "bold")
+    return Group(head, *(_said(conversation, row) for row in conversation.rows))
+
+
+def _said(conversation: Conversation, row: Row) -> Text:
+    made = Text("  ", no_wrap=True, overflow="ellipsis")
+    if row.missing_s is None:
+        made.append(f"{row.who:<6}")
+        return made.append(
+            row.text or "(waits for its parent, the missing line)", "" if row.text else _FAINT
+        )
+    if row.back_s is None:
+        since_s = conversation.now_s() - row.missing_s
+        made.append("?     ", _BAD)
+        return made.append(f"missing for {since_s:.1f} s: named as a parent, and not here", _BAD)
+    made.append(f"{row.who:<6}{row.text}", _GOOD)
+    taken_s = row.back_s - row.missing_s
+    return made.append(f"  back after {taken_s:.1f} s", _FAINT)
+
+
+def legend() -> Group:
+    """What the words on the screen mean."""
+    table = _table("word", "meaning")
+    for word, meaning in LEGEND:
+        table.add_row(Text(word, "bold"), Text(meaning))
+    return Group(table)
+
+
+def legend_line(elapsed_s: float) -> Text:
+    """One word of the screen and its meaning; another one every few seconds."""
+    word, meaning = COLUMNS[int(elapsed_s / _WORD_S) % len(COLUMNS)]
+    made = Text(no_wrap=True, overflow="ellipsis")
+    made.append(word, "bold")
+    return made.append(f": {meaning}", _FAINT)
 
 
 def story_now(scene: Scene, count: int) -> Group:

@@ -6,6 +6,7 @@ what was lost on the link, and by which call each message came at last.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,8 @@ class Passage:
 
     name: str
     loses: Callable[[], bool]
+    answer_delay_s: float = 0.0
+    """How much longer than it must take every answer of a node to a question takes."""
     lost: set[str] = field(default_factory=set)
     came: dict[str, Way] = field(default_factory=dict)
 
@@ -117,6 +120,7 @@ class TapLink(PassingLink):
     ) -> AsyncGenerator[Sequence[Fetched], None]:
         async with aclosing(pages):
             async for page in pages:
+                await asyncio.sleep(self.passage.answer_delay_s)
                 self._came(page, way)
                 yield page
 

@@ -14,15 +14,27 @@ from rich.table import Table
 from rich.text import Text
 
 from store.demo.cluster import NODES
+from store.demo.conversation import SCRIPT
 from store.demo.limits import DRAW_EVERY_S, PLAIN_EVERY_S
 from store.demo.people import CAST
 from store.demo.scene import Line, Scene
-from store.demo.tables import line_text, nodes_now, people_now, sessions_now, story_now
+from store.demo.tables import (
+    LEGEND,
+    conversation_now,
+    legend,
+    legend_line,
+    line_text,
+    nodes_now,
+    people_now,
+    sessions_now,
+    story_now,
+)
 
 MIN_COLUMNS: Final = 80
 MIN_ROWS: Final = 24
 _WIDE_COLUMNS: Final = 132
 _TABLES_COLUMNS: Final = 74
+_CONVERSATION_ROWS: Final = 1 + (1 + len(NODES)) + 1 + (1 + len(SCRIPT)) + 1 + (1 + len(LEGEND)) + 1
 _TAKEN_ROWS: Final = 1 + (1 + len(NODES)) + 2 + (1 + len(CAST)) + 1
 
 
@@ -89,19 +101,27 @@ class Screen:
         self._console.print(*parts, sep="\n")
 
     def _draw(self, scene: Scene) -> None:
-        self._live.update(self._picture(scene), refresh=True)
+        screen = picture(scene, self._console.width, self._console.height)
+        self._live.update(screen, refresh=True)
 
-    def _picture(self, scene: Scene) -> RenderableType:
-        width, rows = self._console.width, self._console.height
-        tables = Group(nodes_now(scene), sessions_now(scene), Text(), people_now(scene))
-        if width < _WIDE_COLUMNS:
-            story = story_now(scene, rows - _TAKEN_ROWS)
-            return Group(_title(scene, width), tables, Text(), story)
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(width=_TABLES_COLUMNS)
-        grid.add_column(width=width - _TABLES_COLUMNS - 2, no_wrap=True, overflow="ellipsis")
-        grid.add_row(tables, story_now(scene, rows - 2))
-        return Group(_title(scene, width), grid)
+
+def picture(scene: Scene, width: int, rows: int) -> RenderableType:
+    """The screen, on a terminal of so many columns and rows."""
+    talk = scene.conversation
+    if talk is not None and not talk.over:
+        story = story_now(scene, rows - _CONVERSATION_ROWS)
+        parts = (nodes_now(scene), Text(), conversation_now(talk), Text(), legend(), Text())
+        return Group(_title(scene, width), *parts, story)
+    words = legend_line(scene.elapsed_s)
+    tables = Group(nodes_now(scene), sessions_now(scene), words, people_now(scene))
+    if width < _WIDE_COLUMNS:
+        story = story_now(scene, rows - _TAKEN_ROWS)
+        return Group(_title(scene, width), tables, Text(), story)
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=_TABLES_COLUMNS)
+    grid.add_column(width=width - _TABLES_COLUMNS - 2, no_wrap=True, overflow="ellipsis")
+    grid.add_row(tables, story_now(scene, rows - 2))
+    return Group(_title(scene, width), grid)
 
 
 class Plain:
@@ -113,6 +133,7 @@ class Plain:
     @contextmanager
     def showing(self, scene: Scene) -> Iterator[None]:
         """See `View`."""
+        self._console.print(legend())
         scene.listeners.append(self._told)
         yield
         scene.listeners.remove(self._told)

@@ -60,6 +60,13 @@ def test_everything_is_everywhere_in_the_end(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert "\x1b" not in done.stdout
 
+    missed, back = (
+        done.stdout.index(words) for words in ("bela misses a line", "bela has it after")
+    )
+    assert done.stdout.index("One conversation") < missed < back
+    assert re.search(r"bela has it after \d+\.\d s, from a store node, by (hint|ID)", done.stdout)
+    assert done.stdout.startswith("word        meaning")
+
     incidents = table(done.stdout, "What the nodes lacked")
     assert [row[0] for row in incidents] == ["n3", "n1", "n2", "n2"]
     assert {row[-1] for row in incidents} == {"yes"}

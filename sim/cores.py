@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reconcile.index import Index
-from reconcile.layered import LayeredView
 from reconcile.session import Session
-from reconcile.summary import SummaryView
+from reconcile.summaries.layered import LayeredView
+from reconcile.summaries.summary import SummaryView
 from store.domain.door import Door
 from store.domain.policy_memory import PolicyMemory
 from store.domain.resume import Resume

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from reconcile.algorithm.questions import asked_about
 from reconcile.codec import decode
 from reconcile.errors import SessionLimitExceeded
 from reconcile.ids import LOWEST
-from reconcile.questions import asked_about
 from reconcile.session import Received, Result, Role, Session, SessionConfig
 from sim.calling import CLUSTER, RECONCILE, SHARDS, TRANSFER
 from sim.calls import End, Ended, Status

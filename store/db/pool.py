@@ -20,7 +20,7 @@ from psycopg import errors as pg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from store.db.arrays import register
-from store.db.migrate import application_name
+from store.db.schema.migrate import application_name
 from store.domain.ports import StoreUnavailable
 
 Connection = AsyncConnection[tuple[object, ...]]

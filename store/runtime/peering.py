@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from store.config.node import NodeConfig
-from store.db.transfer_reads import TransferReader
+from store.db.reading.transfer_reads import TransferReader
 from store.domain.ports import PeerAddress
 from store.domain.resume import SHORTEST_GAP_NS, ResumeConfig
 from store.domain.schedule import ScheduleConfig

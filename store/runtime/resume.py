@@ -16,7 +16,7 @@ from typing import Final
 import psycopg
 from psycopg_pool import PoolTimeout
 
-from store.db.online import note_online, read_last_online
+from store.db.maintenance.online import note_online, read_last_online
 from store.db.pool import Database
 from store.domain.door import Door, tally
 from store.domain.ports import (

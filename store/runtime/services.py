@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from store.config.node import NodeConfig
-from store.db.backlog import CommitRow
-from store.db.feed import DatabaseFeed
-from store.db.handover import Handover
-from store.db.hot_index import HotIndex, index_window_ns
-from store.db.maintainer import Maintainer
-from store.db.partitions import PartitionMap
+from store.db.commits.backlog import CommitRow
+from store.db.commits.feed import DatabaseFeed
+from store.db.commits.handover import Handover
+from store.db.maintenance.maintainer import Maintainer
 from store.db.pool import Database, PoolSettings, complete_url
-from store.db.reader import DatabaseReader
-from store.db.sds import DatabaseSdsReader
-from store.db.tracking import Tracking
-from store.db.unread import UnreadEvents
-from store.db.views import DatabaseReconcilable
-from store.db.writer import DatabaseWriter
+from store.db.reading.reader import DatabaseReader
+from store.db.reconciliation.hot_index import HotIndex, index_window_ns
+from store.db.reconciliation.views import DatabaseReconcilable
+from store.db.schema.partitions import PartitionMap
+from store.db.sds.reader import DatabaseSdsReader
+from store.db.writing.tracking import Tracking
+from store.db.writing.unread import UnreadEvents
+from store.db.writing.writer import DatabaseWriter
 from store.domain.hub import Place
 from store.domain.ports import Services
 from store.domain.retention import RetentionPolicy

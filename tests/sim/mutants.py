@@ -8,10 +8,10 @@ from typing import Any
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from reconcile.layered import LayeredView
 from reconcile.session import Ended, Session
 from reconcile.session import Input as SessionInput
-from reconcile.summary import SummaryView
+from reconcile.summaries.layered import LayeredView
+from reconcile.summaries.summary import SummaryView
 from sim.cores import Cores
 from store.domain.chance import Chance
 from store.domain.door import Door

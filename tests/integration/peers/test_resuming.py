@@ -7,7 +7,7 @@ import time
 
 import psycopg
 
-from store.db.online import note_online
+from store.db.maintenance.online import note_online
 from store.db.pool import Database
 from store.domain.resume import ResumeConfig
 from store.runtime.resume import Resumer

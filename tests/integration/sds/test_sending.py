@@ -8,11 +8,12 @@ from contextlib import aclosing
 
 import pytest
 
-from store.db import held, sds
-from store.db.retention import prune
-from store.db.sds import DatabaseSdsReader
-from store.db.sds_frames import MAX_EARLY_BYTES
-from store.db.sds_pages import Pages
+from store.db.maintenance.retention import prune
+from store.db.reading import held
+from store.db.sds import reader as sds
+from store.db.sds.frames import MAX_EARLY_BYTES
+from store.db.sds.pages import Pages
+from store.db.sds.reader import DatabaseSdsReader
 from store.domain.ports import HistoryEntry, SdsPage, StoreBusy, TopicFilter
 from store.domain.retention import RetentionPolicy
 from store.messages.frames import sds_stored_message

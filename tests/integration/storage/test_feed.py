@@ -10,10 +10,10 @@ from itertools import accumulate
 
 import pytest
 
-from store.db import backlog
-from store.db import feed as feed_module
+from store.db.commits import backlog
+from store.db.commits import feed as feed_module
 from store.db.pool import Connection
-from store.db.select import Topics
+from store.db.reading.select import Topics
 from store.domain.hub import MAX_QUEUED_BYTES, MAX_QUEUED_COMMITS, Place, Row, Subscriber
 from store.domain.ports import Ephemeral, TopicFilter, TopicRights
 from storenode.message.limits import MAX_RESPONSE_BYTES

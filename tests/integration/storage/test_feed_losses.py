@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from store.db import backlog
-from store.db import feed as feed_module
-from store.db.feed import DatabaseFeed
+from store.db.commits import backlog
+from store.db.commits import feed as feed_module
+from store.db.commits.feed import DatabaseFeed
 from store.db.pool import Connection
-from store.db.select import Topics
+from store.db.reading.select import Topics
 from store.domain.hub import Row
 from store.domain.ports import CursorOutOfRange, FollowRequest, TopicFilter
 from store.messages.cursor import FollowCursor

@@ -14,11 +14,11 @@ import pytest
 from psycopg import sql
 from psycopg_pool import AsyncConnectionPool
 
-from store.db import backlog
-from store.db import hashes as hashes_module
+from store.db.commits import backlog
 from store.db.pool import Connection, Database
-from store.db.reader import DatabaseReader
-from store.db.select import EVERY_TOPIC, FRAME, resolve
+from store.db.reading import hashes as hashes_module
+from store.db.reading.reader import DatabaseReader
+from store.db.reading.select import EVERY_TOPIC, FRAME, resolve
 from store.domain.partitioning import MAX_COARSE
 from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
 from tests.integration.storage.node import Node

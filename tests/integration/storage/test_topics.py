@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from store.db import backlog
-from store.db.insert import insert_topics
-from store.db.select import resolve
+from store.db.commits import backlog
+from store.db.reading.select import resolve
+from store.db.writing.insert import insert_topics
 from store.domain.ports import TopicFilter, TopicRights
 from storenode.message.topics import topic_key
 from tests.integration.storage.following import commit_order, following, from_beginning

@@ -12,15 +12,15 @@ import numpy as np
 
 from reconcile.ids import SyncId
 from reconcile.view import Read, Spans
-from store.db.feed import DatabaseFeed
-from store.db.handover import Handover
-from store.db.hot_index import MAX_INDEX_ENTRIES, HotIndex
-from store.db.partitions import PartitionMap
+from store.db.commits.feed import DatabaseFeed
+from store.db.commits.handover import Handover
 from store.db.pool import Database
-from store.db.reader import DatabaseReader
-from store.db.summary_read import MAX_VIEW_S
-from store.db.views import DatabaseReconcilable, StoredView
-from store.db.writer import DatabaseWriter
+from store.db.reading.reader import DatabaseReader
+from store.db.reconciliation.hot_index import MAX_INDEX_ENTRIES, HotIndex
+from store.db.reconciliation.summary_read import MAX_VIEW_S
+from store.db.reconciliation.views import DatabaseReconcilable, StoredView
+from store.db.schema.partitions import PartitionMap
+from store.db.writing.writer import DatabaseWriter
 from storenode.message.limits import NS_PER_S
 from tests.integration.storage.node import RETENTION, SETTINGS, Node
 from tests.integration.storage.world import NOW

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconcile.bounds import delta, follows
 from reconcile.codec import expressible, reach
+from reconcile.codec.bounds import delta, follows
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from tests.unit.reconcile.naive_codec import Reader, Refused, encoded_bound
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconcile.bulk import BulkParser
 from reconcile.codec import LimitExceeded, MalformedPayload
-from reconcile.draft import Draft
+from reconcile.codec.bulk import BulkParser
+from reconcile.codec.draft import Draft
+from reconcile.codec.parse import parse_in_bulk, parse_ranges, parse_singly
+from reconcile.codec.ranges import Ranges
+from reconcile.codec.varints import Source
 from reconcile.limits import DEFAULT_CODEC_LIMITS, CodecLimits
-from reconcile.parse import parse_in_bulk, parse_ranges, parse_singly
-from reconcile.ranges import Ranges
-from reconcile.varints import Source
 from tests.unit.reconcile.naive_codec import (
     Record,
     Refused,

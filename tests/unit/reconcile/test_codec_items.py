@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconcile.itemwalk import find_item_sets, walk_singly
-from reconcile.largeset import read_items
+from reconcile.codec.itemwalk import find_item_sets, walk_singly
+from reconcile.codec.largeset import read_items
+from reconcile.codec.parse import parse_in_bulk, parse_singly
+from reconcile.codec.ranges import Ranges
+from reconcile.codec.varints import Source
 from reconcile.limits import DEFAULT_CODEC_LIMITS
-from reconcile.parse import parse_in_bulk, parse_singly
-from reconcile.ranges import Ranges
-from reconcile.varints import Source
 from tests.unit.reconcile.naive_codec import leb128
 
 

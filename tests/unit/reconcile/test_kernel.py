@@ -19,16 +19,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reconcile import kernel
-from reconcile.answer import FingerprintPieces, SetPieces, piece_keys
+from reconcile.algorithm.answer import FingerprintPieces, SetPieces, piece_keys
+from reconcile.algorithm.compose import compose
+from reconcile.algorithm.narrow import differences, narrow_sets
 from reconcile.codec import Payload, encode
+from reconcile.codec.parse import parse_ranges
+from reconcile.codec.ranges import Ranges
 from reconcile.compare import match
-from reconcile.compose import compose
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from reconcile.limits import CodecLimits, SessionLimits
-from reconcile.narrow import differences, narrow_sets
-from reconcile.parse import parse_ranges
-from reconcile.ranges import Ranges
 from reconcile.view import Answer, Items, Parts, Read, Spans
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import initiator, join, responder, some_ids, two_sets

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.codec import MalformedPayload
-from reconcile.sequential import read_varint
-from reconcile.varints import (
+from reconcile.codec.sequential import read_varint
+from reconcile.codec.varints import (
     Source,
     unfinished,
     varint_lengths,

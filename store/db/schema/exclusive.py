@@ -1,0 +1,36 @@
+"""Exclusive locks on tables that others use, without making them wait for long."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from psycopg import AsyncConnection, sql
+
+from store.db.schema.tables import SCHEMA
+
+_MIN_TIMEOUT_MS: Final = 1
+
+
+async def set_lock_timeout(connection: AsyncConnection[Any], timeout_ms: int) -> None:
+    """Let every lock of this transaction that takes longer fail (`LockNotAvailable`)."""
+    await connection.execute("select set_config('lock_timeout', %s, true)", (f"{timeout_ms}ms",))
+
+
+async def lock_exclusively(
+    connection: AsyncConnection[Any], tables: Sequence[str], timeout_ms: int
+) -> None:
+    """Lock tables of ours in ACCESS EXCLUSIVE mode, in this order, within one time limit.
+
+    While a lock is waited for, every later query of that table waits behind it, and while the
+    next one is waited for, those of the first: hence one limit for all. Partitions of a table are
+    locked only when they are named. Needs an open transaction.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: somebody else kept a lock for longer.
+    """
+    deadline = time.monotonic() + timeout_ms / 1000
+    for table in tables:
+        left_ms = round(1000 * (deadline - time.monotonic()))
+        await set_lock_timeout(connection, max(_MIN_TIMEOUT_MS, left_ms))
+        statement = sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE")
+        await connection.execute(statement.format(sql.Identifier(SCHEMA, table)), prepare=False)

@@ -179,7 +179,7 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float) ->
     views = (IndexView.of(sets.ours), IndexView.of(sets.theirs))
     reference = None if program is None else theirs(program, directory, sets)
     mine = ours(sets, views)
-    with kernel.arrays_only():
+    with kernel.python_only():
         arrays = ours(sets, views, ARRAY_RUNS) if HAS_KERNEL else mine
     assert (arrays.sent, arrays.messages) == (mine.sent, mine.messages), "arrays say something else"
     if program is not None and reference is not None:

@@ -43,9 +43,8 @@ from reconcile.algorithm.questions import asked_about, questions
 from reconcile.algorithm.turn import Reply, Rules, Turn
 from reconcile.codec import Payload, RangeKind, Ranges, decode, encode, reach
 from reconcile.errors import SessionLimitExceeded
-from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.ids import LOWEST, SyncId, SyncIds, ordered
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.order import ordered
 from reconcile.view import Answer, Read, Spans
 from storenode.message.limits import NS_PER_S
 

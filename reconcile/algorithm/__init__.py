@@ -2,5 +2,5 @@
 
 `turn` is the algorithm: it compares fingerprints, splits what differs and exchanges item sets.
 `plan` decides how finely to split, `questions` what a payload asks, `narrow` compares item sets;
-`answer`, `pieces` and `compose` put the answer together.
+`pieces` and `answer` put the answer together.
 """

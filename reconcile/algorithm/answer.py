@@ -1,4 +1,4 @@
-"""The ranges of an answer, put together from pieces in any order of making.
+"""An answer: its ranges, put together from pieces in any order of making, and its bytes.
 
 A piece is a range that says something: a fingerprint or an item set. What lies between two pieces
 is settled and becomes a Skip. A bound that the encoding cannot express after the one before it is
@@ -10,11 +10,13 @@ made over spans whose upper bound follows their lower one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.codec import RangeKind, Ranges, expressible
+from reconcile import kernel
+from reconcile.codec import Payload, RangeKind, Ranges, encode, expressible, payload_head
 from reconcile.ids import (
     HASH_DTYPE,
     HASH_WORDS,
@@ -129,6 +131,76 @@ def _merged(pieces: SetPieces) -> SetPieces:
         lower, upper = pieces.lower[starts], pieces.upper[lasts]
     counts = np.add.reduceat(pieces.counts, starts)
     return SetPieces(pieces.keys[starts], lower, upper, counts, pieces.items, pieces.reconciled)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What pieces come to.
+
+    Attributes:
+        ranges: how many.
+        items: in all sets.
+        payload: encoded; empty without ranges, None if there are more of either than allowed.
+    """
+
+    ranges: int
+    items: int
+    payload: bytes | None
+
+
+def compose(
+    cluster: int,
+    shards: tuple[int, ...],
+    fingerprints: list[FingerprintPieces],
+    sets: list[SetPieces],
+    allowed: tuple[int, int],
+) -> Written:
+    """Put pieces together and encode them.
+
+    Args:
+        cluster: sent with the payload.
+        shards: likewise.
+        fingerprints: pieces in several orders of making.
+        sets: likewise.
+        allowed: how many ranges and items a payload may have.
+    """
+    if kernel.compiled is not None:
+        written = _composed(
+            kernel.compiled, payload_head(cluster, shards), fingerprints, sets, allowed
+        )
+        if written is not None:
+            return written
+    ranges = assemble(fingerprints, sets)
+    count, items = len(ranges), len(ranges.items)
+    if count > allowed[0] or items > allowed[1]:
+        return Written(count, items, None)
+    return Written(count, items, encode(Payload(cluster, shards, ranges)))
+
+
+def _composed(
+    own: kernel.Kernel,
+    head: bytes,
+    fingerprints: list[FingerprintPieces],
+    sets: list[SetPieces],
+    allowed: tuple[int, int],
+) -> Written | None:
+    """The same by compiled code; None if a bound has a hash."""
+    prints = tuple((*_columns(some), some.fingerprints) for some in fingerprints)
+    groups = tuple(
+        (*_columns(some), some.counts, some.items.timestamps, some.items.hashes, some.reconciled)
+        for some in sets
+    )
+    found = own.compose(head, prints, groups, *allowed)
+    if found is None:
+        return None
+    ranges, items, payload = found
+    fits = ranges <= allowed[0] and items <= allowed[1]
+    return Written(ranges, items, payload if fits else None)
+
+
+def _columns(pieces: FingerprintPieces | SetPieces) -> tuple[NDArray[Any], ...]:
+    lower, upper = pieces.lower, pieces.upper
+    return pieces.keys, lower.timestamps, lower.hashes, upper.timestamps, upper.hashes
 
 
 def assemble(fingerprints: list[FingerprintPieces], sets: list[SetPieces]) -> Ranges:

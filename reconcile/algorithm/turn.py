@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.algorithm.answer import FingerprintPieces, SetPieces, piece_keys
+from reconcile.algorithm.answer import FingerprintPieces, SetPieces, compose, piece_keys
 from reconcile.algorithm.capped import bounded_by, capped
-from reconcile.algorithm.compose import compose
 from reconcile.algorithm.narrow import Differences, around, differences, narrow_sets
 from reconcile.algorithm.pieces import (
     GAUGE_PARTS,

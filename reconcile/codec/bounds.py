@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from reconcile.ids import SyncId, SyncIds, from_opaque, rows_filled
 from storenode.message.limits import HASH_BYTES
-from storenode.message.varint import varint
 
 
 def expressible(previous: SyncIds, bounds: SyncIds) -> NDArray[np.bool_]:
@@ -24,14 +23,6 @@ def expressible(previous: SyncIds, bounds: SyncIds) -> NDArray[np.bool_]:
     return result
 
 
-def follows(previous: SyncId, bound: SyncId) -> bool:
-    """Can ``bound`` be encoded directly after ``previous``."""
-    if bound <= previous:
-        return False
-    sent = 0 if bound[0] > previous[0] else first_difference(previous[1], bound[1]) + 1
-    return not any(bound[1][sent:])
-
-
 def prefix_lengths(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArray[np.int64]:
     """``(n,)``: how many bytes of each hash have to be sent, both ``(n, 32)`` at the same time.
 
@@ -42,21 +33,6 @@ def prefix_lengths(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArr
     rows = np.arange(len(after))
     greater = after[rows, first] > before[rows, first]
     return np.where(greater & (last == first), first + 1, 0)
-
-
-def delta(previous: SyncId, following: SyncId) -> bytes:
-    """A SyncID as what it adds to a smaller one.
-
-    That is the difference in time, and if there is none, the first bytes of the hash up to the
-    first that differs, with their number in front.
-
-    Source: WAKU-SYNC, "Delta encoding for sequential SyncIds", steps 2 and 3.
-    """
-    difference = varint(following[0] - previous[0])
-    if following[0] != previous[0]:
-        return difference
-    length = first_difference(previous[1], following[1]) + 1
-    return b"%b%c%b" % (difference, length, following[1][:length])
 
 
 def first_difference(left: bytes, right: bytes) -> int:

@@ -1,19 +1,16 @@
-"""Reading in bulk gives what reading one by one gives, whatever the bytes are."""
+"""Payloads are read alike with compiled code, without it, and by a naive reader."""
 
 import tracemalloc
 from random import Random
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from reconcile import kernel
 from reconcile.codec import LimitExceeded, MalformedPayload
-from reconcile.codec.bulk import BulkParser
-from reconcile.codec.draft import Draft
-from reconcile.codec.parse import parse_in_bulk, parse_ranges, parse_singly
+from reconcile.codec.decoding import parse_ranges
 from reconcile.codec.ranges import Ranges
-from reconcile.codec.varints import Source
 from reconcile.limits import DEFAULT_CODEC_LIMITS, CodecLimits
 from tests.unit.reconcile.naive_codec import (
     Record,
@@ -37,27 +34,26 @@ styles = st.builds(
     hash_bytes=st.sampled_from([bytes(range(256)), b"\0\1\2", b"\x80\0\1", b"\xff", b"\0"]),
 )
 begins = st.sampled_from([0, 1, NOW])
+HEADS = [b"", encoded_records([Record(LATE, 0)]), b"\1\2", b"\1\1", b"\0\1\1\2\2"]
 FEWER = settings(max_examples=60, deadline=None)
 randoms = st.integers(0, 2**64).map(Random)
 
 
-def outcome(parse: object, data: bytes, limits: CodecLimits) -> Ranges | tuple[object, ...]:
-    assert callable(parse)
+def outcome(data: bytes, limits: CodecLimits) -> Ranges | tuple[object, ...]:
     try:
-        ranges = parse(data, 0, limits)
+        ranges = parse_ranges(data, 0, limits)
     except MalformedPayload as refusal:
         return "malformed", refusal.offset, refusal.what
     except LimitExceeded as refusal:
         return "limit", refusal.limit, refusal.claimed
-    assert isinstance(ranges, Ranges)
     ranges.check()
     return ranges
 
 
 def assert_all_agree(data: bytes, limits: CodecLimits = DEFAULT_CODEC_LIMITS) -> None:
-    singly = outcome(parse_singly, data, limits)
-    assert outcome(parse_in_bulk, data, limits) == singly
-    assert outcome(parse_ranges, data, limits) == singly
+    with kernel.python_only():
+        singly = outcome(data, limits)
+    assert outcome(data, limits) == singly
     try:
         expected = ranges_of(decoded_records(data))
     except Refused:
@@ -71,7 +67,7 @@ def assert_all_agree(data: bytes, limits: CodecLimits = DEFAULT_CODEC_LIMITS) ->
 def test_valid_payloads(random: Random, style: Style, count: int, begin: int) -> None:
     records = made_up(random, style, count, begin)
     data = encoded_records(records)
-    assert parse_in_bulk(data, 0, DEFAULT_CODEC_LIMITS) == ranges_of(records)
+    assert parse_ranges(data, 0, DEFAULT_CODEC_LIMITS) == ranges_of(records)
     assert_all_agree(data)
 
 
@@ -86,7 +82,11 @@ def test_limits(
     assert_all_agree(mutated(random, data, 1), limits)
 
 
-@given(st.binary(max_size=300), st.sampled_from([b"", encoded_records([Record(LATE, 0)])]))
+@given(st.binary(max_size=300), st.sampled_from(HEADS))
+@example(b"\1\2" + leb128(2**62), b"")
+@example(b"\1\2" + leb128(2**63 - 1) + bytes(40), b"")
+@example(b"\x80" * 8 + b"\1\0", b"\xff" * 8 + b"\x7f\0")
+@example(b"\1", b"\xff" * 8 + b"\x7f\0")
 def test_any_bytes(data: bytes, head: bytes) -> None:
     assert_all_agree(head + data)
 
@@ -129,27 +129,15 @@ def test_shortened_payloads(random: Random, style: Style, count: int, begin: int
     assert_all_agree(data[: random.randrange(len(data))])
 
 
-ORDINARY = [
-    Style((0, 1, 0), ties=0, step=2**30),
-    Style((1, 1, 0), ties=0, step=2**30),
-    Style((1, 2, 0), ties=0.4, step=2**30),
-    Style((0, 0, 1), ties=0, step=2**30, items=16),
-    Style((1, 8, 3), ties=0.1, step=2**30, items=40),
-]
-
-
-@pytest.mark.parametrize("style", ORDINARY)
-def test_arrays_come_to_the_end_of_an_ordinary_payload(style: Style) -> None:
-    data = encoded_records(made_up(Random(7), style, 1500, NOW))
-    draft = Draft()
-    after_skip = len(encoded_records([Record(LATE, 0)]))
-    draft.add_ranges(np.array([NOW]), np.zeros(1, np.uint8), np.empty(0, np.int64))
-    end = BulkParser(Source.of(data), DEFAULT_CODEC_LIMITS, draft).run(after_skip, NOW, len(data))
-    # The last item set, and what follows it, may be left to the sequential parser.
-    assert end > len(data) - 48 * (style.items + 2)
-    expected = parse_singly(data, 0, DEFAULT_CODEC_LIMITS)
-    assert draft.kinds == expected.kinds[: len(draft.kinds)].tobytes()
-    assert list(draft.bounds) == expected.upper.timestamps[: len(draft.bounds)].tolist()
+@given(randoms, st.sampled_from([700, 5_000]))
+@FEWER
+def test_a_damaged_large_set(random: Random, count: int) -> None:
+    times, hashes = sorted(random.choices(range(2**20), k=count)), random.randbytes(32 * count)
+    pairs = sorted({(time, hashes[32 * n : 32 * n + 32]) for n, time in enumerate(times)})
+    records = [Record((2**20, bytes(32)), 2, items=tuple(pairs), reconciled=True)]
+    records += [Record((2**20 + n, bytes(32)), 0) for n in range(1, 9)]
+    assert_all_agree(encoded_records(records))
+    assert_all_agree(mutated(random, encoded_records(records), 1))
 
 
 def test_memory_is_a_small_multiple_of_the_payload() -> None:

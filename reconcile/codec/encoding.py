@@ -1,22 +1,13 @@
 """Writing ``RangesData`` (WAKU-SYNC, "Payload encoding")."""
 
-from collections.abc import Iterator
-from itertools import islice
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from reconcile.codec.bounds import delta, follows, prefix_lengths
+from reconcile.codec.bounds import prefix_lengths
 from reconcile.codec.ranges import Payload, RangeKind, Ranges
-from reconcile.codec.varints import (
-    MAX_VARINT_BYTES,
-    WORD_BYTES,
-    varint_sizes,
-    varint_words,
-    word_windows,
-)
 from reconcile.ids import (
     HASH_DTYPE,
     HASH_WORDS,
@@ -29,15 +20,36 @@ from reconcile.ids import (
 from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import varint
 
-_MIN_BULK: Final = 48
-"""Ranges and items from which on arrays are faster."""
+_WORD_BYTES: Final = 8
+_WORD: Final = np.dtype("<u8")
+"""A varint is written as the eight bytes from its first byte on: what lies behind it is written
+later. Words are little-endian whatever the machine; a ninth byte is written by itself.
+"""
 
-_SKIP_TYPE: Final = bytes((RangeKind.SKIP,))
-_FINGERPRINT_TYPE: Final = bytes((RangeKind.FINGERPRINT,))
+_MAX_VARINT_BYTES: Final = 9
+"""Of a value up to 2^63-1."""
 
-_MIN_BULK_PLAIN: Final = 160
-"""The same where there are only Skips and fingerprints, with bounds between nanoseconds."""
+_GROUPS_IN_WORD: Final = np.uint64(2**56 - 1)
+_STEPS: Final = tuple(
+    (np.uint64(low), np.uint64(high), np.uint64(shift))
+    for low, high, shift in (
+        (0x000000000FFFFFFF, 0x0FFFFFFF00000000, 4),
+        (0x00003FFF00003FFF, 0x3FFF00003FFF0000, 2),
+        (0x007F007F007F007F, 0x7F007F007F007F00, 1),
+    )
+)
+"""Parting neighbours: 56 bits, then 28 per four bytes, 14 per two, 7 per byte."""
 
+_CONTINUATION: Final = np.array(
+    [0, *(0x8080808080808080 & ((1 << 8 * n) - 1) for n in range(8)), 0x8080808080808080],
+    np.uint64,
+)
+"""By length in bytes, the continuation bits of the first eight."""
+
+_CHUNK: Final = 16_384
+"""Words at a time: what is made of them meanwhile stays in the processor's cache."""
+
+Words = NDArray[np.uint64]
 Offsets = NDArray[np.int64]
 
 
@@ -57,12 +69,7 @@ def encode(payload: Payload) -> bytes:
         written = _written(kernel.compiled, head, ranges)
         if written is not None:
             return written
-    plain = _plain_records(head, ranges) if len(ranges) < _MIN_BULK_PLAIN else None
-    if plain is not None:
-        return plain
-    if len(ranges) + len(ranges.items) < _MIN_BULK:
-        return b"".join((head, *_records(ranges)))
-    return Layout(ranges).write(head)
+    return _Layout(ranges).write(head)
 
 
 def payload_head(cluster: int, shards: tuple[int, ...]) -> bytes:
@@ -89,15 +96,6 @@ def _written(own: kernel.Kernel, head: bytes, ranges: Ranges) -> bytes | None:
     )
 
 
-def range_sizes(ranges: Ranges) -> NDArray[np.int64]:
-    """``(m,)``: how many bytes each range takes in the payload.
-
-    Raises:
-        ValueError: as ``encode``.
-    """
-    return Layout(ranges).sizes
-
-
 def _check_shape(ranges: Ranges) -> None:
     kinds = np.bincount(ranges.kinds, minlength=RangeKind.ITEM_SET + 1)
     claimed = (len(ranges.fingerprints), len(ranges.item_counts), len(ranges.items))
@@ -111,51 +109,6 @@ def _check_shape(ranges: Ranges) -> None:
         )
 
 
-def _plain_records(head: bytes, ranges: Ranges) -> bytes | None:
-    """The encoding, if there are no sets and all bounds differ in time."""
-    if len(ranges.item_counts) or ranges.upper.has_hashes():
-        return None
-    times = ranges.upper.timestamps.tolist()
-    hashes = ranges.fingerprints.tobytes()
-    parts = [head]
-    before = at = 0
-    for time, kind in zip(times, ranges.kinds.tolist(), strict=True):
-        if time <= before:
-            return None
-        parts.append(varint(time - before))
-        before = time
-        if kind:
-            parts += (_FINGERPRINT_TYPE, hashes[at : at + HASH_BYTES])
-            at += HASH_BYTES
-        else:
-            parts.append(_SKIP_TYPE)
-    return b"".join(parts)
-
-
-def _records(ranges: Ranges) -> Iterator[bytes]:
-    previous = LOWEST
-    fingerprints = iter(ranges.fingerprints)
-    sets = iter(zip(ranges.item_counts.tolist(), ranges.reconciled.tolist(), strict=True))
-    items = iter(ranges.items.pairs())
-    for bound, kind in zip(ranges.upper.pairs(), ranges.kinds.tolist(), strict=True):
-        if not follows(previous, bound):
-            raise ValueError(_inexpressible(previous, bound))
-        yield delta(previous, bound)
-        yield bytes((kind,))
-        if kind == RangeKind.FINGERPRINT:
-            yield next(fingerprints).tobytes()
-        elif kind == RangeKind.ITEM_SET:
-            count, reconciled = next(sets)
-            yield varint(count)
-            before = 0
-            for timestamp, hash_ in islice(items, count):
-                yield varint(timestamp - before)
-                yield hash_
-                before = timestamp
-            yield bytes((reconciled,))
-        previous = bound
-
-
 def _inexpressible(previous: SyncId, bound: SyncId) -> str:
     return (
         f"bound ({bound[0]}, {bound[1].hex()}) cannot be expressed after "
@@ -163,7 +116,7 @@ def _inexpressible(previous: SyncId, bound: SyncId) -> str:
     )
 
 
-class Layout:
+class _Layout:
     """Where everything in the encoding of some ranges comes to lie.
 
     Attributes:
@@ -186,7 +139,7 @@ class Layout:
         A varint is written as a whole word, and whatever lies behind it is written later.
         """
         size = len(head) + int(self.sizes.sum())
-        octets = np.empty(size + WORD_BYTES, HASH_DTYPE)
+        octets = np.empty(size + _WORD_BYTES, HASH_DTYPE)
         octets[: len(head)] = np.frombuffer(head, HASH_DTYPE)
         starts = len(head) + np.cumsum(self.sizes) - self.sizes
         self._bounds.write(octets, starts)
@@ -267,7 +220,7 @@ class _Items:
         counts = varint_words(self._counts, self._count_lengths).view(HASH_DTYPE)
         for place in range(int(self._count_lengths.max(initial=0))):
             rows = np.flatnonzero(self._count_lengths > place)
-            octets[counts_at[rows] + place] = counts[rows * WORD_BYTES + place]
+            octets[counts_at[rows] + place] = counts[rows * _WORD_BYTES + place]
         items_at = counts_at + self._count_lengths
         places = np.repeat(items_at - self._begins, self._counts)
         places += self._rows[:-1]
@@ -293,9 +246,10 @@ def write_varints(
 
     Places ascend. Assignment goes in their order, so that no varint is spoiled by another.
     """
-    word_windows(octets)[places] = varint_words(values, lengths)
-    longest = np.flatnonzero(lengths == MAX_VARINT_BYTES)
-    octets[places[longest] + WORD_BYTES] = values[longest] >> (7 * WORD_BYTES)
+    words = np.ndarray((max(len(octets) - _WORD_BYTES + 1, 0),), _WORD, octets, strides=(1,))
+    words[places] = varint_words(values, lengths)
+    longest = np.flatnonzero(lengths == _MAX_VARINT_BYTES)
+    octets[places[longest] + _WORD_BYTES] = values[longest] >> (7 * _WORD_BYTES)
 
 
 def _differences(times: NDArray[np.int64], restarts: Offsets | None = None) -> NDArray[np.int64]:
@@ -314,3 +268,36 @@ def _differences(times: NDArray[np.int64], restarts: Offsets | None = None) -> N
             "before 0: pass bounds and items in ascending order"
         )
     return deltas
+
+
+def varint_sizes(values: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """``(n,)`` lengths in bytes, 1 to 9, of non-negative values."""
+    lengths = np.ones(len(values), np.uint8)
+    most = int(values.max(initial=0))
+    for begin in range(0, len(values), _CHUNK):
+        chunk, sizes = values[begin : begin + _CHUNK], lengths[begin : begin + _CHUNK]
+        for length in range(1, _MAX_VARINT_BYTES):
+            if most < 1 << 7 * length:
+                break
+            sizes += chunk >= 1 << 7 * length
+    return lengths
+
+
+def varint_words(values: NDArray[np.int64], lengths: NDArray[np.uint8]) -> Words:
+    """``(n,)`` first eight bytes of each varint, zeros after its end."""
+    words = values.astype(_WORD)
+    spare = np.empty(min(len(values), _CHUNK), _WORD)
+    for begin in range(0, len(values), _CHUNK):
+        own = words[begin : begin + _CHUNK]
+        _spread(own, lengths[begin : begin + _CHUNK], spare[: len(own)])
+    return words
+
+
+def _spread(own: Words, lengths: NDArray[np.uint8], spare: Words) -> None:
+    own &= _GROUPS_IN_WORD
+    for low, high, shift in _STEPS:
+        np.left_shift(own, shift, out=spare)
+        spare &= high
+        own &= low
+        own |= spare
+    own |= _CONTINUATION[lengths]

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from store.db.checks.check import CheckReport
 from store.db.checks.check import check as check_database
 from store.db.errors import SchemaError, sentence
-from store.db.maintenance.clocks import database_ns, newest_commit_ns
+from store.db.maintenance.maintainer import database_ns, newest_commit_ns
 from store.db.maintenance.retention import Inventory, PruneReport, prune, read_inventory
 from store.db.pool import complete_url
 from store.db.schema import migrate

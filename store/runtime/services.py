@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from store.config.node import NodeConfig
 from store.db.commits.backlog import CommitRow
 from store.db.commits.feed import DatabaseFeed
-from store.db.commits.handover import Handover
+from store.db.commits.ids import Handover
 from store.db.maintenance.maintainer import Maintainer
 from store.db.pool import Database, PoolSettings, complete_url
 from store.db.reading.reader import DatabaseReader

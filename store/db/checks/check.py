@@ -10,7 +10,7 @@ events that are held.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg import Connection as PsycopgConnection
@@ -25,7 +25,6 @@ from store.db.checks.drift import differences
 from store.db.checks.findings import Finding, Findings
 from store.db.checks.rows import Held, Progress, RowCheck
 from store.db.checks.summaries import check_summaries
-from store.db.checks.unread import check_unread
 from store.db.schema.migrate import connect, require_current
 from store.db.schema.tables import BUCKETS_TABLE, FINE_TABLE, UNREAD_TABLE
 from store.domain.partitioning import Bounds, Cover, parse_bounds
@@ -48,6 +47,21 @@ _ROW_BYTES: Final = 256
 """Size of a row where nothing better is known, to guess how many there are."""
 
 _ROW_TABLES: Final = ("messages", "hashes", "sds")
+
+_LOST: Final = "unread event without its message"
+_COUNTED_TWICE: Final = "store that has confirmed twice"
+
+_FETCH_ROWS: Final = 1_000
+
+# One statement sees one snapshot: a message and its unread event come and go together.
+_UNREAD_FAULTS: Final[LiteralString] = """
+select u.ts, encode(u.hash, 'hex'), m.hash is null
+from storenode.unread u left join storenode.messages m on m.ts = u.ts and m.hash = u.hash
+where m.hash is null
+   or cardinality(u.stores) > (select count(distinct store) from unnest(u.stores) as s(store))
+order by u.hash
+"""
+_UNREAD_COUNT: Final[LiteralString] = "select count(*) from storenode.unread"
 
 
 @dataclass(frozen=True)
@@ -82,7 +96,7 @@ def check(
             check_partitions(connection, findings, now_ns())
             check_objects(connection, findings)
             _check_rows(connection, findings, sample, progress, checked)
-            checked[UNREAD_TABLE] = check_unread(connection, findings)
+            checked[UNREAD_TABLE] = _check_unread(connection, findings)
             if sample is None:
                 checked["commits"] = check_batches(connection, findings)
                 if not findings.all():
@@ -143,3 +157,14 @@ def _partitions(connection: Connection, table: str) -> list[tuple[str, Bounds]]:
 def _share(connection: Connection, table: str, sample: int) -> float:
     ((estimate,),) = connection.execute(_ESTIMATE, (_ROW_BYTES, table)).fetchall()
     return min(1.0, sample / estimate) if estimate else 1.0
+
+
+def _check_unread(connection: Connection, findings: Findings) -> int:
+    """Check that unread events have their messages and count each store once; their number."""
+    with connection.transaction(), connection.cursor(name="storenode_check") as cursor:
+        cursor.itersize = _FETCH_ROWS
+        for ts, digest, is_lost in cursor.execute(_UNREAD_FAULTS):
+            kind = _LOST if is_lost else _COUNTED_TWICE
+            findings.add(kind, UNREAD_TABLE, f"{digest} at {ts}")
+    ((count,),) = connection.execute(_UNREAD_COUNT).fetchall()
+    return int(count)

@@ -20,7 +20,6 @@ from psycopg import AsyncConnection
 
 from store.db.errors import sentence
 from store.db.locks import MAINTENANCE
-from store.db.maintenance.clocks import database_ns, newest_commit_ns
 from store.db.maintenance.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
 from store.db.maintenance.stats import analyze_stale
 from store.db.schema.partitions import ensure_ahead
@@ -41,6 +40,12 @@ LONGEST_BACKOFF_S: Final = 30.0
 
 _TRY_LOCK: Final = "select pg_try_advisory_lock(%s)"
 _UNLOCK: Final = "select pg_advisory_unlock(%s)"
+_NEWEST_COMMIT: Final = """
+select (extract(epoch from greatest(created_at, (
+    select committed_at from storenode.commits order by position desc limit 1
+))) * 1000000)::bigint * 1000 from storenode.store
+"""
+_CLOCK: Final = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000"
 
 
 class EventSink(Protocol):
@@ -241,3 +246,21 @@ class Maintainer:
 async def _obtained(connection: Connection) -> bool:
     row = await (await connection.execute(_TRY_LOCK, (MAINTENANCE,))).fetchone()
     return row == (True,)
+
+
+async def newest_commit_ns(connection: Connection) -> int:
+    """Time of the newest commit, or of the first upgrade: one that has certainly been reached.
+
+    In nanoseconds since the epoch, by the clock of the server as it was then.
+    """
+    return await _read_ns(connection, _NEWEST_COMMIT)
+
+
+async def database_ns(connection: Connection) -> int:
+    """The clock of the database's server, in nanoseconds since the epoch."""
+    return await _read_ns(connection, _CLOCK)
+
+
+async def _read_ns(connection: Connection, statement: str) -> int:
+    ((time_ns,),) = await (await connection.execute(statement)).fetchall()
+    return int(time_ns)

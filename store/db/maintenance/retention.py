@@ -6,6 +6,8 @@ raises the horizon and adds to the totals of what was dropped. It waits for lock
 limit, since every query waits behind it meanwhile; what it does not get is left to a later round.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
@@ -13,8 +15,7 @@ from typing import Any, Final, LiteralString
 from psycopg import AsyncConnection, sql
 from psycopg import errors as pg
 
-from store.db.maintenance.tally import Tally, added_since, count
-from store.db.schema.exclusive import lock_exclusively, set_lock_timeout
+from store.db.locks import lock_exclusively, set_lock_timeout
 from store.db.schema.partitions import begin, read_catalog
 from store.db.schema.tables import (
     COARSE_TABLES,
@@ -50,6 +51,16 @@ _NOTE: Final = """
 update storenode.store set horizon_ns = greatest(horizon_ns, %s),
        pruned_messages = pruned_messages + %s, folded_messages = folded_messages + %s
 """
+# Rows are counted while everybody works on; once the drop holds its locks, only what later commits
+# have added is counted. That is exact: what the first count did not see has a later commit.
+_COUNT: Final[LiteralString] = """
+select count(*), (select coalesce(max(position), 0) from storenode.commits) from {}
+"""
+_ADDED: Final[LiteralString] = """
+select count(*) from storenode.commits c join {} m on m.batch = c.batch
+where c.position > %s and c.max_ts >= %s and c.min_ts < %s
+"""
+_SUM: Final[LiteralString] = "select coalesce(sum(messages), 0)::bigint from {}"
 _NEWEST_POSITION: Final[LiteralString] = "select max(position) from storenode.commits"
 
 
@@ -219,7 +230,7 @@ class _Prune:
         Raises:
             NotArchived: what goes is not archived, or something came late just now.
         """
-        tallies = await count(self._connection, [each.partition for each in drops])
+        counts = await _count_messages(self._connection, [each.partition for each in drops])
         await fold_until(self._connection)
         await self._require_archived(drops)
         async with self._connection.transaction():
@@ -231,7 +242,7 @@ class _Prune:
                 each
                 for each in drops
                 if catalog.find(each.partition.table, each.partition.bounds) is not None
-                and (each.partition.name in tallies or each.partition.table in COARSE_TABLES)
+                and (each.partition.name in counts or each.partition.table in COARSE_TABLES)
             ]
             gone = [each.partition.bounds for each in left if each.partition.table == FINE_TABLE]
             if not self._requires_archive:
@@ -247,7 +258,7 @@ class _Prune:
                 await self._delete_buckets(gone)
             else:
                 await fold_rest(self._connection, without=gone)
-            pruned, folded = await self._totals(left, tallies)
+            pruned, folded = await self._totals(left, counts)
             for name in names:
                 statement = sql.SQL("DROP TABLE {}").format(sql.Identifier(SCHEMA, name))
                 await self._connection.execute(statement, prepare=False)
@@ -266,18 +277,64 @@ class _Prune:
         for bounds in gone:
             await delete_buckets(self._connection, bounds)
 
-    async def _totals(self, drops: list[Drop], tallies: dict[str, Tally]) -> tuple[int, int]:
+    async def _totals(self, drops: list[Drop], counts: dict[str, _MessageCount]) -> tuple[int, int]:
         """Messages that go, and messages that rows of commits which go have counted."""
         pruned = folded = 0
         for each in drops:
             partition = each.partition
             if partition.table == FINE_TABLE:
-                tally = tallies[partition.name]
-                pruned += tally.messages + await added_since(self._connection, partition, tally)
+                counted = counts[partition.name]
+                pruned += counted.messages + await _added_since(
+                    self._connection, partition, counted
+                )
             elif partition.table == COMMITS_TABLE:
-                folded += tallies[partition.name].messages
+                folded += counts[partition.name].messages
         return pruned, folded
 
 
 async def _rows(connection: Connection, statement: LiteralString) -> list[tuple[Any, ...]]:
     return await (await connection.execute(statement)).fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class _MessageCount:
+    """The messages that a partition stands for: in it, or counted by its rows of commits.
+
+    ``position`` is the newest commit that the count saw.
+    """
+
+    messages: int
+    position: int
+
+
+async def _count_messages(
+    connection: Connection, partitions: Iterable[Partition]
+) -> dict[str, _MessageCount]:
+    """Count those of messages and commits, by name; one that is gone is left out."""
+    found = {}
+    for each in partitions:
+        if each.table not in (FINE_TABLE, COMMITS_TABLE):
+            continue
+        try:
+            found[each.name] = await _counted(connection, each)
+        except pg.UndefinedTable:
+            continue
+    return found
+
+
+async def _added_since(connection: Connection, partition: Partition, counted: _MessageCount) -> int:
+    """Messages that a partition was given after its count; nobody may write to it meanwhile."""
+    statement = sql.SQL(_ADDED).format(sql.Identifier(SCHEMA, partition.name))
+    given = (counted.position, partition.bounds.low, partition.bounds.high)
+    cursor = await connection.execute(statement, given, prepare=False)
+    ((added,),) = await cursor.fetchall()
+    return int(added)
+
+
+async def _counted(connection: Connection, partition: Partition) -> _MessageCount:
+    statement = _COUNT if partition.table == FINE_TABLE else _SUM
+    name = sql.Identifier(SCHEMA, partition.name)
+    cursor = await connection.execute(sql.SQL(statement).format(name), prepare=False)
+    (row,) = await cursor.fetchall()
+    # Commits that may go are complete: nothing is added to them any more.
+    return _MessageCount(row[0], row[1] if len(row) > 1 else 0)

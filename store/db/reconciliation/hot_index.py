@@ -24,8 +24,7 @@ from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from store.db.commits.backlog import START, CommitRow, at_most
-from store.db.commits.handover import Handover
-from store.db.commits.ids import ids_of
+from store.db.commits.ids import Handover, ids_of
 from store.db.errors import sentence
 from store.db.maintenance.maintainer import EventSink
 from store.db.pool import Connection, Database

@@ -22,7 +22,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
-from store.db.commits.handover import Handover
+from store.db.commits.ids import Handover
 from store.db.errors import is_missing_partition
 from store.db.pool import (
     Backoff,

@@ -11,8 +11,7 @@ import pytest
 from reconcile import kernel
 from reconcile.ids import SyncIds
 from store.db.commits.backlog import CommitRow
-from store.db.commits.handover import MAX_HANDED_IDS, Handover
-from store.db.commits.ids import ids_of
+from store.db.commits.ids import MAX_HANDED_IDS, Handover, ids_of
 from store.db.maintenance.retention import prune
 from store.db.pool import Connection, Database
 from store.db.reconciliation import hot_index, warm_up

@@ -13,7 +13,7 @@ import numpy as np
 from reconcile.ids import SyncId
 from reconcile.view import Read, Spans
 from store.db.commits.feed import DatabaseFeed
-from store.db.commits.handover import Handover
+from store.db.commits.ids import Handover
 from store.db.pool import Database
 from store.db.reading.reader import DatabaseReader
 from store.db.reconciliation.hot_index import MAX_INDEX_ENTRIES, HotIndex

@@ -6,7 +6,7 @@ Rules (WAKU-SYNC, "Reconciliation Message Flow", and the rulings on it):
   turns, a payload each.
 - A range that is equal is answered by a Skip; one that differs by finer fingerprints, by an
   unreconciled set, or by small reconciled sets that show every difference in it.
-- Whoever has nothing left to say sends the empty payload; whoever receives one is done.
+- A side with nothing left to say sends the empty payload; the side that receives it is done.
 - A session works on one fixed view, between fixed bounds: the initiator's window, and what the
   responder was first asked about, neither below the own horizon.
 - Nothing that a peer says is believed beyond its own items: counts are reported, never used, and
@@ -413,8 +413,8 @@ class Session:
         return Send(payload, count, refusal)
 
     def _end(self, refusal: str = "") -> Ended:
-        # Whoever leaves differences out answers as if there were no more of them. The peer is shown
-        # as many as a session may report, and knows by that.
+        # A side that leaves differences out answers as if there were no more of them. The peer is
+        # shown as many as a session may report, and knows by that.
         found = len(self._to_send) + len(self._to_receive)
         full = found == self._config.limits.max_differences
         return Ended(

@@ -20,7 +20,7 @@ from typing import Final
 
 import grpc
 
-from store.db.commits.backlog import CommitRow
+from store.db.commits.pages import CommitRow
 from store.db.writing.unread import MAX_UNREAD_EVENTS
 from store.domain.door import Door
 from store.domain.ports import Source, StoreBusy, StoreUnavailable

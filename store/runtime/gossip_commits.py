@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from store.db.commits.backlog import CommitRow, at_most
+from store.db.commits.pages import CommitRow, at_most
 from store.db.writing.tracking import Kept
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import UnreadEvent

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from store.config.node import NodeConfig
-from store.db.commits.backlog import CommitRow
 from store.db.commits.feed import DatabaseFeed
-from store.db.commits.ids import Handover
+from store.db.commits.ids import WrittenIds
+from store.db.commits.pages import CommitRow
 from store.db.maintenance.maintainer import Maintainer
 from store.db.pool import Database, PoolSettings, complete_url
 from store.db.reading.reader import DatabaseReader
@@ -112,15 +112,15 @@ async def open_wiring(
     """
     database = await Database.open(url, _pool_settings(config))
     stack.push_async_callback(database.close)
-    handover, unread = Handover(), UnreadEvents(database)
+    written_ids, unread = WrittenIds(), UnreadEvents(database)
     tracking = Tracking(unread, config.max_confirms) if config.gossip else None
     partitions = PartitionMap(time.time_ns, config.retention)
     writer = DatabaseWriter(
-        database, partitions, handover=handover, tracking=tracking, tracing=tracing
+        database, partitions, written_ids=written_ids, tracking=tracking, tracing=tracing
     )
     await writer.start()
     stack.push_async_callback(writer.stop)
-    hot = _hot_index(config, database, handover)
+    hot = _hot_index(config, database, written_ids)
     page_bytes = request_limits(config).page_bytes
 
     commits = CommitListeners([hot])
@@ -164,14 +164,14 @@ def _pool_settings(config: NodeConfig) -> PoolSettings:
     )
 
 
-def _hot_index(config: NodeConfig, database: Database, handover: Handover) -> HotIndex:
+def _hot_index(config: NodeConfig, database: Database, written_ids: WrittenIds) -> HotIndex:
     def note(name: str, /, **fields: object) -> None:
         write = _LOG.info if name == "index_warm" else _LOG.warning
         write(name, **fields)
 
     return HotIndex(
         database,
-        handover,
+        written_ids,
         index_window_ns(config.sync_range, config.sync_offset),
         now_ns=time.time_ns,
         on_event=note,

@@ -15,18 +15,18 @@ from typing import Final
 
 import psycopg
 
-from store.db.commits.backlog import (
+from store.db.commits.pages import (
     FOREIGN,
     LOST,
     START,
-    BacklogPage,
     CommitRow,
-    Stand,
+    FeedPage,
+    FeedPosition,
     commits_between,
     is_served,
     messages_ever,
     newest,
-    read_backlog,
+    read_feed_page,
     rows_of,
     topic_names,
 )
@@ -201,40 +201,40 @@ class DatabaseFeed:
     # Following
 
     async def follow(self, request: FollowRequest) -> AsyncIterator[FollowPage]:
-        """The backlog from a cursor on, then live (see `store.domain.ports.Feed`)."""
+        """Messages from a cursor on, then live (see `store.domain.ports.Feed`)."""
         # Where the tail stands says nothing about what is older: only who begins with what comes
         # from now on needs no look at the database first.
         resumes = request.from_beginning or request.cursor is not None
         encounter = None if resumes else self._encounters
-        stand = await self._begin(request)
+        position = await self._begin(request)
         live = told = False
         while True:
-            if self._reached(stand) and encounter == self._encounters:
-                with self._subscribed(request, stand.place) as subscription:
+            if self._reached(position) and encounter == self._encounters:
+                with self._subscribed(request, position.place) as subscription:
                     if not live:
                         live = told = True
-                        yield self._page(b"", 0, stand, live=True)
+                        yield self._page(b"", 0, position, live=True)
                     async for delivery in subscription.deliveries():
-                        stand = Stand(delivery.place)
-                        yield self._page(delivery.frames, delivery.count, stand, live=True)
+                        position = FeedPosition(delivery.place)
+                        yield self._page(delivery.frames, delivery.count, position, live=True)
                 continue
-            encounter, before = self._encounters, stand
-            page = await self._backlog(request, before)
-            stand = page.stand
-            live = live or self._reached(stand)
+            encounter, before = self._encounters, position
+            page = await self._read_page(request, before)
+            position = page.position
+            live = live or self._reached(position)
             if page.count or live or not told:
                 told = True
-                yield self._page(page.frames, page.count, stand, live=live)
-            if stand == before and not self._reached(stand):
+                yield self._page(page.frames, page.count, position, live=live)
+            if position == before and not self._reached(position):
                 # The tail has seen more than there is now, and will notice soon.
                 await asyncio.sleep(_UNSETTLED_S)
 
-    def _reached(self, stand: Stand) -> bool:
-        return stand.inside is None and stand.place[0] >= self._hub.frontier[0]
+    def _reached(self, position: FeedPosition) -> bool:
+        return position.inside is None and position.place[0] >= self._hub.frontier[0]
 
-    def _page(self, frames: bytes, count: int, stand: Stand, *, live: bool) -> FollowPage:
-        timestamp, digest = stand.inside or (0, None)
-        cursor = FollowCursor(self._database.store_id, *stand.place, timestamp, digest)
+    def _page(self, frames: bytes, count: int, position: FeedPosition, *, live: bool) -> FollowPage:
+        timestamp, digest = position.inside or (0, None)
+        cursor = FollowCursor(self._database.store_id, *position.place, timestamp, digest)
         return FollowPage(frames, count, cursor, live)
 
     @contextlib.contextmanager
@@ -246,26 +246,30 @@ class DatabaseFeed:
         finally:
             self._hub.unsubscribe(subscription.subscriber)
 
-    async def _begin(self, request: FollowRequest) -> Stand:
+    async def _begin(self, request: FollowRequest) -> FeedPosition:
         cursor = request.cursor
 
-        async def look(connection: Connection) -> Stand:
+        async def look(connection: Connection) -> FeedPosition:
             if cursor is None:
-                return Stand(START if request.from_beginning else await newest(connection))
+                return FeedPosition(START if request.from_beginning else await newest(connection))
             place = (cursor.position, cursor.token)
             if cursor.store_id != self._database.store_id:
                 raise CursorOutOfRange(FOREIGN)
             if not await is_served(connection, place):
                 raise CursorOutOfRange(LOST)
-            return Stand(place, None if cursor.hash is None else (cursor.timestamp, cursor.hash))
+            return FeedPosition(
+                place, None if cursor.hash is None else (cursor.timestamp, cursor.hash)
+            )
 
         return await self._database.read(look)
 
-    async def _backlog(self, request: FollowRequest, stand: Stand) -> BacklogPage:
+    async def _read_page(self, request: FollowRequest, position: FeedPosition) -> FeedPage:
         entry = FRAME if request.include_data else PRESENCE
 
-        async def read(connection: Connection) -> BacklogPage:
-            return await read_backlog(connection, request.filter, stand, entry, self._page_bytes)
+        async def read(connection: Connection) -> FeedPage:
+            return await read_feed_page(
+                connection, request.filter, position, entry, self._page_bytes
+            )
 
         return await self._database.read(read, self._database.bulk_pool)
 

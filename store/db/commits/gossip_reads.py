@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from reconcile.ids import SyncIds
-from store.db.commits.backlog import CommitRow
 from store.db.commits.ids import ids_of
+from store.db.commits.pages import CommitRow
 from store.db.pool import Connection, Database
 from store.db.reading.hashes import locate
 from store.db.reading.transfer_reads import TransferReader

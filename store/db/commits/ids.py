@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from reconcile.ids import SyncIds
 from reconcile.view import Spans
 from store.db.arrays import bigint_column, bigints, hash_column
-from store.db.commits.backlog import CommitRow
+from store.db.commits.pages import CommitRow
 from store.db.pool import Connection
 from store.messages.record import RecordBatch
 from storenode.message.limits import HASH_BYTES
 
-MAX_HANDED_IDS: Final = 65_536
+MAX_WRITTEN_IDS: Final = 65_536
 """IDs that wait here; the oldest batches are dropped, and can be read from the database."""
 
 _Offer = tuple[list[int], list[bytes], frozenset[bytes] | None]
@@ -113,7 +113,7 @@ async def _fetch(
     )
 
 
-class Handover:
+class WrittenIds:
     """IDs of batches that this node writes, by the numbers of the batches, within a bound.
 
     A batch is offered right before its transaction commits, so it is here when its commit is seen.
@@ -129,7 +129,7 @@ class Handover:
         """Hold the IDs of a batch: of those with ``added`` hashes, or of all when it is None."""
         self._offers[batch_id] = batch.timestamps, batch.hashes, added
         self._held += len(batch)
-        while self._held > MAX_HANDED_IDS:
+        while self._held > MAX_WRITTEN_IDS:
             _, (timestamps, _, _) = self._offers.popitem(last=False)
             self._held -= len(timestamps)
 

@@ -138,7 +138,7 @@ class Maintainer:
                 await self._pause(self._interval_s)
 
     async def _fold_meanwhile(self, connection: Connection) -> None:
-        """Fold what comes, until it is time for the next round or somebody asks for it."""
+        """Fold what comes, until the next round is due or requested."""
         clock = asyncio.get_running_loop().time
         next_round = clock() + self._interval_s
 
@@ -234,7 +234,7 @@ class Maintainer:
             self._on_event("partitions_analyzed", partitions=names)
 
     async def _pause(self, seconds: float) -> bool:
-        """Wait; True when somebody asked for a round."""
+        """Wait; True when a round was requested."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()

@@ -1,4 +1,4 @@
-"""When the store was last online: kept in the database, for whoever of its nodes starts next.
+"""When the store was last online: kept in the database, for the node that starts next.
 
 Several nodes may share a database, so the later time counts; but a time that lies ahead of the
 clock of who writes it came from a clock that was wrong, and does not stay.

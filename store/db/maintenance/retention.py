@@ -225,7 +225,7 @@ class _Prune:
 
         Summaries go in the same transaction, and all that is committed is folded in it, so that no
         delta is left that is about what goes, or lies in a partition of commits that goes. The
-        greater part of that is done while nobody waits.
+        greater part of that is done before any lock is taken.
 
         Raises:
             NotArchived: what goes is not archived, or something came late just now.
@@ -251,7 +251,7 @@ class _Prune:
             tables = [table for table in PARTITIONED_TABLES if table in involved]
             names = [each.partition.name for each in left]
             await lock_exclusively(self._connection, [*tables, *names], self._lock_timeout_ms)
-            # Whoever has written to what goes has committed now, and nobody can write to it.
+            # All writers to what goes have committed now, and no other can write to it.
             if self._requires_archive:
                 await fold_rest(self._connection)
                 await self._require_archived(left)

@@ -33,7 +33,7 @@ order by name
 async def analyze_stale(connection: AsyncConnection[Any]) -> list[str]:
     """Analyze the partitions that are twice as large as their statistics say; returns their names.
 
-    ``connection`` must not be in a transaction. A partition that somebody else works on is left
+    ``connection`` must not be in a transaction. A partition that another session has locked is left
     out. Raises `psycopg.Error`.
     """
     cursor = await connection.execute(_STALE, (MIN_PAGES,))

@@ -23,8 +23,8 @@ import psycopg
 from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from store.db.commits.backlog import START, CommitRow, at_most
-from store.db.commits.ids import Handover, ids_of
+from store.db.commits.ids import WrittenIds, ids_of
+from store.db.commits.pages import START, CommitRow, at_most
 from store.db.errors import sentence
 from store.db.maintenance.maintainer import EventSink
 from store.db.pool import Connection, Database
@@ -78,7 +78,7 @@ class HotIndex:
     def __init__(
         self,
         database: Database,
-        handover: Handover,
+        written_ids: WrittenIds,
         window_ns: int,
         *,
         now_ns: Callable[[], int],
@@ -87,7 +87,7 @@ class HotIndex:
         first_backoff_s: float = FIRST_BACKOFF_S,
     ) -> None:
         self._database = database
-        self._handover = handover
+        self._written_ids = written_ids
         self._window_ns = window_ns
         self._now_ns = now_ns
         self._on_event = on_event
@@ -263,7 +263,7 @@ class HotIndex:
         found: list[SyncIds] = []
         others: list[CommitRow] = []
         for commit in commits:
-            ids = self._handover.take(commit.batch)
+            ids = self._written_ids.take(commit.batch)
             if ids is None:
                 others.append(commit)
             else:

@@ -3,7 +3,7 @@
 One transaction (REPEATABLE READ, read only) on a connection of its own is open for as long as the
 view is: buckets, the deltas that are not folded into them yet, and IDs are of one snapshot. The
 partitions of messages are locked against being dropped meanwhile, so retention waits for its next
-round. What is open for longer than `MAX_VIEW_S` is closed, whoever uses it.
+round. What is open for longer than `MAX_VIEW_S` is closed, even if it is in use.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from reconcile.summaries.loading import Loaded, LoadingView, NeedBuckets, NeedHa
 from reconcile.summaries.summary import SummaryView
 from reconcile.view import Answer, Read
 from store.db.arrays import bigint_column
-from store.db.commits.backlog import newest
 from store.db.commits.ids import ids_in, ids_with
+from store.db.commits.pages import newest
 from store.db.pool import Connection, Database, is_exhausted, is_transient, unavailable
 from store.db.summaries.deltas import HASH_WORDS, LEVELS_NS, unpack
 from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
@@ -37,7 +37,7 @@ MAX_VIEW_S: Final = 660.0
 """How long a view may be open: for a reconciliation, ten minutes, and one to end it."""
 
 LOCK_TIMEOUT_S: Final = 5.0
-"""How long a view waits for somebody who keeps everybody from reading messages."""
+"""How long a view waits for an exclusive lock on the messages to go away."""
 
 MAX_TOP_BUCKETS: Final = 131_072
 """Hours with messages in them, 15 years of them: about 6 MiB. Where there are more, the longest
@@ -228,7 +228,7 @@ def told() -> Iterator[None]:
 
 @contextmanager
 def _closing_at(connection: Connection, deadline_s: float) -> Iterator[None]:
-    """Close a connection at some time although nobody asks it for anything."""
+    """Close a connection at some time although no read is in progress."""
     closing: list[asyncio.Task[None]] = []
     loop = asyncio.get_running_loop()
     timer = loop.call_at(deadline_s, lambda: closing.append(loop.create_task(connection.close())))
@@ -262,7 +262,7 @@ async def _fold_much(connection: Connection) -> None:
     """Fold when there is so much to fold that adding it up here would take too long."""
     cursor = await connection.execute(_UNFOLDED, (MAX_DELTA_COMMITS + 1,), binary=True)
     if await cursor.fetchone() == (MAX_DELTA_COMMITS + 1,):
-        # Somebody else may be at it; what is left to add up is only more work then.
+        # Another node may be folding; what is left to add up is only more work then.
         with contextlib.suppress(pg.LockNotAvailable):
             await fold_until(connection)
 

@@ -20,7 +20,7 @@ from reconcile.ids import SyncId
 from reconcile.summaries.layered import LayeredView, reads_below
 from reconcile.summaries.loading import LoadingView
 from reconcile.view import Answer, Read
-from store.db.commits.backlog import is_served, newest
+from store.db.commits.pages import is_served, newest
 from store.db.pool import Connection, Database
 from store.db.reconciliation.hot_index import HotIndex, HotView
 from store.db.reconciliation.summary_read import (

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final
 
 from store.db.pool import Connection, Database
-from store.db.reading.held import EXACT_POSITIONS, MAX_FRAME_POSITIONS, exact_frames, most_frames
+from store.db.reading.frames import EXACT_POSITIONS, MAX_FRAME_POSITIONS, exact_frames, most_frames
 from store.domain.claims import Found
 from store.domain.ports import SyncId
 

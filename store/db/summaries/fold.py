@@ -6,7 +6,7 @@ since `folded_position` say into the buckets of minutes, hours and days, in thei
 that position, in one transaction. What buckets and unfolded deltas say together is true in every
 snapshot of the database, whatever happens to whom: nothing here is remembered outside of it.
 
-Whoever changes buckets holds the lock FOLDING, and takes it before all others.
+A transaction that changes buckets holds the lock FOLDING, and takes it before all others.
 """
 
 from __future__ import annotations

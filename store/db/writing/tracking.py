@@ -78,7 +78,7 @@ class Tracking:
     """Used by the writer inside its transactions, and by whoever sees commits come by.
 
     ``max_confirms``: how many stores must confirm a new message, whoever brings it. Batches are
-    kept only between `wake` and `rest`: without peers nobody wants them.
+    kept only between `wake` and `rest`, while there are peers.
     """
 
     def __init__(self, unread: UnreadEvents, max_confirms: int) -> None:

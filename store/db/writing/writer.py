@@ -22,7 +22,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
-from store.db.commits.ids import Handover
+from store.db.commits.ids import WrittenIds
 from store.db.errors import is_missing_partition
 from store.db.pool import (
     Backoff,
@@ -144,13 +144,13 @@ class DatabaseWriter:
         database: Database,
         partitions: PartitionMap,
         *,
-        handover: Handover | None = None,
+        written_ids: WrittenIds | None = None,
         tracking: Tracking | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         self._database = database
         self._tracing = tracing
-        self._handover = handover
+        self._written_ids = written_ids
         self._tracking = tracking
         self._partitions = partitions
         self._topics = KnownTopics()
@@ -345,8 +345,8 @@ class DatabaseWriter:
                     )
                 if added.count:
                     await take_place(connection, [(batch_id, group.token, added)], group.source)
-                    if self._handover is not None:
-                        self._handover.offer(batch_id, group.batch, added.hashes)
+                    if self._written_ids is not None:
+                        self._written_ids.offer(batch_id, group.batch, added.hashes)
                     return added
                 await cover_what_is_visible(connection)
                 if group.uncertain:

@@ -1,4 +1,4 @@
-"""Messages in commit order, read from the database a page at a time."""
+"""Pages of messages in commit order."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ START: Final[Place] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
-    """Where a follower stands: after a commit, or ``inside`` it after one of its messages."""
+class FeedPosition:
+    """A position in the feed: after a commit, or ``inside`` it after one of its messages."""
 
     place: Place
     inside: SyncId | None = None
@@ -56,12 +56,12 @@ class CommitRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BacklogPage:
-    """Joined frames, their number, and where the follower stands after them."""
+class FeedPage:
+    """Joined frames, their number, and the position after them."""
 
     frames: bytes
     count: int
-    stand: Stand
+    position: FeedPosition
 
 
 _COMMITS: Final = """
@@ -172,57 +172,57 @@ def _place(position: object, token: object) -> Place:
     return position, token % _TOKEN_SPAN  # type: ignore[operator,return-value]
 
 
-async def read_backlog(
-    connection: Connection, wanted: TopicFilter, stand: Stand, entry: Entry, max_bytes: int
-) -> BacklogPage:
-    """Read the next page after where a follower stands.
+async def read_feed_page(
+    connection: Connection, wanted: TopicFilter, after: FeedPosition, entry: Entry, max_bytes: int
+) -> FeedPage:
+    """Read the page after a position.
 
-    An empty page stands at the head, or nearer to it.
+    The position of an empty page is the head, or nearer to it.
 
     A filter is turned into topic keys for each page, after its head was read: the names of
     topics are committed before the first message on them.
 
     Raises:
-        CursorOutOfRange: the commit at which the follower stands was lost.
+        CursorOutOfRange: the commit that the position names was lost.
     """
-    if not await is_served(connection, stand.place):
+    if not await is_served(connection, after.place):
         raise CursorOutOfRange(LOST)
     head = await newest(connection)
     topics = await resolve(connection, wanted)
-    first = stand.place[0] if stand.inside else stand.place[0] + 1
+    first = after.place[0] if after.inside else after.place[0] + 1
     if first > head[0] or topics.keys == ():
-        return BacklogPage(b"", 0, Stand(max(stand.place, head)))
+        return FeedPage(b"", 0, FeedPosition(max(after.place, head)))
     if head[0] - first > MAX_POSITIONS:
         head = await _first_from(connection, first + MAX_POSITIONS)
     commits = await commits_between(connection, first, head[0], topics)
     some = _up_to(commits, MAX_PAGE_MESSAGES)
     complete = len(some) == len(commits) < _MAX_COMMITS
-    end = Stand(head if complete else some[-1].place)
+    end = FeedPosition(head if complete else some[-1].place)
     if not some:
-        return BacklogPage(b"", 0, end)
-    row = await _read_rows(connection, topics, some, stand, entry=entry, max_bytes=max_bytes)
+        return FeedPage(b"", 0, end)
+    row = await _read_rows(connection, topics, some, after, entry=entry, max_bytes=max_bytes)
     frames, count, seen, position, ts, digest = row
     if not count:
-        return BacklogPage(b"", 0, end)
+        return FeedPage(b"", 0, end)
     if seen == count and seen < MAX_PAGE_MESSAGES:  # type: ignore[operator]
-        return BacklogPage(frames, count, end)  # type: ignore[arg-type]
+        return FeedPage(frames, count, end)  # type: ignore[arg-type]
     place = next(commit.place for commit in some if commit.place[0] == position)
-    return BacklogPage(frames, count, Stand(place, (ts, digest)))  # type: ignore[arg-type]
+    return FeedPage(frames, count, FeedPosition(place, (ts, digest)))  # type: ignore[arg-type]
 
 
 async def _read_rows(
     connection: Connection,
     topics: Topics,
     commits: Sequence[CommitRow],
-    stand: Stand,
+    after: FeedPosition,
     *,
     entry: Entry,
     max_bytes: int,
 ) -> tuple[object, ...]:
-    at = stand.inside
+    at = after.inside
     parameters = _batch_parameters(commits, topics) | {
         "positions": bigints([commit.place[0] for commit in commits]),
-        "at_position": stand.place[0],
+        "at_position": after.place[0],
         "at_ts": at[0] if at else MAX_TIMESTAMP_NS,
         "at_hash": at[1] if at else b"",
         "show": MAX_PAGE_MESSAGES,

@@ -1,4 +1,4 @@
-"""Which messages are held, and their frames, by position.
+"""Frames and topic keys of messages by position, where the message is stored.
 
 Many positions at once are looked up by timestamp alone: one descent of an index for each,
 without a join. Other messages may share a timestamp, so such a read is bounded in rows, and in

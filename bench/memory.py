@@ -28,10 +28,10 @@ import psycopg
 
 from bench.data import Row, batches, content_topic, publish_request
 from bench.support import PUBLISH_STREAM, report
-from store.db.migrate import upgrade
-from store.db.partitions import ensure_for
 from store.db.pool import prepare
-from store.db.resummarize import EVERYTHING, resummarize
+from store.db.schema.migrate import upgrade
+from store.db.schema.partitions import ensure_for
+from store.db.summaries.resummarize import EVERYTHING, resummarize
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.v1.store_pb2 import PublishResponse
 from tests.support.node import COMMAND, NodeProcess

@@ -18,7 +18,7 @@ from bench.data import (
     rows,
 )
 from bench.support import Bench, bench_node, copy_in, options, publish, report, settle
-from store.db.bulk import (
+from store.db.writing.bulk import (
     COPY_HASHES,
     COPY_MESSAGES,
     HEADER,

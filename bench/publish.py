@@ -40,7 +40,7 @@ from bench.support import (
     seconds,
     used,
 )
-from store.db.bulk import (
+from store.db.writing.bulk import (
     COPY_HASHES,
     COPY_MESSAGES,
     HEADER,

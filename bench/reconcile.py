@@ -6,7 +6,7 @@ and after, on storages built beforehand; it is built where there is cargo. Its i
 learns the differences. Where it cannot be had, published figures of it stand in, of another
 machine, and the lines say so.
 
-Each line says whether compiled code did the work (`kernel`). If so, the processor time of arrays
+Each line says whether compiled code did the work (`kernel`). If so, the processor time without it
 stands beside it: the payloads are the same.
 """
 
@@ -47,7 +47,7 @@ from reconcile.session import (
 
 PEER = Path(__file__).parent / "peers" / "negentropy"
 RUNS = 15
-ARRAY_RUNS = 5
+PYTHON_RUNS = 5
 PEER_RUNS = 8  # before, and as many after
 HAS_KERNEL = kernel.compiled is not None
 EVERYTHING = (LOWEST, (2**63 - 1, bytes(32)))
@@ -179,9 +179,9 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float) ->
     views = (IndexView.of(sets.ours), IndexView.of(sets.theirs))
     reference = None if program is None else theirs(program, directory, sets)
     mine = ours(sets, views)
-    with kernel.arrays_only():
-        arrays = ours(sets, views, ARRAY_RUNS) if HAS_KERNEL else mine
-    assert (arrays.sent, arrays.messages) == (mine.sent, mine.messages), "arrays say something else"
+    with kernel.python_only():
+        without = ours(sets, views, PYTHON_RUNS) if HAS_KERNEL else mine
+    assert (without.sent, without.messages) == (mine.sent, mine.messages), "the kernel says else"
     if program is not None and reference is not None:
         again = theirs(program, directory, sets)
         reference = min(reference, again, key=lambda cost: cost.cpu_s[0])
@@ -199,7 +199,7 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float) ->
         "plain_bytes": plain,
     }
     if HAS_KERNEL:
-        figures["arrays_cpu_ms"] = 1e3 * arrays.cpu_s[0]
+        figures["python_cpu_ms"] = 1e3 * without.cpu_s[0]
     cpu_ratio = bytes_ratio = None
     if reference is not None:
         figures |= {
@@ -209,7 +209,7 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float) ->
         }
         cpu_ratio = mine.cpu_s[0] / reference.cpu_s[0]
         if HAS_KERNEL:
-            figures["arrays_cpu_ratio"] = arrays.cpu_s[0] / reference.cpu_s[0]
+            figures["python_cpu_ratio"] = without.cpu_s[0] / reference.cpu_s[0]
         bytes_ratio = sum(mine.sent) / sum(reference.sent)
     elif case.name in STAND_IN:
         milliseconds, size = STAND_IN[case.name]

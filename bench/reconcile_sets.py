@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import SyncIds
-from reconcile.order import ordered
+from reconcile.ids import SyncIds, ordered
 
 START_NS: Final = 1_700_000_000_000_000_000
 HOUR_NS: Final = 3_600_000_000_000

@@ -1,9 +1,9 @@
-"""The hot places in compiled code, where it could be built; arrays do the same everywhere.
+"""The hot places in compiled code, where it could be built; Python does the same everywhere.
 
-The source is in `reconcile/native`, built when the project is installed if there is a C compiler.
-What it computes the array code computes too, and the tests hold them against each other. A
-function of it that meets anything unusual (a malformed payload, a bound inside a nanosecond) says
-so and leaves the case to the arrays; so errors have one wording.
+The source is in `reconcile/native`. Wheels carry the built file; an installation from source
+builds it if there is a C compiler. What it computes the Python code computes too, and tests compare
+the two. A function that meets anything unusual (a malformed payload, a bound inside a nanosecond)
+says so and leaves the case to Python; so errors have one wording.
 
 Columns are C-contiguous arrays of the dtypes that this package uses. Sizes are checked, values
 never lead outside of a column, and what does not fit raises ``ValueError``.
@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -110,12 +110,12 @@ def usable() -> Kernel | None:
 
 
 compiled: Kernel | None = usable()
-"""The kernel; None: arrays do all of it."""
+"""The kernel; None: Python does all of it."""
 
 
 @contextmanager
-def arrays_only() -> Iterator[None]:
-    """Let arrays do all of it meanwhile: for tests and benchmarks of one thread."""
+def python_only() -> Iterator[None]:
+    """Do without the kernel meanwhile: for tests and benchmarks of one thread."""
     global compiled  # noqa: PLW0603 - which of the two equal ways is taken is no state of a result
     kept, compiled = compiled, None
     try:

@@ -6,7 +6,7 @@ Rules (WAKU-SYNC, "Reconciliation Message Flow", and the rulings on it):
   turns, a payload each.
 - A range that is equal is answered by a Skip; one that differs by finer fingerprints, by an
   unreconciled set, or by small reconciled sets that show every difference in it.
-- Whoever has nothing left to say sends the empty payload; whoever receives one is done.
+- A side with nothing left to say sends the empty payload; the side that receives it is done.
 - A session works on one fixed view, between fixed bounds: the initiator's window, and what the
   responder was first asked about, neither below the own horizon.
 - Nothing that a peer says is believed beyond its own items: counts are reported, never used, and
@@ -38,14 +38,13 @@ from enum import Enum
 
 import numpy as np
 
+from reconcile.algorithm.plan import Tuning
+from reconcile.algorithm.questions import asked_about, questions
+from reconcile.algorithm.turn import Reply, Rules, Turn
 from reconcile.codec import Payload, RangeKind, Ranges, decode, encode, reach
 from reconcile.errors import SessionLimitExceeded
-from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.ids import LOWEST, SyncId, SyncIds, ordered
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.order import ordered
-from reconcile.plan import Tuning
-from reconcile.questions import asked_about, questions
-from reconcile.turn import Reply, Rules, Turn
 from reconcile.view import Answer, Read, Spans
 from storenode.message.limits import NS_PER_S
 
@@ -414,8 +413,8 @@ class Session:
         return Send(payload, count, refusal)
 
     def _end(self, refusal: str = "") -> Ended:
-        # Whoever leaves differences out answers as if there were no more of them. The peer is shown
-        # as many as a session may report, and knows by that.
+        # A side that leaves differences out answers as if there were no more of them. The peer is
+        # shown as many as a session may report, and knows by that.
         found = len(self._to_send) + len(self._to_receive)
         full = found == self._config.limits.max_differences
         return Ended(

@@ -174,7 +174,7 @@ class View(Protocol):
     def needs(self, read: Read) -> object | None:
         """What must be loaded from storage before ``answer`` can be called; None: nothing.
 
-        What it is made of is between a view and whoever loads for it.
+        What it is made of is between a view and its loader.
         """
         ...
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from reconcile.algorithm.plan import Tuning
 from reconcile.limits import CodecLimits, SessionLimits, SummaryLimits
-from reconcile.plan import Tuning
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_MS, NS_PER_S
 from store.sync.transfer.limits import TransferLimits

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from reconcile.buckets import Buckets
 from reconcile.ids import SyncId, SyncIds
-from reconcile.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
+from reconcile.summaries.buckets import Buckets
+from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
 
 
 class Snapshot:

@@ -11,9 +11,9 @@ from typing import Final
 
 from reconcile.ids import END, LOWEST, SyncId
 from reconcile.index import IndexView
-from reconcile.layered import LayeredView, reads_below
-from reconcile.loading import LoadingView
-from reconcile.summary import SummaryView
+from reconcile.summaries.layered import LayeredView, reads_below
+from reconcile.summaries.loading import LoadingView
+from reconcile.summaries.summary import SummaryView
 from reconcile.view import Answer, Read, Spans
 from sim.hot import HotIndex, HotView
 from sim.limits import MAX_COLD_VIEWS

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from store.db.migrate import upgrade
+from store.db.schema.migrate import upgrade
 from tests.support.postgres import PostgresServer
 
 settings.register_profile(

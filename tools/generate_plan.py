@@ -1,7 +1,7 @@
-"""Works out `reconcile/plan_tables.py`: how finely to split, by the cost model of a reconciliation.
+"""Works out `reconcile/algorithm/plan_tables.py`: how finely to split a reconciliation.
 
 `python tools/generate_plan.py` rewrites the module. What the tables say is described in
-`reconcile.plan`. A test compares them with what this gives.
+`reconcile.algorithm.plan`. A test compares them with what this gives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zlib import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.plan import (
+from reconcile.algorithm.plan import (
     DEPTHS,
     FAN_OUTS,
     ITEM_BYTES,
@@ -26,7 +26,7 @@ from reconcile.plan import (
     Floats,
 )
 
-MODULE = Path(__file__).resolve().parent.parent / "reconcile" / "plan_tables.py"
+MODULE = Path(__file__).resolve().parent.parent / "reconcile" / "algorithm" / "plan_tables.py"
 
 # Bytes, and the time that goes with a record as so many bytes more.
 FINGERPRINT_BYTES = 50.0  # a bound, a type, 32 bytes

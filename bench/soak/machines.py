@@ -16,7 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from bench.soak import clocked
-from store.db.migrate import upgrade
+from store.db.schema.migrate import upgrade
 from store.embedded import running_url
 from tests.support.cluster import ClusterServer
 from tests.support.command import Command

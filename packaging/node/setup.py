@@ -1,7 +1,7 @@
 """Builds the one compiled module, where there is a C compiler; the rest is in pyproject.toml.
 
 Without a compiler, or without the headers of Python, the installation goes on: the package then
-does the same with arrays. The module keeps to Python's stable interface, so that one file serves
+does the same in Python. The module keeps to Python's stable interface, so that one file serves
 every version from 3.11 on.
 """
 

@@ -1,7 +1,7 @@
 /* Writing the ranges of a payload (WAKU-SYNC, "Payload encoding").
  *
  * `encode` writes ranges that are given as they are. `compose` first puts them together from the
- * pieces of an answer, as `reconcile.answer` does, where no bound has a hash.
+ * pieces of an answer, as `reconcile.algorithm.answer` does, where no bound has a hash.
  */
 
 #include "kernel.h"
@@ -11,7 +11,7 @@
 #define MAX_ITEM_BYTES (MAX_VARINT_BYTES + HASH_BYTES)
 #define MAX_ROWS (PY_SSIZE_T_MAX / 4 / MAX_RANGE_BYTES)
 
-/* Items, about, up to which touching sets are put together: as in `reconcile.answer`. */
+/* Items, about, up to which touching sets are put together: as in `reconcile.algorithm.answer`. */
 #define LARGEST_MERGED_SET 256
 
 #define MAX_GROUPS 8

@@ -1,8 +1,8 @@
 /* Reading the ranges of a payload (WAKU-SYNC, "Payload encoding").
  *
  * A payload is walked twice: first only to check all of it and to count, then to fill columns of
- * the right length. What is wrong with it is not said here: `reconcile.sequential` reads it again
- * and knows.
+ * the right length. What is wrong with it is not said here:
+ * `reconcile.codec.decoding` reads it again and knows.
  */
 
 #include "kernel.h"

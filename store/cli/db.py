@@ -17,14 +17,14 @@ import click
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from store.db import migrate
-from store.db.check import CheckReport
-from store.db.check import check as check_database
-from store.db.clocks import database_ns, newest_commit_ns
+from store.db.checks.check import CheckReport
+from store.db.checks.check import check as check_database
 from store.db.errors import SchemaError, sentence
+from store.db.maintenance.maintainer import database_ns, newest_commit_ns
+from store.db.maintenance.retention import Inventory, PruneReport, prune, read_inventory
 from store.db.pool import complete_url
-from store.db.resummarize import Resummarized, resummarize
-from store.db.retention import Inventory, PruneReport, prune, read_inventory
+from store.db.schema import migrate
+from store.db.summaries.resummarize import Resummarized, resummarize
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
 from store.domain.retention import Partition, RetentionPolicy
 from store.domain.retention_clock import Reading, RetentionClock

@@ -1,1 +1,8 @@
-"""The Postgres edge: schema, writes, reads and the commit feed."""
+"""The Postgres edge.
+
+`pool` has the connections, `locks` the locks, `arrays` the columns as parameters. `schema` has
+tables, migrations and partitions; `writing` the transaction that stores a batch; `reading` pages
+and look-ups; `sds` look-ups by SDS message ID; `commits` the commit order and the feed;
+`summaries` counts and XORs of slices of time; `reconciliation` views for sessions; `maintenance`
+partitions ahead and retention; `checks` the comparison of a database with itself.
+"""

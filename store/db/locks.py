@@ -1,12 +1,19 @@
-"""Keys of the advisory locks, which are the same for every node on one database.
+"""Advisory locks, the same for every node on one database, and exclusive locks on tables.
 
 A transaction takes them in this order: FOLDING before anything else, PARTITIONS before the tables
 that it creates or drops, COMMIT_ORDER after the tables' own locks, last of all. The upper half
 spells "stor", so that other programs in the same database are not met by accident.
 """
 
-from typing import Final
+import time
+from collections.abc import Sequence
+from typing import Any, Final
 
+from psycopg import AsyncConnection, sql
+
+from store.db.schema.tables import SCHEMA
+
+_MIN_TIMEOUT_MS: Final = 1
 _NAMESPACE: Final = 0x73746F72 << 32
 
 COMMIT_ORDER: Final = _NAMESPACE | 1
@@ -29,3 +36,28 @@ ARCHIVING: Final = _NAMESPACE | 6
 
 RESTORING: Final = _NAMESPACE | 7
 """Held by the session of the one job that restores messages into the database."""
+
+
+async def set_lock_timeout(connection: AsyncConnection[Any], timeout_ms: int) -> None:
+    """Let every lock of this transaction that takes longer fail (`LockNotAvailable`)."""
+    await connection.execute("select set_config('lock_timeout', %s, true)", (f"{timeout_ms}ms",))
+
+
+async def lock_exclusively(
+    connection: AsyncConnection[Any], tables: Sequence[str], timeout_ms: int
+) -> None:
+    """Lock tables of ours in ACCESS EXCLUSIVE mode, in this order, within one time limit.
+
+    While a lock is waited for, every later query of that table waits behind it, and while the
+    next one is waited for, those of the first: hence one limit for all. Partitions of a table are
+    locked only when they are named. Needs an open transaction.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: somebody else kept a lock for longer.
+    """
+    deadline = time.monotonic() + timeout_ms / 1000
+    for table in tables:
+        left_ms = round(1000 * (deadline - time.monotonic()))
+        await set_lock_timeout(connection, max(_MIN_TIMEOUT_MS, left_ms))
+        statement = sql.SQL("LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE")
+        await connection.execute(statement.format(sql.Identifier(SCHEMA, table)), prepare=False)

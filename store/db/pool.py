@@ -20,7 +20,7 @@ from psycopg import errors as pg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from store.db.arrays import register
-from store.db.migrate import application_name
+from store.db.schema.migrate import application_name
 from store.domain.ports import StoreUnavailable
 
 Connection = AsyncConnection[tuple[object, ...]]
@@ -189,7 +189,7 @@ class _Lender:
             raise PoolTimeout("no connection could be made") from None
         if task.cancelling() > cancelled_before:
             # The pool waits by `asyncio.wait_for`, which before Python 3.12 loses a cancellation
-            # that meets the end of the wait; whoever waits for the task's end would wait for ever.
+            # that meets the end of the wait; a wait for the task's end would never return.
             await pool.putconn(connection)
             raise asyncio.CancelledError
         return connection

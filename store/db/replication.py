@@ -1,4 +1,4 @@
-"""Commits that a synchronous standby must hold before anybody may rely on them.
+"""Commits that a synchronous standby must hold before they are acknowledged.
 
 Postgres makes a commit wait for the standby, but not under all circumstances. When the wait is
 cancelled, the commit stands on the primary alone and the client is only warned. After a restart of

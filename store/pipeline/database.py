@@ -14,9 +14,9 @@ from typing import Any, Final, LiteralString
 import numpy as np
 import psycopg
 
-from store.db.deltas import Buckets, merged, unpack
 from store.db.errors import SchemaError
 from store.db.locks import ARCHIVING, RESTORING
+from store.db.summaries.deltas import Buckets, merged, unpack
 from store.domain.partitioning import Bounds, parse_bounds
 from store.pipeline.errors import FAILED, PipelineError, of_database
 from store.pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_buckets
@@ -91,7 +91,7 @@ def connected(url: str, what: str = "The database") -> Iterator[Connection]:
             block raises as `psycopg.Error`.
     """
     # It brings the tools of migrations along, which those who only read slices never use.
-    from store.db.migrate import require_served  # noqa: PLC0415
+    from store.db.schema.migrate import require_served  # noqa: PLC0415
 
     try:
         require_served(url)

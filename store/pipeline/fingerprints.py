@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pyspark.sql import Column, Row
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from store.db.deltas import Buckets
+from store.db.summaries.deltas import Buckets
 from store.pipeline.limits import DAY_NS, HOUR_NS, MINUTE_NS
 
 HASH_WORDS: Final = ("h0", "h1", "h2", "h3")

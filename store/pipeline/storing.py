@@ -18,9 +18,9 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
-from store.db.writer import DatabaseWriter
+from store.db.schema.partitions import PartitionMap
+from store.db.writing.writer import DatabaseWriter
 from store.domain.door import Door
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.messages.validate import MalformedMessage, Policy, Verdict

@@ -14,9 +14,9 @@ from typing import Protocol
 import psycopg
 
 from store.config.node import NodeConfig
-from store.db import migrate
 from store.db.errors import SchemaError
 from store.db.pool import complete_url
+from store.db.schema import migrate
 from store.embedded.datadir import DataDir
 from store.embedded.errors import EmbeddedPostgresError
 from store.embedded.settings import EmbeddedSettings

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from store.db.backlog import CommitRow, at_most
-from store.db.tracking import Kept
+from store.db.commits.pages import CommitRow, at_most
+from store.db.writing.tracking import Kept
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import UnreadEvent
 from store.gossip.events import Committed, Input, Publishing, Restored

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from store.db.gossip_reads import GossipReads
-from store.db.tracking import Tracking
-from store.db.unread import UnreadEvents
+from store.db.commits.gossip_reads import GossipReads
+from store.db.writing.tracking import Tracking
+from store.db.writing.unread import UnreadEvents
 from store.domain.ports import Source, StoreBusy, StoreUnavailable, Writer
 from store.domain.unread import Confirmed
 from store.gossip.events import (

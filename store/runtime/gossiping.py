@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import grpc
 
 from store.config.node import NodeConfig
-from store.db.gossip_reads import GossipReads
-from store.db.tracking import MAX_NEEDED
+from store.db.commits.gossip_reads import GossipReads
+from store.db.writing.tracking import MAX_NEEDED
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.gossip.config import GossipConfig
 from store.observe.metrics import Metrics

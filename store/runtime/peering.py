@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from store.config.node import NodeConfig
-from store.db.online import DatabaseOnlineTimes
-from store.db.transfer_reads import TransferReader
+from store.db.maintenance.online import DatabaseOnlineTimes
+from store.db.reading.transfer_reads import TransferReader
 from store.domain.ports import PeerAddress
 from store.observe.metrics import Metrics
 from store.rpc.caller import Caller

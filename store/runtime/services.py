@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from store.config.node import NodeConfig
-from store.db.backlog import CommitRow
-from store.db.feed import DatabaseFeed
-from store.db.handover import Handover
-from store.db.hot_index import HotIndex, index_window_ns
-from store.db.maintainer import Maintainer
-from store.db.partitions import PartitionMap
+from store.db.commits.feed import DatabaseFeed
+from store.db.commits.ids import WrittenIds
+from store.db.commits.pages import CommitRow
+from store.db.maintenance.maintainer import Maintainer
 from store.db.pool import Database, PoolSettings, complete_url
-from store.db.reader import DatabaseReader
-from store.db.sds import DatabaseSdsReader
-from store.db.tracking import Tracking
-from store.db.unread import UnreadEvents
-from store.db.views import DatabaseReconcilable
-from store.db.writer import DatabaseWriter
+from store.db.reading.reader import DatabaseReader
+from store.db.reconciliation.hot_index import HotIndex, index_window_ns
+from store.db.reconciliation.views import DatabaseReconcilable
+from store.db.schema.partitions import PartitionMap
+from store.db.sds.reader import DatabaseSdsReader
+from store.db.writing.tracking import Tracking
+from store.db.writing.unread import UnreadEvents
+from store.db.writing.writer import DatabaseWriter
 from store.domain.hub import Place
 from store.domain.ports import Services
 from store.domain.retention import RetentionPolicy
@@ -112,15 +112,15 @@ async def open_wiring(
     """
     database = await Database.open(url, _pool_settings(config))
     stack.push_async_callback(database.close)
-    handover, unread = Handover(), UnreadEvents(database)
+    written_ids, unread = WrittenIds(), UnreadEvents(database)
     tracking = Tracking(unread, config.max_confirms) if config.gossip else None
     partitions = PartitionMap(time.time_ns, config.retention)
     writer = DatabaseWriter(
-        database, partitions, handover=handover, tracking=tracking, tracing=tracing
+        database, partitions, written_ids=written_ids, tracking=tracking, tracing=tracing
     )
     await writer.start()
     stack.push_async_callback(writer.stop)
-    hot = _hot_index(config, database, handover)
+    hot = _hot_index(config, database, written_ids)
     page_bytes = request_limits(config).page_bytes
 
     commits = CommitListeners([hot])
@@ -164,14 +164,14 @@ def _pool_settings(config: NodeConfig) -> PoolSettings:
     )
 
 
-def _hot_index(config: NodeConfig, database: Database, handover: Handover) -> HotIndex:
+def _hot_index(config: NodeConfig, database: Database, written_ids: WrittenIds) -> HotIndex:
     def note(name: str, /, **fields: object) -> None:
         write = _LOG.info if name == "index_warm" else _LOG.warning
         write(name, **fields)
 
     return HotIndex(
         database,
-        handover,
+        written_ids,
         index_window_ns(config.sync_range, config.sync_offset),
         now_ns=time.time_ns,
         on_event=note,

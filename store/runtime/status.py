@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from store.db.timeline import Timeline, Upkeep, read_timeline, read_upkeep
+from store.db.summaries.timeline import Timeline, Upkeep, read_timeline, read_upkeep
 from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
 from store.domain.unread import GossipPeerState, UnreadSummary
 from store.observe.limits import RATE_INTERVAL_S

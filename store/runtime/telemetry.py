@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from store.db.condition import StoreCondition, read_condition
-from store.db.partitions import read_catalog
+from store.db.maintenance.condition import StoreCondition, read_condition
+from store.db.schema.partitions import read_catalog
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.observe.logging import suppressed_total
 from store.observe.metrics import Metrics

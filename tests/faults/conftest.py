@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from store.db.migrate import upgrade
+from store.db.schema.migrate import upgrade
 from tests.support.cluster import ClusterServer, Pair
 from tests.support.node import NodeProcess
 

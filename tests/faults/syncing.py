@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from store.db.migrate import upgrade
+from store.db.schema.migrate import upgrade
 from storenode.client.messages import new_message
 from storenode.client.node import connect
 from storenode.client.types import SyncReport, WakuMessageAndTopic

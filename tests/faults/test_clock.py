@@ -11,11 +11,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from store.db.feed import DatabaseFeed
-from store.db.maintainer import Maintainer
-from store.db.partitions import PartitionMap, read_catalog
+from store.db.commits.feed import DatabaseFeed
+from store.db.maintenance.maintainer import Maintainer
 from store.db.pool import Database
-from store.db.writer import DatabaseWriter
+from store.db.schema.partitions import PartitionMap, read_catalog
+from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import FollowRequest, Source, TopicFilter
 from store.domain.retention import RetentionPolicy
 from store.domain.retention_clock import MAX_DOUBT_NS

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from store.db.migrate import upgrade
+from store.db.schema.migrate import upgrade
 from store.embedded.account import account_for
 from store.embedded.datadir import DATABASE
 from storenode.client.errors import NodeError

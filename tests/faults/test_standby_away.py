@@ -9,9 +9,9 @@ from itertools import count
 
 import pytest
 
-from store.db.partitions import PartitionMap
 from store.db.pool import Database, PoolSettings
-from store.db.writer import DatabaseWriter
+from store.db.schema.partitions import PartitionMap
+from store.db.writing.writer import DatabaseWriter
 from store.domain.door import Door
 from store.domain.ports import Source, StoreUnavailable
 from store.messages.record import RecordBatch

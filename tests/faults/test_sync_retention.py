@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from store.db import retention
+from store.db.maintenance import retention
 from store.domain.retention import RetentionPolicy
 from storenode.client.types import SyncReport
 from tests.faults.syncing import PAYLOAD_BYTES, Two, asked, two_nodes, under_way

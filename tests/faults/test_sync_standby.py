@@ -6,10 +6,10 @@ import asyncio
 import time
 
 from reconcile.ids import SyncIds
-from store.db.partitions import PartitionMap
 from store.db.pool import Database
-from store.db.transfer_reads import TransferReader
-from store.db.writer import DatabaseWriter
+from store.db.reading.transfer_reads import TransferReader
+from store.db.schema.partitions import PartitionMap
+from store.db.writing.writer import DatabaseWriter
 from store.domain.door import Door
 from store.domain.ports import Source
 from store.messages.record import RecordBatch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store.db.migrate import head
+from store.db.schema.migrate import head
 from store.embedded.binaries import SYSTEM_PATTERNS
 from store.observe.page import PATH
 from tests.install.environment import VERSION, Dist, Environment, library_of

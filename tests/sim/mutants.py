@@ -10,10 +10,10 @@ import pytest
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from reconcile.layered import LayeredView
 from reconcile.session import Ended, Session
 from reconcile.session import Input as SessionInput
-from reconcile.summary import SummaryView
+from reconcile.summaries.layered import LayeredView
+from reconcile.summaries.summary import SummaryView
 from sim import hot, intake, views
 from store.domain.door import Door
 from store.domain.environment import Random

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from reconcile.buckets import Buckets
 from reconcile.ids import SyncId, SyncIds
-from reconcile.loading import Loaded, LoadingView, NeedBuckets, NeedHashes, NeedIds, Needs
+from reconcile.summaries.buckets import Buckets
+from reconcile.summaries.loading import Loaded, LoadingView, NeedBuckets, NeedHashes, NeedIds, Needs
 from reconcile.view import Answer, Read
 
 

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from reconcile.algorithm.plan import Tuning
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.plan import Tuning
 from reconcile.session import (
     Answered,
     Begin,

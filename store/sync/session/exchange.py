@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from reconcile.algorithm.plan import Tuning
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from reconcile.plan import Tuning
 from reconcile.session import Bounds, Result, Role, SessionConfig
 from reconcile.session import Session as Machine
 from store.domain.environment import Environment

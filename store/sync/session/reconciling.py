@@ -13,10 +13,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from reconcile.algorithm.questions import asked_about
 from reconcile.codec import decode
 from reconcile.ids import SyncId
 from reconcile.limits import CodecLimits
-from reconcile.questions import asked_about
 from reconcile.session import (
     Answered,
     Effect,

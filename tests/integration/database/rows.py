@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from store.db.partitions import read_catalog
-from store.db.retention import read_inventory
+from store.db.maintenance.retention import read_inventory
+from store.db.schema.partitions import read_catalog
 from store.domain.partitioning import DAY_NS
 
 NOW = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()) * 1_000_000_000

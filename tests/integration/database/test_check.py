@@ -8,14 +8,14 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from store.db import check_rows
-from store.db.check import CheckReport, check
-from store.db.check_summaries import WRONG_SUMMARY
+from store.db.checks import rows as check_rows
+from store.db.checks.check import CheckReport, check
+from store.db.checks.findings import ADVICE
+from store.db.checks.summaries import WRONG_SUMMARY
 from store.db.errors import SchemaError
-from store.db.findings import ADVICE
 from store.db.locks import MAINTENANCE
-from store.db.partitions import ensure_ahead
-from store.db.retention import prune
+from store.db.maintenance.retention import prune
+from store.db.schema.partitions import ensure_ahead
 from store.domain.audit import Fault
 from store.domain.partitioning import DAY_NS
 from store.domain.retention import RetentionPolicy

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from store.db.condition import read_condition
-from store.db.fold import fold
-from store.db.partitions import ensure_ahead
+from store.db.maintenance.condition import read_condition
+from store.db.schema.partitions import ensure_ahead
+from store.db.summaries.fold import fold
 from store.domain.partitioning import DAY_NS
 from tests.integration.database.filling import admitted, plain, write
 from tests.integration.database.rows import MONTH_NS, NOW, TODAY, Connection, opened, tallied

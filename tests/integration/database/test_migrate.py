@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from store.db import migrate
 from store.db.errors import SchemaError
+from store.db.schema import migrate
 from tests.support.postgres import SUPERUSER, PostgresServer
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from store.db import migrate
 from store.db.errors import SchemaError
+from store.db.schema import migrate
 from tests.support.command import Command
 from tests.support.node import NodeProcess, running_node
 
@@ -67,7 +67,7 @@ def upgrade() -> None:
 
 @pytest.fixture
 def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Makes `store.db.migrate`, in this process, that of a newer version; its revisions."""
+    """Makes `store.db.schema.migrate`, in this process, that of a newer version; its revisions."""
     location = tmp_path / "migrations"
     shutil.copytree(migrate.LOCATION, location, ignore=shutil.ignore_patterns("__pycache__"))
     versions = location / "versions"

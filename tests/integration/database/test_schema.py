@@ -1,11 +1,11 @@
-"""What the migrations leave is what `store.db.schema` says."""
+"""What the migrations leave is what `store.db.schema.tables` says."""
 
 from __future__ import annotations
 
 import psycopg
 import pytest
 
-from store.db.drift import differences
+from store.db.checks.drift import differences
 
 
 def execute(url: str, statement: str) -> None:

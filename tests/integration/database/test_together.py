@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from store.db.check import check
-from store.db.maintainer import Maintainer
-from store.db.partitions import PartitionMap, ensure_ahead
+from store.db.checks.check import check
+from store.db.maintenance.maintainer import Maintainer
+from store.db.maintenance.retention import prune
 from store.db.pool import Database
-from store.db.retention import prune
-from store.db.writer import DatabaseWriter
+from store.db.schema.partitions import PartitionMap, ensure_ahead
+from store.db.writing.writer import DatabaseWriter
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy

@@ -13,13 +13,13 @@ from typing import Literal, TypeVar
 import psycopg
 
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from store.db.feed import DatabaseFeed
-from store.db.partitions import PartitionMap
+from store.db.commits.feed import DatabaseFeed
 from store.db.pool import Database
-from store.db.reader import DatabaseReader
-from store.db.sds import DatabaseSdsReader
-from store.db.transfer_reads import TransferReader
-from store.db.writer import DatabaseWriter
+from store.db.reading.reader import DatabaseReader
+from store.db.reading.transfer_reads import TransferReader
+from store.db.schema.partitions import PartitionMap
+from store.db.sds.reader import DatabaseSdsReader
+from store.db.writing.writer import DatabaseWriter
 from store.domain.access import Access
 from store.domain.door import Door
 from store.domain.ports import (

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from store.db.partitions import PartitionMap
 from store.db.pool import Database
-from store.db.tracking import MAX_NEEDED, Tracking
-from store.db.unread import UnreadEvents
-from store.db.writer import DatabaseWriter
+from store.db.schema.partitions import PartitionMap
+from store.db.writing.tracking import MAX_NEEDED, Tracking
+from store.db.writing.unread import UnreadEvents
+from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.unread import Confirmed
 from store.messages.record import RecordBatch
@@ -126,7 +126,7 @@ async def test_what_was_given_up_counts_for_nothing(publisher: Publisher) -> Non
 async def test_what_is_not_tracked_is_never_taken_for_confirmed(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("store.db.tracking.MAX_UNREAD_EVENTS", 0)
+    monkeypatch.setattr("store.db.writing.tracking.MAX_UNREAD_EVENTS", 0)
     messages = batch()
     stored = await publisher.store(messages, 1)
     limit_s = 3 * confirming.POLL_S

@@ -7,7 +7,7 @@ import time
 
 import psycopg
 
-from store.db.online import DatabaseOnlineTimes
+from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database
 from store.runtime.environment import system_environment
 from store.runtime.tasks import BackgroundTasks

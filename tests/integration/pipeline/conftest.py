@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from store.db.migrate import upgrade
+from store.db.schema.migrate import upgrade
 from store.pipeline.jobs.archive import Archiving, archive
 from store.pipeline.lake import Lake
 from store.pipeline.session import spark_session

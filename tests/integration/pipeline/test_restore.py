@@ -15,9 +15,9 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from store.db.check import check
+from store.db.checks.check import check
 from store.db.locks import COMMIT_ORDER
-from store.db.retention import prune
+from store.db.maintenance.retention import prune
 from store.domain.retention import RetentionPolicy
 from store.pipeline.errors import PipelineError
 from store.pipeline.interrupts import TERMINATED

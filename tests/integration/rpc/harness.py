@@ -12,12 +12,12 @@ from typing import Any, Literal, TypeVar
 import grpc
 import pytest
 
-from store.db.feed import DatabaseFeed
-from store.db.partitions import PartitionMap
+from store.db.commits.feed import DatabaseFeed
 from store.db.pool import Database
-from store.db.reader import DatabaseReader
-from store.db.sds import DatabaseSdsReader
-from store.db.writer import DatabaseWriter
+from store.db.reading.reader import DatabaseReader
+from store.db.schema.partitions import PartitionMap
+from store.db.sds.reader import DatabaseSdsReader
+from store.db.writing.writer import DatabaseWriter
 from store.domain.access import Access
 from store.domain.ports import Services
 from store.domain.quota import ClientLimits, Quota

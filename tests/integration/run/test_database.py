@@ -10,7 +10,7 @@ import psutil
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from store.db.migrate import upgrade
+from store.db.schema.migrate import upgrade
 from tests.integration.run.helpers import get, run_to_end, watch_health
 from tests.support.fleet import eventually
 from tests.support.node import running_node

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 import pytest
 
-from store.db import claims as db_claims
-from store.db.sds import DatabaseSdsReader
+from store.db.sds import claims as db_claims
+from store.db.sds.reader import DatabaseSdsReader
 from store.domain.ports import HistoryEntry, TopicFilter
 from tests.integration.sds.channel import (
     OTHER,

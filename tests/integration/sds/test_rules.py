@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
-from store.db import claims as db_claims
-from store.db.sds import DatabaseSdsReader
+from store.db.sds import claims as db_claims
+from store.db.sds.reader import DatabaseSdsReader
 from store.domain import pace
 from store.domain.ports import TopicFilter, TopicRights
 from tests.integration.sds.channel import (

@@ -8,11 +8,12 @@ from contextlib import aclosing
 
 import pytest
 
-from store.db import held, sds
-from store.db.retention import prune
-from store.db.sds import DatabaseSdsReader
-from store.db.sds_frames import MAX_EARLY_BYTES
-from store.db.sds_pages import Pages
+from store.db.maintenance.retention import prune
+from store.db.reading import frames as stored_frames
+from store.db.sds import reader as sds
+from store.db.sds.frames import MAX_EARLY_BYTES
+from store.db.sds.pages import Pages
+from store.db.sds.reader import DatabaseSdsReader
 from store.domain.ports import HistoryEntry, SdsPage, StoreBusy, TopicFilter
 from store.domain.retention import RetentionPolicy
 from store.messages.frames import sds_stored_message
@@ -70,7 +71,7 @@ async def test_messages_share_a_timestamp_with_thousands(
     node: Node, reader: DatabaseSdsReader
 ) -> None:
     channel = chain(60, spacing=0)
-    for number in range(held._SHARED_TIMESTAMPS + 200):
+    for number in range(stored_frames._SHARED_TIMESTAMPS + 200):
         channel.whisper(b"%d" % number, at=0, topic=OTHER)
     await channel.store(node)
     walked = await walk_from(reader, [(b"59", None)])

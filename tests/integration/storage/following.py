@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
-from store.db.feed import DatabaseFeed
-from store.db.insert import Inserted, insert, insert_topics, new_token, take_place
-from store.db.topics import KnownTopics
+from store.db.commits.feed import DatabaseFeed
+from store.db.writing.insert import Inserted, insert, insert_topics, new_token, take_place
+from store.db.writing.topics import KnownTopics
 from store.domain.ports import FollowPage, FollowRequest, Source, TopicFilter
 from store.messages.cursor import FollowCursor
 from store.messages.record import RecordBatch

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from store.db.feed import DatabaseFeed
-from store.db.partitions import PartitionMap
+from store.db.commits.feed import DatabaseFeed
 from store.db.pool import Database, PoolSettings
-from store.db.reader import DatabaseReader
-from store.db.writer import DatabaseWriter
+from store.db.reading.reader import DatabaseReader
+from store.db.schema.partitions import PartitionMap
+from store.db.writing.writer import DatabaseWriter
 from store.domain.hub import Place
 from store.domain.ports import Source
 from store.messages.record import RecordBatch

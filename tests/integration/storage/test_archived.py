@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
-from store.db.fold import fold_until
-from store.db.retention import PruneReport, prune
+from store.db.maintenance.retention import PruneReport, prune
+from store.db.summaries.fold import fold_until
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from tests.integration.storage.following import LongTransaction

@@ -10,10 +10,10 @@ from itertools import accumulate
 
 import pytest
 
-from store.db import backlog
-from store.db import feed as feed_module
+from store.db.commits import feed as feed_module
+from store.db.commits import pages as commit_pages
 from store.db.pool import Connection
-from store.db.select import Topics
+from store.db.reading.select import Topics
 from store.domain.hub import MAX_QUEUED_BYTES, MAX_QUEUED_COMMITS, Place, Row, Subscriber
 from store.domain.ports import Ephemeral, TopicFilter, TopicRights
 from storenode.message.limits import MAX_RESPONSE_BYTES
@@ -136,8 +136,8 @@ async def test_all_followers_of_all_nodes_see_one_order_past_a_long_transaction(
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of the backlog end inside commits, and read few commits at once."""
-    monkeypatch.setattr(backlog, "MAX_PAGE_MESSAGES", 7)
-    monkeypatch.setattr(backlog, "_MAX_COMMITS", 5)
+    monkeypatch.setattr(commit_pages, "MAX_PAGE_MESSAGES", 7)
+    monkeypatch.setattr(commit_pages, "_MAX_COMMITS", 5)
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -242,11 +242,11 @@ async def test_who_comes_while_commits_are_read_misses_nothing(
     reading, go_on = asyncio.Event(), asyncio.Event()
 
     async def gated(
-        connection: Connection, commits: Sequence[backlog.CommitRow], topics: Topics
+        connection: Connection, commits: Sequence[commit_pages.CommitRow], topics: Topics
     ) -> dict[int, list[Row]]:
         reading.set()
         await go_on.wait()
-        return await backlog.rows_of(connection, commits, topics)
+        return await commit_pages.rows_of(connection, commits, topics)
 
     monkeypatch.setattr(feed_module, "rows_of", gated)
     other = TopicFilter(*TOPICS[1][:1], (TOPICS[1][1],))

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from store.db import backlog
-from store.db import feed as feed_module
-from store.db.feed import DatabaseFeed
+from store.db.commits import feed as feed_module
+from store.db.commits import pages as commit_pages
+from store.db.commits.feed import DatabaseFeed
 from store.db.pool import Connection
-from store.db.select import Topics
+from store.db.reading.select import Topics
 from store.domain.hub import Row
 from store.domain.ports import CursorOutOfRange, FollowRequest, TopicFilter
 from store.messages.cursor import FollowCursor
@@ -106,11 +106,11 @@ async def test_followers_get_everything_past_a_fault_of_the_tail(
     expected, failed = list(faults), list[Exception]()
 
     async def faulty(
-        connection: Connection, commits: Sequence[backlog.CommitRow], topics: Topics
+        connection: Connection, commits: Sequence[commit_pages.CommitRow], topics: Topics
     ) -> dict[int, list[Row]]:
         if faults:
             raise faults.pop(0)
-        return await backlog.rows_of(connection, commits, topics)
+        return await commit_pages.rows_of(connection, commits, topics)
 
     monkeypatch.setattr(feed_module, "rows_of", faulty)
     async with running(database_url) as node:
@@ -132,10 +132,10 @@ async def test_the_tail_reads_a_bounded_number_of_messages_at_once(
     read: list[list[int]] = []
 
     async def noted(
-        connection: Connection, commits: Sequence[backlog.CommitRow], topics: Topics
+        connection: Connection, commits: Sequence[commit_pages.CommitRow], topics: Topics
     ) -> dict[int, list[Row]]:
         read.append([commit.messages for commit in commits])
-        return await backlog.rows_of(connection, commits, topics)
+        return await commit_pages.rows_of(connection, commits, topics)
 
     dice = random.Random(SEED)
     long = LongTransaction(node)
@@ -247,10 +247,10 @@ async def behind(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[a
 
     async def gated(
         connection: Connection, first: int, last: int, topics: Topics, limit: int
-    ) -> list[backlog.CommitRow]:
+    ) -> list[commit_pages.CommitRow]:
         waits.set()
         await go_on.wait()
-        return await backlog.commits_between(connection, first, last, topics, limit)
+        return await commit_pages.commits_between(connection, first, last, topics, limit)
 
     await store_some(node, SEED)
     monkeypatch.setattr(feed_module, "commits_between", gated)

@@ -10,14 +10,13 @@ import pytest
 
 from reconcile import kernel
 from reconcile.ids import SyncIds
-from store.db import hot_index, warm_up
-from store.db.backlog import CommitRow
-from store.db.handover import MAX_HANDED_IDS, Handover
-from store.db.hot_index import HotView
-from store.db.ids import ids_of
+from store.db.commits.ids import MAX_WRITTEN_IDS, WrittenIds, ids_of
+from store.db.commits.pages import CommitRow
+from store.db.maintenance.retention import prune
 from store.db.pool import Connection, Database
-from store.db.retention import prune
-from store.db.warm_up import FLOOR_STEP_NS, Warm
+from store.db.reconciliation import hot_index, warm_up
+from store.db.reconciliation.hot_index import HotView
+from store.db.reconciliation.warm_up import FLOOR_STEP_NS, Warm
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from storenode.message.limits import NS_PER_S
@@ -343,23 +342,23 @@ async def test_commits_that_are_told_again_are_passed_over(
 
 
 async def test_a_batch_is_handed_over_once_with_what_was_new_of_it() -> None:
-    handover, dice = Handover(), random.Random(16)
+    written_ids, dice = WrittenIds(), random.Random(16)
     batch = random_batch(dice, 10, range(NOW, NOW + 5))
-    handover.offer(1, batch, None)
-    handover.offer(2, batch, frozenset(batch.hashes[:3]))
+    written_ids.offer(1, batch, None)
+    written_ids.offer(2, batch, frozenset(batch.hashes[:3]))
     pairs = list(zip(batch.timestamps, batch.hashes, strict=True))
     for number, expected in ((2, pairs[:3]), (1, pairs)):
-        taken = handover.take(number)
+        taken = written_ids.take(number)
         assert taken is not None
         assert taken.pairs() == expected
-        assert handover.take(number) is None
+        assert written_ids.take(number) is None
 
 
 async def test_what_nobody_takes_is_dropped_in_time() -> None:
-    handover, dice = Handover(), random.Random(17)
+    written_ids, dice = WrittenIds(), random.Random(17)
     batch = random_batch(dice, 1_024, range(NOW, NOW + 5))
-    offered = 2 * MAX_HANDED_IDS // len(batch)
+    offered = 2 * MAX_WRITTEN_IDS // len(batch)
     for number in range(offered):
-        handover.offer(number, batch, None)
-    held = [number for number in range(offered) if handover.take(number) is not None]
+        written_ids.offer(number, batch, None)
+    held = [number for number in range(offered) if written_ids.take(number) is not None]
     assert held == list(range(offered // 2, offered))

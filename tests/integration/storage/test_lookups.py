@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from store.db import hashes as hashes_module
-from store.db.hashes import MAX_DIRECT_HASHES
 from store.db.pool import PoolSettings
+from store.db.reading import hashes as hashes_module
+from store.db.reading.hashes import MAX_DIRECT_HASHES
 from store.domain.ports import PageRequest, QueryPage, StoreUnavailable, TopicFilter, TopicRights
 from storenode.message.limits import MAX_RESPONSE_BYTES
 from tests.integration.storage.node import Node, running

@@ -14,11 +14,11 @@ import pytest
 from psycopg import sql
 from psycopg_pool import AsyncConnectionPool
 
-from store.db import backlog
-from store.db import hashes as hashes_module
+from store.db.commits import pages as commit_pages
 from store.db.pool import Connection, Database
-from store.db.reader import DatabaseReader
-from store.db.select import EVERY_TOPIC, FRAME, resolve
+from store.db.reading import hashes as hashes_module
+from store.db.reading.reader import DatabaseReader
+from store.db.reading.select import EVERY_TOPIC, FRAME, resolve
 from store.domain.partitioning import MAX_COARSE
 from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
 from tests.integration.storage.node import Node
@@ -270,16 +270,16 @@ async def test_a_backlog_looks_for_each_batch_where_it_lies(
     async with await node.database.connect() as opened:
         explained = Explained(opened)
         connection = cast("Connection", explained)
-        found = await backlog.read_backlog(
-            connection, wanted, backlog.Stand(backlog.START), FRAME, 10**9
+        found = await commit_pages.read_feed_page(
+            connection, wanted, commit_pages.FeedPosition(commit_pages.START), FRAME, 10**9
         )
         assert found.count == len(matching)
         touched = {each.at[0] // DAY for each in matching}
         assert_each_partition_once(explained, len(touched))
         explained.nodes.clear()
-        commits = await backlog.commits_between(opened, 0, FOREVER, EVERY_TOPIC)
+        commits = await commit_pages.commits_between(opened, 0, FOREVER, EVERY_TOPIC)
         topics = await resolve(opened, wanted)
-        rows = await backlog.rows_of(connection, commits, topics)
+        rows = await commit_pages.rows_of(connection, commits, topics)
         assert sum(map(len, rows.values())) == len(matching)
         assert_each_partition_once(explained, len(batches))
 

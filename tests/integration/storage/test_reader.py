@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from store.db.reader import DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE
+from store.db.reading.reader import DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE
 from store.domain.ports import PageRequest, ScanRequest, SyncId, TopicFilter, TopicRights
 from storenode.message.limits import MAX_RESPONSE_BYTES
 from tests.integration.storage.node import Node, running

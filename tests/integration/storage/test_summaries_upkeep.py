@@ -11,17 +11,17 @@ import pytest
 from alembic import command
 from psycopg import errors as pg
 
-from store.db import fold as fold_module
-from store.db import maintainer as maintainer_module
-from store.db import migrate
-from store.db.check import CheckReport, check
-from store.db.check_summaries import FOLDED_BEYOND, WRONG_LEVEL, WRONG_SUMMARY
-from store.db.fold import fold_until, is_pending
-from store.db.maintainer import Maintainer
-from store.db.partitions import ensure_for
+from store.db.checks.check import CheckReport, check
+from store.db.checks.summaries import FOLDED_BEYOND, WRONG_LEVEL, WRONG_SUMMARY
+from store.db.maintenance import maintainer as maintainer_module
+from store.db.maintenance.maintainer import Maintainer
+from store.db.maintenance.retention import prune
 from store.db.pool import Connection
-from store.db.resummarize import Resummarized, resummarize
-from store.db.retention import prune
+from store.db.schema import migrate
+from store.db.schema.partitions import ensure_for
+from store.db.summaries import fold as fold_module
+from store.db.summaries.fold import fold_until, is_pending
+from store.db.summaries.resummarize import Resummarized, resummarize
 from store.domain.partitioning import COMMITS_PER_PARTITION, Bounds
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy

@@ -10,15 +10,15 @@ import psycopg
 import pytest
 
 from reconcile.ids import END, LOWEST, SyncIds
-from reconcile.loading import NeedBuckets, NeedHashes, NeedIds
+from reconcile.summaries.loading import NeedBuckets, NeedHashes, NeedIds
 from reconcile.view import Spans
-from store.db import summary_read
-from store.db.deltas import DAY_NS, HOUR_NS
-from store.db.fold import fold_until
-from store.db.ids import ids_in
+from store.db.commits.ids import ids_in
+from store.db.maintenance.retention import prune
 from store.db.pool import Database
-from store.db.retention import prune
-from store.db.summary_read import ColdView, cold_view, worked_through
+from store.db.reconciliation import summary_read
+from store.db.reconciliation.summary_read import ColdView, cold_view, worked_through
+from store.db.summaries.deltas import DAY_NS, HOUR_NS
+from store.db.summaries.fold import fold_until
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from storenode.message.limits import MAX_TIMESTAMP_NS

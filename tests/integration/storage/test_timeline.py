@@ -5,9 +5,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from store.db.deltas import DAY_NS, HOUR_NS
-from store.db.fold import fold_until
-from store.db.timeline import MAX_SLOTS, TIMELINE_DAYS, Timeline, read_timeline, read_upkeep
+from store.db.summaries.deltas import DAY_NS, HOUR_NS
+from store.db.summaries.fold import fold_until
+from store.db.summaries.timeline import (
+    MAX_SLOTS,
+    TIMELINE_DAYS,
+    Timeline,
+    read_timeline,
+    read_upkeep,
+)
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import DAY, NOW, random_batch
 

@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from store.db import backlog
-from store.db.insert import insert_topics
-from store.db.select import resolve
+from store.db.commits import pages as commit_pages
+from store.db.reading.select import resolve
+from store.db.writing.insert import insert_topics
 from store.domain.ports import TopicFilter, TopicRights
 from storenode.message.topics import topic_key
 from tests.integration.storage.following import commit_order, following, from_beginning
@@ -89,16 +89,16 @@ async def test_a_follower_of_few_messages_looks_through_commits_in_parts(
 ) -> None:
     spans: list[int] = []
 
-    async def noted(*given: object) -> list[backlog.CommitRow]:
+    async def noted(*given: object) -> list[commit_pages.CommitRow]:
         _, first, last, *_ = given
         assert isinstance(first, int)
         assert isinstance(last, int)
         spans.append(last - first)
         return await commits_between(*given)  # type: ignore[arg-type]
 
-    commits_between = backlog.commits_between
-    monkeypatch.setattr(backlog, "commits_between", noted)
-    monkeypatch.setattr(backlog, "MAX_POSITIONS", 4)
+    commits_between = commit_pages.commits_between
+    monkeypatch.setattr(commit_pages, "commits_between", noted)
+    monkeypatch.setattr(commit_pages, "MAX_POSITIONS", 4)
     wanted = []
     for number in range(30):
         topic = TOPICS[1] if number in {0, 17, 29} else TOPICS[0]

@@ -3,7 +3,7 @@
 import random
 
 from reconcile.ids import SyncIds
-from store.db.transfer_reads import MAX_LOADED_IDS, TransferReader
+from store.db.reading.transfer_reads import MAX_LOADED_IDS, TransferReader
 from store.messages.transfer import transferred
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import DAY, NOW, TOPICS, Held, batch_of, held_of, in_order

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from store.db import unread as unread_module
-from store.db.check import check
-from store.db.partitions import PartitionMap
+from store.db.checks.check import check
+from store.db.maintenance.retention import prune
 from store.db.pool import Database
-from store.db.retention import prune
-from store.db.tracking import Tracking
-from store.db.unread import UnreadEvents
-from store.db.writer import DatabaseWriter
+from store.db.schema.partitions import PartitionMap
+from store.db.writing import unread as unread_module
+from store.db.writing.tracking import Tracking
+from store.db.writing.unread import UnreadEvents
+from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.retention import RetentionPolicy
 from store.domain.unread import Confirmed
@@ -181,7 +181,7 @@ async def test_an_event_that_waits_for_parents_stays_until_they_have_come(store:
 async def test_beyond_the_limit_messages_are_stored_and_not_waited_for(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("store.db.tracking.MAX_UNREAD_EVENTS", 5)
+    monkeypatch.setattr("store.db.writing.tracking.MAX_UNREAD_EVENTS", 5)
     assert all(await store.store(batch(4), 1))
     assert all(await store.store(batch(4, seed=2), 1))
     assert len(await store.state()) == 4
@@ -240,7 +240,7 @@ async def test_a_batch_is_kept_until_its_commit_is_seen(
     assert kept.needed == dict.fromkeys(both.hashes, 2)
     assert store.tracking.take(second) is None  # type: ignore[arg-type]
     assert store.tracking.take(first) is not None  # type: ignore[arg-type]
-    monkeypatch.setattr("store.db.tracking.MAX_KEPT_BYTES", 0)
+    monkeypatch.setattr("store.db.writing.tracking.MAX_KEPT_BYTES", 0)
     await store.store(batch(2, seed=6))
     assert not store.tracking._kept
     monkeypatch.undo()

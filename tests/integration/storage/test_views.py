@@ -14,11 +14,11 @@ import pytest
 
 from reconcile.ids import END, LOWEST, SyncId
 from reconcile.view import Read, Spans
-from store.db import hot_index, summary_read, views
-from store.db.deltas import DAY_NS, HOUR_NS, MINUTE_NS
-from store.db.fold import fold_until
-from store.db.retention import prune
-from store.db.views import MAX_COLD_VIEWS, StoredView
+from store.db.maintenance.retention import prune
+from store.db.reconciliation import hot_index, summary_read, views
+from store.db.reconciliation.views import MAX_COLD_VIEWS, StoredView
+from store.db.summaries.deltas import DAY_NS, HOUR_NS, MINUTE_NS
+from store.db.summaries.fold import fold_until
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from tests.integration.storage.viewing import WINDOW, ViewingNode, check_view, viewing

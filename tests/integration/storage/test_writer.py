@@ -13,12 +13,12 @@ from typing import NamedTuple
 import pytest
 from psycopg import Error
 
-from store.db import insert as insert_module
-from store.db import writer as writer_module
 from store.db.arrays import split_uuids
-from store.db.insert import Inserted
 from store.db.locks import COMMIT_ORDER
 from store.db.pool import Connection
+from store.db.writing import insert as insert_module
+from store.db.writing import writer as writer_module
+from store.db.writing.insert import Inserted
 from store.domain.ports import Source, StoreBusy
 from store.messages.record import RecordBatch
 from storenode.sds.codec import encode, sds_key

@@ -12,15 +12,15 @@ import numpy as np
 
 from reconcile.ids import SyncId
 from reconcile.view import Read, Spans
-from store.db.feed import DatabaseFeed
-from store.db.handover import Handover
-from store.db.hot_index import MAX_INDEX_ENTRIES, HotIndex
-from store.db.partitions import PartitionMap
+from store.db.commits.feed import DatabaseFeed
+from store.db.commits.ids import WrittenIds
 from store.db.pool import Database
-from store.db.reader import DatabaseReader
-from store.db.summary_read import MAX_VIEW_S
-from store.db.views import DatabaseReconcilable, StoredView
-from store.db.writer import DatabaseWriter
+from store.db.reading.reader import DatabaseReader
+from store.db.reconciliation.hot_index import MAX_INDEX_ENTRIES, HotIndex
+from store.db.reconciliation.summary_read import MAX_VIEW_S
+from store.db.reconciliation.views import DatabaseReconcilable, StoredView
+from store.db.schema.partitions import PartitionMap
+from store.db.writing.writer import DatabaseWriter
 from storenode.message.limits import NS_PER_S
 from tests.integration.storage.node import RETENTION, SETTINGS, Node
 from tests.integration.storage.world import NOW
@@ -51,7 +51,7 @@ class ViewingNode(Node):
     """
 
     hot: HotIndex
-    handover: Handover
+    written_ids: WrittenIds
     views: DatabaseReconcilable
     clock: Clock
     events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
@@ -82,9 +82,9 @@ async def viewing(
 ) -> AsyncIterator[ViewingNode]:
     """A node's storage with views; without an index unless it is ``started``."""
     database = await Database.open(url, SETTINGS)
-    clock, handover = Clock(), Handover()
+    clock, written_ids = Clock(), WrittenIds()
     partitions = PartitionMap(lambda: NOW, RETENTION)
-    writer = DatabaseWriter(database, partitions, handover=handover)
+    writer = DatabaseWriter(database, partitions, written_ids=written_ids)
     events: list[tuple[str, dict[str, object]]] = []
 
     def note(name: str, /, **fields: object) -> None:
@@ -92,7 +92,7 @@ async def viewing(
 
     hot = HotIndex(
         database,
-        handover,
+        written_ids,
         window_ns,
         now_ns=clock,
         on_event=note,
@@ -111,7 +111,7 @@ async def viewing(
             feed,
             [],
             hot,
-            handover,
+            written_ids,
             DatabaseReconcilable(database, hot, max_view_s=max_view_s),
             clock,
             events,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.db.bulk import hash_blocks, in_order
+from store.db.writing.bulk import hash_blocks, in_order
 from store.messages.record import RecordBatch
 
 HASHES = st.lists(st.binary(min_size=32, max_size=32), max_size=20, unique=True)

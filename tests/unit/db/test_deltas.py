@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.db.deltas import (
+from store.db.summaries.deltas import (
     DAY_NS,
     HOUR_NS,
     LEVELS_NS,

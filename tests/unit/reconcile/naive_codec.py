@@ -5,8 +5,8 @@ from random import Random
 
 import numpy as np
 
+from reconcile.codec.ranges import Payload, Ranges
 from reconcile.ids import LOWEST, SyncId, SyncIds
-from reconcile.ranges import Payload, Ranges
 
 MAX_TIMESTAMP = 2**63 - 1
 

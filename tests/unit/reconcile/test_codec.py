@@ -13,7 +13,6 @@ from reconcile.codec import (
     Ranges,
     decode,
     encode,
-    range_sizes,
 )
 from reconcile.ids import END, SyncIds
 from reconcile.limits import CodecLimits
@@ -21,7 +20,6 @@ from tests.unit.reconcile.naive_codec import (
     Record,
     Style,
     encoded,
-    encoded_records,
     leb128,
     made_up,
     payload_of,
@@ -63,7 +61,6 @@ def test_a_payload_by_hand() -> None:
     payload = payload_of(1, (2, 3), records)
     assert encode(payload) == expected
     assert decode(expected) == payload
-    assert range_sizes(payload.ranges).tolist() == [3, 34, 73, 4]
 
 
 def test_the_first_payload_of_a_session_by_hand() -> None:
@@ -135,12 +132,6 @@ def test_payloads_survive(
     if not records:
         return
     assert decode(data) == payload
-    sizes = range_sizes(payload.ranges)
-    begin = len(data) - int(sizes.sum())
-    assert data[:begin] == encoded(cluster, shards, [])
-    for cut in {1, count // 2, count} - {0}:
-        upto = begin + int(sizes[:cut].sum())
-        assert decode(data[:upto]).ranges == ranges_of(records[:cut])
 
 
 def test_a_large_payload_survives() -> None:
@@ -250,7 +241,6 @@ ANYWHERE = [
 
 @pytest.mark.parametrize(("data", "offset", "what"), ANYWHERE)
 def test_the_same_behind_a_long_payload(data: bytes, offset: int, what: str) -> None:
-    """Arrays have done the reading so far."""
     records = made_up(Random(1), Style(ties=0, step=2**20, items=4), 400)
     front = encoded(1, (2, 3), records)
     with pytest.raises(MalformedPayload) as refusal:
@@ -316,10 +306,10 @@ def test_what_cannot_be_encoded_is_refused(count: int) -> None:
     back = [*upper.pairs()[:-2], (0, ONES), upper.at(count)]
     same = [*upper.pairs()[:-2], upper.at(count - 3) if count > 3 else (0, ZERO), upper.at(count)]
     for wrong, why in (
-        ({"upper": SyncIds.of(late)}, "cannot be expressed|lead to it"),
+        ({"upper": SyncIds.of(late)}, "lead to it"),
         ({"upper": SyncIds.of(back)}, "cannot be expressed|ascending order"),
         ({"upper": SyncIds.of(same)}, "cannot be expressed|ascending order"),
-        ({"items": ranges.items[::-1]}, "ascending order|of 0 or more|is impossible"),
+        ({"items": ranges.items[::-1]}, "ascending order"),
         ({"items": ranges.items[:1]}, "columns that fit"),
         ({"fingerprints": ranges.fingerprints[:1]}, "columns that fit"),
         ({"item_counts": np.array([1, 1])}, "columns that fit"),
@@ -337,12 +327,3 @@ def test_lower_bounds_and_offsets() -> None:
     assert len(ranges) == 4
     assert Ranges.empty().lower == SyncIds.empty()
     Ranges.empty().check()
-
-
-def test_an_encoding_can_be_cut_between_ranges() -> None:
-    records = made_up(Random(11), Style(ties=0.5), 200, NOW)
-    whole = encoded_records(records)
-    sizes = range_sizes(ranges_of(records))
-    assert int(sizes.sum()) == len(whole)
-    for cut in (1, 17, 199):
-        assert whole[: int(sizes[:cut].sum())] == encoded_records(records[:cut])

@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconcile.answer import FingerprintPieces, SetPieces, assemble, piece_keys, reach_all
+from reconcile.algorithm.answer import FingerprintPieces, SetPieces, assemble, piece_keys, reach_all
+from reconcile.algorithm.narrow import around, differences, narrow_sets
 from reconcile.codec import RangeKind, expressible, reach
 from reconcile.compare import match
 from reconcile.ids import SyncId, SyncIds
-from reconcile.narrow import around, differences, narrow_sets
 from reconcile.view import Items, Spans
 
 END = (2**63 - 1, b"\xff" * 32)

@@ -15,26 +15,23 @@ from typing import TypeVar
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile import kernel
-from reconcile.answer import FingerprintPieces, SetPieces, piece_keys
+from reconcile.algorithm.answer import FingerprintPieces, SetPieces, compose, piece_keys
+from reconcile.algorithm.narrow import differences, narrow_sets
 from reconcile.codec import Payload, encode
 from reconcile.compare import match
-from reconcile.compose import compose
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from reconcile.limits import CodecLimits, SessionLimits
-from reconcile.narrow import differences, narrow_sets
-from reconcile.parse import parse_ranges
-from reconcile.ranges import Ranges
 from reconcile.view import Answer, Items, Parts, Read, Spans
 from tests.support.naive_view import NaiveView
 from tests.support.reconcile_pair import initiator, join, responder, some_ids, two_sets
 from tests.unit.reconcile.answers import random_read
-from tests.unit.reconcile.naive_codec import encoded_records, leb128, made_up, ranges_of
-from tests.unit.reconcile.test_codec_bulk import begins, mutated, outcome, randoms, styles
+from tests.unit.reconcile.naive_codec import made_up, ranges_of
+from tests.unit.reconcile.test_codec_decoding import begins, randoms, styles
 from tests.unit.reconcile.test_deduce import in_spans, many_ids, times
 from tests.unit.reconcile.worlds import WORLDS, random_spans
 
@@ -47,41 +44,8 @@ FEW = settings(max_examples=60, deadline=None)
 def on_both(work: Callable[[], Result]) -> tuple[Result, Result]:
     """What compiled code gives, if it is there, and what arrays give."""
     first = work()
-    with kernel.arrays_only():
+    with kernel.python_only():
         return first, work()
-
-
-# Parsing
-
-
-def parsed(data: bytes, limits: CodecLimits) -> Ranges | tuple[object, ...]:
-    return outcome(parse_ranges, data, limits)
-
-
-@given(randoms, styles, st.sampled_from([1, 10, 400]), begins, st.integers(0, 4))
-@FEW
-def test_payloads_are_read_alike(
-    random: Random, style: object, count: int, begin: int, changes: int
-) -> None:
-    data = encoded_records(made_up(random, style, count, begin))  # type: ignore[arg-type]
-    data = mutated(random, data, changes)[: random.choice((None, None, random.randrange(900)))]
-    limits = CodecLimits(
-        max_ranges=random.choice((2**20, random.randrange(1, 401))),
-        max_elements=random.choice((2**20, random.randrange(400))),
-    )
-    first, second = on_both(partial(parsed, data, limits))
-    assert first == second
-
-
-@given(st.binary(max_size=200), st.sampled_from([b"", b"\1\2", b"\1\1", b"\0\1\1\2\2"]))
-@FEW
-@example(b"\1\2" + leb128(2**62), b"")
-@example(b"\1\2" + leb128(2**63 - 1) + bytes(40), b"")
-@example(b"\x80" * 8 + b"\1\0", b"\xff" * 8 + b"\x7f\0")
-@example(b"\1", b"\xff" * 8 + b"\x7f\0")
-def test_any_bytes_are_read_alike(data: bytes, head: bytes) -> None:
-    first, second = on_both(partial(parsed, head + data, CodecLimits()))
-    assert first == second
 
 
 # Writing

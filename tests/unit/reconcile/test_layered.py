@@ -7,9 +7,9 @@ import pytest
 
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
-from reconcile.layered import LayeredView, reads_below
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
-from reconcile.summary import SummaryView
+from reconcile.summaries.layered import LayeredView, reads_below
+from reconcile.summaries.summary import SummaryView
 from reconcile.view import Read, Spans
 from tests.support.naive_storage import NaiveStorage, answer
 from tests.support.naive_view import NaiveView

@@ -8,8 +8,8 @@ from zlib import decompress
 import numpy as np
 import pytest
 
-from reconcile import plan_tables
-from reconcile.plan import Estimate, Plan, Tuning, estimate, fan_outs
+from reconcile.algorithm import plan_tables
+from reconcile.algorithm.plan import Estimate, Plan, Tuning, estimate, fan_outs
 from tools.generate_plan import tables
 
 

@@ -7,12 +7,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from reconcile.cutting import parts_as_spans
 from reconcile.errors import AnswerTooLarge, SummaryMismatch
 from reconcile.ids import END, LOWEST, SyncIds
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
-from reconcile.loading import NeedBuckets, NeedHashes, NeedIds
-from reconcile.summary import SummaryView
+from reconcile.summaries.cutting import parts_as_spans
+from reconcile.summaries.loading import NeedBuckets, NeedHashes, NeedIds
+from reconcile.summaries.summary import SummaryView
 from reconcile.view import Read, Spans
 from tests.support.naive_storage import NaiveStorage, answer
 from tests.support.naive_view import NaiveView

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
+from reconcile.algorithm.plan import Tuning
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import IndexView
 from reconcile.limits import CodecLimits, SessionLimits
-from reconcile.plan import Tuning
 from reconcile.session import Result
 from tests.support.reconcile_pair import initiator, join, responder, some_ids
 

@@ -4,16 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.codec import MalformedPayload
-from reconcile.sequential import read_varint
-from reconcile.varints import (
-    Source,
-    unfinished,
-    varint_lengths,
-    varint_sizes,
-    varint_values,
-    varint_words,
-    word_windows,
-)
+from reconcile.codec.decoding import read_varint
+from reconcile.codec.encoding import varint_sizes, varint_words
 from tests.unit.reconcile.naive_codec import leb128
 
 EDGES = [
@@ -37,41 +29,10 @@ def test_sizes_and_words_are_those_of_leb128(numbers: list[int]) -> None:
     ]
 
 
-@given(st.lists(st.tuples(values, st.binary(max_size=7)), max_size=60))
-def test_what_leb128_gives_is_read_back_whatever_follows(pairs: list[tuple[int, bytes]]) -> None:
-    encoded = [(leb128(number) + rest).ljust(16, b"\xa5") for number, rest in pairs]
-    words = Source.of(b"".join(encoded)).words[np.arange(len(pairs)) * 16]
-    read, lengths, sound = varint_values(words)
-    for index, (number, _) in enumerate(pairs):
-        size = len(leb128(number))
-        assert bool(sound[index]) == (size <= 8)
-        assert bool(unfinished(words)[index]) == (size > 8)
-        assert lengths[index] == min(size, 8)
-        assert read[index] == number % 2**56
-    assert varint_lengths(words).tolist() == lengths.tolist()
-
-
-@given(st.binary(min_size=8, max_size=8))
-def test_any_word_is_judged_as_a_reader_of_one_byte_after_the_other_does(data: bytes) -> None:
-    word = word_windows(data)
-    read, lengths, sound = varint_values(word)
-    try:
-        expected = read_varint(data, 0)
-    except MalformedPayload:
-        assert not sound[0]
-    else:
-        assert sound[0]
-        assert (int(read[0]), int(lengths[0])) == expected
-
-
 def test_many_numbers_at_once() -> None:
     numbers = np.arange(100_000, dtype=np.int64) ** 3
     sizes = varint_sizes(numbers)
     words = varint_words(numbers, sizes)
-    read, lengths, sound = varint_values(words)
-    assert sound.all()
-    assert np.array_equal(read.view(np.int64), numbers)
-    assert np.array_equal(lengths, sizes)
     assert bytes(words[99_999].tobytes()[: sizes[-1]]) == leb128(99_999**3)
 
 
@@ -100,9 +61,3 @@ def test_what_is_no_number_is_refused(data: bytes, what: str) -> None:
     with pytest.raises(MalformedPayload) as refusal:
         read_varint(b"\7" + data, 1)
     assert (refusal.value.offset, refusal.value.what) == (1, what)
-
-
-def test_bytes_that_hold_no_word_have_no_windows() -> None:
-    for size in range(8):
-        assert len(word_windows(bytes(size))) == 0
-    assert len(word_windows(bytes(8))) == 1

@@ -1,0 +1,269 @@
+"""How finely to split: the cost model of a reconciliation, and what an exchange tells about it.
+
+Suppose that differences lie in a range like raindrops, `mu` of them on average (a Poisson law), a
+half on each side. Of a range that differs somewhere, the side that must answer can
+
+- name the one difference, if there is just one and it is its own (the deduction),
+- send the items (a set), which the other side answers with the differences alone,
+- send fingerprints of `f` parts, and the other side is in the same position with each of them
+  that differs, one message later.
+
+The table holds, for each number of items `S`, each `mu` and each number of messages in which
+fingerprints may still follow, the `f` that costs the fewest bytes; 0 stands for the set. The
+recursion is that of the expected cost, on a grid with two steps per doubling. It is worked out by
+`tools/generate_plan.py` and kept in `reconcile.algorithm.plan_tables`.
+
+Nothing here can make a reconciliation wrong: a poor estimate costs bytes or one more message.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+from zlib import decompress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile.algorithm.plan_tables import TABLES
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_Value = TypeVar("_Value", bound=np.generic)
+
+ITEM_BYTES = 36.5  # a time difference and a hash
+PROBE_FREELY = 30_000  # items in a message that are searched without asking
+
+FINISHING_BYTES = 4_096
+"""If the items of all that differs take less they are sent, to save messages."""
+
+SATURATED = 0.95
+"""Share of ranges that differ from which on it says little about how many differences there are."""
+
+FAN_OUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+STEPS_PER_DOUBLING = 2
+SIZE_STEPS = 2 * 24 + 1  # 1 to 2^24 items
+LOWEST_RATE_STEP = -8  # mu from 1/16
+RATE_STEPS = 40  # to about 2^15
+DEPTHS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What was chosen by measuring; none of it is needed for a correct result.
+
+    Attributes:
+        first_parts: parts of the whole window in the first answer.
+        large_first_parts: the same for windows of `large_count` items or more.
+        last_fingerprints: ordinal of the last message of a session (the initiator's first is 1)
+            that should hold fingerprints; later ones should be sets.
+        large_last_fingerprints: the same for large windows.
+        large_count: items from which a window is large.
+        min_parts: parts in all that a message may have without regard to what seems needed:
+            differences that sit together look like few from afar.
+        largest_late_set: items of a range that is sent as a set only because it is late.
+        gauges: ranges that are cut ever finer, where everything differs, to find out how densely.
+    """
+
+    first_parts: int = 64
+    large_first_parts: int = 128
+    last_fingerprints: int = 5
+    large_last_fingerprints: int = 7
+    large_count: int = 4_000_000
+    min_parts: int = 64
+    largest_late_set: int = 4_096
+    gauges: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What is best, by size and rate.
+
+    Attributes:
+        probe: whether to search the range for the one ID that may be all the difference.
+        after_probe: the fan-out if that found nothing; 0 is the set.
+        unprobed: the fan-out without a search.
+    """
+
+    probe: NDArray[np.bool_]
+    after_probe: Ints
+    unprobed: Ints
+
+
+@cache
+def _tables() -> tuple[_Table, ...]:
+    """The best by depth: the number of messages of fingerprints that may follow."""
+    packed = decompress(b64decode(TABLES))
+    shape = DEPTHS, 3, SIZE_STEPS, RATE_STEPS
+    stored = np.frombuffer(packed, np.uint8).reshape(shape)
+    choices = np.array((0, *FAN_OUTS), np.int64)
+    return tuple(
+        _Table(probe != 0, choices.take(after_probe), choices.take(unprobed))
+        for probe, after_probe, unprobed in stored
+    )
+
+
+def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) -> Ints:
+    """Into how many parts to split ranges that differ; 0: send the items.
+
+    Args:
+        sizes: items in each range.
+        density: differences per item, about.
+        depth: in how many messages, this one included, fingerprints may be sent; 0 and less:
+            in none.
+        probed: whether the ranges were searched for a single difference, in vain.
+    """
+    table = _tables()[min(max(depth, 0), DEPTHS - 1)]
+    chosen = table.after_probe if probed else table.unprobed
+    return _by_size(sizes, lambda some: chosen[_place(some, density)])
+
+
+def worth_probing(sizes: Ints, density: float, depth: int) -> NDArray[np.bool_]:
+    """Whether to search ranges that differ for a single ID that is all the difference."""
+    table = _tables()[min(max(depth, 0), DEPTHS - 1)]
+    return _by_size(sizes, lambda some: table.probe[_place(some, density)])
+
+
+# Half-way, in steps, between the sizes and between the rates of the tables.
+_SIZE_EDGES = 2.0 ** ((np.arange(SIZE_STEPS - 1) + 0.5) / STEPS_PER_DOUBLING)
+_RATE_EDGES = 2.0 ** ((np.arange(RATE_STEPS - 1) + LOWEST_RATE_STEP + 0.5) / STEPS_PER_DOUBLING)
+
+
+def _place(sizes: Ints, density: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Where in the tables sizes are."""
+    size = np.maximum(sizes, 1.0)
+    return _SIZE_EDGES.searchsorted(size), _RATE_EDGES.searchsorted(size * density)
+
+
+_MANY_SIZES = 1_024
+"""Below, sizes are not worth a look at which of them there are."""
+
+
+def _by_size(sizes: Ints, compute: Callable[[Ints], NDArray[_Value]]) -> NDArray[_Value]:
+    """A function of sizes, worked out once for each size where they are small and many."""
+    if len(sizes) < _MANY_SIZES:
+        return compute(sizes)
+    largest = int(sizes.max())
+    if largest >= len(sizes):
+        return compute(sizes)
+    return compute(np.arange(largest + 1)).take(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a message's fingerprints say about the differences.
+
+    Attributes:
+        density: differences per item.
+        saturated: nearly everything differed, so that the density is only a lower bound.
+    """
+
+    density: float
+    saturated: bool
+
+
+_DENSITIES = np.geomspace(1e-9, 4.0, 221)
+_COARSE = 10
+"""Densities that are looked at first: one in so many."""
+
+
+def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate:
+    """The most likely density of differences, given which of some ranges differ.
+
+    Ranges of one magnitude count as equally large. If all differ, the density is one at which
+    that is as likely as not.
+    """
+    hit = int(np.count_nonzero(differs))
+    if 0 < hit < len(sizes) and int(sizes.max()) < 2 * int(sizes.min()):
+        share = hit / len(sizes)
+        return Estimate(float(-np.log1p(-share) * len(sizes) / sizes.sum()), share > SATURATED)
+    magnitude = _by_size(sizes, lambda some: np.frexp(np.maximum(some, 1).astype(np.float64))[1])
+    total = np.bincount(magnitude)
+    different = np.bincount(magnitude, weights=differs, minlength=len(total))
+    items = np.bincount(magnitude, weights=np.maximum(sizes, 1), minlength=len(total))
+    used = total > 0
+    total, different, mean_size = total[used], different[used], items[used] / total[used]
+    equal = total - different
+    if not equal.any():
+        smallest = int(np.argmin(mean_size))
+        return Estimate(float(np.log(total[smallest] + 1.0) / mean_size[smallest]), True)
+    # The likelihood has one peak.
+    near = _COARSE * _likeliest(_DENSITIES[::_COARSE], mean_size, different, equal)
+    densities = _DENSITIES[max(0, near - _COARSE) : near + _COARSE + 1]
+    density = float(densities[_likeliest(densities, mean_size, different, equal)])
+    return Estimate(density, hit > SATURATED * len(sizes) and len(total) <= 2)
+
+
+def _likeliest(
+    densities: Floats, sizes: Floats, different: NDArray[Any], equal: NDArray[Any]
+) -> int:
+    """The place of the density for which so many ranges of some sizes differ and do not."""
+    rates = sizes[:, None] * densities[None, :]
+    return int((different @ np.log(-np.expm1(-rates) + 1e-300) - equal @ rates).argmax())
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one message is to split.
+
+    Attributes:
+        tuning: the parameters.
+        ordinal: of the message, the initiator's first being 1.
+        large: whether the window is large.
+        known: what the fingerprints that were received say; None: there were none, or only one.
+    """
+
+    tuning: Tuning
+    ordinal: int
+    large: bool
+    known: Estimate | None
+
+    @property
+    def depth(self) -> int:
+        """In how many messages, this one included, there should still be fingerprints."""
+        tuning = self.tuning
+        last = tuning.large_last_fingerprints if self.large else tuning.last_fingerprints
+        return max(0, last + 1 - self.ordinal)
+
+    @property
+    def gauge(self) -> bool:
+        """Whether to send some finer parts, to find out how dense the differences are."""
+        return self.depth > 1 and self.known is not None and self.known.saturated
+
+    def parts(self, sizes: Ints, probed: NDArray[np.bool_]) -> Ints:
+        """Into how many parts to split ranges that differ; 0: send the items.
+
+        Args:
+            sizes: items in each range.
+            probed: which of them were searched for a single difference, in vain.
+        """
+        tuning = self.tuning
+        if self.known is None:
+            wanted = tuning.large_first_parts if self.large else tuning.first_parts
+            parts = np.minimum(-(-wanted // max(len(sizes), 1)), sizes // 8)
+            return np.where(parts < 3, 0, parts)
+        density = self.known.density
+        if int(sizes.sum()) * ITEM_BYTES < FINISHING_BYTES:
+            return np.zeros(len(sizes), np.int64)
+        parts = fan_outs(sizes, density, self.depth)
+        if not probed.all():
+            parts = np.where(probed, parts, fan_outs(sizes, density, self.depth, probed=False))
+        if self.depth > 1 and len(sizes) < tuning.min_parts:
+            floor = np.minimum(-(-tuning.min_parts // max(len(sizes), 1)), sizes // 8)
+            parts = np.where(parts > 0, np.maximum(parts, floor), parts)
+        if self.depth == 0:
+            late = sizes > tuning.largest_late_set
+            parts = np.where(late, np.maximum(fan_outs(sizes, density, 2), 16), parts)
+        return parts
+
+    def worth_probing(self, sizes: Ints) -> NDArray[np.bool_]:
+        """Whether to search ranges that differ for the one ID that may be all the difference."""
+        if self.known is None:
+            return sizes <= PROBE_FREELY
+        worth = worth_probing(sizes, self.known.density, self.depth)
+        if not worth.all():
+            worth |= np.cumsum(sizes) <= PROBE_FREELY
+        return worth

@@ -1,0 +1,529 @@
+"""One turn: from the questions of a received payload to the answer.
+
+A turn reads in up to four steps, each a batch:
+
+1. count and fingerprint of every range that was asked about;
+2. the items of the sets, and, where a fingerprint differs, whether one ID of ours is all the
+   difference (the deduction);
+3. parts of what is to be split, items of what is to be sent as a set;
+4. finer parts that show how dense the differences are, and the neighbours of a deduced ID where
+   many share its nanosecond.
+
+Every answer keeps to the limits of a payload. Where it would not, the later questions are answered
+by the fingerprints of their own ranges: nothing is decided about them, nothing is started over,
+and they come back with the next payload. A first question that is too large by itself is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile.algorithm.answer import FingerprintPieces, SetPieces, compose, piece_keys
+from reconcile.algorithm.capped import bounded_by, capped
+from reconcile.algorithm.narrow import Differences, around, differences, narrow_sets
+from reconcile.algorithm.pieces import (
+    GAUGE_PARTS,
+    gauged,
+    part_pieces,
+    part_spans,
+    shown_sets,
+    whole_sets,
+)
+from reconcile.algorithm.plan import Plan, Tuning, estimate
+from reconcile.algorithm.questions import Questions, cut_questions
+from reconcile.errors import LimitExceeded
+from reconcile.ids import SyncIds, rows_differ, rows_filled, total
+from reconcile.limits import SessionLimits
+from reconcile.view import Answer, Items, Measured, Parts, Read, Spans, no_fingerprints
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+FORCED_PARTS = 16
+"""Parts of a question that must be split because it is too large for one answer; then two."""
+
+MAX_TRIES = 12
+"""How often a first question may be cut before it is given up that it fits."""
+
+ROOM_SHARE = 0.5
+"""What an answer takes of the limits on ranges and bytes: the next one needs room to split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a turn has to keep to.
+
+    Attributes:
+        cluster: sent with every payload.
+        shards: likewise.
+        limits: of the session.
+        differences_left: how many more differences the session may find.
+        tuning: the parameters.
+        ordinal: of the message that will carry the answer, the initiator's first being 1.
+        large: whether the window is large; None: to be found out in this turn.
+        held: IDs that are held in all of the session's territory, if that is known.
+    """
+
+    cluster: int
+    shards: tuple[int, ...]
+    limits: SessionLimits
+    differences_left: int
+    tuning: Tuning
+    ordinal: int
+    large: bool | None
+    held: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a turn comes to.
+
+    Attributes:
+        payload: the answer, encoded; empty if nothing is left to say.
+        to_send: IDs that the peer was found to lack; each entry ascends.
+        to_receive: IDs that the peer was found to have and we lack; each entry ascends.
+        truncated: whether the session's limit is reached, so that there may be more.
+        held: IDs that are held in the ranges that were asked about.
+    """
+
+    payload: bytes
+    to_send: list[SyncIds]
+    to_receive: list[SyncIds]
+    truncated: bool
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """IDs that were deduced to be all that the peer lacks in their ranges; and whether they are
+    alone in their nanoseconds, if that is known.
+    """
+
+    sources: Ints
+    ids: SyncIds
+    alone: Bools | None
+
+
+_NO_INTS = np.empty(0, np.int64)
+_NO_BOOLS = np.empty(0, np.bool_)
+_NOTHING_MEASURED = Measured(_NO_INTS, no_fingerprints(0))
+_NO_ANSWER = Answer()
+_NOTHING_NAMED = _Named(_NO_INTS, SyncIds.empty(), None)
+_NOTHING_FOUND = Differences(SyncIds.empty(), np.empty(0, np.bool_), _NO_INTS, _NO_INTS, _NO_INTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What to do about questions: split, into how many parts; send items; leave for later."""
+
+    split: Ints
+    parts: Ints
+    as_set: Ints
+    later: Ints
+
+
+_NOTHING_TO_DO = _Choice(_NO_INTS, _NO_INTS, _NO_INTS, _NO_INTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An answer before it is known whether it fits.
+
+    Attributes:
+        decided: which of ``found`` the peer does not know yet.
+        told: questions in which the peer has shown all differences: they need no answer.
+    """
+
+    prints: list[FingerprintPieces]
+    sets: list[SetPieces]
+    found: Differences
+    found_sources: Ints
+    decided: Bools
+    named: _Named
+    told: Ints
+
+
+class Turn:
+    """The work of one turn."""
+
+    def __init__(self, asked: Questions, rules: Rules) -> None:
+        self._asked = asked
+        self._rules = rules
+        self._measured = _NOTHING_MEASURED
+        self._known: Bools | None = None  # None: all of it
+        self._differs = self._filled = self._probed = _NO_BOOLS
+        self._differing = self._open = _NO_INTS
+        self._plan = Plan(rules.tuning, rules.ordinal, False, None)
+
+    def run(self) -> Generator[Read, Answer, Reply]:
+        """Do it: yields what to read, and returns the reply.
+
+        Raises:
+            LimitExceeded: not even the first question can be answered within the limits.
+        """
+        asked = self._asked
+        if not asked.count:
+            return Reply(b"", [], [], False, 0)
+        yield from self._measure()
+        held = total(self._measured.counts)
+        forced = 0
+        for _ in range(MAX_TRIES):
+            reply = None
+            if not self._is_too_large():
+                draft = yield from self._draft(forced)
+                reply = yield from self._fitting(draft, held)
+            if reply is not None:
+                return reply
+            if self._asked.is_set[self._open[0]]:
+                yield from self._cut_first()
+            else:
+                forced = FORCED_PARTS if forced == 0 else 2
+        allowed = self._rules.limits.payload.max_ranges
+        raise LimitExceeded("max_ranges", allowed, len(asked))
+
+    def _measure(self) -> Generator[Read, Answer, None]:
+        """Count and fingerprint what was asked about, and compare.
+
+        Sets are only measured if more might be held in their ranges than can be read.
+        """
+        asked, held = self._asked, self._rules.held
+        if len(asked.sets_at) and held is not None and held <= self._readable:
+            counts = np.zeros(asked.count, np.int64)
+            self._measured = Measured(counts, no_fingerprints(asked.count))
+            self._known = np.zeros(asked.count, np.bool_)
+            yield from self._learn(asked.prints_at)
+        else:
+            answer = yield Read(measure=asked.spans)
+            assert answer.measured is not None
+            self._measured, self._known = answer.measured, None
+        self._compare()
+        self._differing = self._open = asked.prints_at.take(self._differs.nonzero()[0])
+        if len(asked.sets_at):
+            is_open = asked.is_set.copy()
+            is_open[self._differing] = True
+            self._open = is_open.nonzero()[0]
+
+    def _learn(self, at: Ints) -> Generator[Read, Answer, None]:
+        """Count and fingerprint some questions, unless that is done."""
+        if self._known is None:
+            return
+        at = at.compress(~self._known.take(at))
+        if len(at):
+            answer = yield Read(measure=self._asked.spans[at])
+            assert answer.measured is not None
+            self._measured.counts[at] = answer.measured.counts
+            self._measured.fingerprints[at] = answer.measured.fingerprints
+        self._known[at] = True
+
+    def _cut_first(self) -> Generator[Read, Answer, None]:
+        """Make several questions of the first one, a set that is too large to answer at once."""
+        first = int(self._open[0])
+        yield from self._learn(self._open[:1])
+        count = int(self._measured.counts[first])
+        limits = self._rules.limits.payload
+        parts = max(FORCED_PARTS, 4 * count // limits.max_elements)
+        parts = min(parts, limits.max_ranges // 4, limits.max_payload_bytes // 256)
+        span = self._asked.spans[first : first + 1]
+        answer = yield Read(split=(span, np.array([parts])))
+        assert answer.parts is not None
+        self._asked = cut_questions(self._asked, {first: answer.parts.upper})
+        yield from self._measure()
+
+    def _compare(self) -> None:
+        """Which fingerprints differ, and what that says about the rest."""
+        asked, rules = self._asked, self._rules
+        measured = self._measured
+        at = asked.prints_at
+        # A range that was cut counts as equal too when the peer's fingerprint of all of it is ours
+        # of what is left: then the peer has nothing in the rest. So two nodes whose horizons differ
+        # by moments, and that hold nothing there, need no second look.
+        counts, ours = measured.counts, measured.fingerprints
+        if len(asked.sets_at):
+            counts, ours = counts.take(at), ours.take(at, 0)
+        self._differs = differs = rows_differ(ours, asked.fingerprints)
+        self._filled = rows_filled(asked.fingerprints)
+        known = None
+        if rules.ordinal > 2:
+            whole = asked.known.nonzero()[0]
+            if 0 < len(whole) < len(at):
+                counts, differs = counts.take(whole), differs.take(whole)
+            known = estimate(counts, differs) if len(whole) else None
+        large = rules.large
+        if large is None:
+            large = total(measured.counts) >= rules.tuning.large_count
+        self._plan = Plan(rules.tuning, rules.ordinal, large, known)
+
+    def _is_too_large(self) -> bool:
+        """Is the first question a set over a range of which we hold more than can be read."""
+        if not len(self._open) or not self._asked.is_set[self._open[0]]:
+            return False
+        return bool(self._measured.counts[self._open[0]] > self._readable)
+
+    @property
+    def _readable(self) -> int:
+        return self._rules.limits.payload.max_elements + self._rules.differences_left
+
+    def _draft(self, forced: int) -> Generator[Read, Answer, _Draft]:
+        """An answer to everything, whether or not it fits."""
+        asked = self._asked
+        compared = self._comparable()
+        sources = asked.sets_at if compared is None else asked.sets_at[compared]
+        set_spans = asked.spans[sources] if len(sources) else None
+        probed = self._worth_probing(forced)
+        self._probed = np.zeros(asked.count, np.bool_)
+        self._probed[probed] = True
+        read = Read(items=set_spans, probe=self._probes(probed))
+        answer = (yield read) if read.asks else _NO_ANSWER
+        found, named = _NOTHING_FOUND, _NOTHING_NAMED
+        if answer.items is not None:
+            remote = asked.sets if compared is None else _chosen_sets(asked.sets, compared)
+            found = differences(answer.items, remote)
+        if answer.probed is not None and np.count_nonzero(answer.probed.hit):
+            hits = answer.probed.hit.nonzero()[0]
+            alone = answer.probed.alone
+            named = _Named(
+                probed.take(hits),
+                answer.probed.found[hits],
+                None if alone is None else alone.take(hits),
+            )
+        reconciled, local = asked.reconciled, answer.items
+        if compared is not None:
+            reconciled = reconciled[compared]
+        decided, left = ~reconciled.take(found.sets), self._rules.differences_left
+        deferred = _NO_INTS
+        if len(found) + len(named.ids) >= left:
+            cap = capped(found, decided, left)
+            if local is not None:
+                local = bounded_by(local, found, cap.stop)
+            found, decided = found.select(cap.chosen), decided[cap.chosen]
+            rest = left - len(found)
+            named = _Named(named.sources[:rest], named.ids[:rest], None)
+            deferred = sources.take(cap.deferred)
+        choice = self._choice(self._unsettled(named.sources, compared), forced)
+        if len(deferred):
+            choice = replace(choice, later=np.union1d(choice.later, deferred))
+        prints, sets = yield from self._pieces(choice, named)
+        if len(found) and set_spans is not None and local is not None:
+            shown = found if decided.all() else found.select(decided)
+            sets.append(narrow_sets(shown, local, set_spans, sources))
+        told = sources[reconciled]
+        return _Draft(prints, sets, found, sources.take(found.sets), decided, named, told)
+
+    def _comparable(self) -> Bools | None:
+        """Which sets can be compared in this turn: the first, as far as they can be read.
+
+        None: all of them. What the peer has compared goes first: it counts those differences
+        already.
+        """
+        counts = self._measured.counts.take(self._asked.sets_at)
+        if total(counts) <= self._readable:
+            return None
+        order = np.argsort(~self._asked.reconciled, kind="stable")
+        comparable = np.empty(len(counts), np.bool_)
+        comparable[order] = np.cumsum(counts[order]) <= self._readable
+        return comparable
+
+    def _worth_probing(self, forced: int) -> Ints:
+        asked = self._asked
+        candidates = self._differs & asked.known & self._filled
+        at = asked.prints_at.take(candidates.nonzero()[0])
+        if forced:
+            at = at[at != self._open[0]]
+        counts = self._measured.counts.take(at)
+        worth = (counts > 0) & self._plan.worth_probing(counts)
+        return at.take(worth.nonzero()[0])
+
+    def _probes(self, at: Ints) -> tuple[Spans, NDArray[np.uint64]] | None:
+        """What to look for where."""
+        if not len(at):
+            return None
+        theirs = self._asked.fingerprints.take(self._asked.rows_of(at), 0)
+        return self._asked.spans[at], self._measured.fingerprints.take(at, 0) ^ theirs
+
+    def _unsettled(self, named: Ints, compared: Bools | None) -> Ints:
+        """Questions that need fingerprints or an unreconciled set for an answer."""
+        if not len(named) and compared is None:
+            return self._differing
+        unsettled = np.zeros(self._asked.count, np.bool_)
+        unsettled[self._differing] = True
+        unsettled[named] = False
+        if compared is not None:
+            unsettled[self._asked.sets_at[~compared]] = True
+        return unsettled.nonzero()[0]
+
+    def _choice(self, unsettled: Ints, forced: int) -> _Choice:
+        """What to do about questions that are not settled."""
+        if not len(unsettled):
+            return _NOTHING_TO_DO
+        asked, limits = self._asked, self._rules.limits.payload
+        sizes = self._measured.counts.take(unsettled)
+        parts = self._plan.parts(sizes, self._probed.take(unsettled))
+        parts[sizes <= 1] = 0
+        self._spare_empty(parts, unsettled)
+        items = total(sizes)
+        if items > limits.max_elements:
+            parts[(parts == 0) & (sizes > limits.max_elements)] = FORCED_PARTS
+        if len(asked.sets_at):
+            parts[asked.is_set.take(unsettled)] = 1
+        if forced and unsettled[0] == self._open[0]:
+            parts[0] = forced
+        parts = np.minimum(parts, max(2, limits.max_ranges // 4))
+        if items > limits.max_elements or total(parts) > limits.max_ranges // 2:
+            over = np.cumsum(np.where(parts == 0, sizes, 0)) > limits.max_elements
+            over |= np.cumsum(parts) > limits.max_ranges // 2
+            over[0] = False
+            parts[over] = 1
+        split = (parts > 1).nonzero()[0]
+        return _Choice(
+            unsettled.take(split),
+            parts.take(split),
+            unsettled.take((parts == 0).nonzero()[0]),
+            unsettled.take((parts == 1).nonzero()[0]),
+        )
+
+    def _spare_empty(self, parts: Ints, at: Ints) -> None:
+        """Split nothing where the fingerprint says that the peer holds nothing."""
+        asked = self._asked
+        if np.count_nonzero(self._filled) < len(self._filled):
+            hollow = asked.known & ~self._filled
+            nothing = np.zeros(len(asked), np.bool_)
+            nothing[asked.prints_at[hollow]] = True
+            parts[nothing.take(at)] = 0
+
+    def _pieces(
+        self, choice: _Choice, named: _Named
+    ) -> Generator[Read, Answer, tuple[list[FingerprintPieces], list[SetPieces]]]:
+        """Read and make what was chosen."""
+        spans = self._asked.spans
+        prints = []
+        if len(choice.later):
+            prints.append((yield from self._echo(choice.later)))
+        sets: list[SetPieces] = []
+        split = spans[choice.split] if len(choice.split) else None
+        as_set = spans[choice.as_set] if len(choice.as_set) else None
+        moments = None
+        if len(named.ids):
+            homes = spans[named.sources]
+            moments = around(named.ids, np.ones(len(named.ids), np.int64), homes)
+        all_alone = named.alone is not None and bool(named.alone.all())
+        read = Read(
+            split=None if split is None else (split, choice.parts),
+            items=as_set,
+            measure=None if all_alone else moments,
+        )
+        answer = (yield read) if read.asks else _NO_ANSWER
+        if as_set is not None and answer.items is not None:
+            sets.append(whole_sets(choice.as_set, as_set, answer.items))
+        if moments is not None:
+            counts = np.ones(len(moments), np.int64)
+            if answer.measured is not None:
+                counts = answer.measured.counts
+            sets += yield from self._show(named, moments, counts)
+        if split is not None and answer.parts is not None:
+            pieces, hollow = yield from self._split(choice.split, split, answer.parts)
+            prints.append(pieces)
+            sets.append(hollow)
+        return prints, sets
+
+    def _show(
+        self, named: _Named, moments: Spans, counts: Ints
+    ) -> Generator[Read, Answer, list[SetPieces]]:
+        """Show deduced IDs to the peer, each in its nanosecond, or in a part of it if others
+        are there too.
+        """
+        alone, crowded = (counts <= 1).nonzero()[0], (counts > 1).nonzero()[0]
+        singles = Items(np.arange(len(alone) + 1), named.ids[alone])
+        sets = [shown_sets(named.sources.take(alone), moments[alone], singles)]
+        if len(crowded):
+            sources = named.sources.take(crowded)
+            narrow = around(named.ids[crowded], counts.take(crowded), self._asked.spans[sources])
+            answer = yield Read(items=narrow)
+            assert answer.items is not None
+            sets.append(shown_sets(sources, narrow, answer.items))
+        return sets
+
+    def _split(
+        self, sources: Ints, spans: Spans, parts: Parts
+    ) -> Generator[Read, Answer, tuple[FingerprintPieces, SetPieces]]:
+        """Fingerprints of parts, some of them in finer parts to gauge the differences."""
+        cut = part_spans(spans.lower, parts)
+        gauges = gauged(parts, self._gauges) if self._gauges else _NO_INTS
+        finer = None
+        if len(gauges):
+            answer = yield Read(split=(cut[gauges], np.full(len(gauges), GAUGE_PARTS)))
+            finer = answer.parts
+        return part_pieces(sources, cut, parts, gauges, finer)
+
+    @property
+    def _gauges(self) -> int:
+        return self._rules.tuning.gauges if self._plan.gauge else 0
+
+    def _echo(self, at: Ints) -> Generator[Read, Answer, FingerprintPieces]:
+        """Our own fingerprints of questions, as they were asked."""
+        yield from self._learn(at)
+        spans = self._asked.spans[at]
+        prints = self._measured.fingerprints[at]
+        return FingerprintPieces(piece_keys(at), spans.lower, spans.upper, prints)
+
+    def _fitting(self, draft: _Draft, held: int) -> Generator[Read, Answer, Reply | None]:
+        """The answer to as many questions as fit; None: not even to one.
+
+        The others are answered by their own fingerprints.
+        """
+        limits, is_open = self._rules.limits.payload, self._open
+        count = len(is_open)
+        while True:
+            later = is_open[count:]
+            cut = int(later[0]) if len(later) else len(self._asked)
+            prints, sets = draft.prints, draft.sets
+            if len(later):
+                again = yield from self._echo(
+                    np.setdiff1d(later, draft.told) if len(draft.told) else later
+                )
+                prints = [*(pieces.before(cut) for pieces in prints), again]
+                sets = [pieces.before(cut) for pieces in sets]
+            room = ROOM_SHARE if count > 1 else 1.0
+            allowed = int(room * limits.max_ranges), limits.max_elements
+            written = compose(self._rules.cluster, self._rules.shards, prints, sets, allowed)
+            share = max(
+                written.ranges / (room * limits.max_ranges),
+                written.items / limits.max_elements,
+            )
+            if written.payload is not None:
+                share = len(written.payload) / (room * limits.max_payload_bytes)
+                if share <= 1:
+                    return self._reply(draft, cut, written.payload, held)
+            if count <= 1:
+                return None
+            count = max(1, min(count - 1, int(0.9 * count / share)))
+
+    def _reply(self, draft: _Draft, cut: int, payload: bytes, held: int) -> Reply:
+        """What was found about the questions before the cut, and what the peer has shown.
+
+        Both sides find the same, and so come to the session's limit together.
+        """
+        found, named, decided = draft.found, draft.named, draft.decided
+        if cut < len(self._asked):
+            kept = (draft.found_sources < cut) | ~decided
+            found, decided = found.select(kept), decided[kept]
+            named = _Named(named.sources, named.ids[named.sources < cut], None)
+        truncated = len(found) + len(named.ids) >= self._rules.differences_left
+        if truncated and not len(named.ids) and not decided.any():
+            payload = b""
+        to_send, to_receive = [named.ids], []
+        if len(found):
+            to_send.append(found.ids[found.ours])
+            to_receive.append(found.ids[~found.ours])
+        return Reply(payload, to_send, to_receive, truncated, held)
+
+
+def _chosen_sets(sets: Items, chosen: Bools) -> Items:
+    """Some of the sets of a payload."""
+    counts = np.diff(sets.offsets)
+    return Items(
+        np.concatenate(([0], np.cumsum(counts[chosen]))), sets.ids[np.repeat(chosen, counts)]
+    )

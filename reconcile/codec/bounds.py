@@ -1,0 +1,65 @@
+"""Which bounds can follow which (WAKU-SYNC, "Delta encoding for sequential SyncIds").
+
+After a difference in time no hash is sent, and it is taken for zeros. At the same time the hash
+is sent up to its first byte that differs from the bound before, and the rest taken for zeros.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile.ids import SyncId, SyncIds, from_opaque, rows_filled
+from storenode.message.limits import HASH_BYTES
+
+
+def expressible(previous: SyncIds, bounds: SyncIds) -> NDArray[np.bool_]:
+    """``(n,)``: can ``bounds[i]`` be encoded directly after ``previous[i]``."""
+    result = bounds.timestamps > previous.timestamps
+    if bounds.has_hashes():
+        result &= ~rows_filled(bounds.words)
+    ties = np.flatnonzero(bounds.timestamps == previous.timestamps)
+    if len(ties):
+        before, after = from_opaque(previous.opaque[ties]), from_opaque(bounds.opaque[ties])
+        result[ties] = prefix_lengths(before, after) > 0
+    return result
+
+
+def prefix_lengths(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """``(n,)``: how many bytes of each hash have to be sent, both ``(n, 32)`` at the same time.
+
+    0 where the hash is not greater than the one before, or not zero after what would be sent.
+    """
+    first = (before != after).argmax(axis=1)
+    last = HASH_BYTES - 1 - (after[:, ::-1] != 0).argmax(axis=1)
+    rows = np.arange(len(after))
+    greater = after[rows, first] > before[rows, first]
+    return np.where(greater & (last == first), first + 1, 0)
+
+
+def first_difference(left: bytes, right: bytes) -> int:
+    """Place of the first byte that differs, of two different hashes."""
+    return next(place for place in range(HASH_BYTES) if left[place] != right[place])
+
+
+def reach(previous: SyncId, target: SyncId) -> list[SyncId]:
+    """The fewest bounds that lead from one to another, each expressible after the one before.
+
+    The last of them is ``target``; a range of any type may end at each of the others.
+
+    Raises:
+        ValueError: ``target`` is not greater than ``previous``.
+    """
+    if target <= previous:
+        raise ValueError(f"bound {target} does not follow {previous}: pass a greater one")
+    timestamp, hash_ = target
+    chain: list[SyncId] = []
+    common = 0
+    if timestamp == previous[0]:
+        common = first_difference(previous[1], hash_)
+    else:
+        chain.append((timestamp, bytes(HASH_BYTES)))
+    chain += [
+        (timestamp, hash_[: place + 1].ljust(HASH_BYTES, b"\0"))
+        for place in range(common, HASH_BYTES)
+        if hash_[place]
+    ]
+    return chain

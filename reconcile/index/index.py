@@ -1,0 +1,426 @@
+"""The SyncIDs of a time window in memory, with fingerprints of any range of them.
+
+The IDs are kept in chunks (`reconcile.index.chunk`): a count or fingerprint is two searches and
+one XOR, whatever the range. Chunks never change. An insert replaces those that it falls into, an
+append writes behind what any view shows, and pruning lets go of chunks: so a view is a tuple of
+chunks, opening one copies nothing, and one that stays open keeps from being freed only what was
+replaced since.
+
+At most 48 bytes of memory per ID: 40 of content, the rest room to append and rows pruned.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile import kernel
+from reconcile.ids import END, HASH_DTYPE, HASH_WORDS, LOWEST, SyncId, SyncIds, ordered, rows_differ
+from reconcile.index.chunk import BYTES_PER_ID, Chunk, Tail, allocated_bytes, chunk_of, inserted
+from reconcile.index.probe import probed
+from reconcile.index.rows import Ints, Rows
+from reconcile.index.split import cuts
+from reconcile.view import Answer, Items, Measured, Parts, Probed, Read, Spans
+from storenode.message.limits import HASH_BYTES
+
+MIN_CHUNK_IDS: Final = 32_768
+"""IDs in a full chunk of a small index: what one late insert copies."""
+
+MAX_CHUNKS_ABOUT: Final = 64
+"""Chunks grow with the index so that a batch of reads touches about so many at most."""
+
+_SLACK_SHARE: Final = 16
+"""Room to append, and rows pruned but not yet freed, are each at most the IDs over this."""
+
+_MIN_SLACK_IDS: Final = 64
+
+
+_NO_HASHES: Final = np.empty((0, HASH_BYTES), HASH_DTYPE)
+
+
+class IndexView:
+    """What an index had when the view was opened; never changes.
+
+    Attributes:
+        rows: the IDs by their places.
+    """
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    @classmethod
+    def of(cls, ids: SyncIds) -> "IndexView":
+        """A view of some IDs: any order, each as often as it likes."""
+        ids = ordered(ids)
+        return cls(Rows([chunk_of(ids)] if len(ids) else []))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def needs(self, read: Read) -> None:  # noqa: ARG002 - all is in memory, whatever is read
+        """Nothing."""
+        return
+
+    def answer(self, read: Read) -> Answer:
+        """The answer to a batch of questions."""
+        return Answer(
+            measured=None if read.measure is None else self.measure(read.measure),
+            parts=None if read.split is None else self.split(*read.split),
+            items=None if read.items is None else self.items(read.items),
+            probed=None if read.probe is None else self.probe(*read.probe),
+        )
+
+    def fingerprint(self, lower: SyncId, upper: SyncId) -> tuple[int, NDArray[np.uint64]]:
+        """Count, and fingerprint ``(4,)``, of one range: the quickest way for just one."""
+        return self.rows.measure(lower, upper)
+
+    def rank(self, bound: SyncId) -> int:
+        """How many IDs are before a bound."""
+        return self.rows.rank(bound)
+
+    def measure(self, spans: Spans) -> Measured:
+        """Counts and fingerprints of spans."""
+        low, high = self._places(spans)
+        return Measured(high - low, self.rows.fingerprints(low, high))
+
+    def split(self, spans: Spans, parts: NDArray[np.int64]) -> Parts:
+        """Spans cut into about so many parts of about equal counts."""
+        low, high = self._places(spans)
+        if kernel.compiled is not None:
+            found = self._split_between_times(kernel.compiled, spans, low, high, parts)
+            if found is not None:
+                return found
+        inner = cuts(self.rows, spans.lower, low, high, parts)
+        ends = np.bincount(inner.spans, minlength=len(spans))
+        ends += 1
+        np.cumsum(ends, out=ends)
+        count = len(spans) + len(inner.spans)
+        targets = np.arange(len(inner.spans)) + inner.spans
+        timestamps = np.empty(count, np.int64)
+        words = np.empty((count, HASH_WORDS), np.uint64)
+        part_high = np.empty(count, np.int64)
+        for at, bounds, places in (
+            (targets, inner.bounds, inner.places),
+            (ends - 1, spans.upper, high),
+        ):
+            timestamps[at] = bounds.timestamps
+            words[at] = bounds.words
+            part_high[at] = places
+        offsets = np.concatenate((np.zeros(1, np.int64), ends))
+        part_low = np.empty(count, np.int64)
+        part_low[1:] = part_high[:-1]
+        part_low[offsets[:-1]] = low
+        return Parts(
+            offsets,
+            SyncIds(timestamps, words.view(np.uint8)),
+            part_high - part_low,
+            self.rows.fingerprints(part_low, part_high),
+        )
+
+    def _split_between_times(
+        self, own: kernel.Kernel, spans: Spans, low: Ints, high: Ints, parts: Ints
+    ) -> Parts | None:
+        """What ``split`` gives, by compiled code; None if a cut would be inside a nanosecond."""
+        offsets = np.zeros(len(spans) + 1, np.int64)
+        np.maximum(np.minimum(parts, high - low), 1).cumsum(out=offsets[1:])
+        count = int(offsets[-1])
+        upper = SyncIds.at_times(np.empty(count, np.int64))
+        if not spans.upper.plain:
+            upper = SyncIds(upper.timestamps, np.empty((count, HASH_BYTES), HASH_DTYPE))
+        counts, prints = np.empty(count, np.int64), np.empty((count, HASH_WORDS), np.uint64)
+        bounds = spans.upper
+        if not own.split(
+            self.rows.handle,
+            low,
+            high,
+            offsets,
+            bounds.timestamps,
+            bounds.hashes,
+            upper.timestamps,
+            _NO_HASHES if upper.plain else upper.hashes,
+            counts,
+            prints,
+        ):
+            return None
+        return Parts(offsets, upper, counts, prints)
+
+    def items(self, spans: Spans) -> Items:
+        """The IDs in spans."""
+        low, high = self._places(spans)
+        offsets = np.zeros(len(spans) + 1, np.int64)
+        (high - low).cumsum(out=offsets[1:])
+        total = int(offsets[-1])
+        if not total:
+            return Items(offsets, SyncIds.empty())
+        if kernel.compiled is not None:
+            ids = SyncIds(np.empty(total, np.int64), np.empty((total, HASH_BYTES), HASH_DTYPE))
+            kernel.compiled.items(self.rows.handle, low, high, ids.timestamps, ids.hashes)
+            return Items(offsets, ids)
+        if total == high[-1] - low[0]:
+            return Items(offsets, self.rows.between(int(low[0]), int(high[-1])))
+        places = np.arange(total) + np.repeat(low - offsets[:-1], high - low)
+        return Items(offsets, self.rows.take(places))
+
+    def probe(self, spans: Spans, hashes: NDArray[np.uint64]) -> Probed:
+        """Which spans have exactly one ID with the hash that is looked for in them."""
+        return probed(self.rows, *self._places(spans), hashes)
+
+    def _places(self, spans: Spans) -> tuple[Ints, Ints]:
+        if not len(spans):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        origin, chosen = spans.origin, spans.chosen
+        if origin is None or chosen is None:
+            low, high = self._searched(spans)
+            spans.places[self] = low, high, True
+            return low, high
+        if self not in origin.places:
+            origin.places[self] = np.full(len(origin), -1), np.full(len(origin), -1), False
+        low, high, is_whole = origin.places[self]
+        if is_whole:
+            return low.take(chosen), high.take(chosen)
+        missing = (low.take(chosen) < 0).nonzero()[0]
+        if len(missing):
+            at, some = chosen, spans
+            if len(missing) < len(chosen):
+                at, some = chosen.take(missing), spans[missing]
+            low[at], high[at] = self._searched(some)
+        return low.take(chosen), high.take(chosen)
+
+    def _searched(self, spans: Spans) -> tuple[Ints, Ints]:
+        """Where spans begin and end; a bound that two of them share is looked for once."""
+        lower, upper = spans.lower, spans.upper
+        if kernel.compiled is not None:
+            low, high = np.empty(len(spans), np.int64), np.empty(len(spans), np.int64)
+            bounds = lower.timestamps, lower.hashes, upper.timestamps, upper.hashes
+            if kernel.compiled.places(self.rows.handle, *bounds, low, high):
+                return low, high
+        high = self.rows.ranks(upper)
+        begins = np.ones(len(high), np.bool_)
+        np.not_equal(lower.timestamps[1:], upper.timestamps[:-1], out=begins[1:])
+        if lower.has_hashes() or upper.has_hashes():
+            begins[1:] |= rows_differ(lower.words[1:], upper.words[:-1])
+        first = begins.nonzero()[0]
+        if len(first) == len(high):
+            return self.rows.ranks(lower), high
+        low = np.empty_like(high)
+        low[1:] = high[:-1]
+        low[first] = self.rows.ranks(lower[first])
+        return low, high
+
+
+class Index:
+    """SyncIDs that come and go, mostly at the ends.
+
+    Not for several threads; its views are.
+
+    Args:
+        min_chunk_ids: IDs in a full chunk of a small index.
+    """
+
+    __slots__ = ("_hidden", "_min_chunk_ids", "_sealed", "_sealed_count", "_tail", "_view")
+
+    def __init__(self, *, min_chunk_ids: int = MIN_CHUNK_IDS) -> None:
+        self._min_chunk_ids = min_chunk_ids
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sealed: list[Chunk] = []
+        self._sealed_count = 0
+        # At most so many IDs in the memory of sealed chunks are not shown any more.
+        self._hidden = 0
+        self._tail = Tail()
+        self._view: IndexView | None = None
+
+    def __len__(self) -> int:
+        return self._sealed_count + self._tail.count
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the index keeps allocated for IDs, room to append included."""
+        return self._tail.memory_bytes + allocated_bytes(self._sealed)
+
+    def view(self) -> IndexView:
+        """A fixed view of what is there now."""
+        if self._view is None:
+            self._view = IndexView(Rows(self._chunks()))
+        return self._view
+
+    def load(self, ids: SyncIds) -> None:
+        """Have these IDs instead of all that were there: any order, duplicates dropped."""
+        ids = ordered(ids)
+        self._clear()
+        # The system hands out large memory faster, and reads have fewer places to look in: so
+        # all is one piece, which is divided when too much of it is replaced or pruned, but for
+        # the newest IDs, among which others will soon be inserted.
+        old = len(ids) - self._chunk_ids(len(ids))
+        if old > 0:
+            self._sealed = [chunk_of(ids[:old])]
+            self._sealed_count = old
+        self._append(ids[max(old, 0) :])
+
+    def insert(self, ids: SyncIds) -> int:
+        """Add IDs, in any order; those that are there already are left out.
+
+        Quickest for IDs that ascend and are greater than all others.
+
+        Returns:
+            How many were added.
+        """
+        before = len(self)
+        if len(ids):
+            ids = ordered(ids)
+            self._append(ids if self._follows(ids) else self._insert_among(ids))
+        return len(self) - before
+
+    def prune(self, before: SyncId) -> int:
+        """Let go of all IDs before a bound.
+
+        Returns:
+            How many there were.
+        """
+        count = len(self)
+        whole = 0
+        while whole < len(self._sealed) and _all_before(self._sealed[whole], before):
+            whole += 1
+        if whole:
+            self._sealed_count -= sum(map(len, self._sealed[:whole]))
+            del self._sealed[:whole]
+        if self._sealed:
+            gone = self._sealed[0].rank(before)
+            if gone:
+                self._sealed[0] = self._sealed[0].part(gone, len(self._sealed[0]))
+                self._sealed_count -= gone
+        elif self._tail.count:
+            chunk = self._tail.chunk()
+            gone = chunk.rank(before)
+            if gone:
+                rest = chunk.part(gone, len(chunk)).copy() if gone < len(chunk) else None
+                self._tail = Tail(rest)
+        if len(self) < count:
+            self._view = None
+            self._release(count - len(self))
+        return count - len(self)
+
+    def check(self) -> None:
+        """Verify the invariants: order, counts, running XORs and the bound on memory.
+
+        Raises:
+            AssertionError: something of it does not hold.
+        """
+        assert self._sealed_count == sum(map(len, self._sealed))
+        slack = 2 * (len(self) // _SLACK_SHARE + _MIN_SLACK_IDS)
+        chunks = len(self._sealed) + 1
+        assert self.memory_bytes <= (len(self) + slack + chunks) * BYTES_PER_ID
+        rows = self.view().rows
+        assert len(rows) == len(self)
+        ids = rows.between(0, len(rows))
+        ids.check()
+        everything = np.bitwise_xor.reduce(ids.words, axis=0)
+        assert rows.chunks == () or np.array_equal(rows.measure(LOWEST, END)[1], everything)
+
+    def _chunks(self) -> list[Chunk]:
+        return [*self._sealed, self._tail.chunk()] if self._tail.count else self._sealed
+
+    def _follows(self, ids: SyncIds) -> bool:
+        """Are these IDs, which ascend, all greater than those that are there."""
+        if not len(self):
+            return True
+        last = self._tail.chunk() if self._tail.count else self._sealed[-1]
+        first = int(ids.timestamps[0])
+        if first == last.last:
+            return last.hash_at(len(last) - 1) < ids.at(0)[1]
+        return first > last.last
+
+    def _append(self, ids: SyncIds) -> None:
+        self._view = None
+        total = len(self) + len(ids)
+        limit = self._chunk_ids(total)
+        slack = max(_MIN_SLACK_IDS, total // _SLACK_SHARE)
+        at = 0
+        while at < len(ids):
+            if self._tail.count >= limit:
+                self._seal()
+            taken = ids[at : at + limit - self._tail.count]
+            needed = self._tail.count + len(taken)
+            if self._tail.room < len(taken):
+                self._tail.grow(min(needed + slack, limit))
+            self._tail.append(taken)
+            at += len(taken)
+
+    def _chunk_ids(self, total: int) -> int:
+        """IDs in a full chunk of an index of so many IDs."""
+        return max(self._min_chunk_ids, total // MAX_CHUNKS_ABOUT)
+
+    def _seal(self) -> None:
+        chunk = self._tail.chunk()
+        if self._tail.room > len(chunk) // _SLACK_SHARE:
+            chunk = chunk.copy()
+        self._sealed.append(chunk)
+        self._sealed_count += len(chunk)
+        self._tail = Tail()
+
+    def _insert_among(self, ids: SyncIds) -> SyncIds:
+        """Insert those that belong before the last one; return those that belong behind it."""
+        rows = self.view().rows
+        places = rows.ranks(ids)
+        behind = int(places.searchsorted(len(rows)))
+        places, among, rest = places[:behind], ids[:behind], ids[behind:]
+        new = ~rows.present(among, places)
+        places, among = places[new], among[new]
+        if len(among):
+            limit = self._chunk_ids(len(rows) + len(ids))
+            self._replace(
+                {
+                    chunk: inserted(
+                        rows.chunks[chunk],
+                        places[start:end] - rows.starts[chunk],
+                        among[start:end],
+                        limit,
+                    )
+                    for chunk, start, end in rows.pieces(places)
+                }
+            )
+        return rest
+
+    def _replace(self, replaced: dict[int, list[Chunk]]) -> None:
+        """Have other chunks instead of those with these numbers; the tail is the last."""
+        before = self._chunks()
+        chunks = [
+            piece for number, chunk in enumerate(before) for piece in replaced.get(number, [chunk])
+        ]
+        has_tail = self._tail.count > 0
+        tail_replaced = len(self._sealed) in replaced
+        self._sealed = chunks[:-1] if has_tail else chunks
+        self._sealed_count = sum(map(len, self._sealed))
+        if tail_replaced:
+            self._tail = Tail(chunks[-1] if chunks[-1].owns_all else chunks[-1].copy())
+        self._view = None
+        self._release(sum(len(before[number]) for number in replaced))
+
+    def _release(self, hidden: int) -> None:
+        """Copy out of memory of which too much is not shown any more.
+
+        Args:
+            hidden: how many further IDs, at most, the memory holds that are not shown.
+        """
+        self._hidden += hidden
+        allowed = self._sealed_count // _SLACK_SHARE
+        if self._hidden <= allowed:
+            return
+        shown = sum(chunk.content_bytes for chunk in self._sealed)
+        self._hidden = (allocated_bytes(self._sealed) - shown) // BYTES_PER_ID
+        if self._hidden <= allowed:
+            return
+        limit = self._chunk_ids(len(self))
+        self._sealed = [
+            piece
+            for chunk in self._sealed
+            for piece in ([chunk] if chunk.owns_all else chunk.divided(limit))
+        ]
+        self._hidden = 0
+
+
+def _all_before(chunk: Chunk, bound: SyncId) -> bool:
+    return chunk.last <= bound[0] and chunk.rank(bound) == len(chunk)

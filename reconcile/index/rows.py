@@ -1,0 +1,281 @@
+"""Chunks of IDs, read as one fixed sequence.
+
+A *place* is the number of IDs before something, from 0 to the length. Methods take many places
+or bounds at a time, **ascending** (equal ones allowed), and work through the chunks once: their
+cost per call grows with the chunks that are touched, never with a Python loop over elements.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile import kernel
+from reconcile.ids import HASH_DTYPE, HASH_WORDS, SyncId, SyncIds, hashes_less
+from reconcile.index.chunk import Chunk
+from reconcile.kernel import RowsHandle
+
+Ints = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+
+class Rows:
+    """A fixed sequence of ascending IDs.
+
+    Attributes:
+        chunks: where they are.
+        starts: the place of each chunk's first ID, and after the last the length of all.
+        handle: the same for compiled code.
+    """
+
+    __slots__ = ("_bases", "_last_array", "_lasts", "_start_array", "chunks", "handle", "starts")
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks = tuple(chunks)
+        self._lasts = [chunk.last for chunk in self.chunks]
+        self._last_array = np.array(self._lasts, np.int64)
+        self._start_array = np.zeros(len(self.chunks) + 1, np.int64)
+        np.cumsum([len(chunk) for chunk in self.chunks], out=self._start_array[1:])
+        self.starts: list[int] = self._start_array.tolist()
+        self._bases = _bases(self.chunks)
+        self.handle: RowsHandle = (
+            tuple(chunk.timestamps for chunk in self.chunks),
+            tuple(chunk.prefix for chunk in self.chunks),
+            self._start_array,
+            self._bases,
+        )
+
+    def __len__(self) -> int:
+        return self.starts[-1]
+
+    # One at a time
+
+    def rank(self, bound: SyncId) -> int:
+        """How many IDs are before a bound."""
+        chunk, place = self._locate(bound)
+        return self.starts[chunk] + place
+
+    def measure(self, lower: SyncId, upper: SyncId) -> tuple[int, Words]:
+        """Count, and fingerprint ``(4,)``, of the IDs from one bound to another."""
+        if not self.chunks:
+            return 0, np.zeros(HASH_WORDS, np.uint64)
+        first, start = self._locate(lower)
+        last, end = self._locate(upper)
+        fingerprint: Words = self.chunks[first].prefix[start] ^ self.chunks[last].prefix[end]
+        if first != last:
+            fingerprint ^= self._bases[first] ^ self._bases[last]
+        return self.starts[last] + end - self.starts[first] - start, fingerprint
+
+    def _locate(self, bound: SyncId) -> tuple[int, int]:
+        """The chunk, and the place in it, of the first ID that is not before a bound."""
+        chunk = bisect_left(self._lasts, bound[0])
+        while chunk < len(self.chunks):
+            place = self.chunks[chunk].rank(bound)
+            if place < len(self.chunks[chunk]):
+                return chunk, place
+            chunk = self._next_in_tie(chunk, bound)
+        last = len(self.chunks) - 1
+        return (last, len(self.chunks[last])) if self.chunks else (0, 0)
+
+    def _next_in_tie(self, chunk: int, bound: SyncId) -> int:
+        """The chunk after `chunk`, which ends at a bound's time and before it, to look in."""
+        end = bisect_right(self._lasts, bound[0], chunk + 1)
+        ends = range(chunk + 1, end)
+        return bisect_left(
+            ends, bound[1], key=lambda at: self.chunks[at].hash_at(len(self.chunks[at]) - 1)
+        ) + (chunk + 1)
+
+    # Many at a time
+
+    def ranks(self, bounds: SyncIds) -> Ints:
+        """``(n,)``: how many IDs are before each bound."""
+        places = self.time_ranks(bounds.timestamps, "left")
+        if not bounds.has_hashes():
+            return places
+        words = bounds.words
+        inside = np.flatnonzero((words[:, 0] | words[:, 1] | words[:, 2] | words[:, 3]) != 0)
+        ends = self.time_ranks(bounds.timestamps[inside], "right")
+        searched = np.flatnonzero(places[inside] < ends)
+        if len(searched):
+            inside = inside[searched]
+            places[inside] = self._hash_ranks(bounds.hashes[inside], places[inside], ends[searched])
+        return places
+
+    def _hash_ranks(self, hashes: NDArray[np.uint8], low: Ints, high: Ints) -> Ints:
+        """Places of hashes among IDs of one time each, by halving all intervals together.
+
+        So only as many hashes are computed as are compared, however large a tie is.
+        """
+        active = np.arange(len(low))
+        while len(active):
+            middle = (low[active] + high[active]) >> 1
+            before = hashes_less(self.hashes(middle), hashes[active])
+            low[active[before]] = middle[before] + 1
+            high[active[~before]] = middle[~before]
+            active = active[low[active] < high[active]]
+        return low
+
+    def time_ranks(self, timestamps: Ints, side: Literal["left", "right"]) -> Ints:
+        """``(n,)``: how many IDs are before each time, or with ``right`` not after it."""
+        places = np.empty(len(timestamps), np.int64)
+        owners = self._last_array.searchsorted(timestamps, side)
+        for chunk, start, end in _runs(owners, len(self.chunks) + 1):
+            if chunk == len(self.chunks):
+                places[start:end] = len(self)
+                continue
+            found = self.chunks[chunk].timestamps.searchsorted(timestamps[start:end], side)
+            np.add(found, self.starts[chunk], out=places[start:end])
+        return places
+
+    def timestamps(self, places: Ints) -> Ints:
+        """``(n,)`` timestamps of the IDs at places, each less than the length."""
+        found = np.empty(len(places), np.int64)
+        for chunk, start, end in self.pieces(places):
+            local = places[start:end] - self.starts[chunk]
+            self.chunks[chunk].timestamps.take(local, out=found[start:end], mode="clip")
+        return found
+
+    def alone(self, places: Ints) -> NDArray[np.bool_]:
+        """``(n,)``: has the ID at each place, less than the length, a time of its own."""
+        final = len(self) - 1
+        own = self.timestamps(places)
+        before = (self.timestamps(np.maximum(places - 1, 0)) == own) & (places > 0)
+        after = (self.timestamps(np.minimum(places + 1, final)) == own) & (places < final)
+        return np.asarray(~(before | after))
+
+    def hashes(self, places: Ints) -> NDArray[np.uint8]:
+        """``(n, 32)`` hashes of the IDs at places, each less than the length."""
+        found = np.empty((len(places), HASH_WORDS), np.uint64)
+        for chunk, start, end in self.pieces(places):
+            prefix = self.chunks[chunk].prefix
+            local = places[start:end] - self.starts[chunk]
+            prefix.take(local, axis=0, out=found[start:end], mode="clip")
+            found[start:end] ^= prefix.take(local + 1, axis=0, mode="clip")
+        return found.view(HASH_DTYPE)
+
+    def take(self, places: Ints) -> SyncIds:
+        """The IDs at places, each less than the length."""
+        return SyncIds(self.timestamps(places), self.hashes(places))
+
+    def between(self, start: int, end: int) -> SyncIds:
+        """The IDs from one place to, but without, another."""
+        timestamps = np.empty(end - start, np.int64)
+        hashes = np.empty((end - start, HASH_WORDS), np.uint64)
+        at = 0
+        for chunk, first, last in self.slices(start, end):
+            stop = at + last - first
+            timestamps[at:stop] = chunk.timestamps[first:last]
+            prefix = chunk.prefix[first : last + 1]
+            np.bitwise_xor(prefix[:-1], prefix[1:], out=hashes[at:stop])
+            at = stop
+        return SyncIds(timestamps, hashes.view(HASH_DTYPE))
+
+    def slices(self, start: int, end: int) -> Iterator[tuple[Chunk, int, int]]:
+        """The chunks that hold the IDs between two places, and from where to where in each."""
+        if start >= end:
+            return
+        for number in range(bisect_right(self.starts, start) - 1, len(self.chunks)):
+            first = self.starts[number]
+            if first >= end:
+                return
+            chunk = self.chunks[number]
+            yield chunk, max(start - first, 0), min(end - first, len(chunk))
+
+    def fingerprints(self, low: Ints, high: Ints) -> Words:
+        """``(n, 4)``: the XOR of the hashes from `low[i]` to, but without, `high[i]`.
+
+        The intervals are disjoint and ascending.
+        """
+        if not len(low):
+            return np.empty((0, HASH_WORDS), np.uint64)
+        if kernel.compiled is not None:
+            prints = np.empty((len(low), HASH_WORDS), np.uint64)
+            kernel.compiled.fingerprints(self.handle, low, high, prints)
+            return prints
+        if bool((low[1:] == high[:-1]).all()):
+            running = self._prefix(np.concatenate((low[:1], high)))
+            return running[1:] ^ running[:-1]
+        begins = np.ones(len(low), np.bool_)
+        np.not_equal(low[1:], high[:-1], out=begins[1:])
+        first = begins.nonzero()[0]
+        if 2 * len(first) < len(low):
+            ends = begins.cumsum() + np.arange(len(low))
+            edges = np.empty(len(low) + len(first), np.int64)
+            edges[ends] = high
+            edges[ends.take(first) - 1] = low.take(first)
+            running = self._prefix(edges)
+            return (running[1:] ^ running[:-1]).take(ends - 1, axis=0)
+        edges = np.empty(2 * len(low), np.int64)
+        edges[::2] = low
+        edges[1::2] = high
+        running = self._prefix(edges).reshape(-1, 2 * HASH_WORDS)
+        return running[:, :HASH_WORDS] ^ running[:, HASH_WORDS:]
+
+    def present(self, ids: SyncIds, places: Ints) -> NDArray[np.bool_]:
+        """``(n,)``: is the ID at `places[i]`, less than the length, the same as `ids[i]`."""
+        same: NDArray[np.bool_] = self.timestamps(places) == ids.timestamps
+        found = np.flatnonzero(same)
+        if len(found):
+            here = self.hashes(places[found]).view(np.uint64)
+            same[found] = (here == ids.words[found]).all(axis=1)
+        return same
+
+    def _prefix(self, places: Ints) -> Words:
+        """``(n, 4)``: running XORs up to places; only those of one call belong together."""
+        found = np.empty((len(places), HASH_WORDS), np.uint64)
+        pieces = list(self.pieces(places))
+        for chunk, start, end in pieces:
+            local = places[start:end] - self.starts[chunk]
+            self.chunks[chunk].prefix.take(local, axis=0, out=found[start:end], mode="clip")
+        if len(pieces) > 1:
+            chunks = [chunk for chunk, _, _ in pieces]
+            found ^= np.repeat(self._bases[chunks], [end - start for _, start, end in pieces], 0)
+        if not pieces:
+            found[:] = 0
+        return found
+
+    def pieces(self, places: Ints) -> Iterator[tuple[int, int, int]]:
+        """Which places, from where to where, are in which chunk; the end is in the last one."""
+        if not len(places) or not self.chunks:
+            return
+        final = len(self.chunks) - 1
+        first = min(bisect_right(self.starts, int(places[0])) - 1, final)
+        last = min(bisect_right(self.starts, int(places[-1])) - 1, final)
+        if first == last:
+            yield first, 0, len(places)
+            return
+        cuts = places.searchsorted(self._start_array[first + 1 : last + 1]).tolist()
+        start = 0
+        for chunk, end in zip(range(first, last + 1), [*cuts, len(places)], strict=True):
+            if end > start:
+                yield chunk, start, end
+            start = end
+
+
+def _runs(owners: NDArray[np.intp], chunks: int) -> Iterator[tuple[int, int, int]]:
+    """Where each number begins and ends in ascending numbers below `chunks`."""
+    if not len(owners):
+        return
+    first, last = int(owners[0]), int(owners[-1])
+    if first == last:
+        yield first, 0, len(owners)
+        return
+    assert first < last < chunks, "bounds must ascend"
+    cuts = owners.searchsorted(np.arange(first + 1, last + 1)).tolist()
+    start = 0
+    for owner, end in zip(range(first, last + 1), [*cuts, len(owners)], strict=True):
+        if end > start:
+            yield owner, start, end
+        start = end
+
+
+def _bases(chunks: Sequence[Chunk]) -> Words:
+    """``(n, 4)``: what makes each chunk's running XOR continue the one before it."""
+    bases = np.zeros((len(chunks), HASH_WORDS), np.uint64)
+    if len(chunks) > 1:
+        ends = np.stack([chunk.prefix[-1] for chunk in chunks[:-1]])
+        starts = np.stack([chunk.prefix[0] for chunk in chunks[1:]])
+        np.bitwise_xor.accumulate(ends ^ starts, axis=0, out=bases[1:])
+    return bases

@@ -1,0 +1,1 @@
+"""Checks of a database against itself and its schema."""

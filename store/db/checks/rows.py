@@ -1,0 +1,293 @@
+"""Comparing rows with each other: every message with what finds it, and the reverse.
+
+Rows come in chunks, each by one statement that joins what must agree, so that a check of any size
+needs little memory, sees no transaction by halves, and neither writers nor retention wait for it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+from psycopg import Connection as PsycopgConnection
+from psycopg import sql
+
+from store.db.checks.findings import Findings
+from store.db.schema.tables import FINE_TABLE, SCHEMA
+from store.domain.audit import Fault, SdsRow, StoredMessage, audit, sds_row
+from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
+
+Connection = PsycopgConnection[Any]
+Key = tuple[Any, ...]
+Progress = Callable[[str, int], None]
+"""Told the table and how many rows of it were compared so far."""
+
+MESSAGE_CHUNK_ROWS: Final = 200
+"""Messages read at once: about 30 MB when all of them have the largest size."""
+
+INDEX_CHUNK_ROWS: Final = 2_000
+MAX_KNOWN_TOPICS: Final = 65_536
+"""Rows of ``topics`` that are remembered as right."""
+
+_KEYS: Final = {"messages": ("ts", "hash"), "hashes": ("key", "ts"), "sds": ("key", "ts", "hash")}
+_FIRST: Final[dict[str, Key]] = {
+    "messages": (UNBOUNDED_LOW, b""),
+    "hashes": ("00000000-0000-0000-0000-000000000000", UNBOUNDED_LOW),
+    "sds": ("00000000-0000-0000-0000-000000000000", UNBOUNDED_LOW, b""),
+}
+_CASTS: Final = {"ts": "bigint", "hash": "bytea", "key": "uuid"}
+
+# What is compared with one row of each table, given its key columns as `k`.
+_LOOKUPS: Final[dict[str, LiteralString]] = {
+    "messages": """
+        select k.ts, k.hash, m.topic, m.head, m.payload, m.tail, h.topic
+        from k join storenode.messages m on m.ts = k.ts and m.hash = k.hash
+        left join storenode.hashes h on h.key = encode(substr(k.hash, 1, 16), 'hex')::uuid
+                                     and h.ts = k.ts and h.rest = substr(k.hash, 17)
+        order by k.ts, k.hash
+    """,
+    "hashes": """
+        select k.key, k.ts, h.rest, m.ts is not null
+        from k join storenode.hashes h on h.key = k.key and h.ts = k.ts
+        left join storenode.messages m on m.ts = k.ts and m.hash = uuid_send(k.key) || h.rest
+        order by k.key, k.ts
+    """,
+    "sds": """
+        select k.key, k.ts, k.hash, m.payload
+        from k left join storenode.messages m on m.ts = k.ts and m.hash = k.hash
+        order by k.key, k.ts, k.hash
+    """,
+}
+_TOPICS: Final = """
+select key, ts, pubsub_topic, content_topic from storenode.topics
+where key = any(%s::uuid[]) and ts >= %s and ts <= %s
+"""
+_SDS: Final = """
+select s.ts, s.hash, s.key, s.channel_key, s.channel, s.message_id, s.sender, s.lamport,
+       s.parent_keys, s.parent_ids, s.parent_hints
+from unnest(%s::uuid[], %s::bigint[], %s::bytea[]) as k(key, ts, hash)
+join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
+"""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Of which timestamps every message is held: those with a partition, from the horizon on."""
+
+    fine: Cover
+    horizon_ns: int
+
+    def contains(self, ts: int) -> bool:
+        """Whether a message with this timestamp cannot have been pruned."""
+        return ts >= self.horizon_ns and self.fine.find(ts) is not None
+
+
+class RowCheck:
+    """Compares the rows of the tables that are partitioned by time.
+
+    ``held`` reads which timestamps have all their messages; it is asked again before a message is
+    called lost, since retention may work meanwhile. ``topics`` are the bounds of that table's
+    partitions.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        findings: Findings,
+        *,
+        held: Callable[[], Held],
+        topics: Cover,
+        progress: Progress,
+    ) -> None:
+        self._connection = connection
+        self._findings = findings
+        self._held = held
+        self._topics = topics
+        self._progress = progress
+        self._known: set[tuple[bytes, int]] = set()
+
+    def run(self, table: str, partitions: Iterable[Bounds], share: float | None) -> int:
+        """Compare a table's rows and return their number.
+
+        ``share`` (0 to 1) takes that part of each partition's pages, at random; None: all rows.
+        """
+        done = 0
+        compare = {
+            "messages": self._messages,
+            "hashes": self._hashes,
+            "sds": self._sds,
+        }[table]
+        for bounds in partitions:
+            for rows in self._chunks(table, bounds, share):
+                compare(rows)
+                done += len(rows)
+                self._progress(table, done)
+        return done
+
+    def _chunks(
+        self, table: str, bounds: Bounds, share: float | None
+    ) -> Iterator[list[tuple[Any, ...]]]:
+        size = _chunk_rows(table)
+        if share is not None:
+            keys = self._sampled(table, bounds, share)
+            for start in range(0, len(keys), size):
+                columns = [list(column) for column in zip(*keys[start : start + size], strict=True)]
+                yield self._looked_up(table, _given(table), columns)
+            return
+        after = _FIRST[table]
+        while True:
+            rows = self._looked_up(table, _following(table, bounds, after), ())
+            if rows:
+                yield rows
+            if len(rows) < size:
+                return
+            after = rows[-1][: len(_KEYS[table])]
+
+    def _looked_up(
+        self, table: str, keys: sql.Composed, parameters: Sequence[object]
+    ) -> list[tuple[Any, ...]]:
+        statement = sql.SQL("with k as materialized ({}) {}").format(keys, sql.SQL(_LOOKUPS[table]))
+        with self._connection.cursor(binary=True) as cursor:
+            return cursor.execute(statement, parameters, prepare=False).fetchall()
+
+    def _sampled(self, table: str, bounds: Bounds, share: float) -> list[Key]:
+        statement = sql.SQL("select {} from {} tablesample system ({}) where {}").format(
+            _columns(table),
+            sql.Identifier(SCHEMA, table),
+            sql.Literal(100 * share),
+            sql.SQL(bounds.condition("ts")),
+        )
+        with self._connection.cursor(binary=True) as cursor:
+            return sorted(cursor.execute(statement, prepare=False).fetchall())
+
+    def _messages(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        indexed: dict[tuple[int, bytes], SdsRow] = {}
+        topics: dict[tuple[bytes, int], tuple[tuple[str, str], str]] = {}
+        for ts, digest, topic, head, payload, tail, hash_topic in rows:
+            name = _name(ts, digest)
+            found = audit(StoredMessage(ts, digest, topic.bytes, head, payload, tail))
+            for fault in found.faults:
+                self._findings.add(fault, FINE_TABLE, name)
+            if hash_topic is None:
+                self._findings.add(Fault.NO_HASH_ROW, "hashes", name)
+            elif hash_topic != topic:
+                self._findings.add(Fault.WRONG_HASH_ROW, "hashes", name)
+            partition = self._topics.find(ts)
+            if found.names is not None and Fault.TOPIC not in found.faults and partition:
+                topics.setdefault((topic.bytes, partition.low), (found.names, name))
+            row = sds_row(payload)
+            if row is not None:
+                indexed[ts, digest] = row
+        self._compare_topics(topics)
+        self._compare_sds(indexed)
+
+    def _compare_topics(self, wanted: dict[tuple[bytes, int], tuple[tuple[str, str], str]]) -> None:
+        unknown = {each: wanted[each] for each in wanted.keys() - self._known}
+        for low in {low for _, low in unknown}:
+            bounds = self._topics.find(low)
+            assert bounds is not None
+            keys = [key.hex() for key, of in unknown if of == low]
+            with self._connection.cursor(binary=True) as cursor:
+                cursor.execute(_TOPICS, (keys, low, bounds.high - 1), prepare=False)
+                held = {key.bytes: (pubsub, content) for key, _, pubsub, content in cursor}
+            for (key, of), (names, example) in unknown.items():
+                if of != low:
+                    continue
+                if key not in held:
+                    self._findings.add(Fault.NO_TOPIC_ROW, "topics", example)
+                elif held[key] != names:
+                    self._findings.add(Fault.WRONG_TOPIC_ROW, "topics", example)
+        if len(self._known) > MAX_KNOWN_TOPICS:
+            self._known.clear()
+        self._known.update(unknown)
+
+    def _compare_sds(self, wanted: dict[tuple[int, bytes], SdsRow]) -> None:
+        if not wanted:
+            return
+        given = (
+            [row.key.hex() for row in wanted.values()],
+            [ts for ts, _ in wanted],
+            [digest for _, digest in wanted],
+        )
+        with self._connection.cursor(binary=True) as cursor:
+            cursor.execute(_SDS, given, prepare=False)
+            held = {(ts, digest): _sds_row(columns) for ts, digest, *columns in cursor}
+        for key, row in wanted.items():
+            if key not in held:
+                self._findings.add(Fault.NO_SDS_ROW, "sds", _name(*key))
+            elif held[key] != row:
+                self._findings.add(Fault.WRONG_SDS_ROW, "sds", _name(*key))
+
+    def _hashes(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        lost = [(ts, key.bytes + rest) for key, ts, rest, has_message in rows if not has_message]
+        self._report_lost(Fault.LOST_MESSAGE, "hashes", lost)
+
+    def _sds(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        lost = [(ts, digest) for _, ts, digest, payload in rows if payload is None]
+        self._report_lost(Fault.LOST_SDS_MESSAGE, "sds", lost)
+        for key, ts, digest, payload in rows:
+            row = None if payload is None else sds_row(payload)
+            if payload is not None and (row is None or row.key != key.bytes):
+                self._findings.add(Fault.STRANGE_SDS_ROW, "sds", _name(ts, digest))
+
+    def _report_lost(self, fault: Fault, table: str, lost: list[tuple[int, bytes]]) -> None:
+        if not lost:
+            return
+        held = self._held()
+        for ts, digest in lost:
+            if held.contains(ts):
+                self._findings.add(fault, table, _name(ts, digest))
+
+
+def _chunk_rows(table: str) -> int:
+    return MESSAGE_CHUNK_ROWS if table == FINE_TABLE else INDEX_CHUNK_ROWS
+
+
+def _columns(table: str) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(name) for name in _KEYS[table])
+
+
+def _literals(table: str, key: Key) -> sql.Composed:
+    return sql.SQL(", ").join(
+        sql.SQL("CAST({} AS {})").format(sql.Literal(value), sql.SQL(_CASTS[name]))
+        for name, value in zip(_KEYS[table], key, strict=True)
+    )
+
+
+def _following(table: str, bounds: Bounds, after: Key) -> sql.Composed:
+    """The keys of the next chunk of a partition; the first one comes after every real key's."""
+    return sql.SQL("select {} from {} where {} and ({}) > ({}) order by {} limit {}").format(
+        _columns(table),
+        sql.Identifier(SCHEMA, table),
+        sql.SQL(bounds.condition("ts")),
+        _columns(table),
+        _literals(table, after),
+        _columns(table),
+        sql.Literal(_chunk_rows(table)),
+    )
+
+
+def _given(table: str) -> sql.Composed:
+    """Keys that are passed as one array per column."""
+    arrays = sql.SQL(", ").join(
+        sql.SQL("CAST(%s AS {}[])").format(sql.SQL(_CASTS[name])) for name in _KEYS[table]
+    )
+    return sql.SQL("select * from unnest({}) as given({})").format(arrays, _columns(table))
+
+
+def _sds_row(columns: Sequence[Any]) -> SdsRow:
+    key, channel_key, channel, message_id, sender, lamport, keys, ids, hints = columns
+    return SdsRow(
+        key.bytes,
+        channel_key.bytes,
+        channel,
+        message_id,
+        sender,
+        lamport,
+        tuple(each.bytes for each in keys),
+        tuple(ids),
+        tuple(hints),
+    )
+
+
+def _name(ts: int, digest: bytes) -> str:
+    return f"{digest.hex()} at {ts}"

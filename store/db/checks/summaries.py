@@ -1,0 +1,193 @@
+"""Do the summaries of the history say what is held?
+
+Buckets and unfolded deltas together are compared with the messages, minute by minute, and coarser
+levels with finer ones. Each comparison sees one snapshot, so it can run beside nodes that publish,
+fold and drop; what is compared just then cannot be dropped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, LiteralString
+
+from psycopg import Connection as PsycopgConnection
+from psycopg import errors as pg
+from psycopg import sql
+
+from store.db.arrays import BigintArray, register
+from store.db.checks.findings import Findings
+from store.db.schema.tables import BUCKETS_TABLE, FINE_TABLE, SCHEMA
+from store.db.summaries.deltas import DAY_NS, HOUR_NS, unpack
+from store.db.summaries.summarized import (
+    GIVEN,
+    UNFOLDED,
+    are_not_nothing,
+    columns,
+    minutes_of,
+    words,
+)
+from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
+from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+
+Connection = PsycopgConnection[Any]
+
+WRONG_SUMMARY: Final = "summary differs from its messages"
+FOLDED_BEYOND: Final = "folded beyond the newest commit"
+WRONG_LEVEL: Final = "summary differs from those it is made of"
+
+_FETCH_ROWS: Final = 1_000
+_LEVEL_NAMES: Final = ("minute", "hour", "day")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_SNAPSHOT: Final[LiteralString] = "set transaction isolation level repeatable read"
+_KEEP: Final[LiteralString] = "lock table only {} in access share mode"
+_STORE: Final[LiteralString] = """
+select folded_position, (select last_value from storenode.position_seq) from storenode.store
+"""
+_COUNT: Final[LiteralString] = """
+select count(*) from storenode.buckets where level = 0 and start_ns between %s and %s
+"""
+_HOURS: Final[LiteralString] = "select start_ns, count from storenode.buckets where level = 1"
+
+_COMPARE: Final[LiteralString] = """
+select start_ns, sum(held)::bigint, sum(said)::bigint from (
+    select start_ns, count as held, 0 as said, {words} from ({minutes}) as messages
+    union all
+    select start_ns, 0, count, {words} from storenode.buckets
+    where level = 0 and start_ns between {low} and {last}
+    union all
+    select start_ns, 0, count, {words} from {given} as unfolded(start_ns, count, {words})
+) as compared
+group by start_ns having sum(held) <> sum(said) or {differ} order by start_ns
+"""
+_COMPARE_LEVELS: Final[LiteralString] = """
+select level, start_ns, sum(finer)::bigint, sum(said)::bigint from (
+    select 1 as level, start_ns / {hour} * {hour} as start_ns, count as finer, 0 as said, {words}
+    from storenode.buckets where level = 0
+    union all
+    select 2, start_ns / {day} * {day}, count, 0, {words}
+    from storenode.buckets where level = 1
+    union all
+    select level, start_ns, 0, count, {words} from storenode.buckets where level in (1, 2)
+) as compared
+group by level, start_ns having sum(finer) <> sum(said) or {differ} order by level, start_ns
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """A range of time, and the partition whose messages it has; None: there is none."""
+
+    bounds: Bounds
+    partition: str | None
+
+
+def check_summaries(
+    connection: Connection,
+    findings: Findings,
+    partitions: Sequence[tuple[str, Bounds]],
+    sample: int | None,
+    progress: Callable[[str, int], None],
+) -> int:
+    """Compare summaries with messages; returns the number of minutes whose buckets were read.
+
+    ``partitions`` are those of messages, by name. ``sample`` takes hours at random that have about
+    so many messages; None: everything.
+    """
+    store = connection.execute(_STORE).fetchone()
+    if store is None:
+        return 0  # how much is folded was lost, which the check says already
+    folded, newest = store
+    if folded > newest:
+        findings.add(FOLDED_BEYOND, "store", f"folded up to {folded}, committed up to {newest}")
+    done = 0
+    slices = _everything(partitions) if sample is None else _hours(connection, partitions, sample)
+    for each in slices:
+        done += _compare(connection, findings, each)
+        progress(BUCKETS_TABLE, done)
+    _compare_levels(connection, findings)
+    return done
+
+
+def _everything(partitions: Sequence[tuple[str, Bounds]]) -> Iterator[_Slice]:
+    for name, bounds in partitions:
+        yield _Slice(bounds, name)
+    for bounds in Cover(bounds for _, bounds in partitions).gaps(UNBOUNDED_LOW, MAX_TIMESTAMP_NS):
+        yield _Slice(bounds, None)
+
+
+def _hours(
+    connection: Connection, partitions: Sequence[tuple[str, Bounds]], sample: int
+) -> Iterator[_Slice]:
+    names = {bounds: name for name, bounds in partitions}
+    cover = Cover(names)
+    hours = connection.execute(_HOURS).fetchall()
+    random.shuffle(hours)
+    messages = 0
+    for start_ns, count in hours:
+        if messages >= sample:
+            return
+        bounds = cover.find(start_ns)
+        if bounds is not None:
+            messages += count
+            yield _Slice(Bounds(start_ns, min(start_ns + HOUR_NS, bounds.high)), names[bounds])
+
+
+def _compare(connection: Connection, findings: Findings, each: _Slice) -> int:
+    """Compare one slice in one snapshot; returns the number of minutes that have a bucket."""
+    table = sql.Identifier(SCHEMA, each.partition or FINE_TABLE)
+    low, last = each.bounds.low, each.bounds.high - 1
+    statement = sql.SQL(_COMPARE).format(
+        words=words(),
+        differ=are_not_nothing(),
+        minutes=minutes_of(table, each.bounds),
+        given=sql.SQL(GIVEN),
+        low=sql.Literal(low),
+        last=sql.Literal(last),
+    )
+    try:
+        with connection.transaction():
+            connection.execute(_SNAPSHOT)
+            # The snapshot begins with the next statement: what is seen there stays.
+            connection.execute(sql.SQL(_KEEP).format(table))
+            unfolded = _unfolded(connection, each.bounds)
+            ((buckets,),) = connection.execute(_COUNT, (low, last)).fetchall()
+            cursor = connection.cursor()
+            register(cursor)
+            rows = cursor.execute(statement, unfolded).fetchall()
+    except pg.UndefinedTable:
+        return 0  # retention was faster
+    for start_ns, held, said in rows:
+        findings.add(WRONG_SUMMARY, BUCKETS_TABLE, _example(0, start_ns, held, said, "held"))
+    return int(buckets)
+
+
+def _unfolded(connection: Connection, bounds: Bounds) -> list[BigintArray]:
+    """Columns (start_ns, count, x0, x1, x2, x3) of what is not folded; starts may repeat."""
+    minutes = []
+    with connection.cursor(name="storenode_check", binary=True) as cursor:
+        cursor.execute(UNFOLDED, (bounds.low, bounds.high - 1))
+        while rows := cursor.fetchmany(_FETCH_ROWS):
+            found = unpack(summary for (summary,) in rows)
+            minutes.append(found.within(bounds.low, bounds.high))
+    return columns(minutes)
+
+
+def _compare_levels(connection: Connection, findings: Findings) -> None:
+    statement = sql.SQL(_COMPARE_LEVELS).format(
+        hour=sql.Literal(HOUR_NS), day=sql.Literal(DAY_NS), words=words(), differ=are_not_nothing()
+    )
+    for level, start_ns, finer, said in connection.execute(statement):
+        example = _example(level, start_ns, finer, said, f"by {_LEVEL_NAMES[level - 1]}")
+        findings.add(WRONG_LEVEL, BUCKETS_TABLE, example)
+
+
+def _example(level: int, start_ns: int, right: int, said: int, right_is: str) -> str:
+    moment = _EPOCH + timedelta(seconds=start_ns // NS_PER_S)
+    name = f"{_LEVEL_NAMES[level]} {moment:%Y-%m-%dT%H:%M}Z ({start_ns})"
+    if right == said:
+        return f"{name}: {said} messages, but of other hashes"
+    return f"{name}: {right} messages {right_is}, {said} in the summary"

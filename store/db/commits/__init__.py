@@ -1,0 +1,1 @@
+"""Commits in their order: pages of them, the feed, and their IDs."""

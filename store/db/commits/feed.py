@@ -1,0 +1,334 @@
+"""The feed: messages in the database's commit order, from a cursor on, then live.
+
+One task tails ``storenode.commits`` (woken by a notification, or once a second) and hands new
+commits to the hub; a follower that is behind reads pages from the database by itself until it
+stands at the head. Positions appear in commit order (see ``docs/database.md``), so a follower
+that has been given everything up to a position has missed nothing below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Final
+
+import psycopg
+
+from store.db.commits.pages import (
+    FOREIGN,
+    LOST,
+    START,
+    CommitRow,
+    FeedPage,
+    FeedPosition,
+    commits_between,
+    is_served,
+    messages_ever,
+    newest,
+    read_feed_page,
+    rows_of,
+    topic_names,
+)
+from store.db.pool import Backoff, Connection, Database
+from store.db.reading.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
+from store.domain.hub import MAX_QUEUED_BYTES, Commit, Delivery, Hub, Place, Subscriber
+from store.domain.limits import DEFAULT_PAGE_BYTES
+from store.domain.ports import (
+    CursorOutOfRange,
+    Ephemeral,
+    FollowPage,
+    FollowRequest,
+    StoreUnavailable,
+)
+from store.messages.cursor import MAX_POSITION, FollowCursor
+from storenode.message.limits import MAX_MESSAGE_BYTES
+
+POLL_S: Final = 1.0
+IDLE_PAGE_S: Final = 60.0
+"""An idle follower is sent an empty page this often, so that its cursor does not grow old."""
+
+_COMMITS_AT_ONCE: Final = 500
+_MESSAGES_AT_ONCE: Final = 16 * 1024 * 1024 // MAX_MESSAGE_BYTES
+"""Small commits are read together up to so many messages: with the largest ones that is as much as
+one transaction of the writer has."""
+_FOREVER_S: Final = 1e9
+_UNSETTLED_S: Final = 0.2
+
+LostListener = Callable[[Place, Place], None]
+"""Told when commits were lost: the place that was reached, and the newest that is left."""
+
+FailureListener = Callable[[Exception], None]
+"""Told of what should not happen while commits are read; the feed begins anew at its head."""
+
+
+CommitListener = Callable[[Sequence[CommitRow]], None]
+"""Told of commits in their order, before followers are; of some again after a broken connection."""
+
+
+class DatabaseFeed:
+    """`store.domain.ports.Feed` on Postgres."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        on_lost: LostListener | None = None,
+        on_failed: FailureListener | None = None,
+        on_commits: CommitListener | None = None,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+    ) -> None:
+        """Entries of one page have ``page_bytes`` at most."""
+        self._database = database
+        self._page_bytes = page_bytes
+        self._on_lost = on_lost
+        self._on_failed = on_failed
+        self._on_commits = on_commits
+        self._hub = Hub(START)
+        self._messages_ever = 0
+        self._encounters = 0
+        self._tails_well = False
+        self._tail: asyncio.Task[None] | None = None
+
+    @property
+    def messages_ever(self) -> int:
+        """Messages stored in all commits up to the head, those pruned since included."""
+        return self._messages_ever
+
+    @property
+    def followers(self) -> int:
+        """Live followers."""
+        return len(self._hub)
+
+    @property
+    def head(self) -> Place:
+        """The newest commit that was handed to followers."""
+        return self._hub.head
+
+    async def start(self) -> None:
+        """Begin at the newest commit and tail from there."""
+        head, self._messages_ever = await self._database.read(_newest_and_count)
+        self._hub.rebase(head, START)
+        self._tail = asyncio.create_task(self._keep_tailing(), name="feed")
+
+    async def stop(self) -> None:
+        """End every follower and the tailing."""
+        if self._tail is not None:
+            self._tail.cancel()
+            await asyncio.gather(self._tail, return_exceptions=True)
+
+    def announce_ephemeral(self, messages: Sequence[Ephemeral]) -> None:
+        """Hand messages to the live followers of this node, at most once."""
+        self._hub.announce(messages)
+
+    # Tailing
+
+    async def _keep_tailing(self) -> None:
+        backoff = Backoff(_FOREVER_S)
+        while True:
+            try:
+                async with await self._database.connect() as connection:
+                    await connection.execute("listen storenode_feed")
+                    await self._check_head(connection)
+                    await self._tail_on(connection)
+            except (psycopg.Error, StoreUnavailable, TimeoutError):
+                pass
+            except Exception as error:  # noqa: BLE001 - followers would wait without a word
+                if self._on_failed is not None:
+                    self._on_failed(error)
+            if self._tails_well:
+                self._tails_well, backoff = False, Backoff(_FOREVER_S)
+            await backoff.wait()
+
+    async def _check_head(self, connection: Connection) -> None:
+        """Compare a database that was out of reach with what was read before.
+
+        Where the head is there, so is all before it. Else any follower's place may be lost, and
+        each looks for its own.
+        """
+        reached = self._hub.head
+        served = await is_served(connection, reached)
+        left = reached
+        if not served:
+            left, self._messages_ever = await _newest_and_count(connection)
+        self._encounters += 1
+        self._hub.rebase(left, reached if served else START)
+        if not served and self._on_lost is not None:
+            self._on_lost(reached, left)
+
+    async def _tail_on(self, connection: Connection) -> None:
+        while True:
+            commits = await commits_between(
+                connection, self._hub.head[0] + 1, MAX_POSITION, EVERY_TOPIC, _COMMITS_AT_ONCE
+            )
+            if commits and self._on_commits is not None:
+                self._on_commits(commits)
+            for some in _portions(commits):
+                await self._pass_on(connection, some)
+            self._tails_well = True
+            if len(commits) < _COMMITS_AT_ONCE:
+                async for _ in connection.notifies(timeout=POLL_S, stop_after=1):
+                    pass
+
+    async def _pass_on(self, connection: Connection, commits: Sequence[CommitRow]) -> None:
+        self._hub.expect(commits[-1].place)
+        rows = {}
+        if len(self._hub):
+            wanted = await self._wanted(connection, commits)
+            if wanted.keys != ():
+                rows = await rows_of(connection, commits, wanted)
+        if any(commit.topics is None for commit in commits):
+            found = {row[0] for batch in rows.values() for row in batch}
+            await self._learn(connection, found)
+        for commit in commits:
+            self._hub.dispatch(Commit(commit.place, rows.get(commit.batch, ())))
+            self._messages_ever += commit.messages
+
+    async def _wanted(self, connection: Connection, commits: Sequence[CommitRow]) -> Topics:
+        topics: set[bytes] = set()
+        for commit in commits:
+            if commit.topics is None:
+                return EVERY_TOPIC
+            topics.update(commit.topics)
+        await self._learn(connection, topics)
+        return Topics(tuple(self._hub.wanted(topics)))
+
+    async def _learn(self, connection: Connection, topics: set[bytes]) -> None:
+        unnamed = self._hub.unnamed(topics)
+        if unnamed:
+            self._hub.learn(await topic_names(connection, unnamed))
+
+    # Following
+
+    async def follow(self, request: FollowRequest) -> AsyncIterator[FollowPage]:
+        """Messages from a cursor on, then live (see `store.domain.ports.Feed`)."""
+        # Where the tail stands says nothing about what is older: only who begins with what comes
+        # from now on needs no look at the database first.
+        resumes = request.from_beginning or request.cursor is not None
+        encounter = None if resumes else self._encounters
+        position = await self._begin(request)
+        live = told = False
+        while True:
+            if self._reached(position) and encounter == self._encounters:
+                with self._subscribed(request, position.place) as subscription:
+                    if not live:
+                        live = told = True
+                        yield self._page(b"", 0, position, live=True)
+                    async for delivery in subscription.deliveries():
+                        position = FeedPosition(delivery.place)
+                        yield self._page(delivery.frames, delivery.count, position, live=True)
+                continue
+            encounter, before = self._encounters, position
+            page = await self._read_page(request, before)
+            position = page.position
+            live = live or self._reached(position)
+            if page.count or live or not told:
+                told = True
+                yield self._page(page.frames, page.count, position, live=live)
+            if position == before and not self._reached(position):
+                # The tail has seen more than there is now, and will notice soon.
+                await asyncio.sleep(_UNSETTLED_S)
+
+    def _reached(self, position: FeedPosition) -> bool:
+        return position.inside is None and position.place[0] >= self._hub.frontier[0]
+
+    def _page(self, frames: bytes, count: int, position: FeedPosition, *, live: bool) -> FollowPage:
+        timestamp, digest = position.inside or (0, None)
+        cursor = FollowCursor(self._database.store_id, *position.place, timestamp, digest)
+        return FollowPage(frames, count, cursor, live)
+
+    @contextlib.contextmanager
+    def _subscribed(self, request: FollowRequest, place: Place) -> Iterator[_Subscription]:
+        subscription = _Subscription(self._hub, request, place, self._page_bytes)
+        self._hub.subscribe(subscription.subscriber)
+        try:
+            yield subscription
+        finally:
+            self._hub.unsubscribe(subscription.subscriber)
+
+    async def _begin(self, request: FollowRequest) -> FeedPosition:
+        cursor = request.cursor
+
+        async def look(connection: Connection) -> FeedPosition:
+            if cursor is None:
+                return FeedPosition(START if request.from_beginning else await newest(connection))
+            place = (cursor.position, cursor.token)
+            if cursor.store_id != self._database.store_id:
+                raise CursorOutOfRange(FOREIGN)
+            if not await is_served(connection, place):
+                raise CursorOutOfRange(LOST)
+            return FeedPosition(
+                place, None if cursor.hash is None else (cursor.timestamp, cursor.hash)
+            )
+
+        return await self._database.read(look)
+
+    async def _read_page(self, request: FollowRequest, position: FeedPosition) -> FeedPage:
+        entry = FRAME if request.include_data else PRESENCE
+
+        async def read(connection: Connection) -> FeedPage:
+            return await read_feed_page(
+                connection, request.filter, position, entry, self._page_bytes
+            )
+
+        return await self._database.read(read, self._database.bulk_pool)
+
+
+class _Subscription:
+    """A live follower's end of the hub."""
+
+    def __init__(self, hub: Hub, request: FollowRequest, place: Place, page_bytes: int) -> None:
+        self._hub = hub
+        self._page_bytes = page_bytes
+        self._ready = asyncio.Event()
+        self.subscriber = Subscriber(
+            request.filter,
+            request.include_data,
+            place,
+            wake=self._ready.set,
+            most_bytes=min(page_bytes, MAX_QUEUED_BYTES),
+        )
+
+    async def deliveries(self) -> AsyncIterator[Delivery]:
+        """What arrives, until the follower is cut off and must go on from the database."""
+        subscriber = self.subscriber
+        while not subscriber.lagging:
+            delivery = subscriber.take(self._page_bytes)
+            if delivery is not None:
+                yield delivery
+            elif not await self._wait() and not subscriber.queue:
+                place = self._hub.place_of(subscriber)
+                if place > subscriber.place and not subscriber.lagging:
+                    subscriber.place = place
+                    yield Delivery(b"", 0, place)
+
+    async def _wait(self) -> bool:
+        """Wait for something to take; False when nothing came for long."""
+        try:
+            async with asyncio.timeout(IDLE_PAGE_S):
+                await self._ready.wait()
+        except TimeoutError:
+            return False
+        self._ready.clear()
+        return True
+
+
+async def _newest_and_count(connection: Connection) -> tuple[Place, int]:
+    """The newest commit, and the messages of all commits up to it."""
+    async with connection.transaction():
+        await connection.execute("set transaction isolation level repeatable read")
+        return await newest(connection), await messages_ever(connection)
+
+
+def _portions(commits: Sequence[CommitRow]) -> Iterator[list[CommitRow]]:
+    """Split commits so that the rows of each portion are bounded."""
+    portion: list[CommitRow] = []
+    messages = 0
+    for commit in commits:
+        if portion and messages + commit.messages > _MESSAGES_AT_ONCE:
+            yield portion
+            portion, messages = [], 0
+        portion.append(commit)
+        messages += commit.messages
+    if portion:
+        yield portion

@@ -1,0 +1,207 @@
+"""What gossip reads: messages as their commits come by, and messages by hash.
+
+What this node has written lately is in memory (`store.db.writing.tracking`, then
+`RecentBodies`); only what others have written, or what is older, is read from the database. A
+message that is read is laid out again as the door did it: so its SDS metadata need no index of
+their own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from reconcile.ids import SyncIds
+from store.db.commits.ids import ids_of
+from store.db.commits.pages import CommitRow
+from store.db.pool import Connection, Database
+from store.db.reading.hashes import locate
+from store.db.reading.transfer_reads import TransferReader
+from store.domain.ports import SyncId
+from store.gossip.events import GraphEvent
+from store.gossip.graph import graph_events
+from store.messages.record import RecordBatch, index_batch
+from store.messages.transfer import transferred
+from store.messages.validate import Policy, admit_encoded
+from storenode.message.limits import MAX_TIMESTAMP_NS
+
+MAX_RECENT_BYTES: Final = 32 * 1024 * 1024
+"""Messages that are kept in memory after their commit, for peers that want them; with what Python
+needs for them besides their bytes."""
+
+MAX_READ_BYTES: Final = 4 * 1024 * 1024
+"""Messages of one statement; of the newest ones at the start, so many bytes are looked into."""
+
+MAX_LOADED_IDS: Final = 1_024
+"""Messages of one answer."""
+
+_ANY: Final = Policy(max_drift_ns=None, publisher=False, max_message_bytes=2**31)
+"""What is held was admitted once; the rules may have changed since."""
+
+_NEWEST: Final = """
+select ts, hash from storenode.messages where ts <= %b::bigint
+order by ts desc, hash desc limit %b::bigint
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Messages that were committed, and those of them that have SDS metadata."""
+
+    ids: Sequence[bytes]
+    events: Sequence[GraphEvent]
+
+
+class RecentBodies:
+    """The newest batches that this node has seen committed, up to `MAX_RECENT_BYTES`."""
+
+    def __init__(self) -> None:
+        self._batches: OrderedDict[int, tuple[RecordBatch, Sequence[int], int]] = OrderedDict()
+        self._places: dict[bytes, tuple[RecordBatch, int]] = {}
+        self._bytes = 0
+        self._numbers = 0
+
+    def add(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
+        """Keep some messages of a batch."""
+        # Their SDS metadata may be larger than they are, and nobody asks for it here.
+        batch = RecordBatch(
+            hashes=batch.hashes, heads=batch.heads, payloads=batch.payloads, tails=batch.tails
+        )
+        self._numbers += 1
+        self._batches[self._numbers] = batch, places, size_bytes
+        self._bytes += size_bytes
+        hashes = batch.hashes
+        for place in places:
+            self._places[hashes[place]] = batch, place
+        while self._bytes > MAX_RECENT_BYTES:
+            self._drop_oldest()
+
+    def get(self, digest: bytes) -> bytes | None:
+        """A message as encoded ``WakuMessageAndTopic``; None: it is not here."""
+        found = self._places.get(digest)
+        if found is None:
+            return None
+        batch, place = found
+        return transferred(batch.frame(place))
+
+    def _drop_oldest(self) -> None:
+        _, (batch, places, size_bytes) = self._batches.popitem(last=False)
+        self._bytes -= size_bytes
+        for place in places:
+            digest = batch.hashes[place]
+            held = self._places.get(digest)
+            if held is not None and held[0] is batch:
+                del self._places[digest]
+
+
+class GossipReads:
+    """Reads; each raises `store.domain.ports.StoreUnavailable` when the database does not serve."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._reader = TransferReader(database)
+        self.recent = RecentBodies()
+
+    async def load(self, hashes: Sequence[bytes], max_bytes: int) -> list[bytes | None]:
+        """The first of these messages, in order, up to ``max_bytes`` but at least one.
+
+        None stands for a message that is not held.
+        """
+        wanted = hashes[:MAX_LOADED_IDS]
+        found: dict[bytes, bytes | None] = {digest: self.recent.get(digest) for digest in wanted}
+        absent = [digest for digest in wanted if found[digest] is None]
+        size = sum(len(body) for body in found.values() if body is not None)
+        if absent and size < max_bytes:
+            for digest in absent:
+                del found[digest]
+            await self._read_into(found, absent, max_bytes - size)
+        if wanted and wanted[0] not in found:
+            await self._read_into(found, wanted[:1], 1)
+        return _prefix(wanted, found, max_bytes)
+
+    async def held(self, hashes: Sequence[bytes]) -> list[bool]:
+        """For each message whether it is held."""
+        ids = await self._locate(hashes)
+        if not ids:
+            return [False] * len(hashes)
+        there = await self._reader.held(SyncIds.of(ids))
+        found = {digest for (_, digest), is_held in zip(ids, there, strict=True) if is_held}
+        return [digest in found for digest in hashes]
+
+    async def arrived(self, commits: Sequence[CommitRow]) -> Arrived:
+        """What some commits have added, as far as it is held."""
+
+        async def read(connection: Connection) -> SyncIds:
+            return await ids_of(connection, commits)
+
+        ids = await self._database.read(read, self._database.bulk_pool)
+        return await self._described(sorted(ids.pairs()), None)
+
+    async def newest(self, limit: int) -> Arrived:
+        """The newest messages, oldest first; metadata for as many as `MAX_READ_BYTES` hold."""
+
+        async def read(connection: Connection) -> list[SyncId]:
+            cursor = await connection.execute(_NEWEST, (MAX_TIMESTAMP_NS, limit), binary=True)
+            return [(ts, bytes(digest)) for ts, digest in await cursor.fetchall()]  # type: ignore[misc,call-overload]
+
+        ids = await self._database.read(read, self._database.bulk_pool)
+        return await self._described(sorted(ids), MAX_READ_BYTES)
+
+    async def _described(self, ids: Sequence[SyncId], most_bytes: int | None) -> Arrived:
+        """Look into messages, which ascend; of too many, into the newest."""
+        events: list[GraphEvent] = []
+        hashes = [digest for _, digest in ids]
+        if most_bytes is not None:
+            ids = ids[-MAX_LOADED_IDS:]
+        start = 0
+        while start < len(ids):
+            portion = SyncIds.of(ids[start : start + MAX_LOADED_IDS])
+            bodies = await self._reader.load(portion, MAX_READ_BYTES)
+            start += len(bodies)
+            events += _events_of([body for body in bodies if body is not None])
+            if most_bytes is not None:
+                break
+        return Arrived(hashes, events)
+
+    async def _read_into(
+        self, found: dict[bytes, bytes | None], hashes: Sequence[bytes], max_bytes: int
+    ) -> None:
+        """Read some messages; what has no place in the given bytes is left out."""
+        ids = await self._locate(hashes)
+        located = {digest for _, digest in ids}
+        found |= {digest: None for digest in hashes if digest not in located}
+        if ids:
+            bodies = await self._reader.load(SyncIds.of(ids), max_bytes)
+            for (_, digest), body in zip(ids, bodies, strict=False):
+                found[digest] = body
+
+    async def _locate(self, hashes: Sequence[bytes]) -> list[SyncId]:
+        async def read(connection: Connection) -> list[SyncId]:
+            return await locate(connection, hashes)
+
+        return sorted(await self._database.read(read, self._database.bulk_pool))
+
+
+def _prefix(
+    wanted: Sequence[bytes], found: dict[bytes, bytes | None], max_bytes: int
+) -> list[bytes | None]:
+    """The first messages of which it is known what they are, one at least."""
+    answer: list[bytes | None] = []
+    size = 0
+    for digest in wanted:
+        if digest not in found:
+            break
+        body = found[digest]
+        size += len(body or b"")
+        if answer and size > max_bytes:
+            break
+        answer.append(body)
+    return answer
+
+
+def _events_of(bodies: Sequence[bytes]) -> list[GraphEvent]:
+    batch = admit_encoded(bodies, MAX_TIMESTAMP_NS, _ANY).batch
+    index_batch(batch)
+    return graph_events(batch)

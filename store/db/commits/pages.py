@@ -1,0 +1,319 @@
+"""Pages of messages in commit order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from store.db.arrays import bigints, split_uuids, uuids
+from store.db.pool import Connection
+from store.db.reading.pages import SHOWN
+from store.db.reading.select import Entry, Topics, resolve, topics_clause, topics_parameters
+from store.domain.hub import Place, Row, TopicName
+from store.domain.ports import CursorOutOfRange, SyncId, TopicFilter
+from storenode.message.limits import MAX_TIMESTAMP_NS
+
+MAX_PAGE_MESSAGES: Final = 4_000
+_MAX_COMMITS: Final = 2_000
+MAX_POSITIONS: Final = 250_000
+"""Positions that are looked through for one page, a fifth of a second: a follower of a topic on
+which little is said would otherwise look through all commits in one statement."""
+
+_TOKEN_SPAN: Final = 1 << 64
+
+LOST: Final = (
+    "the database has lost the commit that the cursor names; scan what may be missing, then follow"
+    " with an empty cursor"
+)
+FOREIGN: Final = (
+    "the cursor belongs to another database; follow from the beginning, or scan the gap"
+)
+
+START: Final[Place] = (0, 0)
+"""Before the first commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedPosition:
+    """A position in the feed: after a commit, or ``inside`` it after one of its messages."""
+
+    place: Place
+    inside: SyncId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRow:
+    """One row of ``storenode.commits``; ``topics`` None: too many to be listed."""
+
+    place: Place
+    batch: int
+    messages: int
+    min_ts: int
+    max_ts: int
+    topics: tuple[bytes, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedPage:
+    """Joined frames, their number, and the position after them."""
+
+    frames: bytes
+    count: int
+    position: FeedPosition
+
+
+_COMMITS: Final = """
+select position, token, batch, messages, min_ts, max_ts, topics from storenode.commits
+where position >= %(first)b::bigint and position <= %(last)b::bigint{topics}
+order by position limit %(limit)b::bigint
+"""
+_TOUCHING: Final = " and (topics is null or topics && %(topics)b::uuid[])"
+
+# A probe of the index for each batch, whatever a plan was made for (see `MESSAGE_AT`); a batch
+# lies in few partitions.
+_MESSAGES_OF: Final = """lateral (
+    select n.* from storenode.messages n
+    where n.batch = k.batch and n.ts >= k.low and n.ts <= k.high offset 0
+) m"""
+
+_ROWS: Final = """
+select m.*, row_number() over w as n, sum({entry_bytes}) over w as bytes from (
+    select k.position, m.ts, m.hash, m.head, m.payload, m.tail
+    from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[],
+                %(positions)b::bigint[]) as k(batch, low, high, position)
+    cross join {messages}
+    where true{topics}
+      and (k.position, m.ts, m.hash)
+          > (%(at_position)b::bigint, %(at_ts)b::bigint, %(at_hash)b::bytea)
+    order by k.position, m.ts, m.hash limit %(show)b::bigint
+) m
+window w as (order by m.position, m.ts, m.hash rows unbounded preceding)
+"""
+
+_PAGE: Final = """
+select string_agg({entry}, ''::bytea) {shown}, count(*) {shown}, count(*),
+       (array_agg(position) {shown})[count(*) {shown}],
+       (array_agg(ts) {shown})[count(*) {shown}], (array_agg(hash) {shown})[count(*) {shown}]
+from ({rows}) m
+"""
+
+
+async def newest(connection: Connection) -> Place:
+    """Place of the newest commit; `START` when there is none."""
+    cursor = await connection.execute(
+        "select position, token from storenode.commits order by position desc limit 1",
+        binary=True,
+    )
+    row = await cursor.fetchone()
+    return START if row is None else _place(row[0], row[1])
+
+
+async def _first_from(connection: Connection, position: int) -> Place:
+    """Place of the first commit from a position on; there must be one."""
+    cursor = await connection.execute(
+        "select position, token from storenode.commits where position >= %b::bigint"
+        " order by position limit 1",
+        (position,),
+        binary=True,
+    )
+    row = await cursor.fetchone()
+    assert row is not None, "the newest commit is there"
+    return _place(row[0], row[1])
+
+
+async def is_served(connection: Connection, place: Place) -> bool:
+    """True when a place is this database's own: its commit is there, or was pruned since.
+
+    A commit that is missing although an older one is held was lost (or never was).
+    """
+    if place == START:
+        return True
+    cursor = await connection.execute(
+        "select token from storenode.commits where position = %b::bigint", (place[0],), binary=True
+    )
+    row = await cursor.fetchone()
+    if row is not None:
+        return _place(place[0], row[0]) == place
+    cursor = await connection.execute(
+        "select position from storenode.commits order by position limit 1", binary=True
+    )
+    row = await cursor.fetchone()
+    return row is not None and place[0] < row[0]  # type: ignore[operator]
+
+
+async def commits_between(
+    connection: Connection, first: int, last: int, topics: Topics, limit: int = _MAX_COMMITS
+) -> list[CommitRow]:
+    """Commits from ``first`` to ``last``, those that may hold a topic of a selection."""
+    filtered = topics.keys is not None
+    cursor = await connection.execute(
+        _COMMITS.format(topics=_TOUCHING if filtered else ""),
+        {"first": first, "last": last, "limit": limit} | topics_parameters(topics),
+        binary=True,
+    )
+    return [_commit_row(row) for row in await cursor.fetchall()]
+
+
+def _commit_row(row: tuple[object, ...]) -> CommitRow:
+    position, token, batch, messages, min_ts, max_ts, topics = row
+    return CommitRow(
+        place=_place(position, token),
+        batch=batch,  # type: ignore[arg-type]
+        messages=messages,  # type: ignore[arg-type]
+        min_ts=min_ts,  # type: ignore[arg-type]
+        max_ts=max_ts,  # type: ignore[arg-type]
+        topics=None if topics is None else tuple(split_uuids(topics)),  # type: ignore[arg-type]
+    )
+
+
+def _place(position: object, token: object) -> Place:
+    return position, token % _TOKEN_SPAN  # type: ignore[operator,return-value]
+
+
+async def read_feed_page(
+    connection: Connection, wanted: TopicFilter, after: FeedPosition, entry: Entry, max_bytes: int
+) -> FeedPage:
+    """Read the page after a position.
+
+    The position of an empty page is the head, or nearer to it.
+
+    A filter is turned into topic keys for each page, after its head was read: the names of
+    topics are committed before the first message on them.
+
+    Raises:
+        CursorOutOfRange: the commit that the position names was lost.
+    """
+    if not await is_served(connection, after.place):
+        raise CursorOutOfRange(LOST)
+    head = await newest(connection)
+    topics = await resolve(connection, wanted)
+    first = after.place[0] if after.inside else after.place[0] + 1
+    if first > head[0] or topics.keys == ():
+        return FeedPage(b"", 0, FeedPosition(max(after.place, head)))
+    if head[0] - first > MAX_POSITIONS:
+        head = await _first_from(connection, first + MAX_POSITIONS)
+    commits = await commits_between(connection, first, head[0], topics)
+    some = _up_to(commits, MAX_PAGE_MESSAGES)
+    complete = len(some) == len(commits) < _MAX_COMMITS
+    end = FeedPosition(head if complete else some[-1].place)
+    if not some:
+        return FeedPage(b"", 0, end)
+    row = await _read_rows(connection, topics, some, after, entry=entry, max_bytes=max_bytes)
+    frames, count, seen, position, ts, digest = row
+    if not count:
+        return FeedPage(b"", 0, end)
+    if seen == count and seen < MAX_PAGE_MESSAGES:  # type: ignore[operator]
+        return FeedPage(frames, count, end)  # type: ignore[arg-type]
+    place = next(commit.place for commit in some if commit.place[0] == position)
+    return FeedPage(frames, count, FeedPosition(place, (ts, digest)))  # type: ignore[arg-type]
+
+
+async def _read_rows(
+    connection: Connection,
+    topics: Topics,
+    commits: Sequence[CommitRow],
+    after: FeedPosition,
+    *,
+    entry: Entry,
+    max_bytes: int,
+) -> tuple[object, ...]:
+    at = after.inside
+    parameters = _batch_parameters(commits, topics) | {
+        "positions": bigints([commit.place[0] for commit in commits]),
+        "at_position": after.place[0],
+        "at_ts": at[0] if at else MAX_TIMESTAMP_NS,
+        "at_hash": at[1] if at else b"",
+        "show": MAX_PAGE_MESSAGES,
+        "max_bytes": max_bytes,
+    }
+    statement = _page_statement(entry, filtered=topics.keys is not None)
+    cursor = await connection.execute(statement, parameters, binary=True)
+    row = await cursor.fetchone()
+    assert row is not None
+    return row
+
+
+@cache
+def _page_statement(entry: Entry, *, filtered: bool) -> str:
+    rows = _ROWS.format(
+        entry_bytes=entry.size,
+        messages=_MESSAGES_OF,
+        topics=topics_clause(Topics(())) if filtered else "",
+    )
+    return _PAGE.format(entry=entry.expression, rows=rows, shown=SHOWN)
+
+
+def _up_to(commits: Sequence[CommitRow], messages: int) -> list[CommitRow]:
+    """The first commits with about so many messages in all, at least one commit."""
+    chosen: list[CommitRow] = []
+    for commit in commits:
+        chosen.append(commit)
+        messages -= commit.messages
+        if messages <= 0:
+            break
+    return chosen
+
+
+def at_most(commits: Iterable[CommitRow], messages: int) -> list[CommitRow]:
+    """The first commits with at most so many messages in all, but the first whatever it has."""
+    chosen: list[CommitRow] = []
+    for commit in commits:
+        messages -= commit.messages
+        if chosen and messages < 0:
+            break
+        chosen.append(commit)
+    return chosen
+
+
+_LIVE_ROWS: Final = """
+select m.batch, m.topic, m.hash, m.head || m.payload || m.tail
+from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[]) as k(batch, low, high)
+cross join {messages}
+where true{topics}
+order by m.ts, m.hash
+"""
+
+
+def _batch_parameters(commits: Sequence[CommitRow], topics: Topics) -> dict[str, object]:
+    return topics_parameters(topics) | {
+        "batches": bigints([commit.batch for commit in commits]),
+        "lows": bigints([commit.min_ts for commit in commits]),
+        "highs": bigints([commit.max_ts for commit in commits]),
+    }
+
+
+async def rows_of(
+    connection: Connection, commits: Sequence[CommitRow], topics: Topics
+) -> dict[int, list[Row]]:
+    """Rows of some commits on some topics, by batch, each in (timestamp, hash) order."""
+    statement = _LIVE_ROWS.format(messages=_MESSAGES_OF, topics=topics_clause(topics))
+    parameters = _batch_parameters(commits, topics)
+    cursor = await connection.execute(statement, parameters, binary=True)
+    found: dict[int, list[Row]] = {}
+    for batch, topic, digest, frame in await cursor.fetchall():
+        found.setdefault(batch, []).append((topic, digest, frame))  # type: ignore[arg-type]
+    return found
+
+
+async def topic_names(connection: Connection, keys: Sequence[bytes]) -> dict[bytes, TopicName]:
+    """Names of topic keys."""
+    cursor = await connection.execute(
+        "select distinct key, pubsub_topic, content_topic from storenode.topics"
+        " where key = any(%b::uuid[])",
+        (uuids(keys),),
+        binary=True,
+    )
+    return {key: (pubsub, content) for key, pubsub, content in await cursor.fetchall()}  # type: ignore[misc]
+
+
+async def messages_ever(connection: Connection) -> int:
+    """Messages that were ever stored, by all commits, the pruned ones included."""
+    cursor = await connection.execute(
+        "select (select folded_messages from storenode.store)"
+        " + coalesce((select sum(messages) from storenode.commits), 0)::bigint"
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    return row[0]  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""Partitions ahead, retention, statistics, and what an operator must know."""

@@ -1,0 +1,266 @@
+"""The maintenance of a database: partitions ahead, retention, statistics; by one node at a time.
+
+    waiting  --lock obtained-->      in charge: a round at once and every interval,
+                                     and between rounds summaries are folded
+    any      --connection lost-->    reconnecting, with backoff --> waiting
+
+The lock belongs to the session, so it passes to another node when this one, or its connection,
+goes away. A node whose clock runs ahead of the database's lets it go: it would take what is new for
+old, and drop it. Both clocks may be wrong, above all when they are one, so retention does not
+follow a leap of the clock before it has lasted (`store.domain.retention_clock`).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import psycopg
+from psycopg import AsyncConnection
+
+from store.db.errors import sentence
+from store.db.locks import MAINTENANCE
+from store.db.maintenance.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
+from store.db.maintenance.stats import analyze_stale
+from store.db.schema.partitions import ensure_ahead
+from store.db.schema.tables import FINE_TABLE
+from store.db.summaries.fold import fold, is_pending
+from store.domain.retention import RetentionPolicy, effective_age_ns
+from store.domain.retention_clock import RetentionClock
+from storenode.message.limits import NS_PER_S
+
+Connection = AsyncConnection[Any]
+
+DEFAULT_INTERVAL_S: Final = 60.0
+FOLD_INTERVAL_S: Final = 2.0
+"""How often new deltas of the summaries are looked for."""
+
+FIRST_BACKOFF_S: Final = 0.5
+LONGEST_BACKOFF_S: Final = 30.0
+
+_TRY_LOCK: Final = "select pg_try_advisory_lock(%s)"
+_UNLOCK: Final = "select pg_advisory_unlock(%s)"
+_NEWEST_COMMIT: Final = """
+select (extract(epoch from greatest(created_at, (
+    select committed_at from storenode.commits order by position desc limit 1
+))) * 1000000)::bigint * 1000 from storenode.store
+"""
+_CLOCK: Final = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint * 1000"
+
+
+class EventSink(Protocol):
+    """Takes note of what happens; called from the event loop, must not block."""
+
+    def __call__(self, name: str, /, **fields: object) -> None:
+        """Note one event."""
+
+
+class Maintainer:
+    """Runs the maintenance while it is this node's turn.
+
+    ``connect`` opens a connection in autocommit mode that is used for nothing else; ``now_ns`` is a
+    clock in nanoseconds since the epoch, of which ``max_lead_ns`` says how far ahead of the
+    database's it may be (None: it is not compared). ``steady_ns`` is a clock that nobody sets, by
+    which leaps of the other are noticed (None: they are not). Events: ``maintenance_taken``,
+    ``partition_dropped``, ``retention_problem``, ``partitions_analyzed``, ``clock_ahead``,
+    ``clock_doubted``, ``clock_believed``, ``maintenance_failed``, ``maintenance_disconnected``.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Connection]],
+        policy: RetentionPolicy,
+        *,
+        now_ns: Callable[[], int],
+        on_event: EventSink,
+        interval_s: float = DEFAULT_INTERVAL_S,
+        lock_timeout_ms: int = DEFAULT_LOCK_TIMEOUT_MS,
+        max_lead_ns: int | None = None,
+        steady_ns: Callable[[], int] | None = None,
+    ) -> None:
+        self._connect = connect
+        self._policy = policy
+        self._now_ns = now_ns
+        self._on_event = on_event
+        self._interval_s = interval_s
+        self._lock_timeout_ms = lock_timeout_ms
+        self._max_lead_ns = max_lead_ns
+        self._steady_ns = steady_ns
+        self._clock: RetentionClock | None = None
+        self._doubted = False
+        self._wake = asyncio.Event()
+        self._in_charge = False
+        self.rounds = 0
+
+    @property
+    def in_charge(self) -> bool:
+        """True while this node holds the lock."""
+        return self._in_charge
+
+    def wake(self) -> None:
+        """Ask for a round, or another try for the lock, without waiting for the interval."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run until cancelled; errors of the database are events, and end nothing."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            try:
+                async with await self._connect() as connection:
+                    backoff_s = FIRST_BACKOFF_S
+                    await self._serve(connection)
+            except psycopg.Error as error:
+                self._on_event(
+                    "maintenance_disconnected", error=sentence(error), retry_in_s=backoff_s
+                )
+            finally:
+                self._in_charge = False
+            await self._pause(backoff_s)
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+
+    async def _serve(self, connection: Connection) -> None:
+        while True:
+            if await self._is_ahead(connection):
+                if self._in_charge:
+                    self._in_charge = False
+                    await connection.execute(_UNLOCK, (MAINTENANCE,))
+                # Folding goes by no clock, and perhaps there is no other node.
+                await self._fold_meanwhile(connection)
+                continue
+            if not self._in_charge:
+                self._in_charge = await _obtained(connection)
+                if self._in_charge:
+                    self._on_event("maintenance_taken")
+            if self._in_charge:
+                await self.round(connection)
+                await self._fold_meanwhile(connection)
+            else:
+                await self._pause(self._interval_s)
+
+    async def _fold_meanwhile(self, connection: Connection) -> None:
+        """Fold what comes, until the next round is due or requested."""
+        clock = asyncio.get_running_loop().time
+        next_round = clock() + self._interval_s
+
+        async def fold_all() -> None:
+            if await is_pending(connection):
+                while not (await fold(connection)).complete and clock() < next_round:
+                    pass
+
+        while True:
+            await self._attempt(connection, "fold", fold_all())
+            left_s = next_round - clock()
+            if await self._pause(min(left_s, FOLD_INTERVAL_S)) or left_s <= FOLD_INTERVAL_S:
+                return
+
+    async def _is_ahead(self, connection: Connection) -> bool:
+        if self._max_lead_ns is None:
+            return False
+        theirs_ns = await database_ns(connection)
+        lead_ns = self._now_ns() - theirs_ns
+        if lead_ns <= self._max_lead_ns:
+            return False
+        self._on_event(
+            "clock_ahead",
+            problem=f"this node's clock is {lead_ns // NS_PER_S} s ahead of the database's:"
+            " it does no maintenance until one of them is corrected",
+        )
+        return True
+
+    async def round(self, connection: Connection) -> None:
+        """Do all maintenance once; what fails keeps nothing else from being done.
+
+        Raises:
+            psycopg.Error: the connection is lost.
+        """
+        now_ns = await self._time(connection)
+        for task in (self._prune, self._ensure_ahead, self._analyze):
+            await self._attempt(connection, task.__name__.strip("_"), task(connection, now_ns))
+        self.rounds += 1
+
+    async def _attempt(self, connection: Connection, task: str, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except psycopg.Error as error:
+            if connection.broken or connection.closed:
+                raise
+            self._on_event("maintenance_failed", task=task, error=sentence(error))
+        except ValueError as error:
+            self._on_event("maintenance_failed", task=task, error=str(error))
+
+    async def _time(self, connection: Connection) -> int:
+        """The time to go by."""
+        clock_ns = self._now_ns()
+        if self._steady_ns is None:
+            return clock_ns
+        steady_ns = self._steady_ns()
+        if self._clock is None:
+            self._clock = RetentionClock(await newest_commit_ns(connection), steady_ns)
+        reading = self._clock.read(clock_ns, steady_ns)
+        if reading.doubted and not self._doubted:
+            self._on_event(
+                "clock_doubted",
+                problem=f"the clock is {reading.ahead_ns // NS_PER_S} s further than the time that"
+                " has passed since it was last seen right: retention follows it when it has been"
+                " steady for as long, or for a day",
+            )
+        if self._doubted and not reading.doubted:
+            self._on_event("clock_believed")
+        self._doubted = reading.doubted
+        return reading.time_ns
+
+    async def _prune(self, connection: Connection, now_ns: int) -> None:
+        report = await prune(
+            connection, self._policy, now_ns, lock_timeout_ms=self._lock_timeout_ms
+        )
+        for drop in report.dropped:
+            self._on_event(
+                "partition_dropped",
+                partition=drop.partition.name,
+                reason=drop.reason.value,
+                bytes=drop.partition.size_bytes,
+                horizon_ns=report.horizon_ns,
+            )
+        for problem in report.problems:
+            self._on_event("retention_problem", problem=problem)
+
+    async def _ensure_ahead(self, connection: Connection, now_ns: int) -> None:
+        fine = (await read_inventory(connection)).of(FINE_TABLE)
+        await ensure_ahead(connection, now_ns, effective_age_ns(fine, self._policy, now_ns))
+
+    async def _analyze(self, connection: Connection, _now_ns: int) -> None:
+        names = await analyze_stale(connection)
+        if names:
+            self._on_event("partitions_analyzed", partitions=names)
+
+    async def _pause(self, seconds: float) -> bool:
+        """Wait; True when a round was requested."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        woken = self._wake.is_set()
+        self._wake.clear()
+        return woken
+
+
+async def _obtained(connection: Connection) -> bool:
+    row = await (await connection.execute(_TRY_LOCK, (MAINTENANCE,))).fetchone()
+    return row == (True,)
+
+
+async def newest_commit_ns(connection: Connection) -> int:
+    """Time of the newest commit, or of the first upgrade: one that has certainly been reached.
+
+    In nanoseconds since the epoch, by the clock of the server as it was then.
+    """
+    return await _read_ns(connection, _NEWEST_COMMIT)
+
+
+async def database_ns(connection: Connection) -> int:
+    """The clock of the database's server, in nanoseconds since the epoch."""
+    return await _read_ns(connection, _CLOCK)
+
+
+async def _read_ns(connection: Connection, statement: str) -> int:
+    ((time_ns,),) = await (await connection.execute(statement)).fetchall()
+    return int(time_ns)

@@ -1,0 +1,192 @@
+"""Reading by hash and by time from Postgres.
+
+Look-ups by hash that arrive together share a statement. A scan reads a page ahead of the one
+that its caller is still taking, and holds neither transaction nor connection in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+from uuid import UUID
+
+from store.db.pool import Connection, Database
+from store.db.reading.hashes import HashLookups, page_by_hashes
+from store.db.reading.pages import AFTER_ALL, BEFORE_ALL, Joined, Shape, Window, read_page
+from store.db.reading.select import (
+    FRAME,
+    PRESENCE,
+    QUERY_FRAME,
+    QUERY_PRESENCE,
+    Topics,
+    filter_clause,
+    filter_parameters,
+    resolve,
+)
+from store.db.schema.tables import HASH_KEY_BYTES
+from store.domain.limits import DEFAULT_PAGE_BYTES
+from store.domain.ports import (
+    FramesPage,
+    PageRequest,
+    QueryPage,
+    ScanRequest,
+    StoreSummary,
+    SyncId,
+    TopicFilter,
+    TopicRights,
+)
+from storenode.message.limits import HASH_BYTES
+
+DEFAULT_SCAN_PAGE: Final = 4_000
+MAX_SCAN_PAGE: Final = 10_000
+_FEWEST_PER_TOPIC: Final = 16
+
+
+class DatabaseReader:
+    """`store.domain.ports.Reader` on Postgres."""
+
+    def __init__(
+        self,
+        database: Database,
+        held: Callable[[], int],
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+    ) -> None:
+        """``held`` gives the number of messages ever stored, as the feed has counted them.
+
+        Entries of one page have ``page_bytes`` at most.
+        """
+        self._database = database
+        self._held = held
+        self._page_bytes = page_bytes
+        self._lookups = HashLookups(database, page_bytes)
+
+    async def position(self, message_hash: bytes, rights: TopicRights) -> SyncId | None:
+        """Position of a message by hash (see `store.domain.ports.Reader`)."""
+        if len(message_hash) != HASH_BYTES:
+            return None
+        wanted = TopicFilter(rights=rights)
+        statement = (
+            "select m.ts from storenode.hashes m where m.key = %(key)b::uuid"
+            f" and m.rest = %(rest)b::bytea{filter_clause(filtered=not wanted.everything)} limit 1"
+        )
+        key, rest = message_hash[:HASH_KEY_BYTES], message_hash[HASH_KEY_BYTES:]
+        parameters = {"key": UUID(bytes=key), "rest": rest} | filter_parameters(wanted)
+
+        async def look(connection: Connection) -> SyncId | None:
+            cursor = await connection.execute(statement, parameters, binary=True)
+            row = await cursor.fetchone()
+            return None if row is None else (row[0], message_hash)  # type: ignore[return-value]
+
+        return await self._database.read(look)
+
+    async def query(self, request: PageRequest) -> QueryPage:
+        """One page of ``Query``."""
+        if request.hashes is not None and self._lookups.takes(request):
+            return await self._lookups.query(request)
+
+        async def read(connection: Connection) -> QueryPage:
+            return await _page(connection, request, self._page_bytes)
+
+        return await self._database.read(read)
+
+    async def scan(self, request: ScanRequest) -> AsyncIterator[FramesPage]:
+        """Every match in ascending order, a page at a time."""
+
+        async def choose(connection: Connection) -> Topics:
+            return await resolve(connection, request.filter)
+
+        topics = await self._database.read(choose)
+        after = request.after or BEFORE_ALL
+        ahead = asyncio.ensure_future(self._scan_page(request, topics, after))
+        try:
+            while True:
+                page = await ahead
+                if not page.count:
+                    return
+                ahead = asyncio.ensure_future(self._scan_page(request, topics, page.last))
+                yield FramesPage(page.entries, page.count, page.last)
+        finally:
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
+
+    async def _scan_page(self, request: ScanRequest, topics: Topics, after: SyncId) -> Joined:
+        window = Window(
+            max(request.time_start_ns, after[0], 0), request.time_end_ns - 1, after, forward=True
+        )
+        size = min(request.page_size or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
+        shape = Shape(
+            FRAME if request.include_data else PRESENCE,
+            show=size,
+            read=size,
+            each=_each(topics, size),
+            max_bytes=self._page_bytes,
+            streamed=True,
+        )
+
+        async def read(connection: Connection) -> Joined:
+            return await read_page(connection, topics, window, shape)
+
+        return await self._database.read(read, self._database.bulk_pool)
+
+    async def summary(self) -> StoreSummary:
+        """What is held."""
+        held = self._held()
+
+        async def look(connection: Connection) -> StoreSummary:
+            cursor = await connection.execute(_SUMMARY, binary=True)
+            row = await cursor.fetchone()
+            assert row is not None
+            pruned, horizon, oldest, newest = row
+            return StoreSummary(
+                store_id=self._database.store_id,
+                messages=max(0, held - pruned),  # type: ignore[operator]
+                oldest_timestamp_ns=oldest or 0,  # type: ignore[arg-type]
+                newest_timestamp_ns=newest or 0,  # type: ignore[arg-type]
+                horizon_ns=horizon,  # type: ignore[arg-type]
+            )
+
+        return await self._database.read(look)
+
+
+_SUMMARY: Final = """
+select pruned_messages, horizon_ns,
+       (select ts from storenode.messages order by ts, hash limit 1),
+       (select ts from storenode.messages order by ts desc, hash desc limit 1)
+from storenode.store
+"""
+
+
+def _each(topics: Topics, size: int) -> int:
+    """Rows to read per topic so that even topics together give about one page."""
+    share = size // max(1, len(topics.keys or ()))
+    return min(size, 2 * share + _FEWEST_PER_TOPIC)
+
+
+async def _page(connection: Connection, request: PageRequest, page_bytes: int) -> QueryPage:
+    read = request.limit + 1
+    entry = QUERY_FRAME if request.include_data else QUERY_PRESENCE
+    shape = Shape(entry, show=request.limit, read=read, each=read, max_bytes=page_bytes)
+    if request.hashes is not None:
+        page = await page_by_hashes(connection, request, shape)
+    else:
+        topics = await resolve(connection, request.filter)
+        page = await read_page(connection, topics, query_window(request), shape)
+    return query_page(page)
+
+
+def query_window(request: PageRequest) -> Window:
+    """Where a page of ``Query`` lies."""
+    start = request.after or (BEFORE_ALL if request.forward else AFTER_ALL)
+    low, high = max(request.time_start_ns, 0), request.time_end_ns - 1
+    if request.forward:
+        low = max(low, start[0])
+    else:
+        high = min(high, start[0])
+    return Window(low, high, start, request.forward)
+
+
+def query_page(page: Joined) -> QueryPage:
+    """What ``Query`` answers: a cursor only when a further match exists."""
+    more = page.seen > page.count
+    return QueryPage(page.entries, page.count, page.last[1] if more else None)

@@ -1,0 +1,1 @@
+"""Views for reconciliation: the index in memory over the summaries in Postgres."""

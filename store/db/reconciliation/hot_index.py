@@ -1,0 +1,300 @@
+"""The newest IDs in memory, as the commits of the database come by.
+
+    warming ─ read from one snapshot, while new commits wait in line ─► following, commit by commit
+       ▲                                                                      │
+       └── commits were lost, too many wait, or something failed ◄────────────┘
+
+Only while it follows does the index give views; at any other time everything is answered from the
+database. It has everything from its *floor* on, and nothing below: the floor rises with time, with
+the horizon, and where more IDs would be held than there is room for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+
+from reconcile import kernel
+from reconcile.ids import SyncId, SyncIds
+from reconcile.index import Index, IndexView
+from store.db.commits.ids import WrittenIds, ids_of
+from store.db.commits.pages import START, CommitRow, at_most
+from store.db.errors import sentence
+from store.db.maintenance.maintainer import EventSink
+from store.db.pool import Connection, Database
+from store.db.reconciliation.warm_up import FLOOR_STEP_NS, FULL_SHARE, at, raised_floor, warm_up
+from store.domain.hub import Place
+from store.domain.ports import StoreUnavailable
+from storenode.message.limits import NS_PER_S
+
+MAX_INDEX_ENTRIES: Final = 2_000_000
+"""IDs in memory: 96 MB at most."""
+
+DEFAULT_RANGE_NS: Final = 3600 * NS_PER_S
+"""How far back the index goes where reconciliation has no range of its own."""
+
+INDEX_SLACK_NS: Final = 600 * NS_PER_S
+"""How much further than the range: clocks differ, and a session takes its time."""
+
+MAX_WAITING_COMMITS: Final = 16_384
+"""Commits that wait to be taken in; with more, the index is made anew."""
+
+PATIENCE_S: Final = 5.0
+"""How long a view waits until the index has a commit."""
+
+FIRST_BACKOFF_S: Final = 1.0
+LONGEST_BACKOFF_S: Final = 60.0
+
+_SETTLE_S: Final = 60.0
+_IDS_AT_ONCE: Final = 16_384
+_INLINE_IDS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class HotView:
+    """Everything from a floor on that is held in memory, fixed."""
+
+    view: IndexView
+    floor: SyncId
+
+
+def index_window_ns(sync_range_ns: int | None, sync_offset_ns: int) -> int:
+    """How far back the index goes for such a schedule; a range of None is everything."""
+    return (sync_range_ns or DEFAULT_RANGE_NS) + sync_offset_ns + INDEX_SLACK_NS
+
+
+class HotIndex:
+    """Keeps the index; ``commits`` and ``lost`` are told by the feed.
+
+    Events: ``index_warm``, ``index_lost``, ``index_failed``.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        written_ids: WrittenIds,
+        window_ns: int,
+        *,
+        now_ns: Callable[[], int],
+        on_event: EventSink,
+        max_entries: int = MAX_INDEX_ENTRIES,
+        first_backoff_s: float = FIRST_BACKOFF_S,
+    ) -> None:
+        self._database = database
+        self._written_ids = written_ids
+        self._window_ns = window_ns
+        self._now_ns = now_ns
+        self._on_event = on_event
+        self._max_entries = max_entries
+        self._first_backoff_s = first_backoff_s
+        self._index: Index | None = None
+        self._floor_ns = 0
+        self._timely_floor_ns = 0
+        self._place: Place = START
+        self._waiting: deque[CommitRow] = deque()
+        self._heard = 0
+        self._lost = asyncio.Event()
+        self._woken = asyncio.Event()
+        self.moved = asyncio.Condition()
+        """Told whenever `entries`, `floor_ns` or `place` may have changed."""
+        self._changing = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def entries(self) -> int:
+        """IDs in memory; 0 while there is no index."""
+        return 0 if self._index is None else len(self._index)
+
+    @property
+    def floor_ns(self) -> int:
+        """From where on the index has everything; 0 while there is no index."""
+        return 0 if self._index is None else self._floor_ns
+
+    @property
+    def place(self) -> Place:
+        """The newest commit that is in the index; `START` while there is none."""
+        return START if self._index is None else self._place
+
+    def start(self) -> None:
+        """Begin; every commit behind the feed's head must be told from now on."""
+        self._task = asyncio.create_task(self._run(), name="hot index")
+
+    async def stop(self) -> None:
+        """End the work."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._drop()
+
+    # What the feed tells
+
+    def commits(self, commits: Sequence[CommitRow]) -> None:
+        """Hear of commits, in their order; those that were told before are passed over."""
+        for commit in commits:
+            if commit.place[0] > self._heard:
+                self._heard = commit.place[0]
+                self._waiting.append(commit)
+        if len(self._waiting) > MAX_WAITING_COMMITS:
+            self.lost()
+        self._woken.set()
+
+    def lost(self) -> None:
+        """Commits were lost, or told no more: what is in the index may not be held."""
+        self._waiting.clear()
+        self._heard = 0
+        self._lost.set()
+        self._index = None
+        self._woken.set()
+
+    # What views ask
+
+    async def view_at(self, place: Place, horizon_ns: int) -> HotView | None:
+        """What is held, with everything up to a commit; None: there is no index that has it yet.
+
+        The floor is not below the horizon.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE_S), self.moved:
+                await self.moved.wait_for(lambda: self._index is None or self._place[0] >= place[0])
+        except TimeoutError:
+            return None
+        async with self._changing:
+            if self._index is None or self._place[0] < place[0]:
+                return None
+            self._raise_floor(self._index, horizon_ns)
+            return HotView(self._index.view(), at(self._floor_ns))
+
+    # The work
+
+    async def _run(self) -> None:
+        delay_s = self._first_backoff_s
+        while True:
+            try:
+                await self._warm()
+                delay_s = self._first_backoff_s
+                await self._follow()
+                self._on_event("index_lost")
+                await asyncio.sleep(delay_s)
+            except Exception as error:  # noqa: BLE001 - whatever fails, the database still answers
+                reason = sentence(error) if isinstance(error, psycopg.Error) else repr(error)
+                self._on_event("index_failed", reason=reason, retry_s=delay_s)
+                self._drop()
+                await self._tell()
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, LONGEST_BACKOFF_S)
+
+    async def _warm(self) -> None:
+        self._lost.clear()
+        floor_ns = self._wanted_floor()
+        warm = await warm_up(self._database, floor_ns, self._max_entries)
+        if self._lost.is_set():
+            return
+        self._timely_floor_ns = floor_ns
+        self._floor_ns, self._place = warm.floor_ns, warm.place
+        self._index = warm.index
+        self._on_event(
+            "index_warm",
+            entries=len(warm.index),
+            floor_ns=warm.floor_ns,
+            compiled=kernel.compiled is not None,
+        )
+        self._woken.set()
+
+    async def _follow(self) -> None:
+        """Take in what comes, until commits are lost."""
+        while not self._lost.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE_S):
+                    await self._woken.wait()
+            self._woken.clear()
+            await self._take_in_all()
+            await self._settle()
+            await self._tell()
+
+    async def _take_in_all(self) -> None:
+        """Take in what waits; where the database is away, again until it is back."""
+        while self._waiting and not self._lost.is_set():
+            try:
+                await self._take_in()
+            except StoreUnavailable:
+                await asyncio.sleep(self._first_backoff_s)
+
+    async def _settle(self) -> None:
+        """Follow the clock."""
+        floor_ns = self._wanted_floor()
+        if floor_ns < self._timely_floor_ns - self._window_ns:
+            # It was far ahead: what the index let go of then belongs into it again.
+            self.lost()
+            return
+        async with self._changing:
+            self._timely_floor_ns = max(self._timely_floor_ns, floor_ns)
+            if self._index is not None:
+                self._raise_floor(self._index, floor_ns)
+
+    async def _take_in(self) -> None:
+        """Insert the IDs of the commits that have waited longest."""
+        some = at_most(self._waiting, _IDS_AT_ONCE)
+        ids = await self._ids_of([each for each in some if each.place[0] > self._place[0]])
+        async with self._changing:
+            index = self._index
+            if self._lost.is_set() or index is None:
+                return
+            ids = ids[ids.timestamps >= self._floor_ns]
+            if len(ids) <= _INLINE_IDS:
+                index.insert(ids)
+            else:
+                await asyncio.to_thread(index.insert, ids)
+            if self._lost.is_set():
+                return
+            for _ in some:
+                self._waiting.popleft()
+            self._place = max(self._place, some[-1].place)
+            self._make_room(index)
+        await self._tell()
+
+    async def _ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
+        """From memory what this node wrote, what others did from the database."""
+        found: list[SyncIds] = []
+        others: list[CommitRow] = []
+        for commit in commits:
+            ids = self._written_ids.take(commit.batch)
+            if ids is None:
+                others.append(commit)
+            else:
+                found.append(ids)
+        if others:
+
+            async def read(connection: Connection) -> SyncIds:
+                return await ids_of(connection, others)
+
+            found.append(await self._database.read(read, self._database.bulk_pool))
+        return SyncIds.join(found)
+
+    def _wanted_floor(self) -> int:
+        floor_ns = max(0, self._now_ns() - self._window_ns)
+        return floor_ns - floor_ns % FLOOR_STEP_NS
+
+    def _raise_floor(self, index: Index, floor_ns: int) -> None:
+        if floor_ns > self._floor_ns:
+            self._floor_ns = floor_ns
+            index.prune(at(floor_ns))
+
+    def _make_room(self, index: Index) -> None:
+        if len(index) > self._max_entries:
+            floor_ns = raised_floor(index, int(FULL_SHARE * self._max_entries))
+            if floor_ns is not None:
+                self._raise_floor(index, floor_ns)
+
+    def _drop(self) -> None:
+        self._index = None
+        self._waiting.clear()
+
+    async def _tell(self) -> None:
+        async with self.moved:
+            self.moved.notify_all()

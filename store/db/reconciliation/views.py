@@ -1,0 +1,171 @@
+"""`store.domain.view.Reconcilable` on Postgres: the index in memory over the summaries.
+
+    open_view ─ newest commit, horizon ─► the index once it has that commit: its view, its floor
+         │                                      │ not in time, or there is no index
+         │                                      ▼
+         └─ the range begins below the floor ─► a cold view too
+
+What lies above the floor never costs a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from reconcile.errors import SummaryMismatch
+from reconcile.ids import SyncId
+from reconcile.summaries.layered import LayeredView, reads_below
+from reconcile.summaries.loading import LoadingView
+from reconcile.view import Answer, Read
+from store.db.commits.pages import is_served, newest
+from store.db.pool import Connection, Database
+from store.db.reconciliation.hot_index import HotIndex, HotView
+from store.db.reconciliation.summary_read import (
+    MAX_VIEW_S,
+    THREADED_SPANS,
+    ColdView,
+    asked_spans,
+    cold_view,
+    in_thread_if,
+    worked_through,
+)
+from store.db.reconciliation.warm_up import at
+from store.domain.hub import Place
+from store.domain.ports import StoreBusy, StoreUnavailable
+
+MAX_COLD_VIEWS: Final = 4
+"""Transactions, each with a connection of its own, that may be open for views at a time."""
+
+COLD_PATIENCE_S: Final = 5.0
+"""How long a view waits until it may have one."""
+
+_HORIZON: Final = "select horizon_ns from storenode.store"
+
+
+class DatabaseReconcilable:
+    """Opens views; ``max_view_s`` is how long one may read from the database."""
+
+    def __init__(
+        self, database: Database, hot: HotIndex, *, max_view_s: float = MAX_VIEW_S
+    ) -> None:
+        self._database = database
+        self._hot = hot
+        self._max_view_s = max_view_s
+        self._free = asyncio.Semaphore(MAX_COLD_VIEWS)
+
+    @property
+    def index_entries(self) -> int:
+        """IDs held in memory."""
+        return self._hot.entries
+
+    @property
+    def index_start_ns(self) -> int:
+        """From where on every ID is in memory; 0 while there is no index."""
+        return self._hot.floor_ns
+
+    @asynccontextmanager
+    async def open_view(
+        self,
+        lower: SyncId,
+        upper: SyncId,  # noqa: ARG002 - what lies above costs nothing
+    ) -> AsyncIterator[StoredView]:
+        """Fix what is held in a range (see `store.domain.view.Reconcilable`).
+
+        Raises:
+            StoreUnavailable: the database does not serve.
+            StoreBusy: too many views read from the database already.
+        """
+        async with AsyncExitStack() as stack:
+            hot, horizon_ns = await self._hot_view()
+            cold = None
+            if hot is None or lower < hot.floor:
+                cold = await stack.enter_async_context(self.open_cold())
+                horizon_ns = cold.horizon_ns
+            yield StoredView(self, stack, at(horizon_ns), hot, cold)
+
+    @asynccontextmanager
+    async def open_cold(self) -> AsyncIterator[ColdView]:
+        """A view of everything that is held now, from the database; raises as `open_view`."""
+        try:
+            async with asyncio.timeout(COLD_PATIENCE_S):
+                await self._free.acquire()
+        except TimeoutError:
+            raise StoreBusy(
+                f"{MAX_COLD_VIEWS} reconciliations read from the database already; retry later"
+            ) from None
+        try:
+            async with cold_view(self._database, self._max_view_s) as cold:
+                yield cold
+        finally:
+            self._free.release()
+
+    async def _hot_view(self) -> tuple[HotView | None, int]:
+        """The index with everything that is committed now, and the horizon."""
+        indexed = self._hot.place
+
+        async def look(connection: Connection) -> tuple[Place, bool, int]:
+            cursor = await connection.execute(_HORIZON, binary=True)
+            row = await cursor.fetchone()
+            assert row is not None
+            served = await is_served(connection, indexed)
+            return await newest(connection), served, row[0]  # type: ignore[return-value]
+
+        place, served, horizon_ns = await self._database.read(look)
+        if not served and self._hot.place[0] >= indexed[0]:
+            # The database lost what the index has; the feed will notice, too.
+            self._hot.lost()
+        return await self._hot.view_at(place, horizon_ns), horizon_ns
+
+
+class StoredView:
+    """`store.domain.view.OpenView` on Postgres."""
+
+    def __init__(
+        self,
+        opener: DatabaseReconcilable,
+        stack: AsyncExitStack,
+        horizon: SyncId,
+        hot: HotView | None,
+        cold: ColdView | None,
+    ) -> None:
+        self._opener = opener
+        self._stack = stack
+        self._horizon = horizon
+        self._hot = hot
+        self._cold = cold
+        self._view: LoadingView | None = None
+
+    @property
+    def horizon(self) -> SyncId:
+        """Below it nothing is held, or kept."""
+        return self._horizon
+
+    async def answer(self, read: Read) -> Answer:
+        """Answer a batch of questions.
+
+        Raises:
+            StoreUnavailable: the database does not serve, the view was open for too long, or the
+                summaries are wrong.
+            StoreBusy: too many views read from the database already.
+        """
+        if self._hot is not None and not reads_below(read, self._hot.floor):
+            large = asked_spans(read) >= THREADED_SPANS
+            return await in_thread_if(large, self._hot.view.answer, read)
+        cold = self._cold
+        if cold is None:
+            cold = self._cold = await self._stack.enter_async_context(self._opener.open_cold())
+            if at(cold.horizon_ns) != self._horizon:
+                raise StoreUnavailable("messages were dropped since the view was opened; try again")
+        if self._view is None:
+            self._view = (
+                cold.view
+                if self._hot is None
+                else LayeredView(self._hot.view, self._hot.floor, cold.view)
+            )
+        try:
+            return await worked_through(self._view, read, cold.load)
+        except SummaryMismatch as error:
+            raise StoreUnavailable(str(error)) from error

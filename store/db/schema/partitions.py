@@ -1,0 +1,355 @@
+"""Partitions as the database has them, and making those that are missing.
+
+Postgres's catalog is the only list of partitions; `PartitionMap` is a view of it that may be old.
+Creation is serialised over all nodes by an advisory lock and planned anew under it. New partitions
+are made as tables of their own and attached, which locks out neither readers nor writers
+(PostgreSQL manual, "Table Partitioning", "Partition Maintenance").
+
+Functions here begin their own transactions: pass a connection that is not in one. Besides what is
+said, they raise `psycopg.Error`; `psycopg.errors.LockNotAvailable` means that trying again later is
+all there is to do.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+from psycopg import AsyncConnection, sql
+
+from store.db.locks import PARTITIONS, lock_exclusively, set_lock_timeout
+from store.db.schema.tables import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA
+from store.domain import partitioning as rules
+from store.domain.partitioning import Bounds, Cover, Extension
+
+Connection = AsyncConnection[Any]
+
+CREATE_LOCK_TIMEOUT_MS: Final = 2_000
+"""How long the creation of partitions waits for a lock before it gives up."""
+
+EXTEND_LOCK_TIMEOUT_MS: Final = 250
+"""How long queries may queue behind the extension of a partition."""
+
+_CATALOG: Final = """
+select p.relname::text, c.relname::text, c.oid::bigint, pg_get_expr(c.relpartbound, c.oid)
+from pg_inherits i
+join pg_class p on p.oid = i.inhparent
+join pg_class c on c.oid = i.inhrelid
+where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and not i.inhdetachpending
+  and c.relkind = 'r'
+"""
+_NEXT_POSITION: Final = "select last_value from storenode.position_seq"
+_LOCK: Final = "select pg_advisory_xact_lock(%s)"
+
+# Rows are only ever added. What is hashed or keyed is all but unique; what is never compared needs
+# no statistics, and gathering them from payloads would cost the most.
+_SETTINGS: Final[LiteralString] = (
+    "autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.1"
+)
+_UNIQUE: Final[LiteralString] = (
+    "ALTER COLUMN {} SET STATISTICS 10, ALTER COLUMN {} SET (n_distinct = -1)"
+)
+_UNIQUE_COLUMNS: Final = {"messages": ("hash",), "hashes": ("key",), "sds": ("key", "hash")}
+_UNCOMPARED_COLUMNS: Final = {
+    "messages": ("head", "payload", "tail"),
+    "sds": ("channel", "message_id", "sender", "parent_keys", "parent_ids", "parent_hints"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A partition as the catalog lists it."""
+
+    table: str
+    name: str
+    oid: int
+    bounds: Bounds
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All partitions, and the newest position that was given out."""
+
+    partitions: tuple[Attached, ...]
+    position: int
+
+    def bounds(self, table: str) -> list[Bounds]:
+        """The bounds of one table's partitions, ascending."""
+        return sorted(each.bounds for each in self.partitions if each.table == table)
+
+    def find(self, table: str, bounds: Bounds) -> Attached | None:
+        """The partition of a table with exactly these bounds."""
+        for each in self.partitions:
+            if each.table == table and each.bounds == bounds:
+                return each
+        return None
+
+
+class PartitionMap:
+    """What partitions there are, as last seen; makes what a writer misses.
+
+    ``now_ns`` is a clock in nanoseconds since the epoch; ``retention_ns``, None for endless,
+    decides how wide new partitions of the look-up tables are. `generation` changes whenever a
+    refresh finds other partitions than before, also when one was dropped and made again.
+    """
+
+    def __init__(self, now_ns: Callable[[], int], retention_ns: int | None = None) -> None:
+        self.generation = 0
+        self._now_ns = now_ns
+        self._retention_ns = retention_ns
+        self._seen: frozenset[Attached] | None = None
+        self._fine = Cover(())
+        self._coarse = [Cover(())]
+        self._commits_are_short = True
+
+    def covers(self, first_ns: int, last_ns: int) -> bool:
+        """True when every timestamp from ``first_ns`` to ``last_ns`` has all its partitions."""
+        return self._fine.spans(first_ns, last_ns) and all(
+            each.spans(first_ns, last_ns) for each in self._coarse
+        )
+
+    def missing(self, timestamps: Iterable[int]) -> list[int]:
+        """The timestamps that lack a partition, ascending and distinct."""
+        return [ts for ts in sorted(set(timestamps)) if not self.covers(ts, ts)]
+
+    def coarse_lower(self, ts: int) -> int:
+        """Lower bound, at least 0, of the partition of ``topics`` that contains a timestamp.
+
+        Raises:
+            LookupError: there is none: `ensure` comes first.
+        """
+        bounds = self._coarse[-1].find(ts)
+        if bounds is None:
+            raise LookupError(f"no partition of topics contains {ts}: ensure it first")
+        return max(0, bounds.low)
+
+    async def refresh(self, connection: Connection) -> None:
+        """Read the catalog."""
+        catalog = await read_catalog(connection)
+        self._commits_are_short = bool(
+            rules.plan_commits(catalog.bounds(COMMITS_TABLE), catalog.position)
+        )
+        seen = frozenset(catalog.partitions)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        self._fine = Cover(catalog.bounds(FINE_TABLE))
+        self._coarse = [Cover(catalog.bounds(table)) for table in COARSE_TABLES]
+        self.generation += 1
+
+    async def ensure(self, connection: Connection, timestamps: Sequence[int]) -> None:
+        """Make sure that messages with these timestamps can be written, and their commit too.
+
+        Costs two look-ups when the map knows that all is there; else the catalog is read, and
+        what is missing is made. The map is right about these timestamps afterwards, unless a
+        partition was dropped since: the insert then fails (`store.db.errors.is_missing_partition`)
+        and `refresh` comes before another try.
+        """
+        if self._is_ready_for(timestamps):
+            return
+        await self.refresh(connection)
+        if self._is_ready_for(timestamps):
+            return
+        await ensure_for(connection, timestamps, self._now_ns(), self._retention_ns)
+        await self.refresh(connection)
+
+    def _is_ready_for(self, timestamps: Sequence[int]) -> bool:
+        if self._commits_are_short:
+            return False
+        if not timestamps or self.covers(min(timestamps), max(timestamps)):
+            return True
+        return not self.missing(timestamps)
+
+
+async def read_catalog(connection: Connection) -> Catalog:
+    """Read which partitions exist."""
+    cursor = await connection.execute(_CATALOG)
+    found = []
+    for table, name, oid, text in await cursor.fetchall():
+        # A partition that is dropped meanwhile has no text; a default one has no bounds.
+        bounds = None if text is None else rules.parse_bounds(text)
+        if bounds is not None:
+            found.append(Attached(table, name, oid, bounds))
+    row = await (await connection.execute(_NEXT_POSITION)).fetchone()
+    return Catalog(tuple(found), row[0] if row else 0)
+
+
+async def ensure_for(
+    connection: Connection, timestamps: Iterable[int], now_ns: int, retention_ns: int | None
+) -> None:
+    """Make every partition that messages with these timestamps, and their commits, need.
+
+    Raises:
+        ValueError: a timestamp is not positive.
+    """
+    wanted = sorted(set(timestamps))
+    while True:
+        async with connection.transaction():
+            await begin(connection, CREATE_LOCK_TIMEOUT_MS)
+            catalog = await read_catalog(connection)
+            fine = await _create_fine(connection, catalog, wanted, now_ns)
+            reached = rules.ends(fine, wanted)
+            extensions = await _create_coarse(connection, catalog, reached, now_ns, retention_ns)
+            await _create_commits(connection, catalog)
+        if not extensions:
+            return
+        for table, extension in extensions:
+            await _extend(connection, table, extension)
+
+
+async def ensure_ahead(connection: Connection, now_ns: int, retention_ns: int | None) -> None:
+    """Make the partitions of today and the next days, before they are needed."""
+    await ensure_for(connection, rules.ahead(now_ns), now_ns, retention_ns)
+
+
+async def begin(connection: Connection, lock_timeout_ms: int) -> None:
+    """Bound all waiting in this transaction and take the lock for changes of partitions."""
+    await set_lock_timeout(connection, lock_timeout_ms)
+    await connection.execute(_LOCK, (PARTITIONS,))
+
+
+async def _create_fine(
+    connection: Connection, catalog: Catalog, timestamps: Sequence[int], now_ns: int
+) -> list[Bounds]:
+    """Make what the timestamps lack; returns the bounds of all that there is then."""
+    held = catalog.bounds(FINE_TABLE)
+    made = rules.plan_messages(held, timestamps, now_ns)
+    for bounds in made:
+        await _create(connection, FINE_TABLE, rules.fine_name(bounds), bounds)
+    return held + made
+
+
+async def _create_coarse(
+    connection: Connection,
+    catalog: Catalog,
+    timestamps: Sequence[int],
+    now_ns: int,
+    retention_ns: int | None,
+) -> list[tuple[str, Extension]]:
+    extensions = []
+    for table in COARSE_TABLES:
+        plan = rules.plan_coarse(catalog.bounds(table), timestamps, now_ns, retention_ns)
+        extensions += [(table, extension) for extension in plan.extensions]
+        for bounds in plan.create:
+            await _create(connection, table, rules.coarse_name(table, bounds), bounds)
+    return extensions
+
+
+async def _create_commits(connection: Connection, catalog: Catalog) -> None:
+    for bounds in rules.plan_commits(catalog.bounds(COMMITS_TABLE), catalog.position):
+        await _create(connection, COMMITS_TABLE, rules.commits_name(bounds), bounds)
+
+
+async def _create(connection: Connection, table: str, name: str, bounds: Bounds) -> None:
+    """Make one partition; an empty table is attached without a scan that matters."""
+    parent, partition = sql.Identifier(SCHEMA, table), sql.Identifier(SCHEMA, name)
+    await _run(
+        connection,
+        sql.SQL(
+            "CREATE TABLE {} (LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES"
+            " INCLUDING STORAGE) WITH ({})"
+        ).format(partition, parent, sql.SQL(_SETTINGS)),
+    )
+    tuned = [
+        *(
+            sql.SQL(_UNIQUE).format(sql.Identifier(column), sql.Identifier(column))
+            for column in _UNIQUE_COLUMNS.get(table, ())
+        ),
+        *(
+            sql.SQL("ALTER COLUMN {} SET STATISTICS 0").format(sql.Identifier(column))
+            for column in _UNCOMPARED_COLUMNS.get(table, ())
+        ),
+    ]
+    if tuned:
+        await _run(
+            connection, sql.SQL("ALTER TABLE {} {}").format(partition, sql.SQL(", ").join(tuned))
+        )
+    await attach(connection, table, name, bounds)
+
+
+async def attach(connection: Connection, table: str, name: str, bounds: Bounds) -> None:
+    """Attach a table as a partition, which scans its rows unless a CHECK vouches for them."""
+    statement = sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES {}")
+    await _run(
+        connection,
+        statement.format(
+            sql.Identifier(SCHEMA, table), sql.Identifier(SCHEMA, name), _clause(bounds)
+        ),
+    )
+
+
+async def _extend(connection: Connection, table: str, extension: Extension) -> None:
+    """Give a partition wider bounds.
+
+    Attaching again would scan it while everybody waits. So a CHECK that says the same is added
+    and validated first, which blocks nobody for long; the change of bounds then is an entry in
+    the catalog. When another node is faster, it leaves nothing to do.
+    """
+    name = await _name_before(connection, table, extension, prepare=True)
+    if name is None:
+        return
+    partition, check = sql.Identifier(SCHEMA, name), sql.Identifier(_check_name(name))
+    await _run(
+        connection, sql.SQL("ALTER TABLE {} VALIDATE CONSTRAINT {}").format(partition, check)
+    )
+    async with connection.transaction():
+        name = await _name_before(connection, table, extension, prepare=False)
+        if name is None:
+            return
+        await lock_exclusively(connection, (table, name), EXTEND_LOCK_TIMEOUT_MS)
+        parent = sql.Identifier(SCHEMA, table)
+        await _run(
+            connection, sql.SQL("ALTER TABLE {} DETACH PARTITION {}").format(parent, partition)
+        )
+        await attach(connection, table, name, extension.new)
+        await _run(
+            connection, sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}").format(partition, check)
+        )
+
+
+async def _name_before(
+    connection: Connection, table: str, extension: Extension, *, prepare: bool
+) -> str | None:
+    """Name of the partition while it has its old bounds, else None; under the lock."""
+    async with connection.transaction():
+        await begin(connection, EXTEND_LOCK_TIMEOUT_MS)
+        found = (await read_catalog(connection)).find(table, extension.old)
+        if found is None:
+            return None
+        if prepare:
+            await _vouch(connection, found)
+        return found.name
+
+
+async def _vouch(connection: Connection, partition: Attached) -> None:
+    name = _check_name(partition.name)
+    cursor = await connection.execute(
+        "select 1 from pg_constraint where conrelid = %s::oid and conname = %s",
+        (partition.oid, name),
+    )
+    if await cursor.fetchone() is None:
+        statement = sql.SQL("ALTER TABLE {} ADD CONSTRAINT {} CHECK ({}) NOT VALID")
+        await _run(
+            connection,
+            statement.format(
+                sql.Identifier(SCHEMA, partition.name),
+                sql.Identifier(name),
+                _condition(partition.bounds),
+            ),
+        )
+
+
+def _check_name(partition: str) -> str:
+    return f"{partition}_bounds"
+
+
+def _clause(bounds: Bounds) -> sql.SQL:
+    return sql.SQL(bounds.clause)
+
+
+def _condition(bounds: Bounds) -> sql.SQL:
+    return sql.SQL(bounds.condition("ts"))
+
+
+async def _run(connection: Connection, statement: sql.Composed) -> None:
+    # A plan of a statement that is never repeated is not worth keeping.
+    await connection.execute(statement, prepare=False)

@@ -1,0 +1,1 @@
+"""Look-ups by SDS message ID and causal walks."""

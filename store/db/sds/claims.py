@@ -1,0 +1,433 @@
+"""Claims of SDS message IDs from Postgres: the answers to the reads of look-ups and walks.
+
+Everything read here is bounded, whatever was published: claimants per key, parents per claim
+(hints that are no message hashes are left out, they may be long), rows per statement. Columns
+come as ``bytea``, which the driver hands over without a call per value.
+
+What is pruned claims nothing, although its row is kept a while longer; so rows below the horizon
+are compared with the messages, and so are all rows when a filter applies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import Final
+from uuid import UUID
+
+from store.db.arrays import bigints, fixed_bytes, uuids
+from store.db.pool import Connection, Database
+from store.db.reading.frames import topics_of
+from store.db.reading.hashes import locate, position_parameters
+from store.db.reading.select import Topics, resolve
+from store.db.writing.insert import channel_key
+from store.domain.claims import (
+    Answer,
+    Child,
+    Claim,
+    Hinted,
+    HintQuery,
+    Read,
+    Window,
+)
+from store.domain.ports import HistoryEntry, SyncId, TopicFilter
+from storenode.message.limits import HASH_BYTES
+from storenode.sds.codec import decode
+
+MAX_SEEN_CLAIMANTS: Final = 4_096
+"""Claimants of one key that are looked through for those that a filter lets through."""
+
+_FURTHER_CLAIMANTS: Final = 1_024
+"""Rows that a statement may find beyond one for each key; with more it is split."""
+
+_CONTESTED_KEYS: Final = 16_384
+"""Keys of one statement that looks for second claimants."""
+
+_PAYLOADS: Final = 48
+"""Payloads of one statement: about 7 MiB if all messages have the largest size."""
+
+_HASH_ARRAY: Final = f"20 + {4 + HASH_BYTES} * cardinality(s.parent_hints)"
+_HINTS: Final = f"""
+case when octet_length(array_send(s.parent_hints)) <= {_HASH_ARRAY}
+     then array_send(s.parent_hints)
+     else (select array_send(array_agg(
+                      case when octet_length(h.hint) = {HASH_BYTES} then h.hint end order by h.n))
+           from unnest(s.parent_hints) with ordinality h(hint, n)) end"""
+_NAME: Final = "uuid_send(s.key), s.ts, s.hash, s.message_id"
+_WITH_PARENTS: Final = f"{_NAME}, array_send(s.parent_keys), {_HINTS}"
+_WITHOUT_PARENTS: Final = f"{_NAME}, ''::bytea, ''::bytea"
+
+_BY_KEYS: Final = """
+select {columns} from storenode.sds s
+where s.key = any(%(keys)b::uuid[]) and s.channel = %(channel)b::bytea
+limit %(limit)b::bigint
+"""
+
+_AT: Final = """
+select {columns}
+from unnest(%(keys)b::uuid[], %(ts)b::bigint[], %(hash)b::bytea[]) as k(key, ts, hash)
+join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
+where s.ts >= %(low)b::bigint and s.ts <= %(high)b::bigint and s.channel = %(channel)b::bytea
+"""
+
+_WINDOW: Final = """
+select {columns} from storenode.sds s
+where s.channel_key = %(channel_key)b::uuid and s.channel = %(channel)b::bytea
+  and s.ts >= 0 and s.ts <= %(ts)b::bigint
+  and (s.ts, s.hash) < (%(ts)b::bigint, %(hash)b::bytea)
+order by s.ts desc, s.hash desc limit %(limit)b::bigint
+"""
+
+_CLAIMED_AGAIN: Final = """
+select uuid_send(k.key), count(*) from (
+    select s.key from storenode.sds s where s.key = any(%(keys)b::uuid[])
+    limit %(limit)b::bigint
+) k group by k.key having count(*) > 1
+"""
+
+_CROWD: Final = """
+select s.ts, s.hash from storenode.sds s
+where s.key = %(key)b::uuid and s.channel = %(channel)b::bytea
+order by s.ts, s.hash limit %(limit)b::bigint
+"""
+
+_REACHED: Final = """
+with recursive w(key) as (
+    select unnest(%(keys)b::uuid[])
+    union
+    select unnest(s.parent_keys) from w cross join lateral (
+        select p.parent_keys from storenode.sds p where p.key = w.key limit {crowd}
+    ) s
+)
+select uuid_send(w.key) from w limit %(limit)b::bigint
+"""
+
+_PAYLOAD: Final = """
+select m.hash, m.payload
+from unnest(%(ts)b::bigint[], %(hash)b::bytea[]) as k(ts, hash)
+join storenode.messages m on m.ts = k.ts and m.hash = k.hash
+where m.ts >= %(low)b::bigint and m.ts <= %(high)b::bigint
+"""
+
+_PARENTS: Final = """
+select k.hash, k.slot, s.parent_ids[k.slot], s.parent_hints[k.slot]
+from unnest(%(keys)b::uuid[], %(ts)b::bigint[], %(hash)b::bytea[], %(slots)b::bigint[])
+    as k(key, ts, hash, slot)
+join storenode.sds s on s.key = k.key and s.ts = k.ts and s.hash = k.hash
+where s.ts >= %(low)b::bigint and s.ts <= %(high)b::bigint
+"""
+
+_BY_POSITION: Final = itemgetter(1, 2)
+
+ParentPlace = tuple[Child, int]
+"""A claim, and the slot of one of its parents, counted from 0."""
+
+Parents = dict[tuple[bytes, int], HistoryEntry]
+"""(hash of the child, slot) -> parent."""
+
+_Windowed = tuple[Sequence[Claim], SyncId | None]
+"""Complete sets of the keys claimed in a window, and how far it came (None: to the beginning)."""
+
+
+class ClaimReader:
+    """Reads of one call; what is pruned or outside its filter does not exist for it."""
+
+    def __init__(
+        self,
+        database: Database,
+        channel_id: bytes,
+        entries: Sequence[HistoryEntry],
+        *,
+        claimants: int,
+        parents: bool,
+    ) -> None:
+        """``entries`` are those of the request; without ``parents`` claims come without them.
+
+        Of one key, one claimant more than ``claimants`` is read: it shows that there are more.
+        """
+        self._database = database
+        self._channel = channel_id
+        self._channel_key = UUID(bytes=channel_key(channel_id))
+        self._entries = entries
+        self._crowd = claimants + 1
+        self._columns = _WITH_PARENTS if parents else _WITHOUT_PARENTS
+        self._allowed: frozenset[bytes] | None = None
+        self._horizon_ns = 0
+        self._ahead: asyncio.Task[_Windowed] | None = None
+        self._ahead_before: SyncId | None = None
+
+    async def prepare(self, wanted: TopicFilter) -> None:
+        """Find out what the filter lets through and what is pruned; before the first `answer`."""
+
+        async def look(connection: Connection) -> tuple[Topics, int]:
+            cursor = await connection.execute("select horizon_ns from storenode.store", binary=True)
+            row = await cursor.fetchone()
+            horizon: int = row[0] if row is not None else 0  # type: ignore[assignment]
+            return await resolve(connection, wanted), horizon
+
+        topics, self._horizon_ns = await self._database.read(look)
+        self._allowed = None if topics.keys is None else frozenset(topics.keys)
+
+    async def answer(self, read: Read) -> Answer:
+        """Answer one read of a look-up or walk."""
+
+        async def look(connection: Connection) -> Answer:
+            asked = read.keys
+            if read.ahead:
+                asked = await self._reached(connection, read.keys, read.ahead)
+            claims = await self._claims(connection, asked) if asked else []
+            hinted = await self._hinted(connection, read.hints) if read.hints else {}
+            contested = await self._contested(connection, read.contested)
+            return Answer(asked, claims, hinted, contested=contested)
+
+        answer = Answer((), (), {})
+        if read.keys or read.hints or read.contested:
+            answer = await self._database.read(look, self._database.bulk_pool)
+        if read.window is None:
+            return answer
+        claims, reached = await self._next_window(read.window)
+        if answer.claims:
+            asked = set(answer.asked)
+            claims = [*answer.claims, *(claim for claim in claims if claim[0] not in asked)]
+        return replace(answer, claims=claims, reached=reached)
+
+    async def aclose(self) -> None:
+        """Drop what is being read in advance."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+            await asyncio.gather(self._ahead, return_exceptions=True)
+            self._ahead = None
+
+    async def _next_window(self, window: Window) -> _Windowed:
+        """Read a window, or take it from what was read in advance; read on in advance."""
+        if self._ahead is None or self._ahead_before != window.before:
+            await self.aclose()
+            self._ahead = self._begin(window)
+        claims, reached = await self._ahead
+        self._ahead = None
+        if window.following and reached is not None:
+            self._ahead_before = reached
+            self._ahead = self._begin(Window(reached, window.following, complete=window.complete))
+        return claims, reached
+
+    def _begin(self, window: Window) -> asyncio.Task[_Windowed]:
+        async def look(connection: Connection) -> _Windowed:
+            return await self._window(connection, window)
+
+        return asyncio.ensure_future(self._database.read(look, self._database.bulk_pool))
+
+    async def parents_of(self, places: Sequence[ParentPlace]) -> Parents:
+        """Parents as their children claim them; those of rows that are gone are left out."""
+
+        async def look(connection: Connection) -> Parents:
+            return await _parents(connection, places)
+
+        return await self._database.read(look, self._database.bulk_pool)
+
+    async def _rows(
+        self, connection: Connection, statement: str, parameters: dict[str, object]
+    ) -> list[Claim]:
+        cursor = await connection.execute(
+            statement.format(columns=self._columns),
+            parameters | {"channel": self._channel},
+            binary=True,
+        )
+        return await cursor.fetchall()  # type: ignore[return-value]
+
+    async def _claims(self, connection: Connection, keys: Sequence[bytes]) -> list[Claim]:
+        """The lowest claimants of each key, a crowd at most."""
+        limit = len(keys) + _FURTHER_CLAIMANTS
+        rows = await self._rows(connection, _BY_KEYS, {"keys": uuids(sorted(keys)), "limit": limit})
+        if len(rows) < limit:
+            return _lowest(await self._held(connection, rows), self._crowd)
+        if len(keys) == 1:
+            return await self._crowded(connection, keys[0])
+        middle = len(keys) // 2
+        first = await self._claims(connection, keys[:middle])
+        return first + await self._claims(connection, keys[middle:])
+
+    async def _crowded(self, connection: Connection, key: bytes) -> list[Claim]:
+        cursor = await connection.execute(
+            _CROWD,
+            {"key": UUID(bytes=key), "channel": self._channel, "limit": MAX_SEEN_CLAIMANTS},
+            binary=True,
+        )
+        positions: list[SyncId] = await cursor.fetchall()  # type: ignore[assignment]
+        seen = await self._allowed_of(connection, positions)
+        chosen = [position for position in positions if position[1] in seen]
+        return await self._at(connection, [(key, *at) for at in chosen[: self._crowd]])
+
+    async def _at(self, connection: Connection, claims: Sequence[Child]) -> list[Claim]:
+        if not claims:
+            return []
+        return await self._rows(connection, _AT, _claim_parameters(claims))
+
+    async def _window(self, connection: Connection, window: Window) -> _Windowed:
+        timestamp, digest = window.before
+        rows = await self._rows(
+            connection,
+            _WINDOW,
+            {
+                "channel_key": self._channel_key,
+                "ts": timestamp,
+                "hash": digest,
+                "limit": window.limit,
+            },
+        )
+        reached = (rows[-1][1], rows[-1][2]) if len(rows) == window.limit else None
+        if not window.complete:
+            return await self._held(connection, rows), reached
+        again = await self._claimed_again(connection, {row[0] for row in rows}) if rows else set()
+        sole = [row for row in rows if row[0] not in again] if again else rows
+        claims = await self._held(connection, sole)
+        if again:
+            claims += await self._claims(connection, sorted(again))
+        return claims, reached
+
+    async def _contested(self, connection: Connection, keys: Sequence[bytes]) -> frozenset[bytes]:
+        """Those keys that have more than one claimant, seen or not; perhaps others with them."""
+        found: set[bytes] = set()
+        for start in range(0, len(keys), _CONTESTED_KEYS):
+            portion = set(keys[start : start + _CONTESTED_KEYS])
+            found |= await self._claimed_again(connection, portion)
+        return frozenset(found)
+
+    async def _claimed_again(self, connection: Connection, keys: set[bytes]) -> set[bytes]:
+        """Those keys that have more than one claimant; all, if there are very many of those."""
+        limit = len(keys) + _FURTHER_CLAIMANTS
+        # The index is searched in the order of keys; sorting them costs less here than there.
+        parameters = {"keys": uuids(sorted(keys)), "limit": limit}
+        cursor = await connection.execute(_CLAIMED_AGAIN, parameters, binary=True)
+        counts: list[tuple[bytes, int]] = await cursor.fetchall()  # type: ignore[assignment]
+        rows = len(keys) + sum(count - 1 for _, count in counts)
+        return keys if rows >= limit else {key for key, _ in counts}
+
+    async def _reached(
+        self, connection: Connection, keys: Sequence[bytes], ahead: int
+    ) -> list[bytes]:
+        parameters = {"keys": uuids(keys), "limit": len(keys) + ahead}
+        statement = _REACHED.format(crowd=self._crowd)
+        cursor = await connection.execute(statement, parameters, binary=True)
+        rows: list[tuple[bytes]] = await cursor.fetchall()  # type: ignore[assignment]
+        return [key for (key,) in rows]
+
+    async def _held(self, connection: Connection, claims: list[Claim]) -> list[Claim]:
+        """Those claims whose messages are held and let through."""
+        horizon_ns = self._horizon_ns if self._allowed is None else None
+        doubtful = [
+            (claim[1], claim[2]) for claim in claims if horizon_ns is None or claim[1] < horizon_ns
+        ]
+        if not doubtful:
+            return claims
+        seen = await self._allowed_of(connection, doubtful)
+        return [
+            claim
+            for claim in claims
+            if claim[2] in seen or (horizon_ns is not None and claim[1] >= horizon_ns)
+        ]
+
+    async def _allowed_of(
+        self, connection: Connection, positions: Sequence[SyncId]
+    ) -> frozenset[bytes]:
+        """Hashes of those messages that are held and let through."""
+        topics = await topics_of(connection, positions)
+        wanted = {digest for _, digest in positions}
+        return frozenset(
+            digest
+            for digest, topic in topics.items()
+            if digest in wanted and (self._allowed is None or topic in self._allowed)
+        )
+
+    async def _hinted(
+        self, connection: Connection, queries: Sequence[HintQuery]
+    ) -> dict[tuple[bytes, bytes], Hinted | None]:
+        located = await locate(connection, list({query.hash for query in queries}))
+        seen = await self._allowed_of(connection, located)
+        times = {digest: timestamp for timestamp, digest in located if digest in seen}
+        held = [query for query in queries if query.hash in times]
+        named = await self._at(
+            connection, [(query.key, times[query.hash], query.hash) for query in held]
+        )
+        found: dict[tuple[bytes, bytes], Hinted | None] = {
+            (query.key, query.hash): None for query in queries
+        }
+        found.update({(claim[0], claim[2]): Hinted(claim, readable=True) for claim in named})
+        doubtful = [query for query in held if found[query.key, query.hash] is None]
+        opaque = await _opaque(connection, {query.hash: times[query.hash] for query in doubtful})
+        ids = await self._ids(connection, [query for query in doubtful if query.hash in opaque])
+        for (key, digest), message_id in ids.items():
+            claim = (key, times[digest], digest, message_id, b"", b"")
+            found[key, digest] = Hinted(claim, readable=False)
+        return found
+
+    async def _ids(
+        self, connection: Connection, queries: Sequence[HintQuery]
+    ) -> dict[tuple[bytes, bytes], bytes]:
+        """(key, hash) -> the ID under which a message is referenced."""
+        ids = {
+            (query.key, query.hash): self._entries[query.slot].message_id
+            for query in queries
+            if query.child is None
+        }
+        places = {
+            (query.key, query.hash): (query.child, query.slot)
+            for query in queries
+            if query.child is not None
+        }
+        parents = await _parents(connection, list(places.values()))
+        for reference, (child, slot) in places.items():
+            if (child[2], slot) in parents:
+                ids[reference] = parents[child[2], slot].message_id
+        return ids
+
+
+async def _parents(connection: Connection, places: Sequence[ParentPlace]) -> Parents:
+    if not places:
+        return {}
+    parameters = _claim_parameters([child for child, _ in places])
+    parameters["slots"] = bigints([slot + 1 for _, slot in places])
+    cursor = await connection.execute(_PARENTS, parameters, binary=True)
+    rows: list[tuple[bytes, int, bytes, bytes | None]]
+    rows = await cursor.fetchall()  # type: ignore[assignment]
+    return {
+        (digest, slot - 1): HistoryEntry(message_id, hint)
+        for digest, slot, message_id, hint in rows
+    }
+
+
+async def _opaque(connection: Connection, times: dict[bytes, int]) -> set[bytes]:
+    """Those hashes whose payloads cannot be read as SDS messages."""
+    positions = [(timestamp, digest) for digest, timestamp in times.items()]
+    found: set[bytes] = set()
+    for start in range(0, len(positions), _PAYLOADS):
+        parameters = position_parameters(positions[start : start + _PAYLOADS])
+        cursor = await connection.execute(_PAYLOAD, parameters, binary=True)
+        rows: list[tuple[bytes, bytes]] = await cursor.fetchall()  # type: ignore[assignment]
+        found.update(digest for digest, payload in rows if decode(payload) is None)
+    return found
+
+
+def _claim_parameters(claims: Sequence[Child]) -> dict[str, object]:
+    timestamps = [timestamp for _, timestamp, _ in claims]
+    return {
+        "keys": uuids([key for key, _, _ in claims]),
+        "ts": bigints(timestamps),
+        "hash": fixed_bytes([digest for _, _, digest in claims], HASH_BYTES),
+        "low": min(timestamps),
+        "high": max(timestamps),
+    }
+
+
+def _lowest(claims: list[Claim], most: int) -> list[Claim]:
+    """The lowest claims of each key, so many at most."""
+    if len({claim[0] for claim in claims}) == len(claims):
+        return claims
+    counts: dict[bytes, int] = {}
+    lowest: list[Claim] = []
+    for claim in sorted(claims, key=_BY_POSITION):
+        counts[claim[0]] = counts.get(claim[0], 0) + 1
+        if counts[claim[0]] <= most:
+            lowest.append(claim)
+    return lowest

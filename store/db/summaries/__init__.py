@@ -1,0 +1,1 @@
+"""Counts and fingerprints of minutes, hours and days."""

@@ -1,0 +1,186 @@
+"""Folding deltas into buckets: how the summaries of the history stay true and small.
+
+Publishers who added to the same bucket would wait for each other. So each batch writes beside its
+commit what it added (`store.db.summaries.deltas`), and from time to time one folds what the commits
+since `folded_position` say into the buckets of minutes, hours and days, in their order, and moves
+that position, in one transaction. What buckets and unfolded deltas say together is true in every
+snapshot of the database, whatever happens to whom: nothing here is remembered outside of it.
+
+A transaction that changes buckets holds the lock FOLDING, and takes it before all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+import numpy as np
+from psycopg import AsyncConnection
+
+from store.db import arrays
+from store.db.locks import FOLDING
+from store.db.summaries.deltas import LEVELS_NS, Buckets, unpack
+from store.db.summaries.summarized import columns
+from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
+
+Connection = AsyncConnection[Any]
+
+MAX_FOLD_COMMITS: Final = 4_096
+MAX_FOLD_BYTES: Final = 1024 * 1024
+"""Commits, and bytes of their deltas, that one transaction folds; one commit at least."""
+
+_NO_LIMIT: Final = 2**31 - 1
+_MAX_BIGINT: Final = UNBOUNDED_HIGH - 1
+
+LOCK_TIMEOUT_MS: Final = 10_000
+"""How long a fold waits for another one, or for days that are summarised anew."""
+
+# A fold that a crash of the server takes back is done again: it need not wait for the disk.
+_SETTINGS: Final = """
+select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', %s, true)
+"""
+_LOCK: Final = "select pg_advisory_xact_lock(%s)"
+_FOLDED: Final[LiteralString] = "select folded_position from storenode.store"
+_PENDING: Final[LiteralString] = """
+select exists (select from storenode.commits
+               where position > (select folded_position from storenode.store))
+"""
+_NEXT: Final[LiteralString] = """
+select position, summary from (
+    select position, summary,
+           sum(octet_length(summary)) over (order by position) - octet_length(summary) as before
+    from (
+        select position, summary from storenode.commits where position > %s
+        order by position limit %s
+    ) as following
+) as measured
+where before < %s order by position
+"""
+_ADD: Final = """
+insert into storenode.buckets as held (level, start_ns, count, x0, x1, x2, x3)
+select level::smallint, start_ns, count, x0, x1, x2, x3
+from unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
+            %s::bigint[]) as given(level, start_ns, count, x0, x1, x2, x3)
+order by level, start_ns
+on conflict (level, start_ns) do update set
+    count = held.count + excluded.count,
+    x0 = held.x0 # excluded.x0, x1 = held.x1 # excluded.x1,
+    x2 = held.x2 # excluded.x2, x3 = held.x3 # excluded.x3
+"""
+_MOVE: Final = "update storenode.store set folded_position = %s"
+_DELETE: Final = """
+delete from storenode.buckets
+where level = any(%s::smallint[]) and start_ns >= %s::bigint and start_ns <= %s::bigint
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Everything up to ``position`` is in the buckets; ``commits`` were folded by this call.
+
+    ``complete``: nothing that is committed was left.
+    """
+
+    position: int
+    commits: int
+    complete: bool
+
+
+async def fold(connection: Connection) -> Folded:
+    """Fold some of the commits that are not folded yet, in a short transaction of its own.
+
+    ``connection`` must not be in a transaction. Any number of callers may do so at once.
+
+    Raises:
+        psycopg.Error: the database did not serve, or somebody kept a lock for longer than
+            `LOCK_TIMEOUT_MS` (`psycopg.errors.LockNotAvailable`); nothing was changed then.
+        ValueError: a delta is damaged.
+    """
+    async with connection.transaction():
+        await connection.execute(_SETTINGS, (f"{LOCK_TIMEOUT_MS}ms",))
+        await lock_folding(connection)
+        return await _fold_next(connection, MAX_FOLD_COMMITS, MAX_FOLD_BYTES, ())
+
+
+async def fold_until(connection: Connection, position: int = _MAX_BIGINT) -> Folded:
+    """Fold until everything up to a position is folded, or all there is when that is less.
+
+    Raises as `fold` does; what was folded until then stays so.
+    """
+    commits = 0
+    while True:
+        folded = await fold(connection)
+        commits += folded.commits
+        if folded.complete or folded.position >= position:
+            return Folded(folded.position, commits, folded.complete)
+
+
+async def following(
+    connection: Connection,
+    position: int,
+    most_commits: int = MAX_FOLD_COMMITS,
+    most_bytes: int = MAX_FOLD_BYTES,
+) -> list[tuple[int, bytes]]:
+    """Position and delta of the commits behind a position, in their order.
+
+    There are more when so many came, or so many bytes; one comes at least where there is one.
+    """
+    cursor = connection.cursor(binary=True)
+    await cursor.execute(_NEXT, (position, most_commits, most_bytes))
+    return [(place, bytes(delta)) for place, delta in await cursor.fetchall()]
+
+
+async def is_pending(connection: Connection) -> bool:
+    """Whether there is something to fold."""
+    cursor = await connection.execute(_PENDING)
+    return await cursor.fetchone() == (True,)
+
+
+async def lock_folding(connection: Connection) -> None:
+    """Be the only one who changes buckets until the end of this transaction."""
+    await connection.execute(_LOCK, (FOLDING,))
+
+
+async def fold_rest(connection: Connection, *, without: Sequence[Bounds] = ()) -> Folded:
+    """Fold everything that this transaction sees, but for what is about some ranges of time.
+
+    For a transaction that holds FOLDING and removes the buckets of these ranges. It takes as long
+    as there is much to fold, so `fold_until` comes before it.
+    """
+    return await _fold_next(connection, _NO_LIMIT, _MAX_BIGINT, without)
+
+
+async def delete_buckets(connection: Connection, bounds: Bounds) -> None:
+    """Delete the buckets of every level that begin in a range of time; under FOLDING."""
+    levels = list(range(len(LEVELS_NS)))
+    await connection.execute(_DELETE, (levels, bounds.low, bounds.high - 1))
+
+
+async def _fold_next(
+    connection: Connection, most_commits: int, most_bytes: int, without: Sequence[Bounds]
+) -> Folded:
+    ((before,),) = await (await connection.execute(_FOLDED)).fetchall()
+    rows = await following(connection, before, most_commits, most_bytes)
+    if not rows:
+        return Folded(before, 0, complete=True)
+    deltas = [delta for _, delta in rows]
+    minutes = unpack(deltas)
+    for bounds in without:
+        minutes = minutes.without(bounds.low, bounds.high)
+    if len(minutes):
+        await _add(connection, minutes)
+    position = rows[-1][0]
+    await connection.execute(_MOVE, (position,))
+    complete = len(rows) < most_commits and sum(map(len, deltas)) < most_bytes
+    return Folded(position, len(rows), complete)
+
+
+async def _add(connection: Connection, minutes: Buckets) -> None:
+    """Add what minutes say to the buckets of every level."""
+    levels = [minutes, *(minutes.coarser(length_ns) for length_ns in LEVELS_NS[1:])]
+    numbers = np.repeat(np.arange(len(levels)), [len(each) for each in levels])
+    cursor = connection.cursor()
+    # The caller may have opened the connection for something else.
+    arrays.register(cursor)
+    await cursor.execute(_ADD, [arrays.bigint_column(numbers), *columns(levels)])

@@ -1,0 +1,180 @@
+"""Making summaries anew from the messages, where a check found them wrong.
+
+One UTC day at a time, while nodes go on publishing: nobody folds meanwhile, and in one snapshot a
+day's buckets become what its messages say without what its unfolded deltas will add. So nothing is
+counted twice or left out, and a run that is cut short has done whole days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+from psycopg import AsyncConnection, sql
+from psycopg import errors as pg
+
+from store.db.arrays import register
+from store.db.locks import FOLDING
+from store.db.schema.partitions import read_catalog
+from store.db.schema.tables import FINE_TABLE, SCHEMA
+from store.db.summaries.deltas import DAY_NS, LEVELS_NS, unpack
+from store.db.summaries.fold import delete_buckets, fold_until
+from store.db.summaries.summarized import (
+    GIVEN,
+    UNFOLDED,
+    are_not_nothing,
+    columns,
+    joined_words,
+    minutes_of,
+    words,
+)
+from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds, Cover
+
+Connection = AsyncConnection[Any]
+
+EVERYTHING: Final = Bounds(UNBOUNDED_LOW, UNBOUNDED_HIGH)
+
+# A command that somebody has stopped must not keep nodes from folding.
+_SETTINGS: Final[LiteralString] = "set idle_in_transaction_session_timeout = '30s'"
+_LOCK: Final = "select pg_advisory_lock(%s)"
+_UNLOCK: Final = "select pg_advisory_unlock(%s)"
+_SNAPSHOT: Final[LiteralString] = "set transaction isolation level repeatable read"
+_ENDS: Final[LiteralString] = "select min(ts), max(ts) from {}"
+_ADD_MINUTES: Final[LiteralString] = """
+insert into storenode.buckets (level, start_ns, count, {words})
+select 0, start_ns, sum(count), {joined} from (
+    {minutes}
+    union all
+    select start_ns, -count, {words} from {given} as unfolded(start_ns, count, {words})
+) as minutes
+group by start_ns having sum(count) <> 0 or {not_nothing} order by start_ns
+"""
+_ADD_LEVEL: Final[LiteralString] = """
+insert into storenode.buckets (level, start_ns, count, {words})
+select {level}, start_ns / {length} * {length}, sum(count), {joined} from storenode.buckets
+where level = {below} and start_ns >= {low} and start_ns <= {last} group by 2 order by 2
+"""
+_MESSAGES: Final[LiteralString] = """
+select coalesce(sum(count), 0)::bigint from storenode.buckets
+where level = 0 and start_ns >= %s::bigint and start_ns <= %s::bigint
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Resummarized:
+    """What was done: days that hold messages, and how many messages they had."""
+
+    days: int
+    messages: int
+
+
+async def resummarize(
+    connection: Connection,
+    bounds: Bounds = EVERYTHING,
+    *,
+    progress: Callable[[str, int], None] = lambda _table, _messages: None,
+) -> Resummarized:
+    """Make the buckets of a range of time anew, which is widened to whole UTC days.
+
+    ``connection`` must be in autocommit mode and is used for nothing else meanwhile; ``progress``
+    is told the table and how many messages were summarised so far.
+
+    Raises:
+        psycopg.Error: the database did not serve; whole days are done, or not.
+    """
+    await connection.execute(_SETTINGS)
+    days = messages = 0
+    wide = _whole_days(bounds)
+    occupied = sorted({day for span in await _occupied(connection, wide) for day in _days(span)})
+    for each in sorted([*occupied, *Cover(occupied).gaps(wide.low, wide.high - 1)]):
+        found = await _rebuild(connection, each)
+        messages += found
+        days += found > 0
+        progress(FINE_TABLE, messages)
+    return Resummarized(days, messages)
+
+
+async def _occupied(connection: Connection, wide: Bounds) -> list[Bounds]:
+    """The days from the first to the last message of each partition, within a range of days."""
+    found = []
+    for partition in (await read_catalog(connection)).partitions:
+        if partition.table != FINE_TABLE or not _overlap(partition.bounds, wide):
+            continue
+        statement = sql.SQL(_ENDS).format(sql.Identifier(SCHEMA, partition.name))
+        try:
+            cursor = await connection.execute(statement, prepare=False)
+        except pg.UndefinedTable:
+            continue  # it was dropped just now, and its buckets with it
+        ((first, last),) = await cursor.fetchall()
+        if first is not None and _overlap(span := _whole_days(Bounds(first, last + 1)), wide):
+            found.append(Bounds(max(span.low, wide.low), min(span.high, wide.high)))
+    return found
+
+
+def _overlap(one: Bounds, other: Bounds) -> bool:
+    return one.low < other.high and other.low < one.high
+
+
+def _whole_days(bounds: Bounds) -> Bounds:
+    low = bounds.low // DAY_NS * DAY_NS
+    high = -(-bounds.high // DAY_NS) * DAY_NS
+    return Bounds(max(low, UNBOUNDED_LOW), min(high, UNBOUNDED_HIGH))
+
+
+def _days(span: Bounds) -> Iterator[Bounds]:
+    for low in range(span.low, span.high, DAY_NS):
+        yield Bounds(low, min(low + DAY_NS, span.high))
+
+
+async def _rebuild(connection: Connection, bounds: Bounds) -> int:
+    """Make the buckets of whole days anew; returns the number of messages in them."""
+    await fold_until(connection)
+    async with _folding(connection), connection.transaction():
+        await connection.execute(_SNAPSHOT)
+        cursor = connection.cursor(binary=True)
+        register(cursor)
+        await cursor.execute(UNFOLDED, (bounds.low, bounds.high - 1))
+        minutes = unpack([summary for (summary,) in await cursor.fetchall()])
+        unfolded = minutes.within(bounds.low, bounds.high)
+        await delete_buckets(connection, bounds)
+        await cursor.execute(_minutes(bounds), columns([unfolded]), prepare=False)
+        for level in range(1, len(LEVELS_NS)):
+            await cursor.execute(_level(level, bounds), prepare=False)
+        await cursor.execute(_MESSAGES, (bounds.low, bounds.high - 1))
+        ((messages,),) = await cursor.fetchall()
+    return int(messages + unfolded.counts.sum())
+
+
+def _minutes(bounds: Bounds) -> sql.Composed:
+    return sql.SQL(_ADD_MINUTES).format(
+        words=words(),
+        joined=joined_words(),
+        minutes=minutes_of(sql.Identifier(SCHEMA, FINE_TABLE), bounds),
+        given=sql.SQL(GIVEN),
+        not_nothing=are_not_nothing(),
+    )
+
+
+def _level(level: int, bounds: Bounds) -> sql.Composed:
+    return sql.SQL(_ADD_LEVEL).format(
+        words=words(),
+        joined=joined_words(),
+        level=sql.Literal(level),
+        below=sql.Literal(level - 1),
+        length=sql.Literal(LEVELS_NS[level]),
+        low=sql.Literal(bounds.low),
+        last=sql.Literal(bounds.high - 1),
+    )
+
+
+@asynccontextmanager
+async def _folding(connection: Connection) -> AsyncIterator[None]:
+    """Be the only one who folds; the lock comes before the transaction, and so its snapshot."""
+    await connection.execute(_LOCK, (FOLDING,))
+    try:
+        yield
+    finally:
+        if not connection.closed:
+            await connection.execute(_UNLOCK, (FOLDING,))

@@ -1,0 +1,172 @@
+"""How many messages a database holds over time, and how it does: for people who look at it.
+
+Read from the summaries and from Postgres's own counts, never from messages: it costs a few
+milliseconds however much is held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.db.pool import Connection
+from store.db.schema.partitions import Catalog, read_catalog
+from store.db.schema.tables import FINE_TABLE
+from store.db.summaries.archived import read_archive_state
+from store.db.summaries.deltas import DAY_NS, HOUR_NS, Buckets, unpack
+from store.db.summaries.fold import MAX_FOLD_BYTES, MAX_FOLD_COMMITS, following
+from store.domain.partitioning import Cover
+from storenode.message.limits import MAX_TIMESTAMP_NS
+
+TIMELINE_DAYS: Final = 30
+"""Days that are shown by the hour, today included."""
+
+MAX_SLOTS: Final = 120
+"""Parts that the whole history is shown in."""
+
+_LOOK_AHEAD_NS: Final = 3_650 * DAY_NS
+"""Partitions further ahead than this are not told from more."""
+
+_COUNT: Final = np.dtype([("start_ns", ">i8"), ("count", ">i8")])
+_HOURS, _DAYS = 1, 2
+
+_BEGIN: Final = "set transaction isolation level repeatable read, read only"
+_FOLDED: Final = "select folded_position from storenode.store"
+_COUNTS: Final = """
+select coalesce(string_agg(int8send(start_ns) || int8send(count), ''::bytea), ''::bytea)
+from storenode.buckets
+where level = %b::smallint and start_ns >= %b::bigint and start_ns < %b::bigint and count > 0
+"""
+
+_SIZES: Final = """
+select pg_database_size(current_database())::bigint,
+       coalesce(sum(n_live_tup), 0)::bigint, coalesce(sum(n_dead_tup), 0)::bigint
+from pg_stat_all_tables where schemaname = 'storenode'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Messages by time; all starts are Unix nanoseconds, multiples of a day, in UTC.
+
+    ``hours``: `TIMELINE_DAYS` times 24 counts from ``hours_start_ns`` on. ``slots`` divide the
+    whole history from ``slots_start_ns`` on into parts of ``slot_days`` days: per part its
+    messages, and how many of its days have any; none where nothing is held. ``complete``: False
+    while so much is not folded that the newest commits are left out.
+    """
+
+    hours_start_ns: int
+    hours: list[int]
+    slots_start_ns: int
+    slot_days: int
+    slots: list[tuple[int, int]]
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """How the database does.
+
+    ``rows`` and ``dead_rows`` are Postgres's estimates. ``partitions`` counts them by table.
+    ``ahead_ns``: for how long from now every message has its partition made already.
+    ``archives``: whether anything was ever archived; ``unarchived_ns``: the first hour that is
+    over, has messages and is not archived as it is, None where there is none.
+    """
+
+    size_bytes: int
+    rows: int
+    dead_rows: int
+    partitions: dict[str, int]
+    ahead_ns: int
+    archives: bool
+    unarchived_ns: int | None
+
+
+async def read_timeline(connection: Connection, now_ns: int) -> Timeline:
+    """What is held by time, in one snapshot; ``connection`` is not in a transaction."""
+    async with connection.transaction():
+        await connection.execute(_BEGIN)
+        ((folded,),) = await (await connection.execute(_FOLDED, binary=True)).fetchall()
+        commits = await following(connection, int(str(folded)))
+        days = await _counts(connection, _DAYS, 0, MAX_TIMESTAMP_NS)
+        today_ns = now_ns - now_ns % DAY_NS
+        start_ns = max(0, today_ns - (TIMELINE_DAYS - 1) * DAY_NS)
+        end_ns = start_ns + TIMELINE_DAYS * DAY_NS
+        hours = await _counts(connection, _HOURS, start_ns, end_ns)
+    deltas = [delta for _, delta in commits]
+    minutes = unpack(deltas)
+    complete = len(commits) < MAX_FOLD_COMMITS and sum(map(len, deltas)) < MAX_FOLD_BYTES
+    by_hour = _joined(hours, minutes.within(start_ns, end_ns).coarser(HOUR_NS))
+    by_day = _joined(days, minutes.coarser(DAY_NS))
+    first_ns, slot_days, slots = _slots(by_day, today_ns)
+    counts = _summed((by_hour[0] - start_ns) // HOUR_NS, by_hour[1], 24 * TIMELINE_DAYS)
+    return Timeline(start_ns, counts.tolist(), first_ns, slot_days, slots, complete)
+
+
+async def read_upkeep(connection: Connection, now_ns: int) -> Upkeep:
+    """How the database does now."""
+    ((size, rows, dead),) = await (await connection.execute(_SIZES)).fetchall()
+    archive = await read_archive_state(connection, now_ns)
+    catalog = await read_catalog(connection)
+    partitions: dict[str, int] = {}
+    for each in catalog.partitions:
+        partitions[each.table] = partitions.get(each.table, 0) + 1
+    return Upkeep(
+        size_bytes=size,  # type: ignore[arg-type]
+        rows=rows,  # type: ignore[arg-type]
+        dead_rows=dead,  # type: ignore[arg-type]
+        partitions=partitions,
+        ahead_ns=_ahead_ns(catalog, now_ns),
+        archives=archive.archived_until_ns > 0,
+        unarchived_ns=archive.oldest_unarchived_ns or None,
+    )
+
+
+_Counts = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+async def _counts(connection: Connection, level: int, low_ns: int, high_ns: int) -> _Counts:
+    cursor = await connection.execute(_COUNTS, (level, low_ns, high_ns), binary=True)
+    ((packed,),) = await cursor.fetchall()
+    assert isinstance(packed, bytes)
+    rows = np.frombuffer(packed, _COUNT)
+    return rows["start_ns"].astype(np.int64), rows["count"].astype(np.int64)
+
+
+def _joined(folded: _Counts, new: Buckets) -> _Counts:
+    """Each start once, ascending, with what both say of it."""
+    starts = np.concatenate([folded[0], new.starts])
+    distinct, places = np.unique(starts, return_inverse=True)
+    return distinct, _summed(places, np.concatenate([folded[1], new.counts]), len(distinct))
+
+
+def _summed(places: NDArray[np.int64], counts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    sums = np.zeros(length, np.int64)
+    np.add.at(sums, places, counts)
+    return sums
+
+
+def _slots(days: _Counts, today_ns: int) -> tuple[int, int, list[tuple[int, int]]]:
+    """Start, days per slot, and the slots from the first day with messages to today or the last."""
+    starts, counts = days
+    if not len(starts):
+        return today_ns, 1, []
+    first_ns, last_ns = int(starts[0]), max(int(starts[-1]), today_ns)
+    length = (last_ns - first_ns) // DAY_NS + 1
+    slot_days = -(-length // MAX_SLOTS)
+    places = (starts - first_ns) // (slot_days * DAY_NS)
+    slots = -(-length // slot_days)
+    messages = _summed(places, counts, slots).tolist()
+    return (
+        first_ns,
+        slot_days,
+        list(zip(messages, np.bincount(places, minlength=slots).tolist(), strict=True)),
+    )
+
+
+def _ahead_ns(catalog: Catalog, now_ns: int) -> int:
+    reached_ns = Cover(catalog.bounds(FINE_TABLE)).reaches(now_ns)
+    return min(reached_ns - now_ns, _LOOK_AHEAD_NS)

@@ -1,0 +1,1 @@
+"""Storing messages: batches, statements, and what goes with them in one transaction."""

@@ -1,0 +1,170 @@
+"""A large batch of new messages by COPY, at half of what an insert costs that minds duplicates.
+
+COPY inserts a page of rows at a time, and fails as a whole when one of them is there already.
+Rows are laid out as COPY's binary format a column at a time (PostgreSQL manual, "COPY", "Binary
+Format"), and go in the order of each table's primary key: transactions with the same messages wait
+for each other at ``messages``, which come first, and never in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from store.db.pool import Connection
+from store.db.schema.tables import HASH_KEY_BYTES
+from store.messages.record import COLUMNS, RecordBatch
+from storenode.message.limits import HASH_BYTES, TOPIC_KEY_BYTES
+
+FEWEST_COPIED: Final = 100
+"""Below so many messages an insert is quicker: it has one statement where COPY has two."""
+
+HEADER: Final = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
+TRAILER: Final = b"\xff\xff"
+
+COPY_MESSAGES: Final = (
+    "copy storenode.messages (ts, hash, topic, batch, head, payload, tail)"
+    " from stdin (format binary)"
+)
+COPY_HASHES: Final = "copy storenode.hashes (key, rest, ts, topic) from stdin (format binary)"
+
+_BLOCK_ROWS: Final = 500
+_LENGTH: Final = ">i4"
+_BIGINT: Final = ">i8"
+
+
+def _row(*values: tuple[str, DTypeLike]) -> np.dtype[np.void]:
+    """Layout of values of fixed size, each after its length, behind the number of columns."""
+    fields: list[tuple[str, DTypeLike]] = [("columns", ">i2")]
+    for name, kind in values:
+        fields += [(f"{name}_bytes", _LENGTH), (name, kind)]
+    return np.dtype(fields)
+
+
+_MESSAGE: Final = np.dtype(
+    [
+        (
+            "fixed",
+            _row(
+                ("ts", _BIGINT),
+                ("hash", f"V{HASH_BYTES}"),
+                ("topic", f"V{TOPIC_KEY_BYTES}"),
+                ("batch", _BIGINT),
+            ),
+        ),
+        ("head_bytes", _LENGTH),
+    ]
+)
+"""A row of ``messages`` up to the head; its length is the last."""
+
+_HASH: Final = _row(
+    ("key", f"V{HASH_KEY_BYTES}"),
+    ("rest", f"V{HASH_BYTES - HASH_KEY_BYTES}"),
+    ("ts", _BIGINT),
+    ("topic", f"V{TOPIC_KEY_BYTES}"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Messages in the order of their keys: what `message_blocks` and `hash_blocks` lay out."""
+
+    timestamps: NDArray[np.int64]
+    hashes: Sequence[bytes]
+    topic_keys: Sequence[bytes]
+    heads: Sequence[bytes]
+    payloads: Sequence[bytes]
+    tails: Sequence[bytes]
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+
+def in_order(batch: RecordBatch) -> Rows:
+    """The messages of a batch, ascending by timestamp and hash."""
+    timestamps = np.array(batch.timestamps, np.int64)
+    columns = [getattr(batch, name) for name in COLUMNS[1:]]
+    if not bool((timestamps[1:] > timestamps[:-1]).all()):
+        keys = list(zip(batch.timestamps, batch.hashes, strict=True))
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        timestamps = timestamps[order]
+        columns = [[column[index] for index in order] for column in columns]
+    return Rows(timestamps, *columns)
+
+
+def message_blocks(rows: Rows, batch_id: int) -> Iterator[bytes]:
+    """Rows of ``messages``, without header and trailer."""
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        part = slice(start, start + _BLOCK_ROWS)
+        heads, payloads, tails = rows.heads[part], rows.payloads[part], rows.tails[part]
+        begins = np.empty(len(heads), _MESSAGE)
+        fixed = begins["fixed"]
+        _fill(fixed, 7)
+        fixed["ts"], fixed["batch"] = rows.timestamps[part], batch_id
+        fixed["hash"] = _joined(rows.hashes[part], HASH_BYTES)
+        fixed["topic"] = _joined(rows.topic_keys[part], TOPIC_KEY_BYTES)
+        begins["head_bytes"] = list(map(len, heads))
+        columns = (_cells(begins), heads, _lengths(payloads), payloads, _lengths(tails), tails)
+        yield b"".join(chain.from_iterable(zip(*columns, strict=True)))
+
+
+def hash_blocks(rows: Rows) -> Iterator[bytes]:
+    """Rows of ``hashes``, without header and trailer, ascending by the key.
+
+    In any other order the index is entered at random: that costs Postgres an eighth more of all.
+    """
+    laid_out = np.empty(len(rows), _HASH)
+    _fill(laid_out, 4)
+    joined = b"".join(rows.hashes)
+    halves = np.frombuffer(joined, [("key", _HASH["key"]), ("rest", _HASH["rest"])])
+    laid_out["key"], laid_out["rest"] = halves["key"], halves["rest"]
+    laid_out["ts"] = rows.timestamps
+    laid_out["topic"] = _joined(rows.topic_keys, TOPIC_KEY_BYTES)
+    first_words = np.frombuffer(joined, ">u8").reshape(-1, HASH_BYTES // 8)[:, 0]
+    yield laid_out[np.argsort(first_words.astype(np.uint64))].tobytes()
+
+
+def _fill(rows: NDArray[np.void], columns: int) -> None:
+    rows["columns"] = columns
+    names = rows.dtype.names
+    assert names is not None
+    for name in names:
+        if name.endswith("_bytes"):
+            rows[name] = rows.dtype[name.removesuffix("_bytes")].itemsize
+
+
+def _joined(values: Sequence[bytes], size: int) -> NDArray[np.void]:
+    return np.frombuffer(b"".join(values), f"V{size}")
+
+
+def _lengths(values: Sequence[bytes]) -> list[bytes]:
+    return _cells(np.array(list(map(len, values)), _LENGTH))
+
+
+def _cells(values: NDArray[np.generic]) -> list[bytes]:
+    """The bytes of each element."""
+    return values.view(f"V{values.itemsize}").tolist()  # type: ignore[no-any-return]
+
+
+async def copy_new(connection: Connection, batch: RecordBatch, batch_id: int) -> None:
+    """Copy a batch, of whose messages none may be there; the caller's transaction is open.
+
+    Raises:
+        psycopg.errors.UniqueViolation: one is, or was and was pruned.
+    """
+    rows = in_order(batch)
+    await _copy(connection, COPY_MESSAGES, message_blocks(rows, batch_id))
+    await _copy(connection, COPY_HASHES, hash_blocks(rows))
+
+
+async def _copy(connection: Connection, statement: str, blocks: Iterator[bytes]) -> None:
+    async with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        await copy.write(HEADER)
+        for block in blocks:
+            await copy.write(block)
+        await copy.write(TRAILER)

@@ -1,0 +1,284 @@
+"""The statements that write a batch, and a batch as their parameters.
+
+One statement inserts messages, hashes and SDS rows: index rows come only from the rows that were
+really inserted. Large batches without known messages are copied instead
+(`store.db.writing.bulk`). The last step before COMMIT gives the batch its place in the commit
+order (see ``docs/database.md``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from store.db import arrays
+from store.db.locks import COMMIT_ORDER
+from store.db.pool import Connection
+from store.db.summaries import deltas
+from store.db.writing.bulk import copy_new
+from store.domain.ports import Source
+from store.messages.record import RecordBatch
+from storenode.message.limits import HASH_BYTES
+from storenode.sds.codec import SdsMetadata, sds_key
+
+MAX_LISTED_TOPICS: Final = 64
+"""A commit lists its topics up to this many, so that followers can pass over it unread."""
+
+MAX_IDLE_IN_PLACE_MS: Final = 5_000
+"""A node that falls silent between taking its place and COMMIT keeps every other from committing:
+the server ends its transaction after this time. Its next attempt stores the batch."""
+
+MAX_INLINE_PARENTS: Final = 4_096
+"""Parents of a batch that are laid out on the event loop, in 10 ms; more are left to a thread."""
+
+_INT64: Final = 1 << 64
+
+_MESSAGES: Final = """
+with given as (
+    select * from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(topic)b::uuid[],
+                         %(head)b::bytea[], %(payload)b::bytea[], %(tail)b::bytea[])
+        as given(ts, hash, topic, head, payload, tail)
+), stored as (
+    insert into storenode.messages (ts, hash, topic, batch, head, payload, tail)
+    select ts, hash, topic, %(batch)b::bigint, head, payload, tail from given order by ts, hash
+    on conflict do nothing
+    returning ts, hash, topic
+), located as (
+    insert into storenode.hashes (key, rest, ts, topic)
+    select encode(substr(hash, 1, 16), 'hex')::uuid, substr(hash, 17), ts, topic from stored
+    on conflict do nothing
+)"""
+
+_DESCRIBED: Final = """
+    insert into storenode.sds (key, channel_key, ts, hash, channel, message_id, sender, lamport,
+                               parent_keys, parent_ids, parent_hints)
+    select s.key, s.channel_key, s.ts, s.hash, s.channel, s.message_id, s.sender,
+           nullif(s.lamport, '')::bigint, s.parent_keys::uuid[], s.parent_ids::bytea[],
+           s.parent_hints::bytea[]
+    from unnest(%(s_key)b::uuid[], %(s_channel_key)b::uuid[], %(s_ts)b::bigint[],
+                %(s_hash)b::bytea[], %(s_channel)b::bytea[], %(s_message_id)b::bytea[],
+                %(s_sender)b::bytea[], %(s_lamport)b::text[], %(s_parent_keys)b::text[],
+                %(s_parent_ids)b::text[], %(s_parent_hints)b::text[])
+        as s(key, channel_key, ts, hash, channel, message_id, sender, lamport,
+             parent_keys, parent_ids, parent_hints){stored}
+    on conflict do nothing
+"""
+_SDS: Final = f", described as ({_DESCRIBED.format(stored=' join stored using (ts, hash)')})"
+_SDS_ALONE: Final = _DESCRIBED.format(stored="")
+
+_RESULT: Final = """
+select count(*), min(ts), max(ts),
+       case when count(*) between 1 and %(given)b::bigint - 1 then string_agg(hash, ''::bytea) end,
+       (select array_agg(topic) from (select distinct topic from stored limit 65) as few)
+from stored
+"""
+
+
+_INSERT: Final = _MESSAGES + _RESULT
+_INSERT_WITH_SDS: Final = _MESSAGES + _SDS + _RESULT
+
+_TAKE_PLACE: Final = """
+select pg_advisory_xact_lock(%b::bigint),
+       set_config('idle_in_transaction_session_timeout', %s, true)
+"""
+_COMMIT_ROW: Final = """
+insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source,
+                               summary)
+values (nextval('storenode.position_seq'), %b::bigint, %b::bigint, %b::int, %b::bigint, %b::bigint,
+        %b::uuid[], %s, %b::bytea)
+"""
+_NOTIFY: Final = "select pg_notify('storenode_feed', '')"
+_TOPICS: Final = """
+insert into storenode.topics (key, ts, pubsub_topic, content_topic)
+select * from unnest(%b::uuid[], %b::bigint[], %s::text[], %s::text[])
+on conflict do nothing
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """What a batch added: counts, the span of timestamps, and which hashes were new.
+
+    ``hashes`` is None when all or none were; ``topics`` are those of the new messages, None when
+    there are more than `MAX_LISTED_TOPICS`; ``summary`` is the delta of exactly the new messages
+    (`store.db.summaries.deltas.pack`), empty when it is known from an earlier attempt or there
+    are none.
+    """
+
+    count: int
+    min_ts: int
+    max_ts: int
+    hashes: frozenset[bytes] | None
+    topics: tuple[bytes, ...] | None
+    summary: bytes
+
+
+def channel_key(channel: bytes) -> bytes:
+    """Index key of an SDS channel: the first 16 bytes of its SHA-256."""
+    return hashlib.sha256(channel).digest()[:16]
+
+
+def new_token() -> int:
+    """Draw the random signed 64-bit number that identifies a commit."""
+    return secrets.randbits(64) - (1 << 63)
+
+
+def parameters(batch: RecordBatch, batch_id: int) -> dict[str, object]:
+    """Lay the messages of a batch out for `insert`."""
+    return {
+        "ts": arrays.bigints(batch.timestamps),
+        "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
+        "topic": arrays.uuids(batch.topic_keys),
+        "head": arrays.varied_bytes(batch.heads),
+        "payload": arrays.varied_bytes(batch.payloads),
+        "tail": arrays.varied_bytes(batch.tails),
+        "batch": batch_id,
+        "given": len(batch),
+    }
+
+
+def sds_parameters(batch: RecordBatch) -> dict[str, object]:
+    """Lay the SDS rows of a batch out."""
+    rows = batch.sds
+    parents = [_parents(row) for row in rows]
+    return {
+        "s_key": arrays.uuids([sds_key(row.channel_id, row.message_id) for row in rows]),
+        "s_channel_key": arrays.uuids([channel_key(row.channel_id) for row in rows]),
+        "s_ts": arrays.bigints([batch.timestamps[index] for index in batch.sds_index]),
+        "s_hash": arrays.fixed_bytes(
+            [batch.hashes[index] for index in batch.sds_index], HASH_BYTES
+        ),
+        "s_channel": arrays.varied_bytes([row.channel_id for row in rows]),
+        "s_message_id": arrays.varied_bytes([row.message_id for row in rows]),
+        "s_sender": arrays.varied_bytes([row.sender_id for row in rows]),
+        "s_lamport": arrays.texts(
+            ["" if row.lamport is None else str(_signed(row.lamport)) for row in rows]
+        ),
+        "s_parent_keys": arrays.texts([keys for keys, _, _ in parents]),
+        "s_parent_ids": arrays.texts([ids for _, ids, _ in parents]),
+        "s_parent_hints": arrays.texts([hints for _, _, hints in parents]),
+    }
+
+
+def _signed(lamport: int) -> int:
+    return lamport - _INT64 if lamport >= _INT64 // 2 else lamport
+
+
+def _parents(row: SdsMetadata) -> tuple[str, str, str]:
+    """Array literals of a row's parents: keys, IDs, hints.
+
+    Rows have different numbers of parents, which no rectangular array parameter can carry.
+    """
+    keys = [sds_key(row.channel_id, parent).hex() for parent, _ in row.parents]
+    return (
+        _array_literal(keys),
+        _bytea_literal(parent for parent, _ in row.parents),
+        _bytea_literal(hint for _, hint in row.parents),
+    )
+
+
+def _bytea_literal(values: Iterable[bytes | None]) -> str:
+    return _array_literal("NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values)
+
+
+def _array_literal(elements: Iterable[str]) -> str:
+    return "{" + ",".join(elements) + "}"
+
+
+async def insert(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
+    """Insert what is new of a batch; the caller's transaction is open."""
+    given = parameters(batch, batch_id)
+    if batch.sds:
+        given |= await _lay_out_sds(batch)
+    statement = _INSERT_WITH_SDS if batch.sds else _INSERT
+    cursor = await connection.execute(statement, given, binary=True)
+    row = await cursor.fetchone()
+    assert row is not None
+    count, low, high, joined, topics = row
+    hashes = None if joined is None else _split(bytes(joined))  # type: ignore[call-overload]
+    return Inserted(
+        count=count,  # type: ignore[arg-type]
+        min_ts=low or 0,  # type: ignore[arg-type]
+        max_ts=high or 0,  # type: ignore[arg-type]
+        hashes=hashes,
+        topics=_listed(topics),
+        summary=_summary(batch, hashes) if count else b"",
+    )
+
+
+async def copy(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
+    """Insert a batch all of which is new; the caller's transaction is open.
+
+    Raises:
+        psycopg.errors.UniqueViolation: a message is there already, or was and was pruned.
+    """
+    await copy_new(connection, batch, batch_id)
+    if batch.sds:
+        await connection.execute(_SDS_ALONE, await _lay_out_sds(batch), binary=True)
+    topics = tuple(batch.topics) if len(batch.topics) <= MAX_LISTED_TOPICS else None
+    times = batch.timestamps
+    return Inserted(len(batch), min(times), max(times), None, topics, _summary(batch, None))
+
+
+async def _lay_out_sds(batch: RecordBatch) -> dict[str, object]:
+    if sum(len(row.parents) for row in batch.sds) > MAX_INLINE_PARENTS:
+        return await asyncio.to_thread(sds_parameters, batch)
+    return sds_parameters(batch)
+
+
+def _summary(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
+    """The delta of a batch's new messages; ``added`` None: all are."""
+    if added is None:
+        return deltas.pack(batch.timestamps, batch.hashes)
+    # A message may be in the batch twice.
+    times = dict(zip(batch.hashes, batch.timestamps, strict=True))
+    new = list(added)
+    return deltas.pack([times[digest] for digest in new], new)
+
+
+def _split(joined: bytes) -> frozenset[bytes]:
+    return frozenset(
+        joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)
+    )
+
+
+def _listed(topics: object) -> tuple[bytes, ...] | None:
+    keys = arrays.split_uuids(topics) if isinstance(topics, bytes) else []
+    return tuple(keys) if 0 < len(keys) <= MAX_LISTED_TOPICS else None
+
+
+async def take_place(
+    connection: Connection,
+    inserted: Sequence[tuple[int, int, Inserted]],
+    source: Source,
+) -> None:
+    """Give batches their places in the commit order; the transaction must commit right after.
+
+    ``inserted`` holds (batch ID, token, what it added), for batches that added something.
+    """
+    await connection.execute(_TAKE_PLACE, (COMMIT_ORDER, f"{MAX_IDLE_IN_PLACE_MS}ms"))
+    for batch_id, token, added in inserted:
+        topics = None if added.topics is None else arrays.uuids(added.topics)
+        values = (batch_id, token, added.count, added.min_ts, added.max_ts, topics, source.value)
+        await connection.execute(_COMMIT_ROW, (*values, added.summary))
+    await connection.execute(_NOTIFY)
+
+
+async def insert_topics(
+    connection: Connection, rows: Sequence[tuple[bytes, int, str, str]]
+) -> None:
+    """Name topic keys: rows of (key, lower bound of the coarse partition, pubsub, content)."""
+    ordered = sorted(rows)
+    await connection.execute(
+        _TOPICS,
+        (
+            arrays.uuids([row[0] for row in ordered]),
+            arrays.bigints([row[1] for row in ordered]),
+            [row[2] for row in ordered],
+            [row[3] for row in ordered],
+        ),
+    )

@@ -1,0 +1,161 @@
+"""What gossip must know of batches as this node writes them.
+
+With the transaction that stores a batch go the unread events that it brings, and its messages are
+kept here until its commit is seen: they need not be read from the database to be sent on. A batch
+that was rolled back is kept under a number that no commit ever has, and goes in time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from store.db.pool import Connection
+from store.db.writing.insert import Inserted
+from store.db.writing.unread import MAX_UNREAD_EVENTS, UnreadEvents, Wanted, track
+from store.domain.ports import Source
+from store.messages.record import RecordBatch
+
+MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
+"""Messages that are kept until their commit is seen; the oldest batches make room, and are read
+from the database."""
+
+MESSAGE_OVERHEAD_BYTES: Final = 400
+"""What a message in memory needs besides its bytes: the objects of its columns, and its places in
+tables (measured with CPython 3.11)."""
+
+MAX_TRACKED: Final = 262_144
+"""Messages that are remembered to have become unread, 50 MiB at most; of what is forgotten nothing
+is concluded."""
+
+MAX_NEEDED: Final = 64
+"""Stores that an unread event waits for at most; a node has no more peers."""
+
+Share = tuple[RecordBatch, int]
+"""What one caller wants stored, and how many stores must confirm it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A batch in its transaction: what was given, and what of it was new."""
+
+    batch_id: int
+    batch: RecordBatch
+    source: Source
+    added: Inserted
+
+    def is_new(self, digest: bytes) -> bool:
+        """True for a message that this transaction has added."""
+        hashes = self.added.hashes
+        return self.added.count > 0 if hashes is None else digest in hashes
+
+    def new_places(self) -> Sequence[int]:
+        """Where in the batch its new messages are, each once."""
+        batch, hashes = self.batch, self.added.hashes
+        if hashes is None and self.added.count == len(batch):
+            return range(len(batch))
+        places = {digest: place for place, digest in enumerate(batch.hashes) if self.is_new(digest)}
+        return sorted(places.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A batch whose commit is to come: ``new`` are the places of its new messages.
+
+    ``needed``: how many stores must confirm, by hash, where any must.
+    """
+
+    batch: RecordBatch
+    new: Sequence[int]
+    source: Source
+    needed: Mapping[bytes, int]
+    size_bytes: int
+
+
+class Tracking:
+    """Used by the writer inside its transactions, and by whoever sees commits come by.
+
+    ``max_confirms``: how many stores must confirm a new message, whoever brings it. Batches are
+    kept only between `wake` and `rest`, while there are peers.
+    """
+
+    def __init__(self, unread: UnreadEvents, max_confirms: int) -> None:
+        self._unread = unread
+        self._max_confirms = max_confirms
+        self._kept: OrderedDict[int, Kept] = OrderedDict()
+        self._kept_bytes = 0
+        self._keeps = False
+        self._tracked: OrderedDict[bytes, None] = OrderedDict()
+
+    async def write(
+        self, connection: Connection, shares: Sequence[Share], written: Written
+    ) -> None:
+        """Add the unread events of a batch, and keep it until its commit comes, if any are kept."""
+        wanted = list(self._wanted(shares, written))
+        if wanted and self._unread.count + len(wanted) <= MAX_UNREAD_EVENTS:
+            await track(connection, wanted)
+            self._unread.count += len(wanted)
+            self.remember([digest for digest, _, _ in wanted])
+        else:
+            wanted = []
+        if self._keeps and written.added.count:
+            self._keep(written, {digest: needed for digest, _, needed in wanted})
+
+    def is_tracked(self, digest: bytes) -> bool:
+        """True for a message that became unread for certain: that it is no more means something."""
+        return digest in self._tracked
+
+    def remember(self, hashes: Iterable[bytes]) -> None:
+        """These are unread, or will be with the transaction that is under way."""
+        for digest in hashes:
+            self._tracked[digest] = None
+        while len(self._tracked) > MAX_TRACKED:
+            self._tracked.popitem(last=False)
+
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """As many stores have confirmed these as anybody wants: nobody asks for them any more."""
+        for digest in hashes:
+            self._tracked.pop(digest, None)
+
+    def wake(self) -> None:
+        """Keep batches from now on."""
+        self._keeps = True
+
+    def rest(self) -> None:
+        """Keep none any more."""
+        self._keeps = False
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    def take(self, batch_id: int) -> Kept | None:
+        """A batch whose commit has come; None: it is not here."""
+        kept = self._kept.pop(batch_id, None)
+        if kept is not None:
+            self._kept_bytes -= kept.size_bytes
+        return kept
+
+    def _wanted(self, shares: Sequence[Share], written: Written) -> Iterator[Wanted]:
+        """What must be confirmed: of what was there before only what somebody asks for now."""
+        usual = self._max_confirms
+        if not usual and not any(asked for _, asked in shares):
+            return
+        needed: dict[bytes, tuple[int, int]] = {}
+        for batch, asked in shares:
+            for ts, digest in zip(batch.timestamps, batch.hashes, strict=True):
+                most = min(max(asked, usual if written.is_new(digest) else 0), MAX_NEEDED)
+                if most > needed.get(digest, (0, 0))[1]:
+                    needed[digest] = ts, most
+        for digest, (ts, most) in needed.items():
+            yield digest, ts, most
+
+    def _keep(self, written: Written, needed: Mapping[bytes, int]) -> None:
+        batch = written.batch
+        new = written.new_places()
+        size = batch.frame_bytes + MESSAGE_OVERHEAD_BYTES * len(batch)
+        self._kept[written.batch_id] = Kept(batch, new, written.source, needed, size)
+        self._kept_bytes += size
+        while self._kept_bytes > MAX_KEPT_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self._kept_bytes -= oldest.size_bytes

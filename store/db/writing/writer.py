@@ -1,0 +1,404 @@
+"""The door into Postgres: concurrent publishers share transactions.
+
+Callers queue batches; a few workers, one connection each, take all that waits (up to
+`MAX_GROUP_MESSAGES`) and write it in one transaction. While one waits for its commit to reach
+the disk, another inserts. A caller is answered only after the commit.
+
+A connection that breaks leaves open whether the commit happened. Each batch has a random token
+in its row of ``storenode.commits``; an attempt that finds nothing new to insert looks for it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+from psycopg import errors as pg
+from psycopg_pool import PoolTimeout
+
+from store.db.commits.ids import WrittenIds
+from store.db.errors import is_missing_partition
+from store.db.pool import (
+    Backoff,
+    Connection,
+    Database,
+    is_exhausted,
+    is_transient,
+    unavailable,
+)
+from store.db.replication import cover_what_is_visible, waiting_for_standby
+from store.db.schema.partitions import PartitionMap
+from store.db.writing.bulk import FEWEST_COPIED
+from store.db.writing.insert import Inserted, copy, insert, insert_topics, new_token, take_place
+from store.db.writing.topics import KnownTopics
+from store.db.writing.tracking import Tracking, Written
+from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.messages.record import RecordBatch
+
+if TYPE_CHECKING:
+    from store.observe.tracing import Tracing, Wait
+
+MAX_GROUP_MESSAGES: Final = 10_000
+"""A group takes about 60 ms. To begin its COPYs costs 2 ms, shared by so many messages."""
+
+MAX_GROUP_BYTES: Final = 16 * 1024 * 1024
+MAX_QUEUED_BYTES: Final = 128 * 1024 * 1024
+MAX_QUEUED_BATCHES: Final = 10_000
+
+_FIRST_PAUSE_GROUPS: Final = 4
+_MOST_PAUSE_GROUPS: Final = 64
+_STOPPING: Final = "the node is stopping; retry elsewhere"
+
+
+@dataclass(slots=True)
+class _Waiting:
+    batch: RecordBatch
+    source: Source
+    size_bytes: int
+    min_confirms: int
+    answer: asyncio.Future[list[bool]]
+    trace: Wait | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    """What one transaction writes: the joined batch, and who waits for it."""
+
+    members: list[_Waiting]
+    batch: RecordBatch
+    source: Source
+    token: int = field(default_factory=new_token)
+    uncertain: bool = False
+    """An earlier attempt may have committed."""
+    careful: bool = False
+    """An earlier attempt failed, perhaps because some of the messages are there already."""
+
+    @property
+    def may_be_new(self) -> bool:
+        """False where COPY is bound to fail, or does not pay."""
+        hashes = self.batch.hashes
+        return not self.careful and len(hashes) >= FEWEST_COPIED and len(set(hashes)) == len(hashes)
+
+
+def _join(members: Sequence[_Waiting]) -> RecordBatch:
+    if len(members) == 1:
+        return members[0].batch
+    joined = RecordBatch()
+    for member in members:
+        joined.extend(member.batch)
+    return joined
+
+
+def _answer(group: _Group, added: Inserted) -> None:
+    """Tell each member which of its messages were new; the first copy in a group is."""
+    everything = added.count == len(group.batch)
+    new = set() if added.hashes is None else set(added.hashes)
+    for member in group.members:
+        if everything:
+            verdicts = [True] * len(member.batch)
+        else:
+            verdicts = [digest in new for digest in member.batch.hashes]
+            new.difference_update(member.batch.hashes)
+        if not member.answer.done():
+            member.answer.set_result(verdicts)
+
+
+class _Hope:
+    """Whether to copy a group in the hope that all of it is new.
+
+    A copy that fails leaves dead rows behind. So after a failure the next few groups are inserted
+    with a look at each message, and ever more of them while failures go on.
+    """
+
+    def __init__(self) -> None:
+        self._pause = 0
+        self._left = 0
+
+    def allows(self) -> bool:
+        """True when the next group should be copied."""
+        if self._left:
+            self._left -= 1
+            return False
+        return True
+
+    def fulfilled(self) -> None:
+        """Everything was new."""
+        self._pause //= 2
+
+    def disappointed(self) -> None:
+        """Something was not."""
+        self._pause = self._left = min(2 * self._pause + _FIRST_PAUSE_GROUPS, _MOST_PAUSE_GROUPS)
+
+
+class DatabaseWriter:
+    """`store.domain.ports.Writer` on Postgres."""
+
+    def __init__(
+        self,
+        database: Database,
+        partitions: PartitionMap,
+        *,
+        written_ids: WrittenIds | None = None,
+        tracking: Tracking | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._database = database
+        self._tracing = tracing
+        self._written_ids = written_ids
+        self._tracking = tracking
+        self._partitions = partitions
+        self._topics = KnownTopics()
+        self._hope = _Hope()
+        self._queue: deque[_Waiting] = deque()
+        self._queued_bytes = 0
+        self._arrived = asyncio.Event()
+        self._workers: list[asyncio.Task[None]] = []
+        self._stopped = False
+
+    async def start(self) -> None:
+        """Start the workers, one for each connection of the write pool but one.
+
+        That one is for what must not wait for them: when the node was online, and the unread.
+        """
+        count = max(1, self._database.settings.write_connections - 1)
+        self._workers = [
+            asyncio.create_task(self._work(), name=f"writer-{number}") for number in range(count)
+        ]
+
+    async def stop(self) -> None:
+        """Stop the workers; what still waits is answered with an error."""
+        self._stopped = True
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        while self._queue:
+            waiting = self._queue.popleft()
+            if not waiting.answer.done():
+                waiting.answer.set_exception(StoreBusy(_STOPPING))
+        self._queued_bytes = 0
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of messages that wait for a transaction."""
+        return self._queued_bytes
+
+    async def store(
+        self, batch: RecordBatch, source: Source, min_confirms: int = 0
+    ) -> Sequence[bool]:
+        """Store a batch durably; True per new message (see `store.domain.ports.Writer`).
+
+        Raises:
+            StoreBusy: too much waits already, or the node is stopping.
+            StoreUnavailable: the database did not take it in time; whether it was stored is
+                then unknown, and publishing again is safe.
+        """
+        if not len(batch):
+            return []
+        if self._stopped:
+            raise StoreBusy(_STOPPING)
+        size = batch.frame_bytes
+        if self._queue and (
+            self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
+        ):
+            raise StoreBusy(
+                f"more than {MAX_QUEUED_BYTES // 2**20} MiB wait to be stored; retry with backoff"
+            )
+        answer: asyncio.Future[list[bool]] = asyncio.get_running_loop().create_future()
+        trace = None if self._tracing is None else self._tracing.waiting()
+        self._queue.append(_Waiting(batch, source, size, min_confirms, answer, trace))
+        self._queued_bytes += size
+        self._arrived.set()
+        return await self._in_time(answer)
+
+    async def _in_time(self, answer: asyncio.Future[list[bool]]) -> list[bool]:
+        # What is being written goes on: to cut a commit short that waits for the standby would
+        # show messages that may yet be lost.
+        patience_s = self._database.settings.commit_patience_s
+        try:
+            async with asyncio.timeout(patience_s):
+                return await answer
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"the database has not committed within {patience_s:g} s, as when its synchronous"
+                " standby is away: the messages may be stored or not; publish them again"
+            ) from None
+
+    async def _work(self) -> None:
+        while True:
+            await self._arrived.wait()
+            group = self._take()
+            if group is not None:
+                await self._serve(group)
+
+    def _take(self) -> _Group | None:
+        members: list[_Waiting] = []
+        messages = size = 0
+        while self._queue:
+            first = self._queue[0]
+            messages += len(first.batch)
+            size += first.size_bytes
+            full = messages > MAX_GROUP_MESSAGES or size > MAX_GROUP_BYTES
+            if members and (full or first.source is not members[0].source):
+                break
+            self._queue.popleft()
+            self._queued_bytes -= first.size_bytes
+            if not first.answer.done():  # else its caller has gone away
+                members.append(first)
+        if not self._queue:
+            self._arrived.clear()
+        return _Group(members, _join(members), members[0].source) if members else None
+
+    async def _serve(self, group: _Group) -> None:
+        try:
+            with self._traced(group):
+                added = await self._write_until_known(group)
+        except asyncio.CancelledError:
+            self._fail(group, StoreBusy(_STOPPING))
+            raise
+        except Exception as error:  # noqa: BLE001 - whoever waits is told
+            await self._isolate(group, error)
+        else:
+            _answer(group, added)
+
+    def _traced(self, group: _Group) -> AbstractContextManager[None]:
+        """The transaction of a group, for those of its members that are traced."""
+        if self._tracing is None:
+            return contextlib.nullcontext()
+        served = [
+            (member.trace, member.batch.hashes)
+            for member in group.members
+            if member.trace is not None
+        ]
+        if not served:
+            return contextlib.nullcontext()
+        return self._tracing.committing(
+            served,
+            messages=len(group.batch),
+            requests=len(group.members),
+            source=group.source.value,
+        )
+
+    async def _isolate(self, group: _Group, error: Exception) -> None:
+        """Keep what one member did from failing the others that shared its transaction."""
+        if len(group.members) == 1 or is_transient(error) or is_exhausted(error):
+            self._fail(group, error)
+            return
+        try:
+            for member in group.members:
+                await self._serve(_Group([member], member.batch, member.source))
+        finally:
+            # When the node stops in between, some were not served at all.
+            self._fail(group, StoreBusy(_STOPPING))
+
+    @staticmethod
+    def _fail(group: _Group, error: Exception) -> None:
+        known = is_transient(error) or is_exhausted(error)
+        for member in group.members:
+            if not member.answer.done():
+                member.answer.set_exception(unavailable(error) if known else error)
+
+    async def _write_until_known(self, group: _Group) -> Inserted:
+        backoff = Backoff(self._database.settings.write_patience_s)
+        while True:
+            try:
+                async with self._database.connection(self._database.write_pool) as connection:
+                    return await self._attempt(connection, group)
+            except pg.UniqueViolation:
+                if group.careful:
+                    raise
+                group.careful = True
+                self._hope.disappointed()
+            except pg.CheckViolation as error:
+                # The map was old: a partition was dropped since, or commits need their next.
+                if not is_missing_partition(error) or not await backoff.wait():
+                    raise
+                await self._refresh_partitions(error)
+            except (psycopg.Error, PoolTimeout) as error:
+                if not is_transient(error) or not await backoff.wait():
+                    raise
+                group.careful = group.uncertain = True
+
+    async def _refresh_partitions(self, error: Exception) -> None:
+        with contextlib.suppress(psycopg.Error, PoolTimeout):
+            async with self._database.connection(self._database.write_pool) as connection:
+                await self._partitions.refresh(connection)
+                return
+        raise error
+
+    async def _attempt(self, connection: Connection, group: _Group) -> Inserted:
+        await self._partitions.ensure(connection, group.batch.timestamps)
+        await self._name_topics(connection, group.batch)
+        with waiting_for_standby(connection):
+            async with connection.transaction():
+                batch_id = await _next_batch_id(connection)
+                added = await self._insert(connection, group, batch_id)
+                if self._tracking is not None:
+                    shares = [(member.batch, member.min_confirms) for member in group.members]
+                    await self._tracking.write(
+                        connection, shares, Written(batch_id, group.batch, group.source, added)
+                    )
+                if added.count:
+                    await take_place(connection, [(batch_id, group.token, added)], group.source)
+                    if self._written_ids is not None:
+                        self._written_ids.offer(batch_id, group.batch, added.hashes)
+                    return added
+                await cover_what_is_visible(connection)
+                if group.uncertain:
+                    # An earlier attempt may have committed. To look before the insert would be too
+                    # soon: a commit can be under way still, and it is the insert that waits for it.
+                    earlier = await _find_commit(connection, group.token)
+                    if earlier is not None:
+                        return await _recover(connection, group.batch, earlier)
+                return added
+
+    async def _insert(self, connection: Connection, group: _Group, batch_id: int) -> Inserted:
+        if group.may_be_new and self._hope.allows():
+            added = await copy(connection, group.batch, batch_id)
+            self._hope.fulfilled()
+            return added
+        return await insert(connection, group.batch, batch_id)
+
+    async def _name_topics(self, connection: Connection, batch: RecordBatch) -> None:
+        # A new connection may lead to a server that has lost the newest names.
+        era = self._partitions.generation, self._database.connections_made
+        rows = self._topics.unnamed(batch, self._partitions, era)
+        if rows:
+            await insert_topics(connection, rows)
+            self._topics.remember(rows, era)
+
+
+async def _next_batch_id(connection: Connection) -> int:
+    cursor = await connection.execute("select nextval('storenode.batch_seq')")
+    row = await cursor.fetchone()
+    assert row is not None
+    return row[0]  # type: ignore[return-value]
+
+
+async def _find_commit(connection: Connection, token: int) -> int | None:
+    """Batch ID of the commit that carries a token, among the newest commits."""
+    cursor = await connection.execute(
+        "select batch from storenode.commits where token = %b::bigint and position >"
+        " (select last_value - 1000000 from storenode.position_seq) limit 1",
+        (token,),
+    )
+    row = await cursor.fetchone()
+    return None if row is None else row[0]  # type: ignore[return-value]
+
+
+async def _recover(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
+    """Read back what an attempt added whose answer was lost."""
+    cursor = await connection.execute(
+        "select hash from storenode.messages where batch = %b::bigint"
+        " and ts between %b::bigint and %b::bigint",
+        (batch_id, min(batch.timestamps), max(batch.timestamps)),
+        binary=True,
+    )
+    hashes = frozenset(bytes(row[0]) for row in await cursor.fetchall())  # type: ignore[call-overload]
+    # The commit that was found has its summary already.
+    return Inserted(len(hashes), min(batch.timestamps), max(batch.timestamps), hashes, None, b"")

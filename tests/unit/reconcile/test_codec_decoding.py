@@ -1,0 +1,162 @@
+"""Payloads are read alike with compiled code, without it, and by a naive reader."""
+
+import tracemalloc
+from random import Random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from reconcile import kernel
+from reconcile.codec import LimitExceeded, MalformedPayload
+from reconcile.codec.decoding import parse_ranges
+from reconcile.codec.ranges import Ranges
+from reconcile.limits import DEFAULT_CODEC_LIMITS, CodecLimits
+from tests.unit.reconcile.naive_codec import (
+    Record,
+    Refused,
+    Style,
+    decoded_records,
+    encoded_records,
+    leb128,
+    made_up,
+    ranges_of,
+)
+
+NOW = 1_700_000_000_000_000_000
+LATE = NOW, bytes(32)
+styles = st.builds(
+    Style,
+    kinds=st.sampled_from([(1, 1, 1), (0, 1, 0), (1, 0, 0), (0, 0, 1), (1, 8, 1), (1, 1, 8)]),
+    ties=st.sampled_from([0.0, 0.1, 0.9]),
+    step=st.sampled_from([1, 100, 2**22, 2**50]),
+    items=st.sampled_from([0, 2, 30, 150]),
+    hash_bytes=st.sampled_from([bytes(range(256)), b"\0\1\2", b"\x80\0\1", b"\xff", b"\0"]),
+)
+begins = st.sampled_from([0, 1, NOW])
+HEADS = [b"", encoded_records([Record(LATE, 0)]), b"\1\2", b"\1\1", b"\0\1\1\2\2"]
+FEWER = settings(max_examples=60, deadline=None)
+randoms = st.integers(0, 2**64).map(Random)
+
+
+def outcome(data: bytes, limits: CodecLimits) -> Ranges | tuple[object, ...]:
+    try:
+        ranges = parse_ranges(data, 0, limits)
+    except MalformedPayload as refusal:
+        return "malformed", refusal.offset, refusal.what
+    except LimitExceeded as refusal:
+        return "limit", refusal.limit, refusal.claimed
+    ranges.check()
+    return ranges
+
+
+def assert_all_agree(data: bytes, limits: CodecLimits = DEFAULT_CODEC_LIMITS) -> None:
+    with kernel.python_only():
+        singly = outcome(data, limits)
+    assert outcome(data, limits) == singly
+    try:
+        expected = ranges_of(decoded_records(data))
+    except Refused:
+        assert not isinstance(singly, Ranges)
+    else:
+        assert singly == expected or (isinstance(singly, tuple) and singly[0] == "limit")
+
+
+@given(randoms, styles, st.sampled_from([1, 10, 100, 600]), begins)
+@FEWER
+def test_valid_payloads(random: Random, style: Style, count: int, begin: int) -> None:
+    records = made_up(random, style, count, begin)
+    data = encoded_records(records)
+    assert parse_ranges(data, 0, DEFAULT_CODEC_LIMITS) == ranges_of(records)
+    assert_all_agree(data)
+
+
+@given(randoms, styles, st.integers(1, 400), st.integers(0, 400), begins)
+@FEWER
+def test_limits(
+    random: Random, style: Style, max_ranges: int, max_elements: int, begin: int
+) -> None:
+    data = encoded_records(made_up(random, style, 300, begin))
+    limits = CodecLimits(max_ranges=max_ranges, max_elements=max_elements)
+    assert_all_agree(data, limits)
+    assert_all_agree(mutated(random, data, 1), limits)
+
+
+@given(st.binary(max_size=300), st.sampled_from(HEADS))
+@example(b"\1\2" + leb128(2**62), b"")
+@example(b"\1\2" + leb128(2**63 - 1) + bytes(40), b"")
+@example(b"\x80" * 8 + b"\1\0", b"\xff" * 8 + b"\x7f\0")
+@example(b"\1", b"\xff" * 8 + b"\x7f\0")
+def test_any_bytes(data: bytes, head: bytes) -> None:
+    assert_all_agree(head + data)
+
+
+@given(randoms, st.sampled_from([b"\0", b"\1", b"\2", b"\1\0", b"\1\2\0\1", b"\0\1\1\1", b"\x80"]))
+@FEWER
+def test_repeated_bytes(random: Random, unit: bytes) -> None:
+    assert_all_agree(unit * random.randrange(8_000))
+
+
+def mutated(random: Random, data: bytes, changes: int) -> bytes:
+    result = bytearray(data)
+    for _ in range(changes):
+        at = random.randrange(len(result) + 1)
+        match random.randrange(4):
+            case 0:
+                result[at : at + 1] = bytes([random.randrange(256)])
+            case 1:
+                result[at : at + 1] = bytes([random.choice((0, 1, 2, 127, 128, 255))])
+            case 2:
+                result[at:at] = random.randbytes(random.randrange(4))
+            case _:
+                del result[at : at + random.randrange(4)]
+    return bytes(result)
+
+
+@given(randoms, styles, st.sampled_from([10, 100, 300]), begins, st.integers(1, 5))
+@FEWER
+def test_damaged_payloads(
+    random: Random, style: Style, count: int, begin: int, changes: int
+) -> None:
+    data = encoded_records(made_up(random, style, count, begin))
+    assert_all_agree(mutated(random, data, changes))
+
+
+@given(randoms, styles, st.sampled_from([10, 300]), begins)
+@FEWER
+def test_shortened_payloads(random: Random, style: Style, count: int, begin: int) -> None:
+    data = encoded_records(made_up(random, style, count, begin))
+    assert_all_agree(data[: random.randrange(len(data))])
+
+
+@given(randoms, st.sampled_from([700, 5_000]))
+@FEWER
+def test_a_damaged_large_set(random: Random, count: int) -> None:
+    times, hashes = sorted(random.choices(range(2**20), k=count)), random.randbytes(32 * count)
+    pairs = sorted({(time, hashes[32 * n : 32 * n + 32]) for n, time in enumerate(times)})
+    records = [Record((2**20, bytes(32)), 2, items=tuple(pairs), reconciled=True)]
+    records += [Record((2**20 + n, bytes(32)), 0) for n in range(1, 9)]
+    assert_all_agree(encoded_records(records))
+    assert_all_agree(mutated(random, encoded_records(records), 1))
+
+
+def test_memory_is_a_small_multiple_of_the_payload() -> None:
+    half = 1 << 17
+    for unit in (b"\1\0", b"\1\1" + b"\2" * 32, b"\1\2\0\0", b"\1\1" + b"\x80" * 32):
+        data = unit * (half // len(unit)) + b"\x80" * half
+        tracemalloc.start()
+        with pytest.raises(MalformedPayload):
+            parse_ranges(data, 0, DEFAULT_CODEC_LIMITS)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 16 * len(data)
+
+
+def test_a_claim_is_refused_before_memory_is_taken_for_it() -> None:
+    data = b"\1\2" + leb128(2**40) + bytes(40)
+    tracemalloc.start()
+    with pytest.raises(MalformedPayload, match="claims 1099511627776 items"):
+        parse_ranges(data, 0, DEFAULT_CODEC_LIMITS)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000

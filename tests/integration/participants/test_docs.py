@@ -1,70 +1,71 @@
-"""The programs of docs/sds.md run as they stand there."""
+"""The programs of docs/sds.md run as they stand there, each under the name that it begins with."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.node import NodeProcess, clean_environment
-from tests.support.pages import ROOT, blocks
+import pytest
+
+from tests.support.node import NodeProcess, clean_environment, running_node
+from tests.support.pages import ROOT, blocks, matches, steps
+
+PAGE = (ROOT / "docs" / "sds.md").read_text(encoding="utf-8")
+FILES = {body.splitlines()[0].removeprefix("# "): body for body in blocks(PAGE, "python")}
+TIMEOUT_S = 120
 
 
-def programs(page: str) -> list[str]:
-    return blocks((ROOT / page).read_text(encoding="utf-8"), "python")
+@pytest.fixture(scope="module")
+def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """A node as a reader starts it, with all that is usual."""
+    with running_node(tmp_path_factory.mktemp("sds-page") / "node") as process:
+        yield process
 
 
-def program() -> str:
-    return programs("docs/sds.md")[0]
+def start(node: NodeProcess, folder: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
+    (folder / name).write_text(FILES[name])
+    return subprocess.Popen(
+        [sys.executable, name, *arguments],
+        cwd=folder,
+        env=clean_environment(PYTHONPATH=str(ROOT), STORENODE=node.listen),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
-def test_twenty_lines_make_a_participant(node: NodeProcess, room: str, tmp_path: Path) -> None:
-    script = tmp_path / "room.py"
-    script.write_text(program())
-    assert len(program().splitlines()) <= 20
-    names = ("alice", "bob")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), node.listen, room, name, f"{name} was here"],
-            cwd=tmp_path,
-            env=clean_environment(PYTHONPATH=str(ROOT)),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name in names
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            seen = {process.stdout.readline() for _ in names}
-            assert seen == {f"{name}: {name} was here\n" for name in names}
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+def printed(program: subprocess.Popen[str]) -> str:
+    """What a program prints until it ends by itself, which it must do well."""
+    with program:
+        output, _ = program.communicate(timeout=TIMEOUT_S)
+    assert program.returncode == 0, output
+    return output
+
+
+def test_the_page_has_these_programs() -> None:
+    assert list(FILES) == ["chat.py", "heal.py", "bus.py", "protocol.py"]
+
+
+def test_participants_see_the_same_log_and_keep_it(own_node: NodeProcess, tmp_path: Path) -> None:
+    """One after the other, so that none has left before the next one speaks."""
+    log: list[str] = []
+    for name, line in (("alice", "the kettle is on"), ("bob", "on my way"), ("alice", "again")):
+        log.append(f"{name}: {line}")
+        shown = printed(start(own_node, tmp_path, "chat.py", name, line))
+        assert shown.splitlines() == log
     assert {path.name for path in tmp_path.glob("*.db")} == {"alice.db", "bob.db"}
 
 
-def test_the_core_is_driven_as_the_page_shows(tmp_path: Path) -> None:
-    """The two pieces on the core, one after the other; and one that joins through a bus."""
-    _, on_a_bus, driving, keeping = programs("docs/sds.md")
-    core = tmp_path / "core.py"
-    core.write_text(f"{driving}\n{keeping}\nassert snapshot(channel) == data\n")
-    lines = (
-        "import asyncio, random",
-        "from storenode.sds.aio.bus import Bus",
-        "from storenode.sds.aio.channel import Channel",
-    )
-    joined = "".join(f"    {line}\n" for line in on_a_bus.splitlines())
-    bus = tmp_path / "bus.py"
-    bus.write_text("\n".join(lines) + f"\nasync def main():\n{joined}\nasyncio.run(main())\n")
-    for script in (core, bus):
-        done = subprocess.run(
-            [sys.executable, str(script)],
-            cwd=tmp_path,
-            env=clean_environment(PYTHONPATH=str(ROOT)),
-            stderr=subprocess.PIPE,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr.decode()
+def test_lost_messages_are_fetched(own_node: NodeProcess, tmp_path: Path) -> None:
+    (step,) = steps(PAGE)
+    assert step.command == "python heal.py"
+    output = printed(start(own_node, tmp_path, "heal.py"))
+    assert matches(step.output, output), output
+    assert "by_hint" in output or "closure" in output
+
+
+def test_a_bus_and_the_protocol_alone(own_node: NodeProcess, tmp_path: Path) -> None:
+    both = "alice: hello\nalice: did you hear me?\n"
+    assert printed(start(own_node, tmp_path, "bus.py")) == both
+    assert printed(start(own_node, tmp_path, "protocol.py")) == "[b'hello']\n"

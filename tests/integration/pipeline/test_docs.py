@@ -1,0 +1,68 @@
+"""The quick start of docs/pipeline.md, as a reader goes through it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.pipeline.conftest import QUICKLY
+from tests.support.node import COMMAND, clean_environment, running_node
+from tests.support.pages import ROOT, Step, blocks, matches, section, steps
+
+START = section((ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8"), "Quick start")
+PUBLISHING = next(body for body in blocks(START, "sh") if "storenode publish" in body)
+ARCHIVING, VERIFYING, AUDITING, COMPARING, RESTORING, COMPARING_AGAIN = steps(START)
+
+TIMEOUT_S = 240.0
+
+
+def run(command: str, folder: Path, env: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of the page in the reader's folder."""
+    path = f"{Path(COMMAND).parent}:/usr/bin:/bin"
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=clean_environment(PATH=path, **env),
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def as_told(step: Step, folder: Path, code: int = 0) -> None:
+    """A job must print what the page shows; all that differs is how few threads it takes."""
+    done = run(f"{step.command} {shlex.join(QUICKLY)}", folder, {})
+    printed = done.stdout.decode()
+    assert (done.returncode, matches(step.output, printed)) == (code, True), (
+        printed + done.stderr.decode()
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The reader's folder, with the node's data and the archive of what was published."""
+    path = tmp_path_factory.mktemp("reader")
+    with running_node(path / "storenode-data") as node:
+        done = run(PUBLISHING, path, {"STORENODE_NODE": node.listen})
+        assert done.stdout.decode().count("STORED") == 2, done.stderr.decode()
+        as_told(ARCHIVING, path)
+        yield path
+
+
+def test_the_archive_is_sound(folder: Path) -> None:
+    as_told(VERIFYING, folder)
+
+
+def test_the_audit_finds_the_gap(folder: Path) -> None:
+    as_told(AUDITING, folder, code=1)
+
+
+def test_another_store_is_filled(folder: Path) -> None:
+    with running_node(folder / "restored"):
+        as_told(COMPARING, folder, code=1)
+        as_told(RESTORING, folder)
+        as_told(COMPARING_AGAIN, folder)

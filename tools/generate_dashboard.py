@@ -353,7 +353,7 @@ _PROCESS: Final = (
     ),
 )
 ROWS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
-    ("Is it well?", _WELL),
+    ("Health", _WELL),
     ("Messages and clients", _CLIENTS),
     ("Storage", _STORAGE),
     ("Database", _DATABASE),

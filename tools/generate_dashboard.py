@@ -216,7 +216,7 @@ _STORAGE: Final = (
     ),
     Panel(
         "Unarchived hours",
-        "Hours that are over, have messages, and are not noted as archived.",
+        "Hours that are over, have messages, and are not marked as archived.",
         [(_of("storenode_unarchived_hours"), "{{instance}}")],
     ),
 )

@@ -216,7 +216,7 @@ _STORAGE: Final = (
     ),
     Panel(
         "Unarchived hours",
-        "Hours that are over, have messages, and are not noted as archived.",
+        "Hours that are over, have messages, and are not marked as archived.",
         [(_of("storenode_unarchived_hours"), "{{instance}}")],
     ),
 )
@@ -353,7 +353,7 @@ _PROCESS: Final = (
     ),
 )
 ROWS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
-    ("Is it well?", _WELL),
+    ("Health", _WELL),
     ("Messages and clients", _CLIENTS),
     ("Storage", _STORAGE),
     ("Database", _DATABASE),

@@ -115,19 +115,19 @@ def on_database(command: Callable[..., int]) -> Callable[..., int]:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def db() -> None:
-    """Look after the database: its schema, its partitions, its soundness."""
+    """Manage the database: upgrade the schema, check consistency, drop partitions."""
 
 
 @db.command(cls=LayeredCommand)
 @option(
     "--before-restart",
     is_flag=True,
-    help="Only what nodes of the version before survive: run it before they are replaced one by"
-    " one, and the command without it afterwards.",
+    help="Apply only changes that nodes of the previous version tolerate: run it before a rolling"
+    " upgrade, and the command without it afterwards.",
 )
 @on_database
 def upgrade(target: Target, before_restart: bool) -> int:
-    """Bring the schema to the newest revision; make it if there is none.
+    """Upgrade the schema to the newest revision; create it if there is none.
 
     Refuses to take away what nodes of an older version need that are connected.
     """
@@ -174,7 +174,7 @@ def current(target: Target) -> int:
     "--sample",
     type=click.IntRange(1),
     metavar="ROWS",
-    help="Look at about so many rows of each table, picked at random, instead of all.",
+    help="Check about this many random rows of each table instead of all.",
 )
 @on_database
 def check(target: Target, sample: int | None) -> int:
@@ -221,12 +221,12 @@ def partitions(target: Target) -> int:
     type=POSITIVE_DURATION,
     default="250ms",
     show_default=True,
-    help="How long a drop may wait for locks, and so hold up others, before it gives up.",
+    help="How long a drop may wait for locks, which blocks other queries, before it gives up.",
 )
 @option(
     "--retention-requires-archive",
     is_flag=True,
-    help="Drop only partitions all hours of which `storenode pipeline archive` has noted.",
+    help="Drop a partition only when `storenode pipeline archive` has archived all its hours.",
 )
 @option("--dry-run", is_flag=True, help="Only show what would be dropped.")
 @option(
@@ -293,7 +293,7 @@ async def _read_clock(connection: psycopg.AsyncConnection[Any], *, trusted: bool
 @option("--to", "end", type=TIME, help="Only days before this time.")
 @on_database
 def resummarize_command(target: Target, first: int | None, end: int | None) -> int:
-    """Make the summaries of the history anew from the messages, day by day.
+    """Rebuild the summaries of the history from the messages, day by day.
 
     For days of which `storenode db check` says that their summaries are wrong. Nodes may go on
     meanwhile. A time that is not a midnight (UTC) stands for its whole day.

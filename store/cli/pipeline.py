@@ -66,8 +66,8 @@ _JOB_OPTIONS: Final[tuple[Decorator, ...]] = (
     option("--quiet", is_flag=True, help="Show no progress on standard error."),
 )
 _RANGE_OPTIONS: Final[tuple[Decorator, ...]] = (
-    option("--from", "since", type=TIME, help="From this time on: RFC 3339, or nanoseconds."),
-    option("--to", "until", type=TIME, help="Before this time."),
+    option("--from", "since", type=TIME, help="Start of the time range: RFC 3339, or nanoseconds."),
+    option("--to", "until", type=TIME, help="End of the time range, exclusive."),
 )
 
 
@@ -199,7 +199,7 @@ def pipeline() -> None:
 
 @pipeline.command(cls=LayeredCommand)
 @click.argument("archive")
-@option("--follow", is_flag=True, help="Go on archiving what is published, until interrupted.")
+@option("--follow", is_flag=True, help="Keep archiving new messages until interrupted.")
 @option(
     "--interval",
     type=click.IntRange(1, 86_400),
@@ -208,7 +208,7 @@ def pipeline() -> None:
     show_default=True,
     help="How often --follow looks for messages, and makes a commit of them.",
 )
-@option("--dry-run", is_flag=True, help="Only say how many messages would be archived.")
+@option("--dry-run", is_flag=True, help="Only print how many messages would be archived.")
 @between
 @job
 def archive(
@@ -221,7 +221,7 @@ def archive(
     low_ns: int,
     high_ns: int,
 ) -> int:
-    """Bring ARCHIVE up to what the database holds.
+    """Update ARCHIVE with the messages of the database.
 
     May be killed and run again at any time. Hours that the archive then holds in full are noted in
     the database, for --retention-requires-archive.
@@ -295,7 +295,7 @@ def fingerprint(
 @pipeline.command(cls=LayeredCommand)
 @click.argument("first")
 @click.argument("second", required=False)
-@option("--output", metavar="DIR", help="Write the IDs that either side lacks there, as Parquet.")
+@option("--output", metavar="DIR", help="Directory for the IDs that either side lacks, as Parquet.")
 @between
 @job
 def diff(
@@ -330,7 +330,7 @@ def diff(
 
 @pipeline.command(cls=LayeredCommand)
 @click.argument("archive", required=False)
-@option("--output", metavar="DIR", help="Write all that is found there, as Parquet.")
+@option("--output", metavar="DIR", help="Write all findings there, as Parquet.")
 @option(
     "--missing",
     metavar="FILE",
@@ -365,14 +365,20 @@ def audit(
 
 @pipeline.command(cls=LayeredCommand)
 @click.argument("archive")
-@option("--diff", metavar="DIR", help="Only messages that a diff has named, from its --output.")
-@option("--dry-run", is_flag=True, help="Only check, and say how many messages it would be.")
+@option(
+    "--diff",
+    metavar="DIR",
+    help="Restore only messages listed by a diff, in its --output directory.",
+)
+@option(
+    "--dry-run", is_flag=True, help="Only check, and print how many messages would be restored."
+)
 @between
 @job
 def restore(
     runner: Runner, *, archive: str, diff: str | None, dry_run: bool, low_ns: int, high_ns: int
 ) -> int:
-    """Store what ARCHIVE holds in the database, at any age; what is there already is left alone.
+    """Store the messages of ARCHIVE in the database, whatever their age; skip existing ones.
 
     Nodes that serve see it at once. Give retention more time before, or it is dropped again.
     """
@@ -396,8 +402,12 @@ def restore(
     is_flag=True,
     help="Besides ARCHIVE: how late messages were stored, and hours that differ.",
 )
-@option("--retention", type=DURATION_OR_OFF, help="Look ahead at a node that drops what is older.")
-@option("--retention-size", type=SIZE, help="Look ahead at a node that keeps to this size.")
+@option(
+    "--retention",
+    type=DURATION_OR_OFF,
+    help="Forecast for a node that drops messages older than this.",
+)
+@option("--retention-size", type=SIZE, help="Forecast for a node with this size limit.")
 @option(
     "--disk",
     type=SIZE,
@@ -421,7 +431,7 @@ def report(
     high_ns: int,
     **credentials: Path | None,
 ) -> int:
-    """Write a page on how ARCHIVE has fared, for people: traffic, gaps, lateness, growth, peers.
+    """Write an HTML report on ARCHIVE: traffic, gaps, lateness, growth, peers.
 
     Without ARCHIVE it is about the database. The page needs nothing but itself and a browser;
     --json prints the figures behind it.

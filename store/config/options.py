@@ -119,7 +119,7 @@ _DATA: Final[tuple[Decorator, ...]] = (
         default="30s",
         show_default=True,
         section="Data",
-        help="How long to try to reach the database at the start.",
+        help="How long to wait for the database at startup.",
     ),
 )
 
@@ -160,12 +160,12 @@ _LISTENERS: Final[tuple[Decorator, ...]] = (
         type=click.Choice(LISTENERS),
         multiple=True,
         section="Listeners",
-        help="Let this listener speak in clear beyond loopback; repeatable.",
+        help="Allow plaintext connections to this listener beyond loopback; repeatable.",
     ),
 )
 
 _ACCESS: Final[tuple[Decorator, ...]] = (
-    _file("--tls-cert", help="Certificate chain (PEM); all gRPC listeners then speak TLS."),
+    _file("--tls-cert", help="Certificate chain (PEM); enables TLS on all gRPC listeners."),
     _file("--tls-key", help="Private key (PEM) of --tls-cert."),
     _file("--tls-ca", help="Authorities (PEM) that sign the certificates of peers."),
     _file(
@@ -181,7 +181,7 @@ _ACCESS: Final[tuple[Decorator, ...]] = (
     ),
     _file(
         "--client-token-file",
-        help="Tokens, rights and limits of clients (TOML); without it everybody may do everything"
+        help="Tokens, rights and limits of clients (TOML); without it any client may do everything"
         " but administer.",
     ),
 )
@@ -253,7 +253,7 @@ _MESSAGES: Final[tuple[Decorator, ...]] = (
         default="1m",
         show_default=True,
         section="Messages",
-        help="How often partitions are made ahead and old ones are dropped.",
+        help="How often to create partitions ahead of time and drop old ones.",
     ),
     option(
         "--retention-lock-timeout",
@@ -261,13 +261,13 @@ _MESSAGES: Final[tuple[Decorator, ...]] = (
         default="250ms",
         show_default=True,
         section="Messages",
-        help="How long a drop may wait for locks, and so hold up others, before it gives up.",
+        help="How long a drop may wait for locks, which blocks other queries, before it gives up.",
     ),
     option(
         "--retention-requires-archive",
         is_flag=True,
         section="Messages",
-        help="Drop only partitions all hours of which `storenode pipeline archive` has noted.",
+        help="Drop a partition only when `storenode pipeline archive` has archived all its hours.",
     ),
 )
 
@@ -279,7 +279,7 @@ _PEERS: Final[tuple[Decorator, ...]] = (
         default="5m",
         show_default=True,
         section="Peers",
-        help="How often to reconcile with a peer; 0 switches it off.",
+        help="How often to reconcile with a peer; 0 disables it.",
     ),
     option(
         "--sync-range",
@@ -295,7 +295,7 @@ _PEERS: Final[tuple[Decorator, ...]] = (
         default="20s",
         show_default=True,
         section="Peers",
-        help="How much of the very latest a reconciliation leaves out.",
+        help="How much of the most recent time a reconciliation excludes.",
     ),
     option(
         "--wide-sync-interval",
@@ -311,7 +311,7 @@ _PEERS: Final[tuple[Decorator, ...]] = (
         default="60s",
         show_default=True,
         section="Peers",
-        help="How long a peer may say nothing in a session; the same on all nodes.",
+        help="How long a peer may be silent in a session; use the same value on all nodes.",
     ),
     option(
         "--max-confirms",
@@ -360,14 +360,14 @@ _RUNNING: Final[tuple[Decorator, ...]] = (
         default="30s",
         show_default=True,
         section="Running",
-        help="How long calls under way may go on after SIGTERM.",
+        help="How long calls in progress may continue after SIGTERM.",
     ),
     option(
         "--log-format",
         type=click.Choice(_LOG_FORMATS),
         show_default="text on a terminal, else json",
         section="Running",
-        help="Form of the log on standard error.",
+        help="Format of the log on standard error.",
     ),
     option(
         "--log-level",
@@ -375,7 +375,7 @@ _RUNNING: Final[tuple[Decorator, ...]] = (
         default="info",
         show_default=True,
         section="Running",
-        help="Least level that is logged.",
+        help="Minimum level to log.",
     ),
     option(
         "--tracing",
@@ -392,7 +392,7 @@ _RUNNING: Final[tuple[Decorator, ...]] = (
         metavar="SHARE",
         show_default="as OTEL_TRACES_SAMPLER says, else 1",
         section="Running",
-        help="Share of the calls to trace that come without a trace of their caller.",
+        help="Share of calls to trace, among those without a trace context from the caller.",
     ),
 )
 

@@ -55,8 +55,7 @@ REQUEST_OPTIONS: Final = (
         default=format_size(_DEFAULTS.response_bytes),
         show_default=True,
         section=_SECTION,
-        help="Size of one response; pages are cut below it. gRPC clients take 4MiB unless they are"
-        " told otherwise.",
+        help="Size of one response; pages are kept below it. gRPC clients accept 4MiB by default.",
     ),
     _most(
         "--default-page-limit",

@@ -321,7 +321,7 @@ class Metrics:
         )
         self.unarchived_hours = Gauge(
             "storenode_unarchived_hours",
-            "Hours that are over, have messages, and are not noted as archived.",
+            "Hours that are over, have messages, and are not marked as archived.",
             registry=registry,
         )
         self.oldest_unarchived = Gauge(
@@ -331,7 +331,7 @@ class Metrics:
         )
         self.archived_until = Gauge(
             "storenode_archived_until_timestamp_seconds",
-            "End of the newest hour noted as archived, in Unix seconds; 0: none was.",
+            "End of the newest hour marked as archived, in Unix seconds; 0: none was.",
             registry=registry,
         )
 

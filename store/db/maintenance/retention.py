@@ -193,7 +193,7 @@ class _Prune:
             except pg.LockNotAvailable:
                 names = ", ".join(each.partition.name for each in drops)
                 self.problems.append(
-                    f"{names} could not be dropped: somebody kept a lock for more than"
+                    f"{names} could not be dropped: another session held a lock for more than"
                     f" {self._lock_timeout_ms} ms; a later round tries again"
                 )
                 return

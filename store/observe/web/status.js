@@ -96,12 +96,12 @@ function tilesOf(data) {
     [
       "oldest",
       held && held.oldest ? duration(data.time - held.oldest) : "–",
-      held && held.oldest ? moment(held.oldest) : "nothing is held",
+      held && held.oldest ? moment(held.oldest) : "no messages",
     ],
     [
       "newest",
       held && held.newest ? `${duration(data.time - held.newest)} ago` : "–",
-      held && held.newest ? moment(held.newest) : "nothing is held",
+      held && held.newest ? moment(held.newest) : "no messages",
     ],
     ["published per second", rate(last("published")), `${count(data.publishes_in_flight)} in flight`],
     unreadTile(gossip),
@@ -114,7 +114,7 @@ function tilesOf(data) {
 function unreadTile(gossip) {
   if (!gossip) return ["unread events", "–", "gossip is off"];
   if (gossip.unread === null) return ["unread events", "–", yetUnknown];
-  const oldest = gossip.unread ? `oldest waits for ${duration(gossip.oldest_unread_s)}` : "none waits";
+  const oldest = gossip.unread ? `oldest waiting for ${duration(gossip.oldest_unread_s)}` : "none waiting";
   const waiting = gossip.waiting ? `; ${plural(gossip.waiting, "parent")} missing` : "";
   return ["unread events", count(gossip.unread), oldest + waiting];
 }
@@ -129,9 +129,9 @@ function endedOf(ended) {
 function archiveTile(data) {
   const name = "oldest unarchived hour";
   if (!data.database) return [name, "–", yetUnknown];
-  if (!data.archive) return [name, "–", "nothing was ever archived"];
+  if (!data.archive) return [name, "–", "nothing archived yet"];
   const oldest = data.archive.oldest_unarchived;
-  if (oldest === null) return [name, "none", "the archive holds all"];
+  if (oldest === null) return [name, "none", "everything is archived"];
   return [name, `${duration(data.time - oldest)} ago`, moment(oldest)];
 }
 
@@ -176,10 +176,10 @@ function kindOf(data, start, value, bounds) {
 }
 
 function wordsOf(kind, value) {
-  if (kind === "future") return "is to come";
-  if (kind === "open") return "no message so far";
-  if (kind === "before") return "older than all that is held";
-  return kind === "gap" ? "a gap: no message" : plural(value, "message");
+  if (kind === "future") return "in the future";
+  if (kind === "open") return "no messages so far";
+  if (kind === "before") return "older than the oldest message";
+  return kind === "gap" ? "gap: no messages" : plural(value, "message");
 }
 
 function makeMap(start, days) {
@@ -243,7 +243,7 @@ function showMap(data) {
 
 function gapsOf(kinds, start) {
   const all = kinds.filter((kind) => kind === "gap").length;
-  if (!all) return `No gap in these ${kinds.length / 24} days.`;
+  if (!all) return `No gaps in these ${kinds.length / 24} days.`;
   let length = 0;
   let longest = [0, 0];
   kinds.forEach((kind, place) => {
@@ -251,7 +251,7 @@ function gapsOf(kinds, start) {
     if (length > longest[0]) longest = [length, place + 1 - length];
   });
   const from = moment(start + longest[1] * HOUR_S).slice(0, 16);
-  return `${plural(all, "hour")} without a message in these ${kinds.length / 24} days; ` +
+  return `${plural(all, "hour")} without messages in these ${kinds.length / 24} days; ` +
     `the longest gap is ${plural(longest[0], "hour")}, from ${from} UTC.`;
 }
 
@@ -261,7 +261,7 @@ function showLegend(bounds, most) {
     const to = place + 1 < LEVELS ? bounds[place + 1] - 1 : most;
     if (to >= from) rows.push([`l${place + 1}`, from === to ? count(from) : `${count(from)}–${count(to)}`]);
   });
-  rows.push(["gap", "a gap: none"], ["before", "older than what is held"], ["open", "this hour"]);
+  rows.push(["gap", "gap: no messages"], ["before", "before the oldest message"], ["open", "this hour"]);
   const wanted = JSON.stringify(rows);
   const legend = byId("legend");
   if (legend.dataset.rows === wanted) return;
@@ -352,22 +352,22 @@ function showSlots(history) {
     const from = start + place * days * DAY_S;
     const span = days === 1 ? day(from) : `${day(from)} to ${day(from + (days - 1) * DAY_S)}`;
     const empty = days - filled;
-    const gaps = empty === 0 || days === 1 ? "" : `, ${plural(empty, "day")} without any`;
-    const words = filled ? plural(messages, "message") + gaps : "a gap: no message";
+    const gaps = empty === 0 || days === 1 ? "" : `, ${plural(empty, "day")} without messages`;
+    const words = filled ? plural(messages, "message") + gaps : "gap: no messages";
     item.setAttribute("aria-label", `${span}: ${words}`);
   });
   const each = days === 1 ? "a day" : plural(days, "day");
-  const text = `From ${day(start)}; each part is ${each}. Striped: nothing held.`;
-  setText(byId("slots-note"), slots.length ? text : "Nothing is held.");
+  const text = `From ${day(start)}; each bar is ${each}. Striped: no messages.`;
+  setText(byId("slots-note"), slots.length ? text : "No messages.");
 }
 
 function showHistory(data) {
-  const note = "Messages by their timestamps, per hour, in UTC.";
+  const note = "Messages per hour, by message timestamp, in UTC.";
   if (!data.history) {
     setText(byId("history-note"), `${note} Not read yet.`);
     return;
   }
-  const behind = data.history.complete ? "" : " The newest are not counted yet.";
+  const behind = data.history.complete ? "" : " The newest messages are not counted yet.";
   setText(byId("history-note"), note + behind);
   showMap(data);
   showSlots(data.history);
@@ -407,7 +407,7 @@ function showRates(data) {
     const latest = values.slice(-3);
     const mean = latest.reduce((sum, value) => sum + value, 0) / Math.max(1, latest.length);
     setText(now, rate(mean));
-    setText(note, `at most ${rate(Math.max(0, ...values))}`);
+    setText(note, `peak ${rate(Math.max(0, ...values))}`);
     drawing.firstChild.setAttribute("d", lineOf(values, 150));
   });
 }
@@ -423,8 +423,8 @@ function badgesOf(peer) {
   if (peer.address === undefined) badges.push(["calls this node", ""]);
   else if (peer.failures) badges.push([failuresOf(peer.failures), "bad"]);
   else badges.push(peer.connected ? ["connected", "good"] : ["not connected", ""]);
-  if (live && live.cut_off_until) badges.push(["turned away", "bad"]);
-  else if (live && live.slowed) badges.push(["live, slowed for its faults", "warn"]);
+  if (live && live.cut_off_until) badges.push(["cut off", "bad"]);
+  else if (live && live.slowed) badges.push(["live, throttled for violations", "warn"]);
   else if (live && live.connected) badges.push(["live", "good"]);
   else badges.push(["not live", ""]);
   if (peer.last && peer.last.outcome === "done") {
@@ -448,10 +448,10 @@ function sentencesOf(peer, now) {
     ]);
   }
   if (peer.lacks || peer.has) {
-    lines.push([`Still lacking: ${count(peer.has)} here, ${count(peer.lacks)} there.`, ""]);
+    lines.push([`Still missing: ${count(peer.has)} here, ${count(peer.lacks)} there.`, ""]);
   }
   if (peer.error) lines.push([`The last attempt failed: ${peer.error}.`, "fault"]);
-  if (peer.live && peer.live.reason) lines.push([`Turned away: ${peer.live.reason}.`, "fault"]);
+  if (peer.live && peer.live.reason) lines.push([`Cut off: ${peer.live.reason}.`, "fault"]);
   if (last) last.notes.forEach((note) => lines.push([note, "quiet"]));
   if (peer.address && peer.node_id) lines.push([`node ${peer.node_id}`, "quiet"]);
   if (peer.store_id) lines.push([`store ${peer.store_id}`, "quiet"]);
@@ -476,9 +476,9 @@ function showPeers(data) {
     cards.every((card, place) => card.isEqualNode(box.children[place]));
   if (!same) box.replaceChildren(...cards);
   const resume = data.resume;
-  let text = data.peers.length ? "" : "This node has no peers: give it some with --peer.";
+  let text = data.peers.length ? "" : "This node has no peers: configure them with --peer.";
   if (resume && resume.running) {
-    text += ` Fetching what was missed from ${moment(resume.start)} to ${moment(resume.end)}: ` +
+    text += ` Fetching messages missed from ${moment(resume.start)} to ${moment(resume.end)}: ` +
       `${plural(resume.messages, "message")} so far.`;
   }
   setText(byId("peers-note"), text.trim());
@@ -496,10 +496,10 @@ function showDatabase(data) {
     const total = Object.values(found.partitions).reduce((sum, number) => sum + number, 0);
     rows.push(
       ["size", bytes(found.size_bytes)],
-      ["rows, about", count(found.rows)],
-      ["dead rows, about", count(found.dead_rows) + share],
-      ["partitions", `${count(total)}, of them ${count(found.partitions.messages || 0)} of messages`],
-      ["partitions made ahead", `for ${duration(found.ahead_s)}`],
+      ["rows (estimate)", count(found.rows)],
+      ["dead rows (estimate)", count(found.dead_rows) + share],
+      ["partitions", `${count(total)}, ${count(found.partitions.messages || 0)} of them for messages`],
+      ["partitions created ahead", `for ${duration(found.ahead_s)}`],
     );
   }
   if (held) {
@@ -546,12 +546,12 @@ function showFailure() {
   const alarm = byId("alarm");
   setText(
     alarm,
-    `This node cannot be reached since ${moment(failedSince)}. ` +
-      "What is shown is what it said last. It is asked again every few seconds.",
+    `This node has been unreachable since ${moment(failedSince)}. ` +
+      "The page shows the last data received and retries every few seconds.",
   );
   alarm.hidden = false;
   document.body.classList.add("stale");
-  setText(byId("state"), "not reachable");
+  setText(byId("state"), "unreachable");
   setClass(byId("state"), "state bad");
 }
 

@@ -92,13 +92,14 @@ class Archived:
                 f"Archived {self.published:,} messages in {self.files:,} files, up to commit"
                 f" {self.position}."
             ),
-            f"Noted {len(self.marked):,} hours as archived; {self.kept:,} were.",
+            f"Marked {len(self.marked):,} hours as archived; {self.kept:,} already were.",
         ]
         if self.compacted:
             told.append(f"Made {self.compacted:,} small files into larger ones.")
         return told + [
-            f"The hour {time_text(hour)} is not noted: the archive holds messages of it that the"
-            " database lacks. `storenode pipeline diff` says which, and `restore` brings them back."
+            f"The hour {time_text(hour)} cannot be marked as archived: the archive has messages of"
+            " it that the database lacks. `storenode pipeline diff` lists them, `restore` restores"
+            " them."
             for hour in self.differing[:MAX_LISTED]
         ]
 

@@ -42,7 +42,7 @@ def _with_credentials(function: _F) -> _F:
 
 @click.command(cls=LayeredCommand)
 @option("--channel", "channel_id", required=True, section=_CHAT, help="The channel to talk in.")
-@option("--name", required=True, section=_CHAT, help="Who you are; nobody else may have it.")
+@option("--name", required=True, section=_CHAT, help="Your name; it must be unique in the channel.")
 @option(
     "--state",
     metavar="FILE",
@@ -53,7 +53,7 @@ def _with_credentials(function: _F) -> _F:
 @option(
     "--content-topic",
     section=_CHAT,
-    help="The same for everybody in the channel; /sds/1/CHANNEL/proto by default.",
+    help="Must be the same for all participants; /sds/1/CHANNEL/proto by default.",
 )
 @option(
     "--node",
@@ -63,7 +63,7 @@ def _with_credentials(function: _F) -> _F:
     show_default=True,
     metavar="HOST:PORT",
     section="Connection",
-    help="A node to talk through; repeated, the next one is used when one is away.",
+    help="Node to use; repeatable, the next one is used when one is unreachable.",
 )
 @_with_credentials
 def chat(
@@ -75,11 +75,12 @@ def chat(
     tls_key: Path | None,
     **chosen: Any,  # noqa: ANN401 - the options of the chat itself
 ) -> int:
-    """Talk in a channel. Everybody in it sees the same lines in the same order.
+    """Chat in a channel. All participants see the same lines in the same order.
 
-    In front of an own line: … not sent yet, · stored by a node, ? somebody probably has it, ✓
-    somebody has it, ✗ refused or given up. Page Up and Page Down scroll, Ctrl-C leaves. Without a
-    terminal, lines of the input are said, and what anybody says is printed as it comes.
+    In front of an own line: … not sent yet, · stored by a node, ? probably received, ✓ received
+    by a participant, ✗ refused or given up. Page Up and Page Down scroll, Ctrl-C leaves.
+    Without a terminal, lines of the input are said, and what anybody says is printed as it
+    comes.
     """
     token, tls = token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)
     places = [StoreNode(address, token, tls) for address in nodes]

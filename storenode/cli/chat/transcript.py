@@ -132,7 +132,7 @@ def remark_of(event: ChannelEvent) -> str | None:
         case NotStored():
             said = f"a message was refused: {safe(event.reason)}"
         case GaveUp():
-            said = f"a message was sent {event.sends} times, and nobody has acknowledged it"
+            said = f"a message was sent {event.sends} times without an acknowledgement"
         case Missing():
             said = f"{len(event.messages):,} missing"
         case Repaired():

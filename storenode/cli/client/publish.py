@@ -170,9 +170,7 @@ async def publish(
         return await _publish(session, requests, sds=channel is not None)
     except BrokenPipeError as error:
         drop_output()
-        raise CliError(
-            FAILED, "Nobody reads the results any more: publishing has stopped."
-        ) from error
+        raise CliError(FAILED, "Standard output was closed: publishing has stopped.") from error
 
 
 def _check(ctx: click.Context) -> None:

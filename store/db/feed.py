@@ -20,7 +20,6 @@ from store.db.backlog import (
     LOST,
     START,
     BacklogPage,
-    CommitRow,
     Stand,
     commits_between,
     is_served,
@@ -32,6 +31,7 @@ from store.db.backlog import (
 )
 from store.db.pool import Backoff, Connection, Database
 from store.db.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
+from store.domain.commits import CommitRow
 from store.domain.hub import MAX_QUEUED_BYTES, Commit, Delivery, Hub, Place, Subscriber
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import (

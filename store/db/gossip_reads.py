@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from reconcile.ids import SyncIds
-from store.db.backlog import CommitRow
 from store.db.hashes import locate
 from store.db.ids import ids_of
 from store.db.pool import Connection, Database
 from store.db.transfer_reads import TransferReader
+from store.domain.commits import CommitRow
 from store.domain.ports import SyncId
+from store.gossip.commits import CommittedMessages
 from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
 from store.messages.record import RecordBatch, index_batch
@@ -43,14 +43,6 @@ _NEWEST: Final = """
 select ts, hash from storenode.messages where ts <= %b::bigint
 order by ts desc, hash desc limit %b::bigint
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """Messages that were committed, and those of them that have SDS metadata."""
-
-    ids: Sequence[bytes]
-    events: Sequence[GraphEvent]
 
 
 class RecentBodies:
@@ -129,7 +121,7 @@ class GossipReads:
         found = {digest for (_, digest), is_held in zip(ids, there, strict=True) if is_held}
         return [digest in found for digest in hashes]
 
-    async def arrived(self, commits: Sequence[CommitRow]) -> Arrived:
+    async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
         """What some commits have added, as far as it is held."""
 
         async def read(connection: Connection) -> SyncIds:
@@ -138,7 +130,7 @@ class GossipReads:
         ids = await self._database.read(read, self._database.bulk_pool)
         return await self._described(sorted(ids.pairs()), None)
 
-    async def newest(self, limit: int) -> Arrived:
+    async def newest(self, limit: int) -> CommittedMessages:
         """The newest messages, oldest first; metadata for as many as `MAX_READ_BYTES` hold."""
 
         async def read(connection: Connection) -> list[SyncId]:
@@ -148,7 +140,7 @@ class GossipReads:
         ids = await self._database.read(read, self._database.bulk_pool)
         return await self._described(sorted(ids), MAX_READ_BYTES)
 
-    async def _described(self, ids: Sequence[SyncId], most_bytes: int | None) -> Arrived:
+    async def _described(self, ids: Sequence[SyncId], most_bytes: int | None) -> CommittedMessages:
         """Look into messages, which ascend; of too many, into the newest."""
         events: list[GraphEvent] = []
         hashes = [digest for _, digest in ids]
@@ -162,7 +154,7 @@ class GossipReads:
             events += _events_of([body for body in bodies if body is not None])
             if most_bytes is not None:
                 break
-        return Arrived(hashes, events)
+        return CommittedMessages(hashes, events)
 
     async def _read_into(
         self, found: dict[bytes, bytes | None], hashes: Sequence[bytes], max_bytes: int

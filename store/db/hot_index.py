@@ -23,13 +23,14 @@ import psycopg
 from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from store.db.backlog import START, CommitRow, at_most
+from store.db.backlog import START
 from store.db.errors import sentence
 from store.db.handover import Handover
 from store.db.ids import ids_of
 from store.db.maintainer import EventSink
 from store.db.pool import Connection, Database
 from store.db.warm_up import FLOOR_STEP_NS, FULL_SHARE, at, raised_floor, warm_up
+from store.domain.commits import CommitRow, at_most
 from store.domain.hub import Place
 from store.domain.ports import StoreUnavailable
 from storenode.message.limits import NS_PER_S

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from reconcile.ids import SyncIds
 from reconcile.view import Spans
 from store.db.arrays import bigint_column, bigints, hash_column
-from store.db.backlog import CommitRow
 from store.db.pool import Connection
+from store.domain.commits import CommitRow
 from storenode.message.limits import HASH_BYTES
 
 _COLUMNS: Final = "string_agg(int8send(m.ts), ''::bytea), string_agg(m.hash, ''::bytea)"

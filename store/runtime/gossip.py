@@ -20,8 +20,8 @@ from typing import Final
 
 import grpc
 
-from store.db.backlog import CommitRow
 from store.db.unread import MAX_UNREAD_EVENTS
+from store.domain.commits import CommitRow
 from store.domain.door import Door
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import GossipPeerState, UnreadEvent

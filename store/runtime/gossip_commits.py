@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from store.db.backlog import CommitRow, at_most
-from store.db.tracking import Kept
+from store.domain.commits import CommitRow, at_most
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import UnreadEvent
+from store.gossip.commits import OwnBatch
 from store.gossip.events import Committed, Input, Publishing, Restored
 from store.gossip.events import UnreadEvent as GossipUnread
 from store.gossip.graph import graph_events
@@ -80,7 +80,7 @@ class Commits:
             except (StoreUnavailable, StoreBusy):
                 await asyncio.sleep(RETRY_S)
 
-    def _written_here(self, kept: Kept) -> Iterator[Input]:
+    def _written_here(self, kept: OwnBatch) -> Iterator[Input]:
         batch = kept.batch
         self._work.reads.recent.add(batch, kept.new, kept.size_bytes)
         ids = [batch.hashes[place] for place in kept.new]

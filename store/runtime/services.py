@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from store.config.node import NodeConfig
-from store.db.backlog import CommitRow
 from store.db.feed import DatabaseFeed
 from store.db.handover import Handover
 from store.db.hot_index import HotIndex, index_window_ns
@@ -26,6 +25,7 @@ from store.db.tracking import Tracking
 from store.db.unread import UnreadEvents
 from store.db.views import DatabaseReconcilable
 from store.db.writer import DatabaseWriter
+from store.domain.commits import CommitRow
 from store.domain.hub import Place
 from store.domain.ports import Services
 from store.domain.retention import RetentionPolicy

@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # pure rooms: what a node does
     "reconcile": frozenset({"storenode.message"}),
     "store.messages": frozenset({"storenode.message", "storenode.sds", "storenode.wire"}),
-    "store.gossip": frozenset({"store.messages", "storenode.message"}),
+    "store.gossip": frozenset({"store.domain", "store.messages", "storenode.message"}),
     "store.domain": frozenset(
         {"reconcile", "store.messages", "storenode.message", "storenode.sds"}
     ),

@@ -11,13 +11,13 @@ import pytest
 from reconcile import kernel
 from reconcile.ids import SyncIds
 from store.db import hot_index, warm_up
-from store.db.backlog import CommitRow
 from store.db.handover import MAX_HANDED_IDS, Handover
 from store.db.hot_index import HotView
 from store.db.ids import ids_of
 from store.db.pool import Connection, Database
 from store.db.retention import prune
 from store.db.warm_up import FLOOR_STEP_NS, Warm
+from store.domain.commits import CommitRow
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from storenode.message.limits import NS_PER_S

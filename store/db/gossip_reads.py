@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from reconcile.ids import SyncIds
 from store.db.hashes import locate
@@ -25,6 +25,9 @@ from store.messages.record import RecordBatch, index_batch
 from store.messages.transfer import transferred
 from store.messages.validate import Policy, admit_encoded
 from storenode.message.limits import MAX_TIMESTAMP_NS
+
+if TYPE_CHECKING:
+    from store.observe.tracing import Tracing
 
 MAX_RECENT_BYTES: Final = 32 * 1024 * 1024
 """Messages that are kept in memory after their commit, for peers that want them; with what Python
@@ -90,10 +93,15 @@ class RecentBodies:
 class GossipReads:
     """Reads; each raises `store.domain.ports.StoreUnavailable` when the database does not serve."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, tracing: Tracing | None = None) -> None:
         self._database = database
+        self._tracing = tracing
         self._reader = TransferReader(database)
-        self.recent = RecentBodies()
+        self._recent = RecentBodies()
+
+    def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
+        """Keep some messages of a batch in memory: peers will ask for them."""
+        self._recent.add(batch, places, size_bytes)
 
     async def load(self, hashes: Sequence[bytes], max_bytes: int) -> list[bytes | None]:
         """The first of these messages, in order, up to ``max_bytes`` but at least one.
@@ -101,7 +109,7 @@ class GossipReads:
         None stands for a message that is not held.
         """
         wanted = hashes[:MAX_LOADED_IDS]
-        found: dict[bytes, bytes | None] = {digest: self.recent.get(digest) for digest in wanted}
+        found: dict[bytes, bytes | None] = {digest: self._recent.get(digest) for digest in wanted}
         absent = [digest for digest in wanted if found[digest] is None]
         size = sum(len(body) for body in found.values() if body is not None)
         if absent and size < max_bytes:
@@ -110,7 +118,10 @@ class GossipReads:
             await self._read_into(found, absent, max_bytes - size)
         if wanted and wanted[0] not in found:
             await self._read_into(found, wanted[:1], 1)
-        return _prefix(wanted, found, max_bytes)
+        answer = _prefix(wanted, found, max_bytes)
+        if self._tracing is not None:
+            self._tracing.bodies(hashes, answer)
+        return answer
 
     async def held(self, hashes: Sequence[bytes]) -> list[bool]:
         """For each message whether it is held."""

@@ -1,7 +1,7 @@
 """How fast gossip spreads an event over many simulated nodes, and how much that takes.
 
-Time is virtual: links of 10 to 40 ms at most, databases of 2 ms, streams that break at 5 % of all
-frames and are dialled again after about a second. ``python -m bench gossip_sim``; ``--messages``
+Time is virtual: links of 10 to 40 ms at most, databases of 2 ms, links that break at 5 % of all
+frames and are made again with backoff. ``python -m bench gossip_sim``; ``--messages``
 is the number of events.
 """
 
@@ -40,9 +40,7 @@ def main() -> None:
 
 def line(shape: Shape, result: Spread, seconds: float) -> str:
     """One row of the table."""
-    half, most, everything = (
-        each / 1e6 for each in (result.half_ns, result.most_ns, result.all_ns)
-    )
+    half, most, everything = (1e3 * each for each in (result.half_s, result.most_s, result.all_s))
     return (
         f"{shape.nodes:>5}  {result.links:>5}  {shape.breaks:>5.0%}  {half:>6.0f}  {most:>7.0f}  "
         f"{everything:>7.0f}  {result.late:>4}  {result.frames:>6.0f}  {result.ids:>5.0f}  "

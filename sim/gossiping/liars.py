@@ -1,95 +1,96 @@
-"""Peers that lie: they call honest nodes, and begin anew when they are cut off."""
+"""Peers that lie: they connect to honest nodes, and begin anew when they are cut off."""
 
 from __future__ import annotations
 
+import asyncio
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.calls import Closed, End, Ended, Identity
-from sim.gossiping.driver import GOSSIP
 from sim.gossiping.judge import LIAR
+from sim.gossiping.network import End, Identity
 from sim.gossiping.scenario import Trick
-from sim.limits import NS_PER_S
-from sim.network import Caller
-from sim.tasks import Steps, Task
+from store.domain.ports import PeerFailed
 from store.gossip.events import Events, GetEvents, Inventory, SyncLeaves
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld
 
-_PATIENCE_NS: Final = 2 * NS_PER_S
+_PAUSE_S: Final = 2.0
 _FRAME_IDS: Final = 64
 _REMEMBERED: Final = 200
 
 
-class Liar(Caller):
-    """One of them; a `sim.network.Host`."""
+class Liar:
+    """One of them; a `sim.gossiping.network.Host` that nobody can reach."""
 
     def __init__(self, world: GossipWorld, number: int, trick: Trick) -> None:
         self.name = f"x{number}"
         self._world = world
         self._number = number
         self._trick = trick
-        self._calls = count()
+        self._lives = count()
         self._heard: dict[bytes, None] = {}
         self._bodies: list[bytes] = []
 
-    def start(self, victims: list[str]) -> None:
-        """Call some nodes, over and over."""
-        for victim in victims:
-            self._begin(self._haunt(victim))
+    @property
+    def identity(self) -> Identity | None:
+        """Nobody answers here."""
+        return None
 
-    def _begin(self, steps: Steps[None]) -> None:
-        Task(self._world.timeline, self.name, lambda _: steps, lambda _: None)
+    def accept(self, end: End, peer: Identity) -> None:
+        """Nobody comes."""
 
-    def _haunt(self, victim: str) -> Steps[None]:
+    async def haunt(self, victim: str) -> None:
+        """Connect to a node, over and over."""
         world = self._world
         while True:
-            store_id = f"{LIAR}{self._number}/{next(self._calls)}"
+            store_id = f"{LIAR}{self._number}/{next(self._lives)}"
             who = Identity(f"{LIAR}{self._number}", store_id)
             try:
-                end = yield from world.network.call(self.name, victim, GOSSIP, who)
-                self._begin(self._listen(end))
-                while True:
-                    yield from end.send(self._lie()).wait()
-                    yield from world.sleep(int(self._pace_ns() * world.dice.uniform(0.5, 1.5)))
-            except Closed:
-                yield from world.sleep(int(_PATIENCE_NS * world.dice.uniform(0.5, 1.5)))
+                async with world.network.connect(self.name, who, victim) as (end, _):
+                    await self._talk(end)
+            except PeerFailed:
+                pass
+            await asyncio.sleep(_PAUSE_S * world.dice.uniform(0.5, 1.5))
 
-    def _listen(self, end: End) -> Steps[None]:
+    async def _talk(self, end: End) -> None:
+        listening = asyncio.create_task(self._listen(end))
         try:
-            while not isinstance(frame := (yield from end.read().wait()), Ended):
-                self._hear(frame)
-        except Closed:
-            return
-        end.cancel()
+            while not listening.done():
+                await end.write(self._lie())
+                await asyncio.sleep(self._pace_s() * self._world.dice.uniform(0.5, 1.5))
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
+    async def _listen(self, end: End) -> None:
+        if self._trick is Trick.DEAF:
+            await asyncio.Event().wait()
+        while (frame := await end.read()) is not None:
+            self._hear(frame)
 
     def _hear(self, frame: Any) -> None:  # noqa: ANN401 - any frame
         if isinstance(frame, Events):
             self._bodies = [*frame.messages, *self._bodies][:_REMEMBERED]
-            self._heard.update(dict.fromkeys(self._world.ids_of(frame.messages)))
+            self._heard.update(dict.fromkeys(map(self._world.id_of, frame.messages)))
         elif isinstance(frame, Inventory | SyncLeaves):
             self._heard.update(dict.fromkeys(frame.ids))
         while len(self._heard) > _REMEMBERED:
             del self._heard[next(iter(self._heard))]
 
-    def _pace_ns(self) -> int:
-        slow = self._trick in (Trick.CLAIM, Trick.HOARD)
-        return NS_PER_S // 2 if slow else NS_PER_S // 50
+    def _pace_s(self) -> float:
+        return 0.5 if self._trick in (Trick.CLAIM, Trick.HOARD, Trick.DEAF) else 0.02
 
-    def _lie(self) -> Events | Inventory | GetEvents | SyncLeaves:
-        dice = self._world.dice
+    def _lie(self) -> object:
+        dice, most = self._world.dice, self._world.gossip.config.max_frame_ids
         heard = list(self._heard)[-_FRAME_IDS:]
-        match self._trick:
-            case Trick.CLAIM:
-                return Inventory(heard or [dice.randbytes(32)])
-            case Trick.INVENT:
-                return Inventory([dice.randbytes(32) for _ in range(_FRAME_IDS)])
-            case Trick.REPEAT if self._bodies:
-                return Events(self._bodies[:8])
-            case Trick.ASK if heard:
-                return GetEvents(heard)
-            case Trick.HOARD:
-                most = self._world.gossip.config.max_frame_ids
-                return Inventory([bytes(32)] * (most + 1))
-        return SyncLeaves(heard)
+        lies: dict[Trick, object] = {
+            Trick.CLAIM: Inventory(heard or [dice.randbytes(32)]),
+            Trick.INVENT: Inventory([dice.randbytes(32) for _ in range(_FRAME_IDS)]),
+            Trick.REPEAT: Events(self._bodies[:8]) if self._bodies else SyncLeaves(heard),
+            Trick.ASK: GetEvents(heard) if heard else SyncLeaves(heard),
+            Trick.HOARD: Inventory([bytes(32)] * (most + 1)),
+            Trick.GARBAGE: dice.choice((b"garbage", Events([b"\xff"]))),
+            Trick.DEAF: SyncLeaves(heard),
+        }
+        return lies[self._trick]

@@ -1,16 +1,19 @@
-"""What a run of gossip is made of, beyond what every run has (`sim.scenario`)."""
+"""What a run of gossip is made of, drawn from its seed: each has some kinds of fault, not all."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_S
-from sim.scenario import HOUR_NS, Scenario, drawn
 from store.gossip.config import GossipConfig
 
-_SETTLED_NS = 40 * NS_PER_S
+MIN_NODES: Final = 2
+MAX_NODES: Final = 6
+
+_DAY_NS: Final = 24 * 3_600 * NS_PER_S
 
 
 class Trick(StrEnum):
@@ -18,7 +21,8 @@ class Trick(StrEnum):
 
     CLAIM: it says of everything that it has heard of that it holds it. INVENT: it announces IDs
     that nobody has ever published, without end. REPEAT: it sends the same bodies over and over.
-    ASK: it asks for everything over and over. HOARD: it sends frames that are too large.
+    ASK: it asks for everything over and over. HOARD: it sends frames that are too large. GARBAGE:
+    it sends what is no frame. DEAF: it reads nothing.
     """
 
     CLAIM = "claim"
@@ -26,72 +30,136 @@ class Trick(StrEnum):
     REPEAT = "repeat"
     ASK = "ask"
     HOARD = "hoard"
+    GARBAGE = "garbage"
+    DEAF = "deaf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GossipFaults:
+    """Shares of all cases (see `network.Weather` and `store.Disk`); ``..._every_s``: 0 is never.
+
+    ``gentle``: of crashes, those that are a shutdown. ``hour_off``: of nodes, those whose clock is
+    an hour off while there are faults.
+    """
+
+    breaks: float = 0.0
+    stalls: float = 0.0
+    unnoticed: float = 0.0
+    busy: float = 0.0
+    pauses: float = 0.0
+    commit_crashes: float = 0.0
+    crash_every_s: int = 0
+    gentle: float = 0.0
+    partition_every_s: int = 0
+    outage_every_s: int = 0
+    drift_ppm: int = 0
+    hour_off: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GossipScenario:
-    """One run. ``base`` is what nodes, networks, disks and clients are like.
+    """One run.
 
-    ``beside``: reconciliation runs as well. ``config`` has everything but a store ID.
-    ``min_confirms``: what publishers ask for, one of them each time. ``events``: the share of
-    messages with SDS metadata, ``strange``: of parents that nobody holds. ``retold``: of commits,
-    those that are told twice. ``tricks``: of the peers that lie, each of which calls ``victims``
-    honest nodes. ``hour_off``: a node whose clock is an hour off while there are faults.
-    ``rolling``: every node is killed in its turn, besides those that crash at random.
+    ``stores[i]`` is the store of node i, and ``peers[i]`` are the nodes that it connects to.
+    ``sync_every_s``: how often two stores are reconciled besides, 0: never. ``min_confirms``: what
+    publishers ask for, one of them each time. ``events``: the share of messages with SDS metadata,
+    ``strange``: of parents that nobody holds. ``retold``: of commits, those that are reported
+    again. ``kept_batches``: of its own, that a node keeps until their commit is reported.
+    ``tricks``: of the peers that lie, each of which connects to ``victims`` honest nodes.
     """
 
-    base: Scenario
-    beside: bool
+    stores: tuple[int, ...]
+    peers: tuple[tuple[int, ...], ...]
+    sync_every_s: int
     config: GossipConfig
     min_confirms: tuple[int, ...]
+    clients: int
+    publish_every_s: int
     events: float
     strange: float
     retold: float
+    kept_batches: int
+    replayed: int
     tricks: tuple[Trick, ...]
     victims: int
-    hour_off: int | None
-    replayed: int
-    rolling: bool
+    faults_s: int
+    network_delay_s: float
+    disk_delay_s: float
+    faults: GossipFaults
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self.stores)
 
 
 def drawn_gossip(dice: Dice, *, beside: bool, nodes: int | None = None) -> GossipScenario:
-    """A scenario, with so many nodes if that is given."""
-    base = drawn(dice, nodes)
-    if not beside:
-        base = _without_reconciliation(dice, base)
-    honest = len(set(base.stores))
-    max_confirms = dice.choice((0, 0, 1, 2))
+    """A scenario, with so many nodes if that is given; ``beside``: stores are reconciled too."""
+    count = nodes or dice.choice((2, 2, 3, 3, 3, 4, 4, 5, MAX_NODES))
+    stores = list(range(count))
+    if count > MIN_NODES and happens(dice, 0.25):
+        stores[-1] = dice.randint(0, count - 2)
+    honest = len(set(stores))
     tricks = dice.sample(list(Trick), dice.choice((1, 1, 2))) if happens(dice, 0.5) else []
+    config = _config(dice, dice.choice((0, 0, 1, 2)))
     return GossipScenario(
-        base=base,
-        beside=beside,
-        config=_config(dice, max_confirms),
+        stores=tuple(stores),
+        peers=_peers(dice, stores),
+        sync_every_s=dice.choice((3, 10)) if beside else 0,
+        config=config,
         min_confirms=dice.choice(((0,), (0, 0, 1), (0, 1, honest - 1), (honest,))),
+        clients=dice.randint(1, 3),
+        publish_every_s=dice.choice((1, 1, 2, 5)),
         events=dice.choice((0.0, 0.5, 1.0)),
-        strange=dice.choice((0.0, 0.05)),
+        # Of rounds of one ID, two that nobody can answer leave no room for others.
+        strange=dice.choice((0.0, 0.05)) if config.round_ids > 1 else 0.0,
         retold=dice.choice((0.0, 0.2)),
-        tricks=tuple(tricks),
-        victims=dice.randint(1, base.nodes),
-        hour_off=dice.randint(0, base.nodes - 1) if beside and happens(dice, 0.3) else None,
+        kept_batches=dice.choice((1_000, 1_000, 1)),
         replayed=1_000,
-        rolling=happens(dice, 0.3),
+        tricks=tuple(tricks),
+        victims=dice.randint(1, count),
+        faults_s=dice.randint(15, 50),
+        network_delay_s=dice.choice((0.001, 0.01, 0.06)),
+        disk_delay_s=dice.choice((0.001, 0.005, 0.03)),
+        faults=_faults(dice, beside=beside),
     )
 
 
-def _without_reconciliation(dice: Dice, base: Scenario) -> Scenario:
-    """Only gossip brings messages from one store to another, so clocks and rules are the same.
+def _peers(dice: Dice, stores: list[int]) -> tuple[tuple[int, ...], ...]:
+    """Who connects to whom; the stores are connected, whichever node of a store is reached."""
+    count = len(stores)
+    everyone = [tuple(other for other in range(count) if other != node) for node in range(count)]
+    if count == MIN_NODES:
+        return tuple(everyone) if happens(dice, 0.5) else ((1,), ())
+    if len(set(stores)) < count:
+        return tuple(everyone)
+    shape = dice.choice(("mesh", "ring", "line", "star"))
+    if shape == "ring":
+        return tuple(((node + 1) % count,) for node in range(count))
+    if shape == "line":
+        return tuple((node + 1,) if node + 1 < count else () for node in range(count))
+    if shape == "star":
+        return tuple((0,) if node else () for node in range(count))
+    return tuple(everyone)
 
-    What a peer refuses because its clock is wrong is brought again by a reconciliation only.
-    """
-    return replace(
-        base,
-        retention_ns=tuple(None for _ in base.retention_ns),
-        history=0,
-        moments=1,
-        large_share=0.0,
-        small_nodes=frozenset(),
-        publish_every_ns=dice.choice((1, 1, 2, 5)) * NS_PER_S,
-        faults=replace(base.faults, skew_ns=0),
+
+def _faults(dice: Dice, *, beside: bool) -> GossipFaults:
+    def share(*most: float) -> float:
+        return dice.choice((0.0, *most))
+
+    return GossipFaults(
+        breaks=share(0.0, 0.01, 0.05, 0.15),
+        stalls=share(0.0, 0.02),
+        unnoticed=share(0.5, 1.0),
+        busy=share(0.0, 0.05, 0.2),
+        pauses=share(0.0, 0.02),
+        commit_crashes=share(0.0, 0.02, 0.1),
+        crash_every_s=dice.choice((0, 0, 8, 20)),
+        gentle=share(0.5, 1.0),
+        partition_every_s=dice.choice((0, 0, 10, 25)),
+        outage_every_s=dice.choice((0, 0, 6, 15)),
+        drift_ppm=dice.choice((0, 200)),
+        hour_off=0.3 if beside and happens(dice, 0.3) else 0.0,
     )
 
 
@@ -101,7 +169,7 @@ def _config(dice: Dice, max_confirms: int) -> GossipConfig:
         store_id="",
         max_confirms=max_confirms,
         unread_interval_ns=dice.choice((1, 5, 10)) * NS_PER_S,
-        unread_age_ns=24 * HOUR_NS,
+        unread_age_ns=_DAY_NS,
         pushed_ids=dice.choice((0, 2, 2_048)),
         frame_ids=dice.choice((1, 7, 64)),
         max_frame_ids=1_024,

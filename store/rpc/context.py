@@ -19,8 +19,9 @@ from store.rpc.limits import MAX_IN_FLIGHT_PUBLISH_BYTES
 from store.rpc.window import Budget
 
 if TYPE_CHECKING:
+    from store.gossip.driver.streams import PeerStreams
     from store.observe.tracing import Tracing
-    from store.rpc.gossiping import Links
+    from store.rpc.gossiping import GossipTransport
     from store.sync.session.exchange import Exchange
 
 
@@ -98,7 +99,7 @@ class RpcContext:
     quota: Quota = field(default_factory=Quota)
     exchange: Synchronization | None = None
     sessions: Exchange | None = None
-    gossip: Links | None = None
+    gossip: tuple[PeerStreams, GossipTransport] | None = None
     confirmations: Confirmations = field(default_factory=NoConfirmations)
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)

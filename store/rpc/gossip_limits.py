@@ -1,4 +1,4 @@
-"""Bounds of the streams of gossip; those of what is in them are in ``store.gossip.limits``."""
+"""Bounds of the frames of gossip; those of what is in them are in ``store.gossip.limits``."""
 
 from typing import Final
 
@@ -7,6 +7,3 @@ MAX_GOSSIP_FRAME_BYTES: Final = 4 * 1024 * 1024
 
 MAX_GOSSIP_ENTRIES: Final = 8_192
 """Messages or IDs in a ``GossipFrame``."""
-
-GOSSIP_WRITE_TIMEOUT_S: Final = 60.0
-"""A peer that takes no frame of gossip for so long hangs."""

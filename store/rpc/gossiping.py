@@ -1,22 +1,34 @@
-"""The streams of gossip of a node: at most one with each peer, whoever began it.
-
-Where both sides dial, the stream that the lower node ID began stays, on both sides. A stream that
-its peer begins anew takes the place of the one before, which may be dead without anybody knowing.
-"""
+"""Gossip over gRPC: carries frames for `store.gossip.driver`, and translates how streams end."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
 from store.domain.door import Door
 from store.domain.ports import PeerAddress
 from store.domain.streams import FrameStream
+from store.gossip.driver.errors import (
+    DriverFailed,
+    FrameRejected,
+    PeerHasStream,
+    PeerRefused,
+    PeerStalled,
+    Stopping,
+    StreamClosed,
+    Superseded,
+    TurnedAway,
+)
+from store.gossip.driver.ports import Connection
+from store.gossip.driver.streams import PeerStreams
+from store.gossip.events import Events, FrameIn, FrameOut
 from store.rpc.call import Call, Context
-from store.rpc.dial import PeerDialer
+from store.rpc.dial import CallFailed, PeerDialer
 from store.rpc.failure import RpcFailure
-from store.rpc.gossip_link import Link, LinkUser
+from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from store.rpc.identity import NODE_ID, STORE_ID, read_metadata
 from store.rpc.streams import CallerStream
 from storenode.wire.storenode.v1 import peer_pb2
@@ -26,103 +38,128 @@ if TYPE_CHECKING:
 
 GOSSIP: Final = f"/{peer_pb2.DESCRIPTOR.services_by_name['Peer'].full_name}/Gossip"
 
+_CODES: Final[dict[type[Exception], grpc.StatusCode]] = {
+    TurnedAway: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Superseded: grpc.StatusCode.ABORTED,
+    DriverFailed: grpc.StatusCode.INTERNAL,
+    Stopping: grpc.StatusCode.UNAVAILABLE,
+    PeerStalled: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_REFUSALS: Final = frozenset(
+    {
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+    }
+)
 
-class GossipUser(LinkUser, Protocol):
-    """The node's gossip, as its streams see it; all on the event loop's thread."""
 
-    def door(self) -> Door:
-        """The door for the messages of one frame."""
-        ...
+class _UnreadableFrame(FrameRejected):
+    """A frame that `decode_gossip` has refused."""
 
-    def joined(self, link: Link) -> None:
-        """There is a stream with a peer; closing it turns the peer away."""
-        ...
-
-    def left(self, link: Link) -> None:
-        """The stream is no more."""
-        ...
+    def __init__(self, failure: RpcFailure) -> None:
+        super().__init__(failure.sentence)
+        self.failure = failure
 
 
-class Links:
-    """The streams there are; one per node."""
+class GossipFrames:
+    """A call of ``Gossip`` as a `store.gossip.driver.ports.FrameStream`."""
 
     def __init__(
-        self, node_id: str, user: GossipUser, dialer: PeerDialer, tracing: Tracing | None = None
+        self, stream: FrameStream, peer: str, admission: Callable[[], Door], tracing: Tracing | None
     ) -> None:
-        self._node_id = node_id
+        self._stream = stream
+        self._peer = peer
+        self._admission = admission
         self._tracing = tracing
-        self._user = user
-        self._dialer = dialer
-        self._links: dict[str, Link] = {}
 
-    async def serve(self, context: Context) -> None:
-        """Answer ``Gossip``."""
-        told = read_metadata(context)
-        peer = told[NODE_ID]
-        await self._run(self._link(CallerStream(context), peer, told[STORE_ID], peer))
-
-    async def dial(self, peer: PeerAddress) -> None:
-        """Begin a stream, and pass frames on until it ends.
-
-        Raises:
-            PeerFailed: the peer cannot be reached, ended the stream, or it broke.
-            RpcFailure: this side ended it; ABORTED: there is another stream with the peer.
-        """
-        async with self._dialer.call(peer, GOSSIP) as call:
-            callee = call.callee
-            await self._run(self._link(call, callee.node_id, callee.store_id, self._node_id))
-
-    def _link(self, stream: FrameStream, peer: str, store_id: str, dialler: str) -> Link:
-        return Link(stream, peer, store_id, dialler, self._user.door, tracing=self._tracing)
-
-    async def absence(self, peer: PeerAddress) -> None:
-        """Wait until there is no stream with a peer, as far as it is known who that is."""
-        while (link := self._links.get(self._dialer.node_id(peer))) is not None:
-            await link.ended()
-
-    def close(self, failure: RpcFailure) -> None:
-        """End all streams for this reason."""
-        for link in list(self._links.values()):
-            self._end(link)
-            link.close(failure)
-
-    async def _run(self, link: Link) -> None:
-        self._make_way(link)
-        self._links[link.peer] = link
-        self._user.joined(link)
+    async def read(self) -> FrameIn | None:
+        """The next frame, its messages judged; None after the last."""
+        with _peer_failures():
+            data = await self._stream.read()
+        if data is None:
+            return None
         try:
-            await link.run(self._user)
-        finally:
-            self._end(link)
+            return await decode_gossip(data, self._admission(), self._tracing)
+        except RpcFailure as failure:
+            raise _UnreadableFrame(failure) from None
 
-    def _make_way(self, link: Link) -> None:
-        other = self._links.get(link.peer)
-        if other is None:
-            return
-        if other.dialler < link.dialler or other.dialler == link.dialler == self._node_id:
-            raise RpcFailure(
-                grpc.StatusCode.ABORTED, "there is a stream of gossip between the two already"
-            )
-        self._end(other)
-        other.close(RpcFailure(grpc.StatusCode.ABORTED, "another stream takes the place of this"))
+    async def write(self, frame: FrameOut) -> None:
+        """Send a frame, with the traces of its messages."""
+        with _peer_failures():
+            if self._tracing is None or not isinstance(frame, Events):
+                await self._stream.write(encode_gossip(frame))
+            else:
+                with self._tracing.pushing(frame.messages, self._peer) as traces:
+                    await self._stream.write(encode_gossip(frame, traces))
 
-    def _end(self, link: Link) -> None:
-        if self._links.get(link.peer) is link:
-            del self._links[link.peer]
-            self._user.left(link)
+
+class GossipTransport:
+    """Implements `store.gossip.driver.ports.Connector`, and makes frames of what peers begin.
+
+    ``admission`` judges the messages of one frame.
+    """
+
+    def __init__(
+        self, dialer: PeerDialer, admission: Callable[[], Door], tracing: Tracing | None = None
+    ) -> None:
+        self._dialer = dialer
+        self._admission = admission
+        self._tracing = tracing
+
+    def node_id(self, peer: PeerAddress) -> str:
+        """The ID that a peer gave when it last answered, or the configured one."""
+        return self._dialer.node_id(peer)
+
+    @asynccontextmanager
+    async def connect(self, peer: PeerAddress) -> AsyncIterator[Connection]:
+        """Call ``Gossip`` of a peer."""
+        with _peer_failures():
+            async with self._dialer.call(peer, GOSSIP) as call:
+                callee = call.callee
+                frames = self.frames(call, callee.node_id)
+                yield Connection(frames, callee.node_id, callee.store_id)
+
+    def frames(self, stream: FrameStream, peer: str) -> GossipFrames:
+        """The frames of a call with a peer (its node ID)."""
+        return GossipFrames(stream, peer, self._admission, self._tracing)
 
 
 class GossipService:
-    """The handler of the method."""
+    """The handler of ``Gossip``; ``streams`` None: gossip is switched off."""
 
-    def __init__(self, links: Links | None) -> None:
-        self._links = links
+    def __init__(self, gossip: tuple[PeerStreams, GossipTransport] | None) -> None:
+        self._gossip = gossip
 
     async def gossip(self, _call: Call, context: Context) -> None:
         """Answer ``Gossip``."""
-        if self._links is None:
+        if self._gossip is None:
             raise RpcFailure(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "this node exchanges nothing live: start it with --gossip on",
             )
-        await self._links.serve(context)
+        streams, transport = self._gossip
+        told = read_metadata(context)
+        peer = told[NODE_ID]
+        try:
+            await streams.serve(transport.frames(CallerStream(context), peer), peer, told[STORE_ID])
+        except _UnreadableFrame as error:
+            raise error.failure from None
+        except (StreamClosed, PeerStalled) as error:
+            raise RpcFailure(_CODES[type(error)], str(error)) from None
+
+
+@contextmanager
+def _peer_failures() -> Iterator[None]:
+    """Translate the status that a peer ended a call with."""
+    try:
+        yield
+    except CallFailed as error:
+        if error.code is grpc.StatusCode.ABORTED:
+            raise PeerHasStream(str(error)) from error
+        if error.code in _REFUSALS:
+            raise PeerRefused(str(error)) from error
+        raise

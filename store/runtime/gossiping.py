@@ -1,26 +1,30 @@
-"""Puts the gossip of a node together: its machine, its streams, and who waits for confirmations."""
+"""Wires the gossip of a node: its driver to the database, to gRPC and to the metrics."""
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import grpc
-
 from store.config.node import NodeConfig
 from store.db.commits.gossip_reads import GossipReads
-from store.db.writing.tracking import MAX_NEEDED
+from store.db.writing.tracking import MAX_NEEDED, Tracking
+from store.domain.door import Door
+from store.domain.ports import Source, Writer
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.gossip.config import GossipConfig
+from store.gossip.driver.node import GossipNode
+from store.gossip.driver.ports import Clocks, Database, Environment
+from store.gossip.driver.streams import PeerStreams
+from store.gossip.events import Counted, What
+from store.messages.record import RecordBatch
+from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
 from store.rpc.context import NodeIdentity
-from store.rpc.failure import RpcFailure
-from store.rpc.gossiping import Links
-from store.runtime.confirming import Confirming
-from store.runtime.gossip import GossipNode
-from store.runtime.gossip_dialling import Dialling
-from store.runtime.gossip_work import GossipWork
+from store.rpc.gossiping import GossipTransport
 from store.runtime.peering import Peering
 from store.runtime.policy import PolicySource
 from store.runtime.services import Wiring
@@ -32,27 +36,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gossiping:
-    """The parts; all None where gossip is switched off."""
+    """``node`` and ``transport`` are None where gossip is switched off."""
 
     wiring: Wiring
-    links: Links | None = None
     node: GossipNode | None = None
-    waiting: Confirming | None = None
+    transport: GossipTransport | None = None
+
+    @property
+    def served(self) -> tuple[PeerStreams, GossipTransport] | None:
+        """What the handler of ``Gossip`` works on."""
+        if self.node is None or self.transport is None:
+            return None
+        return self.node.streams, self.transport
 
     @property
     def confirmations(self) -> Confirmations:
-        """Who waits for other stores."""
-        return NoConfirmations() if self.waiting is None else self.waiting
+        """Waits for other stores."""
+        return NoConfirmations() if self.node is None else self.node.waits
 
     async def state(self) -> GossipState | None:
         """For the node's status; raises the errors of `store.domain.ports`."""
         if self.node is None:
             return None
-        return GossipState(await self.wiring.unread.summary(), self.node.peers())
+        return GossipState(await self.wiring.unread.summary(), self.node.driver.peers())
 
     def measure(self, metrics: Metrics) -> None:
         """Show the peers as they are now."""
-        peers = [] if self.node is None else self.node.peers()
+        peers = [] if self.node is None else self.node.driver.peers()
         states = {
             "connected": sum(peer.connected for peer in peers),
             "slowed": sum(peer.slowed for peer in peers),
@@ -62,9 +72,29 @@ class Gossiping:
             metrics.gossip_peers.labels(state).set(count)
 
     def drain(self) -> None:
-        """Answer those who wait: the node is stopping."""
-        if self.waiting is not None:
-            self.waiting.stop()
+        """Answer the requests that wait: the node is stopping."""
+        if self.node is not None:
+            self.node.waits.stop()
+
+
+class _Meter:
+    """Implements `store.gossip.driver.ports.Meter`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def count(self, counted: Counted) -> None:
+        if counted.what is What.REFUSED:
+            labels = Source.GOSSIP.value, counted.reason
+            self._metrics.messages_rejected.labels(*labels).inc(counted.count)
+        else:
+            self._metrics.gossip_events.labels(counted.what.value).inc(counted.count)
+
+    def stored(self, new: int, duplicates: int) -> None:
+        self._metrics.count_intake(Source.GOSSIP.value, new, duplicates, {})
+
+    def body_bytes(self, direction: str, count: int) -> None:
+        self._metrics.gossip_bytes.labels(direction).inc(count)
 
 
 async def open_gossip(
@@ -78,37 +108,46 @@ async def open_gossip(
     metrics: Metrics,
     tracing: Tracing | None,
 ) -> Gossiping:
-    """Make the parts and begin to dial; `stack` takes them apart."""
-    tracking = wiring.tracking
-    if tracking is None:
+    """Make the parts and begin to connect; `stack` takes them apart."""
+    if wiring.tracking is None:
         return Gossiping(wiring)
-    work = GossipWork(
-        GossipReads(wiring.database),
-        tracking,
-        wiring.unread,
-        wiring.services.writer,
-        metrics,
-        tracing,
+
+    def admission() -> Door:
+        return Door(policy.current(), time.time_ns(), Source.GOSSIP)
+
+    transport = GossipTransport(peering.dialer, admission, tracing)
+    node = GossipNode(
+        GossipConfig(store_id=identity.store_id, max_confirms=config.max_confirms),
+        identity.node_id,
+        peering.peers,
+        database=_database(wiring, wiring.tracking, tracing),
+        connector=transport,
+        environment=Environment(
+            Clocks(time.time_ns, time.monotonic_ns),
+            random.Random(),  # noqa: S311 - for pauses
+            get_logger("store.gossip"),
+            _Meter(metrics),
+        ),
+        max_needed=MAX_NEEDED,
     )
-    machine = GossipConfig(store_id=identity.store_id, max_confirms=config.max_confirms)
-    node = GossipNode(machine, work, policy.current, len(peering.peers))
-    waiting = Confirming(
-        wiring.unread,
-        reach=node.reach,
-        is_tracked=tracking.is_tracked,
-        want=node.want,
-        most_tracked=MAX_NEEDED,
-    )
-    node.on_confirmed = waiting.confirm
-    peering.sessions.on_found = node.found
-    links = Links(identity.node_id, node, peering.dialer, tracing)
+    peering.sessions.on_found = node.driver.found
     tasks = BackgroundTasks()
-    stack.callback(node.stop)
+    stack.callback(node.driver.stop)
     stack.push_async_callback(tasks.stop)
-    stack.callback(waiting.stop)
-    stack.callback(links.close, RpcFailure(grpc.StatusCode.UNAVAILABLE, "the node is stopping"))
-    wiring.commits.add(node)
-    tasks.start("gossip", node.run)
-    for peer in peering.peers:
-        tasks.start(f"gossip with {peer}", Dialling(peer, links).run)
-    return Gossiping(wiring, links, node, waiting)
+    stack.callback(node.close)
+    wiring.commits.add(node.driver)
+    for name, work in node.work():
+        tasks.start(name, work)
+    return Gossiping(wiring, node, transport)
+
+
+def _database(wiring: Wiring, tracking: Tracking, tracing: Tracing | None) -> Database:
+    writer: Writer = wiring.services.writer
+
+    async def persist(batch: RecordBatch, peer: str) -> Sequence[bool]:
+        if tracing is None:
+            return await writer.store(batch, Source.GOSSIP)
+        with tracing.receiving(batch.hashes, peer):
+            return await writer.store(batch, Source.GOSSIP)
+
+    return Database(GossipReads(wiring.database, tracing), tracking, wiring.unread, persist)

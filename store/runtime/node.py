@@ -243,7 +243,7 @@ class Node:
             drain=self._drain,
             exchange=peering.synchronizer,
             sessions=peering.sessions,
-            gossip=gossiping.links,
+            gossip=gossiping.served,
             confirmations=gossiping.confirmations,
             tracing=tracing,
         )

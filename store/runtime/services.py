@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 from store.config.node import NodeConfig
 from store.db.commits.feed import DatabaseFeed
 from store.db.commits.ids import WrittenIds
-from store.db.commits.pages import CommitRow
 from store.db.maintenance.maintainer import Maintainer
 from store.db.pool import Database, PoolSettings, complete_url
 from store.db.reading.reader import DatabaseReader
@@ -26,6 +25,7 @@ from store.db.sds.reader import DatabaseSdsReader
 from store.db.writing.tracking import Tracking
 from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
+from store.domain.commits import CommitRow
 from store.domain.hub import Place
 from store.domain.ports import Services
 from store.domain.retention import RetentionPolicy

@@ -221,7 +221,7 @@ def _gossip(unread: UnreadSummary | None, gossiping: Gossiping) -> Fields | None
 
 
 def _exchange(parts: Parts) -> Fields:
-    live = [] if parts.gossiping.node is None else parts.gossiping.node.peers()
+    live = [] if parts.gossiping.node is None else parts.gossiping.node.driver.peers()
     peers = parts.peering.synchronizer.peers()
     resume = parts.peering.synchronizer.resume()
     return {

@@ -29,7 +29,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # pure rooms: what a node does
     "reconcile": frozenset({"storenode.message"}),
     "store.messages": frozenset({"storenode.message", "storenode.sds", "storenode.wire"}),
-    "store.gossip": frozenset({"store.messages", "storenode.message"}),
+    "store.gossip": frozenset({"store.domain", "store.messages", "storenode.message"}),
+    "store.gossip.driver": frozenset(
+        {"store.domain", "store.gossip", "store.messages", "storenode.message"}
+    ),
     "store.domain": frozenset(
         {"reconcile", "store.messages", "storenode.message", "storenode.sds"}
     ),
@@ -39,14 +42,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     # cores and drivers of a node, many times over
     "sim": frozenset(
-        {"reconcile", "store.domain", "store.gossip", "store.messages", "store.sync"}
+        {"reconcile", "store.domain", "store.gossip", "store.gossip.driver", "store.messages"}
+        | {"store.sync"}
         | {"storenode.message", "storenode.sds"}
     ),
     # edges, which never import each other
     "store.db": EDGES_SHARE | {"reconcile", "storenode.sds"},
     "store.embedded": frozenset(),
     "store.rpc": EDGES_SHARE
-    | {"store.sync", "storenode.connection", "storenode.wire", "reconcile"},
+    | {"reconcile", "store.gossip.driver", "store.sync", "storenode.connection", "storenode.wire"},
     # what the rooms above them are given
     "store.config": frozenset({"store.domain", "storenode.cli.options", "storenode.message"}),
     "store.observe": frozenset(),
@@ -56,6 +60,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "store.config",
         "store.db",
         "store.embedded",
+        "store.gossip.driver",
         "store.rpc",
         "store.sync",
         "storenode.cli.options",
@@ -81,17 +86,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 
 PURE_ROOMS = frozenset(
-    {"reconcile", "sim", "store.domain", "store.gossip", "store.messages", "store.sync"}
-    | {"storenode.message", "storenode.sds"}
+    {"reconcile", "sim", "store.domain", "store.gossip", "store.gossip.driver", "store.messages"}
+    | {"store.sync", "storenode.message", "storenode.sds"}
 )
 
-# Drivers run on an event loop, which is given: a node's, or one on virtual time. They have no more
-# of the world than that.
+# Drivers, modules or packages of them, run on an event loop, which is given: a node's, or one on
+# virtual time. They have no more of the world than that.
 DRIVERS = frozenset(
     {f"store.sync.session.{name}" for name in ("exchange", "initiator", "reconciling", "responder")}
     | {f"store.sync.{name}.driver" for name in ("resume", "schedule", "transfer")}
     | {f"sim.{name}" for name in ("bridge", "peering", "peers", "process", "streams")}
-    | {"store.sync.lookup"}
+    | {"sim.gossiping", "store.gossip.driver", "store.sync.lookup"}
 )
 
 # What is run by hand has a terminal, and seeds the generator that the rest is given.

@@ -175,6 +175,6 @@ GOSSIP_MUTANTS = {
     "remembers everything": GossipMutant(GreedyGossip, "AssertionError", 10),
     "takes all for held": GossipMutant(PresumingGossip, "acknowledged .* does not hold it"),
     "leaves events waiting": GossipMutant(OrphanGossip, f"{UNEQUAL}: .* waiting"),
-    "loses confirmations": GossipMutant(DeafGossip, "takes .* for read with 0 of"),
+    "loses confirmations": GossipMutant(DeafGossip, f"{UNEQUAL}: .* unread"),
     "announces nothing": GossipMutant(MuteGossip, UNEQUAL),
 }

@@ -1,20 +1,27 @@
 """Runs of gossip: alone, beside reconciliation, with liars, and with machines that are wrong."""
 
+import asyncio
 import random
 import re
 from collections import Counter
 
 import pytest
 
+from sim.gossiping.loop import Life, Stalled, VirtualLoop
 from sim.gossiping.run import simulate_gossip
 from sim.gossiping.spread import Shape, spread
 from sim.run import SimulationFailure
 from store.gossip.events import What
+from tests.sim.gossip_driver_mutants import DRIVER_MUTANTS
 from tests.sim.gossip_mutants import GOSSIP_MUTANTS
+from tests.sim.test_repeating import command
 
-GROUPS, GROUP = 40, 5
+GROUPS, GROUP = 24, 5
 SEEDS = 60
-"""A fault must show in one of so many runs; most show in the first."""
+"""A fault of a machine must show in one of so many runs; most show in the first."""
+
+DRIVER_SEEDS = 20
+"""A fault of the driver must show in one of so many runs."""
 
 
 @pytest.fixture(scope="module")
@@ -28,30 +35,44 @@ def test_all_stores_become_equal_by_gossip_alone(group: int, seen: Counter[str])
     for seed in range(group * GROUP, (group + 1) * GROUP):
         summary = simulate_gossip(seed, random.Random(seed))
         seen["runs"] += 1
-        seen["crashes"] += summary.world.crashes
-        seen["read"] += summary.read
+        seen["crashes"] += summary.crashes
+        seen["confirmed"] += summary.confirmed
+        seen["answers"] += summary.answers
+        seen.update(summary.marks)
         seen.update(summary.counts)
 
 
 def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
     if seen["runs"] == GROUPS * GROUP:
         assert seen["crashes"] > GROUPS * GROUP // 2
-        assert seen["read"] > 500
+        assert seen["confirmed"] > 500
+        assert seen["answers"] > GROUPS * GROUP
+        assert seen["crash after a commit"]
+        assert seen["break never reported"]
         rare = {What.REFUSED, What.IDS_UNANNOUNCED}
         assert {what for what in What if not seen[what]} <= rare
 
 
 @pytest.mark.parametrize("group", range(4))
 def test_gossip_and_reconciliation_do_not_stand_in_each_others_way(group: int) -> None:
+    sessions = 0
     for seed in range(2 * group, 2 * group + 2):
-        summary = simulate_gossip(seed, random.Random(seed), beside=True)
-        assert summary.world.sessions
+        sessions += simulate_gossip(seed, random.Random(seed), beside=True).sessions
+    assert sessions
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
     for seed in (2, 5):
         first, second = (simulate_gossip(seed, random.Random(seed)) for _ in range(2))
         assert first == second
+
+
+def test_a_run_is_the_same_in_every_process() -> None:
+    first, second = (
+        command("--gossip", "alone", "--seed", "8", "--trace", hash_seed=each) for each in "12"
+    )
+    assert first == second
+    assert "seed 8: GossipSummary(digest=" in first
 
 
 @pytest.mark.parametrize(("nodes", "degree"), [(5, 4), (50, 6)])
@@ -77,3 +98,56 @@ def test_a_fault_is_found(name: str) -> None:
                 assert others[-1] == again
                 return
     pytest.fail(f"no run of {SEEDS} has found a machine that {name}")
+
+
+@pytest.mark.parametrize("name", DRIVER_MUTANTS)
+def test_a_fault_of_the_driver_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = DRIVER_MUTANTS[name]
+    mutant.plant(monkeypatch)
+    found = []
+    for seed in range(mutant.first_seed, mutant.first_seed + DRIVER_SEEDS):
+        try:
+            simulate_gossip(seed, random.Random(seed))
+        except SimulationFailure as failure:
+            found.append(str(failure).partition("\n")[0])
+            if re.search(mutant.finding, found[-1]):
+                return
+    pytest.fail(f"no run of {DRIVER_SEEDS} has found a driver that {name}: {found}")
+
+
+def test_time_passes_only_when_nothing_else_can_happen() -> None:
+    seen: list[tuple[str, float]] = []
+
+    async def note(name: str, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        seen.append((name, loop.time()))
+
+    async def both() -> None:
+        await asyncio.gather(note("late", 3600), note("soon", 0.5), note("same", 0.5))
+
+    loop = VirtualLoop()
+    loop.run(both())
+    assert seen == [("soon", 0.5), ("same", 0.5), ("late", 3600)]
+
+
+def test_a_wait_that_nothing_can_end_is_found() -> None:
+    with pytest.raises(Stalled):
+        VirtualLoop().run(asyncio.Event().wait())
+
+
+def test_a_process_that_is_killed_does_nothing_more() -> None:
+    life, fired = Life("n0"), list[str]()
+
+    async def killed() -> None:
+        with life.inside():
+            loop.call_later(1, fired.append, "timer")
+            task = loop.create_task(asyncio.sleep(1))
+        life.end()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        await asyncio.sleep(2)
+
+    loop = VirtualLoop()
+    loop.run(killed())
+    assert fired == []
+    assert not life.tasks

@@ -10,22 +10,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from reconcile.ids import SyncIds
 from store.db.commits.ids import ids_of
-from store.db.commits.pages import CommitRow
 from store.db.pool import Connection, Database
 from store.db.reading.hashes import locate
 from store.db.reading.transfer_reads import TransferReader
+from store.domain.commits import CommitRow
 from store.domain.ports import SyncId
+from store.gossip.commits import CommittedMessages
 from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
 from store.messages.record import RecordBatch, index_batch
 from store.messages.transfer import transferred
 from store.messages.validate import Policy, admit_encoded
 from storenode.message.limits import MAX_TIMESTAMP_NS
+
+if TYPE_CHECKING:
+    from store.observe.tracing import Tracing
 
 MAX_RECENT_BYTES: Final = 32 * 1024 * 1024
 """Messages that are kept in memory after their commit, for peers that want them; with what Python
@@ -44,14 +47,6 @@ _NEWEST: Final = """
 select ts, hash from storenode.messages where ts <= %b::bigint
 order by ts desc, hash desc limit %b::bigint
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """Messages that were committed, and those of them that have SDS metadata."""
-
-    ids: Sequence[bytes]
-    events: Sequence[GraphEvent]
 
 
 class RecentBodies:
@@ -99,10 +94,15 @@ class RecentBodies:
 class GossipReads:
     """Reads; each raises `store.domain.ports.StoreUnavailable` when the database does not serve."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, tracing: Tracing | None = None) -> None:
         self._database = database
+        self._tracing = tracing
         self._reader = TransferReader(database)
-        self.recent = RecentBodies()
+        self._recent = RecentBodies()
+
+    def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
+        """Keep some messages of a batch in memory: peers will ask for them."""
+        self._recent.add(batch, places, size_bytes)
 
     async def load(self, hashes: Sequence[bytes], max_bytes: int) -> list[bytes | None]:
         """The first of these messages, in order, up to ``max_bytes`` but at least one.
@@ -110,7 +110,7 @@ class GossipReads:
         None stands for a message that is not held.
         """
         wanted = hashes[:MAX_LOADED_IDS]
-        found: dict[bytes, bytes | None] = {digest: self.recent.get(digest) for digest in wanted}
+        found: dict[bytes, bytes | None] = {digest: self._recent.get(digest) for digest in wanted}
         absent = [digest for digest in wanted if found[digest] is None]
         size = sum(len(body) for body in found.values() if body is not None)
         if absent and size < max_bytes:
@@ -119,7 +119,10 @@ class GossipReads:
             await self._read_into(found, absent, max_bytes - size)
         if wanted and wanted[0] not in found:
             await self._read_into(found, wanted[:1], 1)
-        return _prefix(wanted, found, max_bytes)
+        answer = _prefix(wanted, found, max_bytes)
+        if self._tracing is not None:
+            self._tracing.bodies(hashes, answer)
+        return answer
 
     async def held(self, hashes: Sequence[bytes]) -> list[bool]:
         """For each message whether it is held."""
@@ -130,7 +133,7 @@ class GossipReads:
         found = {digest for (_, digest), is_held in zip(ids, there, strict=True) if is_held}
         return [digest in found for digest in hashes]
 
-    async def arrived(self, commits: Sequence[CommitRow]) -> Arrived:
+    async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
         """What some commits have added, as far as it is held."""
 
         async def read(connection: Connection) -> SyncIds:
@@ -139,7 +142,7 @@ class GossipReads:
         ids = await self._database.read(read, self._database.bulk_pool)
         return await self._described(sorted(ids.pairs()), None)
 
-    async def newest(self, limit: int) -> Arrived:
+    async def newest(self, limit: int) -> CommittedMessages:
         """The newest messages, oldest first; metadata for as many as `MAX_READ_BYTES` hold."""
 
         async def read(connection: Connection) -> list[SyncId]:
@@ -149,7 +152,7 @@ class GossipReads:
         ids = await self._database.read(read, self._database.bulk_pool)
         return await self._described(sorted(ids), MAX_READ_BYTES)
 
-    async def _described(self, ids: Sequence[SyncId], most_bytes: int | None) -> Arrived:
+    async def _described(self, ids: Sequence[SyncId], most_bytes: int | None) -> CommittedMessages:
         """Look into messages, which ascend; of too many, into the newest."""
         events: list[GraphEvent] = []
         hashes = [digest for _, digest in ids]
@@ -163,7 +166,7 @@ class GossipReads:
             events += _events_of([body for body in bodies if body is not None])
             if most_bytes is not None:
                 break
-        return Arrived(hashes, events)
+        return CommittedMessages(hashes, events)
 
     async def _read_into(
         self, found: dict[bytes, bytes | None], hashes: Sequence[bytes], max_bytes: int

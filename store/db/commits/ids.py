@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from reconcile.ids import SyncIds
 from reconcile.view import Spans
 from store.db.arrays import bigint_column, bigints, hash_column
-from store.db.commits.pages import CommitRow
 from store.db.pool import Connection
+from store.domain.commits import CommitRow
 from store.messages.record import RecordBatch
 from storenode.message.limits import HASH_BYTES
 

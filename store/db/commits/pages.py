@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -11,6 +11,7 @@ from store.db.arrays import bigints, split_uuids, uuids
 from store.db.pool import Connection
 from store.db.reading.pages import SHOWN
 from store.db.reading.select import Entry, Topics, resolve, topics_clause, topics_parameters
+from store.domain.commits import CommitRow
 from store.domain.hub import Place, Row, TopicName
 from store.domain.ports import CursorOutOfRange, SyncId, TopicFilter
 from storenode.message.limits import MAX_TIMESTAMP_NS
@@ -41,18 +42,6 @@ class FeedPosition:
 
     place: Place
     inside: SyncId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CommitRow:
-    """One row of ``storenode.commits``; ``topics`` None: too many to be listed."""
-
-    place: Place
-    batch: int
-    messages: int
-    min_ts: int
-    max_ts: int
-    topics: tuple[bytes, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,17 +242,6 @@ def _up_to(commits: Sequence[CommitRow], messages: int) -> list[CommitRow]:
         messages -= commit.messages
         if messages <= 0:
             break
-    return chosen
-
-
-def at_most(commits: Iterable[CommitRow], messages: int) -> list[CommitRow]:
-    """The first commits with at most so many messages in all, but the first whatever it has."""
-    chosen: list[CommitRow] = []
-    for commit in commits:
-        messages -= commit.messages
-        if chosen and messages < 0:
-            break
-        chosen.append(commit)
     return chosen
 
 

@@ -24,11 +24,12 @@ from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from store.db.commits.ids import WrittenIds, ids_of
-from store.db.commits.pages import START, CommitRow, at_most
+from store.db.commits.pages import START
 from store.db.errors import sentence
 from store.db.maintenance.maintainer import EventSink
 from store.db.pool import Connection, Database
 from store.db.reconciliation.warm_up import FLOOR_STEP_NS, FULL_SHARE, at, raised_floor, warm_up
+from store.domain.commits import CommitRow, at_most
 from store.domain.hub import Place
 from store.domain.ports import StoreUnavailable
 from storenode.message.limits import NS_PER_S

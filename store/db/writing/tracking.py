@@ -16,6 +16,7 @@ from store.db.pool import Connection
 from store.db.writing.insert import Inserted
 from store.db.writing.unread import MAX_UNREAD_EVENTS, UnreadEvents, Wanted, track
 from store.domain.ports import Source
+from store.gossip.commits import OwnBatch
 from store.messages.record import RecordBatch
 
 MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
@@ -60,20 +61,6 @@ class Written:
         return sorted(places.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A batch whose commit is to come: ``new`` are the places of its new messages.
-
-    ``needed``: how many stores must confirm, by hash, where any must.
-    """
-
-    batch: RecordBatch
-    new: Sequence[int]
-    source: Source
-    needed: Mapping[bytes, int]
-    size_bytes: int
-
-
 class Tracking:
     """Used by the writer inside its transactions, and by whoever sees commits come by.
 
@@ -84,7 +71,7 @@ class Tracking:
     def __init__(self, unread: UnreadEvents, max_confirms: int) -> None:
         self._unread = unread
         self._max_confirms = max_confirms
-        self._kept: OrderedDict[int, Kept] = OrderedDict()
+        self._kept: OrderedDict[int, OwnBatch] = OrderedDict()
         self._kept_bytes = 0
         self._keeps = False
         self._tracked: OrderedDict[bytes, None] = OrderedDict()
@@ -129,7 +116,7 @@ class Tracking:
         self._kept.clear()
         self._kept_bytes = 0
 
-    def take(self, batch_id: int) -> Kept | None:
+    def take(self, batch_id: int) -> OwnBatch | None:
         """A batch whose commit has come; None: it is not here."""
         kept = self._kept.pop(batch_id, None)
         if kept is not None:
@@ -154,7 +141,7 @@ class Tracking:
         batch = written.batch
         new = written.new_places()
         size = batch.frame_bytes + MESSAGE_OVERHEAD_BYTES * len(batch)
-        self._kept[written.batch_id] = Kept(batch, new, written.source, needed, size)
+        self._kept[written.batch_id] = OwnBatch(batch, new, written.source, needed, size)
         self._kept_bytes += size
         while self._kept_bytes > MAX_KEPT_BYTES:
             _, oldest = self._kept.popitem(last=False)

@@ -15,9 +15,9 @@ from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
 from store.domain.unread import Confirmed
+from store.gossip.driver import confirmations
+from store.gossip.driver.confirmations import ConfirmationWaits
 from store.messages.record import RecordBatch
-from store.runtime import confirming
-from store.runtime.confirming import Confirming
 from tests.integration.storage.world import DAY, NOW, random_batch
 
 LONG_S = 60.0
@@ -33,7 +33,7 @@ class Publisher:
         self.writer = DatabaseWriter(database, partitions, tracking=tracking)
         self.reach = 2
         self.wanted: list[tuple[Sequence[bytes], int]] = []
-        self.waits = Confirming(
+        self.waits = ConfirmationWaits(
             self.table,
             reach=lambda: self.reach,
             is_tracked=tracking.is_tracked,
@@ -117,7 +117,7 @@ async def test_what_was_given_up_counts_for_nothing(publisher: Publisher) -> Non
     stored = await publisher.store(messages, 2)
     await publisher.table.confirm([Confirmed(digest, "a") for digest in messages.hashes])
     await publisher.table.expire(messages.hashes)
-    limit_s = 3 * confirming.POLL_S
+    limit_s = 3 * confirmations.POLL_S
     found = await publisher.waits.confirmed(messages.hashes, stored, 2, limit_s)
     assert {each.confirms for each in found} <= {0, 1}
     assert "of 2 stores confirmed: no more have within 0.75 s" in found[0].reason
@@ -129,7 +129,7 @@ async def test_what_is_not_tracked_is_never_taken_for_confirmed(
     monkeypatch.setattr("store.db.writing.tracking.MAX_UNREAD_EVENTS", 0)
     messages = batch()
     stored = await publisher.store(messages, 1)
-    limit_s = 3 * confirming.POLL_S
+    limit_s = 3 * confirmations.POLL_S
     found = await publisher.waits.confirmed(messages.hashes, stored, 1, limit_s)
     assert [each.confirms for each in found] == [0, 0, 0]
 
@@ -165,7 +165,7 @@ async def test_waits_are_bounded_and_a_client_that_leaves_costs_nothing(
 ) -> None:
     messages = batch()
     stored = await publisher.store(messages, 1)
-    monkeypatch.setattr(confirming, "MAX_WAITS", 1)
+    monkeypatch.setattr(confirmations, "MAX_WAITS", 1)
     waiting = asyncio.create_task(publisher.waits.confirmed(messages.hashes, stored, 1, LONG_S))
     await asyncio.sleep(0)
     (found, *_) = await publisher.waits.confirmed(messages.hashes, stored, 1, LONG_S)

@@ -14,6 +14,7 @@ from store.db.commits import feed as feed_module
 from store.db.commits import pages as commit_pages
 from store.db.pool import Connection
 from store.db.reading.select import Topics
+from store.domain.commits import CommitRow
 from store.domain.hub import MAX_QUEUED_BYTES, MAX_QUEUED_COMMITS, Place, Row, Subscriber
 from store.domain.ports import Ephemeral, TopicFilter, TopicRights
 from storenode.message.limits import MAX_RESPONSE_BYTES
@@ -242,7 +243,7 @@ async def test_who_comes_while_commits_are_read_misses_nothing(
     reading, go_on = asyncio.Event(), asyncio.Event()
 
     async def gated(
-        connection: Connection, commits: Sequence[commit_pages.CommitRow], topics: Topics
+        connection: Connection, commits: Sequence[CommitRow], topics: Topics
     ) -> dict[int, list[Row]]:
         reading.set()
         await go_on.wait()

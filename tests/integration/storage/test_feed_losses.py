@@ -14,6 +14,7 @@ from store.db.commits import pages as commit_pages
 from store.db.commits.feed import DatabaseFeed
 from store.db.pool import Connection
 from store.db.reading.select import Topics
+from store.domain.commits import CommitRow
 from store.domain.hub import Row
 from store.domain.ports import CursorOutOfRange, FollowRequest, TopicFilter
 from store.messages.cursor import FollowCursor
@@ -106,7 +107,7 @@ async def test_followers_get_everything_past_a_fault_of_the_tail(
     expected, failed = list(faults), list[Exception]()
 
     async def faulty(
-        connection: Connection, commits: Sequence[commit_pages.CommitRow], topics: Topics
+        connection: Connection, commits: Sequence[CommitRow], topics: Topics
     ) -> dict[int, list[Row]]:
         if faults:
             raise faults.pop(0)
@@ -132,7 +133,7 @@ async def test_the_tail_reads_a_bounded_number_of_messages_at_once(
     read: list[list[int]] = []
 
     async def noted(
-        connection: Connection, commits: Sequence[commit_pages.CommitRow], topics: Topics
+        connection: Connection, commits: Sequence[CommitRow], topics: Topics
     ) -> dict[int, list[Row]]:
         read.append([commit.messages for commit in commits])
         return await commit_pages.rows_of(connection, commits, topics)
@@ -247,7 +248,7 @@ async def behind(node: Node, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[a
 
     async def gated(
         connection: Connection, first: int, last: int, topics: Topics, limit: int
-    ) -> list[commit_pages.CommitRow]:
+    ) -> list[CommitRow]:
         waits.set()
         await go_on.wait()
         return await commit_pages.commits_between(connection, first, last, topics, limit)

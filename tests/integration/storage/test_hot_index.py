@@ -11,12 +11,12 @@ import pytest
 from reconcile import kernel
 from reconcile.ids import SyncIds
 from store.db.commits.ids import MAX_WRITTEN_IDS, WrittenIds, ids_of
-from store.db.commits.pages import CommitRow
 from store.db.maintenance.retention import prune
 from store.db.pool import Connection, Database
 from store.db.reconciliation import hot_index, warm_up
 from store.db.reconciliation.hot_index import HotView
 from store.db.reconciliation.warm_up import FLOOR_STEP_NS, Warm
+from store.domain.commits import CommitRow
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
 from storenode.message.limits import NS_PER_S

@@ -9,6 +9,7 @@ import pytest
 from store.db.commits import pages as commit_pages
 from store.db.reading.select import resolve
 from store.db.writing.insert import insert_topics
+from store.domain.commits import CommitRow
 from store.domain.ports import TopicFilter, TopicRights
 from storenode.message.topics import topic_key
 from tests.integration.storage.following import commit_order, following, from_beginning
@@ -89,7 +90,7 @@ async def test_a_follower_of_few_messages_looks_through_commits_in_parts(
 ) -> None:
     spans: list[int] = []
 
-    async def noted(*given: object) -> list[commit_pages.CommitRow]:
+    async def noted(*given: object) -> list[CommitRow]:
         _, first, last, *_ = given
         assert isinstance(first, int)
         assert isinstance(last, int)

@@ -1,8 +1,8 @@
-"""Who waits until other stores have confirmed what this node has stored.
+"""Publishers that wait until other stores confirm what this node has stored.
 
 A wait ends when each of its messages has enough confirmations, when its time is up, or at once
 where so many cannot come. Confirmations reach this node as gossip; nodes on the same database write
-theirs into its table of unread events, which is looked at while somebody waits for long.
+theirs into its table of unread events, which is polled while a request waits for long.
 """
 
 from __future__ import annotations
@@ -12,34 +12,27 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from store.domain.ports import StoreBusy, StoreUnavailable
-from store.domain.unread import Confirmation, UnreadEvent
+from store.domain.unread import Confirmation
+from store.gossip.driver.ports import UnreadTable
+from store.gossip.driver.requests import DATABASE_AWAY
 
 DEFAULT_TIMEOUT_S: Final = 5.0
 MAX_TIMEOUT_S: Final = 300.0
-"""How long a publisher waits that says nothing, and the longest that it may wait."""
+"""How long a publisher waits that gives no time, and the longest that it may wait."""
 
 MAX_WAITS: Final = 4_096
 MAX_AWAITED: Final = 262_144
-"""Requests that wait, and messages that they wait for; what comes beyond is answered at once."""
+"""Requests that wait, and messages that they wait for; those beyond are answered at once."""
 
 MAX_REMEMBERED: Final = 65_536
-"""Confirmed messages of which is remembered how many stores have confirmed them."""
+"""Confirmed messages whose number of confirmations is remembered."""
 
 POLL_S: Final = 0.25
-"""How often the database is asked, from so long after the beginning of a wait on."""
+"""How often the database is polled, for waits that are at least as old."""
 
 _STOPPING: Final = "the node is stopping"
-
-
-class UnreadTable(Protocol):
-    """The unread events that nodes on one database share."""
-
-    async def of(self, hashes: Sequence[bytes]) -> list[UnreadEvent]:
-        """Those of some messages that are unread, or were given up."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +45,7 @@ class _Wait:
     ended: asyncio.Future[str]
 
 
-class Confirming:
+class ConfirmationWaits:
     """Implements `store.domain.unread.Confirmations`; all on the event loop's thread.
 
     ``reach``: how many other stores may confirm at present. ``is_tracked``: False for messages
@@ -77,7 +70,7 @@ class Confirming:
         self._loop = asyncio.get_running_loop()
         self._counts: OrderedDict[bytes, int] = OrderedDict()
         self._waits: dict[bytes, list[_Wait]] = {}
-        self._open: set[_Wait] = set()
+        self._open: dict[_Wait, None] = {}
         self._poll: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -86,7 +79,7 @@ class Confirming:
         return len(self._open)
 
     def stop(self) -> None:
-        """Answer all who wait."""
+        """Answer all requests that wait."""
         self._stopped = True
         for wait in list(self._open):
             self._end(wait, _STOPPING)
@@ -143,7 +136,7 @@ class Confirming:
     async def _wait(self, lacking: set[bytes], min_confirms: int, limit_s: float) -> str:
         """Why the wait has ended; empty: all have been confirmed."""
         wait = _Wait(min_confirms, set(lacking), self._loop.time(), self._loop.create_future())
-        self._open.add(wait)
+        self._open[wait] = None
         for digest in lacking:
             self._waits.setdefault(digest, []).append(wait)
         if self._poll is None or self._poll.done():
@@ -183,7 +176,7 @@ class Confirming:
             wait.ended.set_result(reason)
 
     def _forget(self, wait: _Wait, awaited: set[bytes]) -> None:
-        self._open.discard(wait)
+        self._open.pop(wait, None)
         for digest in awaited:
             waits = self._waits[digest]
             waits.remove(wait)
@@ -191,16 +184,16 @@ class Confirming:
                 del self._waits[digest]
 
     async def _keep_polling(self) -> None:
-        """Look whether another node on the database was told, until nobody waits."""
+        """Learn what other nodes on the database were told, until no request waits."""
         while self._open:
             await asyncio.sleep(POLL_S)
             oldest_s = self._loop.time() - POLL_S
-            lacking = {
-                digest for wait in self._open if wait.began_s <= oldest_s for digest in wait.lacking
-            }
+            lacking = sorted(
+                {each for wait in self._open if wait.began_s <= oldest_s for each in wait.lacking}
+            )
             if lacking:
-                with contextlib.suppress(StoreUnavailable, StoreBusy):
-                    await self._ask(list(lacking))
+                with contextlib.suppress(*DATABASE_AWAY):
+                    await self._ask(lacking)
 
     async def _ask(self, hashes: Sequence[bytes]) -> None:
         found = {event.message_hash: event for event in await self._table.of(hashes)}
@@ -211,7 +204,7 @@ class Confirming:
         self.confirm(hashes, counts)
 
     def _count_of_gone(self, digest: bytes) -> int:
-        """What is tracked goes from the table when as many have confirmed it as anybody wants."""
+        """A tracked row is deleted when as many have confirmed it as any request wants."""
         if not self._is_tracked(digest):
             return 0
         wanted = [wait.min_confirms for wait in self._waits.get(digest, ())]

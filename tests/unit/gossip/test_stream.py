@@ -6,27 +6,24 @@ import asyncio
 import gc
 from typing import Any
 
-import grpc
 import pytest
 
-from store.rpc.failure import RpcFailure
-from store.rpc.gossip_link import Link
+from store.gossip.driver.errors import Stopping
+from store.gossip.driver.stream import PeerStream
+from store.gossip.events import FrameIn, FrameOut
 
-STOPPING = RpcFailure(grpc.StatusCode.UNAVAILABLE, "the node is stopping")
+STOPPING = Stopping("the node is stopping")
 
 
 class Silent:
     """A stream on which nothing comes and nothing goes."""
 
-    async def read(self) -> bytes | None:
+    async def read(self) -> FrameIn | None:
         await asyncio.Event().wait()
         return None
 
-    async def write(self, data: bytes) -> None:
-        raise AssertionError(data)
-
-    async def half_close(self) -> None:
-        raise AssertionError
+    async def write(self, frame: FrameOut) -> None:
+        raise AssertionError(frame)
 
 
 class Nobody:
@@ -38,19 +35,19 @@ class Nobody:
     sent = received
 
 
-async def begun() -> tuple[Link, asyncio.Task[None]]:
-    link = Link(Silent(), "peer", "store", "dialler", lambda: pytest.fail("no frame came"))
-    running = asyncio.create_task(link.run(Nobody()))
+async def begun() -> tuple[PeerStream, asyncio.Task[None]]:
+    stream = PeerStream(Silent(), "peer", "store", "initiator")
+    running = asyncio.create_task(stream.run(Nobody()))
     await asyncio.sleep(0)
-    return link, running
+    return stream, running
 
 
 async def test_the_reason_of_an_end_is_raised_where_the_stream_is_run() -> None:
-    link, running = await begun()
-    link.close(STOPPING)
-    with pytest.raises(RpcFailure, match="the node is stopping"):
+    stream, running = await begun()
+    stream.close(STOPPING)
+    with pytest.raises(Stopping, match="the node is stopping"):
         await running
-    await link.ended()
+    await stream.ended()
 
 
 async def test_a_stream_that_is_closed_and_cancelled_at_once_leaves_no_complaint() -> None:
@@ -63,8 +60,8 @@ async def test_a_stream_that_is_closed_and_cancelled_at_once_leaves_no_complaint
 
 
 async def closed_and_cancelled() -> None:
-    link, running = await begun()
-    link.close(STOPPING)
+    stream, running = await begun()
+    stream.close(STOPPING)
     running.cancel()
     await asyncio.wait({running})
     assert running.cancelled()

@@ -1,0 +1,116 @@
+"""The commit feed as inputs of the machine, whichever node wrote what was committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from store.domain.commits import CommitRow, at_most
+from store.domain.ports import Source
+from store.domain.unread import UnreadEvent
+from store.gossip.commits import OwnBatch
+from store.gossip.driver.ports import Database, Log
+from store.gossip.driver.requests import DATABASE_AWAY
+from store.gossip.events import Committed, Input, Publishing, Restored
+from store.gossip.events import UnreadEvent as GossipUnread
+from store.gossip.graph import graph_events
+
+MAX_UNREAD_COMMITS: Final = 4_096
+"""Commits of other nodes that wait to be read; the oldest beyond are left to reconciliation."""
+
+MESSAGES_AT_ONCE: Final = 4_096
+RETRY_S: Final = 1.0
+
+
+class CommitReader:
+    """Turns commits into inputs and passes them to ``take``.
+
+    What this node wrote is in memory and is passed at once; what others wrote is read.
+    """
+
+    def __init__(self, database: Database, log: Log, take: Callable[[Input], None]) -> None:
+        self._database = database
+        self._log = log
+        self._take = take
+        self._position = 0
+        self._awake = False
+        self._foreign: deque[CommitRow] = deque(maxlen=MAX_UNREAD_COMMITS)
+        self._arrived = asyncio.Event()
+
+    def wake(self) -> None:
+        """Turn what is committed from now on into inputs."""
+        self._database.tracking.wake()
+        self._awake = True
+
+    def rest(self) -> None:
+        """Ignore commits."""
+        self._database.tracking.rest()
+        self._awake = False
+        self._foreign.clear()
+
+    def add(self, commits: Sequence[CommitRow]) -> None:
+        """Take commits in their order; some may be reported again."""
+        for commit in commits if self._awake else ():
+            if commit.place[0] <= self._position:
+                continue
+            self._position = commit.place[0]
+            own = self._database.tracking.take(commit.batch)
+            if own is not None:
+                for given in self._inputs_of(own):
+                    self._take(given)
+            else:
+                if len(self._foreign) == MAX_UNREAD_COMMITS:
+                    passed = self._foreign[0].place[0]
+                    self._log.warning("gossip_commit_passed_over", position=passed)
+                self._foreign.append(commit)
+                self._arrived.set()
+
+    def lost(self) -> None:
+        """Commits were lost: positions begin anew somewhere before."""
+        self._position = 0
+
+    async def run(self) -> None:
+        """Read what other nodes write, until cancelled."""
+        while True:
+            await self._arrived.wait()
+            try:
+                await self._read_foreign()
+            except DATABASE_AWAY:
+                await asyncio.sleep(RETRY_S)
+
+    def _inputs_of(self, own: OwnBatch) -> Iterator[Input]:
+        batch = own.batch
+        self._database.messages.cache(batch, own.new, own.size_bytes)
+        ids = [batch.hashes[place] for place in own.new]
+        if own.source is Source.CLIENT:
+            by_needed: dict[int, list[bytes]] = {}
+            for digest in ids:
+                by_needed.setdefault(own.needed.get(digest, 0), []).append(digest)
+            for needed, some in by_needed.items():
+                yield Publishing(some, needed)
+        events = graph_events(batch) if batch.sds else []
+        if events and len(ids) < len(batch):
+            new = set(ids)
+            events = [event for event in events if event.id in new]
+        yield Committed(ids, events)
+
+    async def _read_foreign(self) -> None:
+        while self._foreign:
+            some = at_most(self._foreign, MESSAGES_AT_ONCE)
+            arrived = await self._database.messages.arrived(some)
+            unread = await self._database.unread.of(arrived.ids)
+            self._take(Committed(arrived.ids, arrived.events))
+            if unread:
+                self._database.tracking.remember(event.message_hash for event in unread)
+                self._take(Restored([restored(event) for event in unread]))
+            for commit in some:
+                if self._foreign and self._foreign[0] is commit:
+                    self._foreign.popleft()
+        self._arrived.clear()
+
+
+def restored(event: UnreadEvent) -> GossipUnread:
+    """An unread event of the database, as the machine takes it."""
+    return GossipUnread(event.message_hash, event.needed, event.age_ns, event.stores, event.missing)

@@ -1,0 +1,58 @@
+"""The gossip of a node, put together: its driver, its streams, and the waits for confirmations."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from store.domain.ports import PeerAddress
+from store.gossip.config import GossipConfig
+from store.gossip.driver.confirmations import ConfirmationWaits
+from store.gossip.driver.connecting import Connecting
+from store.gossip.driver.driver import GossipDriver
+from store.gossip.driver.errors import Stopping
+from store.gossip.driver.ports import Connector, Database, Environment
+from store.gossip.driver.streams import PeerStreams
+from store.gossip.machine import Gossip
+
+
+class GossipNode:
+    """Everything that lives as long as the node does.
+
+    It is stopped in this order: `close`, the tasks that do `work`, then ``driver.stop()``.
+    ``max_needed``: stores that an unread event waits for at most.
+    """
+
+    def __init__(
+        self,
+        config: GossipConfig,
+        node_id: str,
+        peers: Sequence[PeerAddress],
+        *,
+        database: Database,
+        connector: Connector,
+        environment: Environment,
+        max_needed: int,
+        make: Callable[[GossipConfig], Gossip] = Gossip,
+    ) -> None:
+        self.driver = GossipDriver(config, database, environment, len(peers), make)
+        self.streams = PeerStreams(node_id, self.driver, connector)
+        self.waits = ConfirmationWaits(
+            database.unread,
+            reach=self.driver.reach,
+            is_tracked=database.tracking.is_tracked,
+            want=self.driver.want,
+            most_tracked=max_needed,
+        )
+        self.driver.on_confirmed = self.waits.confirm
+        self._connecting = {peer: Connecting(peer, self.streams, environment) for peer in peers}
+
+    def work(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+        """What is to run until the node stops, by the name of the task."""
+        yield "gossip", self.driver.run
+        for peer, connecting in self._connecting.items():
+            yield f"gossip with {peer}", connecting.run
+
+    def close(self) -> None:
+        """End all streams, and answer the requests that wait."""
+        self.streams.close(Stopping("the node is stopping"))
+        self.waits.stop()

@@ -1,0 +1,113 @@
+"""What the driver asks of the database: answers for the machine, and writes that must last."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.unread import Confirmed
+from store.gossip.driver.ports import Database, Environment, UnreadTable
+from store.gossip.events import (
+    Confirm,
+    Expire,
+    Failed,
+    Known,
+    Load,
+    Loaded,
+    LookUp,
+    Persist,
+    Persisted,
+    Waiting,
+)
+
+WRITE_RETRY_S: Final = 1.0
+"""Pause before a write is tried again that the database did not take."""
+
+MAX_WRITES_AT_ONCE: Final = 4_096
+
+Request = Persist | Load | LookUp
+Answer = Persisted | Loaded | Known | Failed
+Write = Confirm | Expire | Waiting
+
+DATABASE_AWAY: Final = (StoreUnavailable, StoreBusy)
+
+
+async def answer(database: Database, environment: Environment, request: Request) -> Answer:
+    """Carry out a request of the machine."""
+    try:
+        match request:
+            case Persist():
+                new = await database.persist(request.batch, request.peer)
+                stored = sum(new)
+                environment.meter.stored(stored, len(new) - stored)
+                return Persisted(request.token, new)
+            case Load():
+                found = await database.messages.load(request.ids, request.max_bytes)
+                return Loaded(request.token, found)
+            case LookUp():
+                return Known(request.token, await database.messages.held(request.ids))
+    except DATABASE_AWAY:
+        return Failed(request.token)
+    except Exception:
+        environment.log.exception("gossip_request_failed", request=type(request).__name__)
+        return Failed(request.token)
+
+
+class WriteBehind:
+    """Writes to the table of unread events in order, and again until the database takes it."""
+
+    def __init__(self, unread: UnreadTable) -> None:
+        self._unread = unread
+        self._queue: deque[Write] = deque()
+        self._arrived = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Count the writes that are not durable yet."""
+        return len(self._queue)
+
+    def add(self, write: Write) -> None:
+        """Queue a write."""
+        self._queue.append(write)
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Write until cancelled; one kind at a time, as much of it as has come."""
+        while True:
+            await self._arrived.wait()
+            some = list(self._first_of_a_kind())
+            try:
+                await self._write(some)
+            except DATABASE_AWAY:
+                await asyncio.sleep(WRITE_RETRY_S)
+                continue
+            for _ in some:
+                self._queue.popleft()
+            if not self._queue:
+                self._arrived.clear()
+
+    def _first_of_a_kind(self) -> Iterable[Write]:
+        kind = type(self._queue[0])
+        same = itertools.takewhile(lambda write: type(write) is kind, self._queue)
+        return itertools.islice(same, MAX_WRITES_AT_ONCE)
+
+    async def _write(self, writes: Sequence[Write]) -> None:
+        match writes[0]:
+            case Confirm():
+                await self._unread.confirm(
+                    [
+                        Confirmed(digest, write.store_id)
+                        for write in writes
+                        if isinstance(write, Confirm)
+                        for digest in write.ids
+                    ]
+                )
+            case Expire():
+                expired = [write.ids for write in writes if isinstance(write, Expire)]
+                await self._unread.expire(list(itertools.chain(*expired)))
+            case Waiting():
+                waiting = [write for write in writes if isinstance(write, Waiting)]
+                await self._unread.wait_for({write.id: write.missing for write in waiting})

@@ -13,11 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from reconcile.ids import SyncIds, rows_differ
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-Words = NDArray[np.uint64]
+from reconcile.ids import Bools, Ints, SyncIds, Words, rows_differ
 
 
 @dataclass(frozen=True, slots=True)

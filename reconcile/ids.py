@@ -38,6 +38,9 @@ _MAX_SHARED: Final = 1 << 20
 _ZEROS: Final = np.zeros((_MAX_SHARED, HASH_BYTES), HASH_DTYPE)  # the system lends it one zero page
 _ZEROS.flags.writeable = False
 
+Bools: TypeAlias = NDArray[np.bool_]
+Ints: TypeAlias = NDArray[np.int64]
+Words: TypeAlias = NDArray[np.uint64]
 Selection: TypeAlias = slice | NDArray[np.integer[Any]] | NDArray[np.bool_]
 
 

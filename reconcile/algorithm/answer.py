@@ -21,15 +21,13 @@ from reconcile.ids import (
     HASH_DTYPE,
     HASH_WORDS,
     OPAQUE_HASH,
+    Ints,
     SyncIds,
+    Words,
     from_opaque,
     less,
     rows_differ,
 )
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-Words = NDArray[np.uint64]
 
 LARGEST_MERGED_SET = 256
 """Items, about, up to which touching sets are put together: together they take fewer bytes."""

@@ -12,14 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reconcile.algorithm.narrow import Differences
-from reconcile.ids import SyncIds
+from reconcile.ids import Bools, Ints, SyncIds
 from reconcile.view import Items
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from reconcile import kernel
 from reconcile.algorithm.answer import SetPieces, piece_keys
 from reconcile.compare import leading_words, match
-from reconcile.ids import HASH_DTYPE, SyncIds, less
+from reconcile.ids import HASH_DTYPE, Bools, Ints, SyncIds, less
 from reconcile.view import Items, Spans
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _PLACES = np.arange(HASH_BYTES)
 

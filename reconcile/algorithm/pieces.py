@@ -7,12 +7,9 @@ from numpy.typing import NDArray
 
 from reconcile.algorithm.answer import FingerprintPieces, SetPieces, piece_keys
 from reconcile.codec import expressible
-from reconcile.ids import HASH_DTYPE, SyncIds
+from reconcile.ids import HASH_DTYPE, Ints, SyncIds
 from reconcile.view import Items, Parts, Spans
 from storenode.message.limits import HASH_BYTES
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 GAUGE_PARTS = 64
 """Into how many parts a gauge is cut before they are put together to larger and larger ones."""

@@ -29,9 +29,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.algorithm.plan_tables import TABLES
+from reconcile.ids import Ints
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 _Value = TypeVar("_Value", bound=np.generic)
 
 ITEM_BYTES = 36.5  # a time difference and a hash

@@ -11,16 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reconcile.codec import RangeKind, Ranges, expressible, reach
 from reconcile.errors import LimitExceeded
-from reconcile.ids import LOWEST, SyncId, SyncIds, less
+from reconcile.ids import LOWEST, Bools, Ints, SyncId, SyncIds, Words, less
 from reconcile.view import Items, Spans
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Words = NDArray[np.uint64]
 
 Territory = tuple[SyncId, SyncId]
 

@@ -36,12 +36,9 @@ from reconcile.algorithm.pieces import (
 from reconcile.algorithm.plan import Plan, Tuning, estimate
 from reconcile.algorithm.questions import Questions, cut_questions
 from reconcile.errors import LimitExceeded
-from reconcile.ids import SyncIds, rows_differ, rows_filled, total
+from reconcile.ids import Bools, Ints, SyncIds, rows_differ, rows_filled, total
 from reconcile.limits import SessionLimits
 from reconcile.view import Answer, Items, Measured, Parts, Read, Spans, no_fingerprints
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 FORCED_PARTS = 16
 """Parts of a question that must be split because it is too large for one answer; then two."""

@@ -13,8 +13,10 @@ from reconcile.ids import (
     HASH_WORDS,
     LOWEST,
     OPAQUE_HASH,
+    Ints,
     SyncId,
     SyncIds,
+    Words,
     from_opaque,
 )
 from storenode.message.limits import HASH_BYTES
@@ -48,9 +50,6 @@ _CONTINUATION: Final = np.array(
 
 _CHUNK: Final = 16_384
 """Words at a time: what is made of them meanwhile stays in the processor's cache."""
-
-Words = NDArray[np.uint64]
-Offsets = NDArray[np.int64]
 
 
 def encode(payload: Payload) -> bytes:
@@ -174,13 +173,13 @@ class _Bounds:
         self.sizes = self._lengths.astype(np.int64)
         self.sizes[self._ties] += 1 + self._prefixes
 
-    def _refuse(self, rows: Offsets) -> None:
+    def _refuse(self, rows: Ints) -> None:
         if len(rows):
             row = int(rows[0])
             previous = self._upper.at(row - 1) if row else LOWEST
             raise ValueError(_inexpressible(previous, self._upper.at(row)))
 
-    def write(self, octets: NDArray[np.uint8], starts: Offsets) -> None:
+    def write(self, octets: NDArray[np.uint8], starts: Ints) -> None:
         """Write each bound where its range starts."""
         write_varints(octets, starts, self._deltas, self._lengths)
         if len(self._ties):
@@ -215,7 +214,7 @@ class _Items:
         self._bytes = self._rows[offsets[1:]] - self._begins
         self.sizes = self._count_lengths + self._bytes + 1
 
-    def write(self, octets: NDArray[np.uint8], counts_at: Offsets) -> None:
+    def write(self, octets: NDArray[np.uint8], counts_at: Ints) -> None:
         """Write each set, from its count on."""
         counts = varint_words(self._counts, self._count_lengths).view(HASH_DTYPE)
         for place in range(int(self._count_lengths.max(initial=0))):
@@ -238,7 +237,7 @@ def hash_windows(octets: NDArray[np.uint8]) -> NDArray[np.void]:
 
 def write_varints(
     octets: NDArray[np.uint8],
-    places: Offsets,
+    places: Ints,
     values: NDArray[np.int64],
     lengths: NDArray[np.uint8],
 ) -> None:
@@ -252,7 +251,7 @@ def write_varints(
     octets[places[longest] + _WORD_BYTES] = values[longest] >> (7 * _WORD_BYTES)
 
 
-def _differences(times: NDArray[np.int64], restarts: Offsets | None = None) -> NDArray[np.int64]:
+def _differences(times: NDArray[np.int64], restarts: Ints | None = None) -> NDArray[np.int64]:
     """Each less the one before it; the first, and those at ``restarts``, in full.
 
     Raises:

@@ -15,10 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from reconcile.ids import END, HASH_DTYPE, HASH_WORDS, LOWEST, SyncId, SyncIds, ordered, rows_differ
+from reconcile.ids import (
+    END,
+    HASH_DTYPE,
+    HASH_WORDS,
+    LOWEST,
+    Ints,
+    SyncId,
+    SyncIds,
+    ordered,
+    rows_differ,
+)
 from reconcile.index.chunk import BYTES_PER_ID, Chunk, Tail, allocated_bytes, chunk_of, inserted
 from reconcile.index.probe import probed
-from reconcile.index.rows import Ints, Rows
+from reconcile.index.rows import Rows
 from reconcile.index.split import cuts
 from reconcile.view import Answer, Items, Measured, Parts, Probed, Read, Spans
 from storenode.message.limits import HASH_BYTES

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from reconcile.ids import HASH_DTYPE, HASH_WORDS, SyncIds, rows_differ
+from reconcile.ids import HASH_DTYPE, HASH_WORDS, Ints, SyncIds, Words, rows_differ
 from reconcile.index.chunk import Chunk
-from reconcile.index.rows import Ints, Rows, Words
+from reconcile.index.rows import Rows
 from reconcile.view import Probed
 from storenode.message.limits import HASH_BYTES
 

@@ -13,12 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from reconcile.ids import HASH_DTYPE, HASH_WORDS, SyncId, SyncIds, hashes_less
+from reconcile.ids import HASH_DTYPE, HASH_WORDS, Ints, SyncId, SyncIds, Words, hashes_less
 from reconcile.index.chunk import Chunk
 from reconcile.kernel import RowsHandle
-
-Ints = NDArray[np.int64]
-Words = NDArray[np.uint64]
 
 
 class Rows:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import HASH_DTYPE, SyncIds
-from reconcile.index.rows import Ints, Rows
+from reconcile.ids import HASH_DTYPE, Ints, SyncIds
+from reconcile.index.rows import Rows
 from storenode.message.limits import HASH_BYTES
 
 _TO_AN_EDGE = 2

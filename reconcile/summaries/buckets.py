@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import HASH_WORDS, SyncIds
+from reconcile.ids import HASH_WORDS, Ints, SyncIds
 from reconcile.view import Measured, Spans, no_fingerprints
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from reconcile.codec import reach
 from reconcile.codec.bounds import expressible
 from reconcile.errors import SummaryMismatch
-from reconcile.ids import HASH_WORDS, SyncIds
+from reconcile.ids import HASH_WORDS, Ints, SyncIds
 from reconcile.index import IndexView
-from reconcile.summaries.buckets import Ints, Pieces, Sums
+from reconcile.summaries.buckets import Pieces, Sums
 from reconcile.view import Measured, Parts, Spans, no_fingerprints
 
 

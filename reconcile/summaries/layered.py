@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import SyncId, SyncIds
+from reconcile.ids import Ints, SyncId, SyncIds
 from reconcile.index import IndexView
-from reconcile.summaries.buckets import Ints, Pieces
+from reconcile.summaries.buckets import Pieces
 from reconcile.summaries.cutting import (
     Atoms,
     Cut,

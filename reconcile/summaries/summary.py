@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.errors import AnswerTooLarge, SummaryMismatch
-from reconcile.ids import SyncId, SyncIds, less
+from reconcile.ids import Ints, SyncId, SyncIds, less
 from reconcile.index import IndexView
 from reconcile.limits import DEFAULT_SUMMARY_LIMITS, SummaryLimits
-from reconcile.summaries.buckets import Buckets, Ints, Pieces, Sums, Totals
+from reconcile.summaries.buckets import Buckets, Pieces, Sums, Totals
 from reconcile.summaries.cutting import (
     Atoms,
     Cut,

@@ -20,11 +20,11 @@ from sim.limits import NS_PER_MS, NS_PER_S
 from sim.process import Handler, Process
 from sim.tasks import Promise, Steps, Task
 from sim.timeline import Timer
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import PeerAddress, Source
 from store.gossip import events as ge
 from store.gossip.machine import Gossip
-from store.messages.transfer import parse, transferred
+from store.messages.transfer import transferred
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld
@@ -324,14 +324,14 @@ class Gossiping:
         stream.close()
 
     def _judged(self, frame: Any) -> ge.FrameIn:  # noqa: ANN401 - whatever a peer has sent
-        """What the door says of the messages of a frame."""
+        """What admission says of the messages of a frame."""
         if not isinstance(frame, ge.Events):
             inward: ge.FrameIn = frame
             return inward
         process = self.process
-        door = Door(process.policy(), process.clock.unix_ns(), Source.GOSSIP)
-        door.admit(parse(frame.messages))
-        published = door.published
+        admission = Admission(process.policy(), process.clock.unix_ns(), Source.GOSSIP)
+        admission.admit(frame.messages)
+        published = admission.admitted
         refused = [
             (published.hashes[index], refusal.label)
             for index, refusal in published.refusals.items()

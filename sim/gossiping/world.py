@@ -23,14 +23,13 @@ from sim.messages import Message, message_of
 from sim.node import Node
 from sim.process import Process, Service
 from sim.world import Summary, World
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import Source
 from store.gossip.config import GossipConfig
 from store.gossip.events import GraphEvent, What
 from store.gossip.graph import graph_events
 from store.gossip.machine import Gossip
-from store.messages.transfer import parse
-from store.messages.validate import Policy
+from storenode.message.rules import Policy
 from storenode.sds.codec import encode
 
 _CHANNEL = "channel"
@@ -137,9 +136,9 @@ class GossipWorld(World):
 
     def ids_of(self, messages: Sequence[bytes]) -> list[bytes]:
         """The hashes of encoded messages."""
-        door = Door(Policy(max_drift_ns=None), START_NS, Source.RESTORE)
-        door.admit(parse(messages))
-        return [digest for digest in door.published.hashes if digest]
+        admission = Admission(Policy(max_drift_ns=None), START_NS, Source.RESTORE)
+        admission.admit(messages)
+        return [digest for digest in admission.admitted.hashes if digest]
 
     def store(self, store_id: str) -> Database | None:
         """The store of honest nodes with this ID."""
@@ -167,9 +166,9 @@ class GossipWorld(World):
         content = encode(_CHANNEL, name, parents=parents, content=payload)
         message = message_of(PUBSUB, _TOPIC, content, time_ns)
         self._named.append((name, message.digest))
-        door = Door(Policy(max_drift_ns=None), time_ns, Source.RESTORE)
-        door.admit(parse([message.encoded]))
-        for event in graph_events(door.published.batch):
+        admission = Admission(Policy(max_drift_ns=None), time_ns, Source.RESTORE)
+        admission.admit([message.encoded])
+        for event in graph_events(admission.admitted.batch):
             self._graph[event.id] = event
         return message
 

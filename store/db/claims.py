@@ -20,7 +20,6 @@ from uuid import UUID
 from store.db.arrays import bigints, fixed_bytes, uuids
 from store.db.hashes import locate, position_parameters
 from store.db.held import topics_of
-from store.db.insert import channel_key
 from store.db.pool import Connection, Database
 from store.db.select import Topics, resolve
 from store.domain.claims import (
@@ -34,7 +33,7 @@ from store.domain.claims import (
 )
 from store.domain.ports import HistoryEntry, SyncId, TopicFilter
 from storenode.message.limits import HASH_BYTES
-from storenode.sds.codec import decode
+from storenode.sds.codec import channel_key, decode
 
 MAX_SEEN_CLAIMANTS: Final = 4_096
 """Claimants of one key that are looked through for those that a filter lets through."""

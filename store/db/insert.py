@@ -8,7 +8,6 @@ step before COMMIT gives the batch its place in the commit order (see ``docs/dat
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from store.db.pool import Connection
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from storenode.message.limits import HASH_BYTES
-from storenode.sds.codec import SdsMetadata, sds_key
+from storenode.sds.codec import SdsMetadata, channel_key, sds_key
 
 MAX_LISTED_TOPICS: Final = 64
 """A commit lists its topics up to this many, so that followers can pass over it unread."""
@@ -114,11 +113,6 @@ class Inserted:
     summary: bytes
 
 
-def channel_key(channel: bytes) -> bytes:
-    """Index key of an SDS channel: the first 16 bytes of its SHA-256."""
-    return hashlib.sha256(channel).digest()[:16]
-
-
 def new_token() -> int:
     """Draw the random signed 64-bit number that identifies a commit."""
     return secrets.randbits(64) - (1 << 63)
@@ -142,9 +136,10 @@ def sds_parameters(batch: RecordBatch) -> dict[str, object]:
     """Lay the SDS rows of a batch out."""
     rows = batch.sds
     parents = [_parents(row) for row in rows]
+    channel_keys = {channel: channel_key(channel) for channel in {row.channel_id for row in rows}}
     return {
         "s_key": arrays.uuids([sds_key(row.channel_id, row.message_id) for row in rows]),
-        "s_channel_key": arrays.uuids([channel_key(row.channel_id) for row in rows]),
+        "s_channel_key": arrays.uuids([channel_keys[row.channel_id] for row in rows]),
         "s_ts": arrays.bigints([batch.timestamps[index] for index in batch.sds_index]),
         "s_hash": arrays.fixed_bytes(
             [batch.hashes[index] for index in batch.sds_index], HASH_BYTES

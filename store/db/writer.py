@@ -1,4 +1,4 @@
-"""The door into Postgres: concurrent publishers share transactions.
+"""Writing messages to Postgres: concurrent publishers share transactions.
 
 Callers queue batches; a few workers, one connection each, take all that waits (up to
 `MAX_GROUP_MESSAGES`) and write it in one transaction. While one waits for its commit to reach

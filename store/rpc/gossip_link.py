@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.streams import FrameStream
 from store.gossip.events import Events, FrameIn, FrameOut
 from store.rpc.failure import RpcFailure
@@ -37,7 +37,7 @@ class LinkUser(Protocol):
 class Link:
     """A stream with the node ``peer``, which was begun by the node ``dialler``.
 
-    ``door`` makes the door that the messages of a frame come through.
+    ``admission`` makes what judges the messages of a frame.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Link:
         peer: str,
         store_id: str,
         dialler: str,
-        door: Callable[[], Door],
+        admission: Callable[[], Admission],
         *,
         tracing: Tracing | None = None,
     ) -> None:
@@ -54,7 +54,7 @@ class Link:
         self.store_id = store_id
         self.dialler = dialler
         self._stream = stream
-        self._door = door
+        self._admission = admission
         self._tracing = tracing
         self._listening = asyncio.Event()
         self._listening.set()
@@ -113,7 +113,7 @@ class Link:
             if data is None:
                 return
             try:
-                frame = await decode_gossip(data, self._door(), self._tracing)
+                frame = await decode_gossip(data, self._admission(), self._tracing)
             except RpcFailure as failure:
                 self.fault = failure
                 raise

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import grpc
 
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import PeerAddress
 from store.domain.streams import FrameStream
 from store.rpc.call import Call, Context
@@ -30,8 +30,8 @@ GOSSIP: Final = f"/{peer_pb2.DESCRIPTOR.services_by_name['Peer'].full_name}/Goss
 class GossipUser(LinkUser, Protocol):
     """The node's gossip, as its streams see it; all on the event loop's thread."""
 
-    def door(self) -> Door:
-        """The door for the messages of one frame."""
+    def admission(self) -> Admission:
+        """Admission of the messages of one frame."""
         ...
 
     def joined(self, link: Link) -> None:
@@ -73,7 +73,7 @@ class Links:
             await self._run(self._link(call, callee.node_id, callee.store_id, self._node_id))
 
     def _link(self, stream: FrameStream, peer: str, store_id: str, dialler: str) -> Link:
-        return Link(stream, peer, store_id, dialler, self._user.door, tracing=self._tracing)
+        return Link(stream, peer, store_id, dialler, self._user.admission, tracing=self._tracing)
 
     async def absence(self, peer: PeerAddress) -> None:
         """Wait until there is no stream with a peer, as far as it is known who that is."""

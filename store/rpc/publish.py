@@ -17,11 +17,11 @@ from typing import Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from store.domain.door import Door, Published, tally
+from store.domain.admission import Admission, Admitted
 from store.domain.ports import Services, Source
 from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
-from store.messages.validate import MalformedMessage
+from store.messages.transfer import MalformedMessage
 from store.observe.metrics import Metrics
 from store.rpc.call import Call, Context, receive, send
 from store.rpc.decode import clip
@@ -51,7 +51,7 @@ class Batch:
     ``timeout_s``: how long to wait for confirmations, None for the node's time.
     """
 
-    published: Published
+    published: Admitted
     min_confirms: int
     timeout_s: float | None
     began_ns: int
@@ -95,13 +95,13 @@ class Publisher:
         if count > most:
             raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
         call.charge_messages(count)
-        door = Door(node.policy(), node.now_ns(), Source.CLIENT, call.client)
+        admission = Admission(node.policy(), node.now_ns(), Source.CLIENT, call.client)
         step = chunk_messages(count, len(request))
         for start in range(0, count, step):
             if start:
                 await asyncio.sleep(0)
-            _judge(door, messages[start : start + step])
-        return Batch(door.published, decoded.min_confirms, _timeout_s(decoded), began_ns)
+            _judge(admission, messages[start : start + step])
+        return Batch(admission.admitted, decoded.min_confirms, _timeout_s(decoded), began_ns)
 
     async def store(self, call: Call, batch: Batch) -> Sequence[bool]:
         """Store what was accepted; what of it was new, when all of it is durable."""
@@ -235,15 +235,15 @@ def _timeout_s(request: RawPublishRequest) -> float | None:
     return float(given.seconds) + given.nanos / _NS_PER_S
 
 
-def _judge(door: Door, messages: Sequence[bytes]) -> None:
+def _judge(admission: Admission, messages: Sequence[bytes]) -> None:
     try:
-        door.admit_encoded(messages)
+        admission.admit(messages)
     except MalformedMessage:
         raise malformed(_NO_REQUEST) from None
 
 
-def _count(metrics: Metrics, published: Published, stored: Sequence[bool]) -> None:
-    counted = tally(published, stored)
+def _count(metrics: Metrics, published: Admitted, stored: Sequence[bool]) -> None:
+    counted = published.count(stored)
     metrics.count_intake(_SOURCE, counted.stored, counted.duplicate, counted.rejected)
     if counted.ephemeral:
         metrics.messages_ephemeral.inc(counted.ephemeral)

@@ -1,4 +1,4 @@
-"""Drives a `store.gossip.machine.Gossip`: between the streams of peers, the door and the database.
+"""Drives a `store.gossip.machine.Gossip`: between the streams of peers, admission and the database.
 
     resting --a peer comes--> loading: the newest messages and the unread events are read
     loading --read--> running: streams and commits go in, effects are done
@@ -22,7 +22,7 @@ import grpc
 
 from store.db.backlog import CommitRow
 from store.db.unread import MAX_UNREAD_EVENTS
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import GossipPeerState, UnreadEvent
 from store.gossip.config import GossipConfig
@@ -58,13 +58,13 @@ from store.gossip.events import (
 )
 from store.gossip.limits import CATCH_UP_IDS, DEFAULT_CUT_OFF_NS, MAX_OFFENDERS, MAX_UNREAD
 from store.gossip.machine import Gossip
-from store.messages.validate import Policy
 from store.observe.logging import get_logger
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_link import Link
 from store.runtime.gossip_commits import Commits, restored
 from store.runtime.gossip_work import GossipWork, Notes, Request
 from storenode.message.limits import NS_PER_S
+from storenode.message.rules import Policy
 
 _LOG = get_logger("store.runtime.gossip")
 
@@ -217,9 +217,9 @@ class GossipNode:
 
     # Streams
 
-    def door(self) -> Door:
-        """The door for the messages of one frame."""
-        return Door(self._policy(), time.time_ns(), Source.GOSSIP)
+    def admission(self) -> Admission:
+        """Admission of the messages of one frame."""
+        return Admission(self._policy(), time.time_ns(), Source.GOSSIP)
 
     def joined(self, link: Link) -> None:
         """There is a stream with a peer."""

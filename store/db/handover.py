@@ -31,7 +31,7 @@ class Handover:
     def offer(self, batch_id: int, batch: RecordBatch, added: frozenset[bytes] | None) -> None:
         """Hold the IDs of a batch: of those with ``added`` hashes, or of all when it is None."""
         self._offers[batch_id] = batch.timestamps, batch.hashes, added
-        self._held += len(batch)
+        self._held += len(batch.hashes)
         while self._held > MAX_HANDED_IDS:
             _, (timestamps, _, _) = self._offers.popitem(last=False)
             self._held -= len(timestamps)

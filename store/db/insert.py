@@ -128,7 +128,7 @@ def parameters(batch: RecordBatch, batch_id: int) -> dict[str, object]:
         "payload": arrays.varied_bytes(batch.payloads),
         "tail": arrays.varied_bytes(batch.tails),
         "batch": batch_id,
-        "given": len(batch),
+        "given": len(batch.hashes),
     }
 
 

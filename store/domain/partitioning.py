@@ -113,8 +113,8 @@ class Cover:
 
     def spans(self, first: int, last: int) -> bool:
         """True when every key from ``first`` to ``last``, both included, has a partition."""
-        run = _at(self._runs, self._run_lows, first)
-        return run is not None and last in run
+        place = bisect_right(self._run_lows, first) - 1
+        return place >= 0 and last < self._runs[place].high
 
     def reaches(self, first: int) -> int:
         """The first key from ``first`` on, itself included, that has no partition."""
@@ -321,7 +321,7 @@ def _at(bounds: Sequence[Bounds], lows: Sequence[int], key: int) -> Bounds | Non
     if place == 0:
         return None
     candidate = bounds[place - 1]
-    return candidate if key in candidate else None
+    return candidate if key < candidate.high else None
 
 
 def _fine(ts: int, now_ns: int, cover: Cover, made_up_to: int) -> Bounds:

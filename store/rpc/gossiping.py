@@ -57,7 +57,7 @@ class Links:
 
     async def serve(self, context: Context) -> None:
         """Answer ``Gossip``."""
-        told = read_metadata(context)
+        told = read_metadata(context).told
         peer = told[NODE_ID]
         await self._run(self._link(CallerStream(context), peer, told[STORE_ID], peer))
 

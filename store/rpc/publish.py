@@ -22,7 +22,6 @@ from store.domain.ports import Services, Source
 from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
 from store.messages.transfer import MalformedMessage
-from store.observe.metrics import Metrics
 from store.rpc.call import Call, Context, receive, send
 from store.rpc.decode import clip
 from store.rpc.encode import publish_response
@@ -100,8 +99,15 @@ class Publisher:
         for start in range(0, count, step):
             if start:
                 await asyncio.sleep(0)
-            _judge(admission, messages[start : start + step])
-        return Batch(admission.admitted, decoded.min_confirms, _timeout_s(decoded), began_ns)
+            try:
+                admission.admit(messages[start : start + step])
+            except MalformedMessage:
+                raise malformed(_NO_REQUEST) from None
+        timeout_s = None
+        if decoded.HasField("confirm_timeout"):
+            given = decoded.confirm_timeout
+            timeout_s = float(given.seconds) + given.nanos / _NS_PER_S
+        return Batch(admission.admitted, decoded.min_confirms, timeout_s, began_ns)
 
     async def store(self, call: Call, batch: Batch) -> Sequence[bool]:
         """Store what was accepted; what of it was new, when all of it is durable."""
@@ -118,7 +124,10 @@ class Publisher:
         if published.ephemerals:
             # After the commit: a batch that fails is sent again as a whole.
             self._services.feed.announce_ephemeral(published.ephemerals)
-        _count(metrics, published, stored)
+        counts = published.count(stored)
+        metrics.count_intake(_SOURCE, counts.stored, counts.duplicate, counts.rejected)
+        if counts.ephemeral:
+            metrics.messages_ephemeral.inc(counts.ephemeral)
         elapsed_ns = call.node.monotonic_ns() - batch.began_ns
         metrics.publish_batch_seconds.observe(elapsed_ns / _NS_PER_S)
         return stored
@@ -226,24 +235,3 @@ def _decode(request: bytes, most_messages: int) -> RawPublishRequest:
         return RawPublishRequest.FromString(request)
     except DecodeError:
         raise malformed(_NO_REQUEST) from None
-
-
-def _timeout_s(request: RawPublishRequest) -> float | None:
-    if not request.HasField("confirm_timeout"):
-        return None
-    given = request.confirm_timeout
-    return float(given.seconds) + given.nanos / _NS_PER_S
-
-
-def _judge(admission: Admission, messages: Sequence[bytes]) -> None:
-    try:
-        admission.admit(messages)
-    except MalformedMessage:
-        raise malformed(_NO_REQUEST) from None
-
-
-def _count(metrics: Metrics, published: Admitted, stored: Sequence[bool]) -> None:
-    counted = published.count(stored)
-    metrics.count_intake(_SOURCE, counted.stored, counted.duplicate, counted.rejected)
-    if counted.ephemeral:
-        metrics.messages_ephemeral.inc(counted.ephemeral)

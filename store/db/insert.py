@@ -118,20 +118,6 @@ def new_token() -> int:
     return secrets.randbits(64) - (1 << 63)
 
 
-def parameters(batch: RecordBatch, batch_id: int) -> dict[str, object]:
-    """Lay the messages of a batch out for `insert`."""
-    return {
-        "ts": arrays.bigints(batch.timestamps),
-        "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
-        "topic": arrays.uuids(batch.topic_keys),
-        "head": arrays.varied_bytes(batch.heads),
-        "payload": arrays.varied_bytes(batch.payloads),
-        "tail": arrays.varied_bytes(batch.tails),
-        "batch": batch_id,
-        "given": len(batch.hashes),
-    }
-
-
 def sds_parameters(batch: RecordBatch) -> dict[str, object]:
     """Lay the SDS rows of a batch out."""
     rows = batch.sds
@@ -183,7 +169,16 @@ def _array_literal(elements: Iterable[str]) -> str:
 
 async def insert(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
     """Insert what is new of a batch; the caller's transaction is open."""
-    given = parameters(batch, batch_id)
+    given: dict[str, object] = {
+        "ts": arrays.bigints(batch.timestamps),
+        "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
+        "topic": arrays.uuids(batch.topic_keys),
+        "head": arrays.varied_bytes(batch.heads),
+        "payload": arrays.varied_bytes(batch.payloads),
+        "tail": arrays.varied_bytes(batch.tails),
+        "batch": batch_id,
+        "given": len(batch.hashes),
+    }
     if batch.sds:
         given |= await _lay_out_sds(batch)
     statement = _INSERT_WITH_SDS if batch.sds else _INSERT

@@ -263,8 +263,9 @@ class Admission:
         batch.topics |= {topic.key: topic.names for topic in topics}
 
     def _usual_topic(self, names: tuple[str, str]) -> _Topic | None:
-        """What follows from topics of which nothing is to be said."""
-        topic = _topic(names, self._policy)
+        """What follows from topics of which nothing is to be said; they are not long."""
+        policy = self._policy
+        topic = _derive_once(names, policy.max_topic_bytes, policy.cluster, policy.shards)
         return None if topic.problem or not self._rights.allows(*names) else topic
 
     def _judge(self, message: bytes) -> None:

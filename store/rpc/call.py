@@ -20,7 +20,7 @@ from store.domain.access import Client, Denied, Right
 from store.domain.quota import Account, CallKind
 from store.observe.logging import get_logger, request_context
 from store.rpc.context import RpcContext
-from store.rpc.failure import RpcFailure, exceeded, over_limit, translate, unready
+from store.rpc.failure import RpcFailure, exceeded, malformed, over_limit, translate, unready
 from store.rpc.identity import (
     AUTHORIZATION,
     REQUEST_ID,
@@ -285,7 +285,8 @@ class Wrapper:
         origin = remote(context.peer())
         if method.right is None:
             return Client(origin.name, frozenset()), False
-        metadata.check()
+        if metadata.repeated:
+            raise malformed(f"the metadata `{metadata.repeated}` is given twice: send it once")
         node, told, rules = self._node, metadata.told, self._node.peers
         if rules is not None and (
             self._listener == "peer" or (method.peers and is_believed_peer(told, rules, origin))

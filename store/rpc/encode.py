@@ -41,7 +41,7 @@ def publish_response(
     stores confirmed it, where that was asked for.
     """
     batch = published.batch
-    if not confirmations and len(batch) == len(published.verdicts) and all(stored):
+    if not confirmations and len(batch.hashes) == len(published.verdicts) and all(stored):
         # The usual request: everything in it is new.
         return b"".join([_SHORT + digest + _STORED for digest in batch.hashes])
     if confirmations:

@@ -87,11 +87,6 @@ class CallMetadata:
     request_id: str = ""
     trace: dict[str, str] = field(default_factory=dict)
 
-    def check(self) -> None:
-        """Raise `RpcFailure` when one that tells who calls is given twice."""
-        if self.repeated:
-            raise malformed(f"the metadata `{self.repeated}` is given twice: send it once")
-
 
 def read_metadata(context: grpc.aio.ServicerContext[bytes, bytes]) -> CallMetadata:
     """Read the metadata of a call."""

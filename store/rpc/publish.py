@@ -77,6 +77,8 @@ class Publisher:
             stored = await self.store(call, batch)
         finally:
             budget.give_back(size)
+        if not batch.min_confirms:
+            return publish_response(batch.published, stored)
         return await self.answer(call, batch, stored)
 
     async def publish_stream(self, call: Call, context: Context) -> None:

@@ -45,7 +45,7 @@ from store.messages.record import (
 )
 from store.messages.shapes import LEAD_BYTES, TIME_BYTES, read_lead, read_names, read_times
 from store.messages.transfer import Decoded, decode_message
-from storenode.message.hashing import message_hash, message_hashes
+from storenode.message.hashing import message_hashes, pack_timestamp
 from storenode.message.limits import MAX_CACHED_TOPICS, MAX_SHAPE_BYTES
 from storenode.message.rules import (
     MISSING_MESSAGE,
@@ -154,6 +154,7 @@ class Admission:
         self._times = Times(policy, now_ns)
         self._client = "" if client is None else client.name
         self._rights = _EVERY_TOPIC if client is None else client.topics
+        self._anywhere = self._rights.unrestricted
         self._positions: dict[bytes, int] = {}
         self._relayed: set[bytes] = set()
         self.admitted = Admitted()
@@ -173,24 +174,23 @@ class Admission:
         usable = valid & (self._times.oldest_ns <= timestamps)
         usable &= timestamps <= self._times.newest_ns
         stamps = timestamps.astype(">i8").view("V8").tolist()
+        columns = (messages, seen, timestamps.tolist(), stamps, usable.tolist())
         digests = message_hashes(
             [
                 (topic[1], payload, topic[2], stamp)
-                for (topic, payload, _, _), stamp in zip(seen, stamps, strict=True)
+                for _, (topic, payload, _, _), _, stamp, is_usable in zip(*columns, strict=True)
+                if is_usable
             ]
         )
         fresh = set(digests)
-        if (
-            bool(usable.all())
-            and len(fresh) == len(digests)
-            and (not first or fresh.isdisjoint(batch.hashes))
-        ):
-            self._keep_all(seen, timestamps.tolist(), digests, topics)
+        if len(fresh) == len(messages) and (not first or fresh.isdisjoint(batch.hashes)):
+            self._keep_all(seen, columns[2], digests, topics)
         else:
-            columns = (messages, seen, timestamps.tolist(), usable.tolist(), digests)
-            for message, recognized, timestamp, is_usable, digest in zip(*columns, strict=True):
+            hashed = iter(digests)
+            for message, recognized, timestamp, _, is_usable in zip(*columns, strict=True):
                 if is_usable:
                     topic, payload, tail, (before, after) = recognized
+                    digest = next(hashed)
                     self._keep(timestamp, topic, digest, (before + digest + after, payload, tail))
                 else:
                     self._judge(message)
@@ -266,7 +266,8 @@ class Admission:
         """What follows from topics of which nothing is to be said; they are not long."""
         policy = self._policy
         topic = _derive_once(names, policy.max_topic_bytes, policy.cluster, policy.shards)
-        return None if topic.problem or not self._rights.allows(*names) else topic
+        allowed = self._anywhere or self._rights.allows(*names)
+        return topic if allowed and not topic.problem else None
 
     def _judge(self, message: bytes) -> None:
         """Judge the next message by all rules, one after the other."""
@@ -274,9 +275,9 @@ class Admission:
         topic = _topic((item.pubsub_topic, item.content_topic), self._policy)
         digest = b""
         if item.timestamp:
-            digest = message_hash(
-                topic.pubsub, item.payload, topic.content, item.meta, item.timestamp
-            )
+            stamp = pack_timestamp(item.timestamp)
+            parts = (topic.pubsub, item.payload, topic.content, item.meta, stamp)
+            (digest,) = message_hashes((parts,))
         refusal = self._problem(item, topic)
         if refusal is not None:
             self.admitted.refusals[len(self.admitted.verdicts)] = refusal
@@ -292,14 +293,13 @@ class Admission:
     def _problem(self, item: Decoded, topic: _Topic) -> Refusal | None:
         if not item.has_message:
             return MISSING_MESSAGE
-        found = (
-            topic.problem
-            or self._times.problem(item.timestamp)
-            or size_problem(len(item.meta), len(item.body), self._policy)
-        )
+        policy, meta_bytes, message_bytes = self._policy, len(item.meta), len(item.body)
+        found = topic.problem or self._times.problem(item.timestamp)
+        if meta_bytes > policy.max_meta_bytes or message_bytes > policy.max_message_bytes:
+            found = found or size_problem(meta_bytes, message_bytes, policy)
         if found is None and item.ephemeral and not self._relays:
             return _EPHEMERAL
-        if found is None and not self._rights.allows(*topic.names):
+        if found is None and not (self._anywhere or self._rights.allows(*topic.names)):
             return Refusal(
                 Reason.OUTSIDE_TOPICS,
                 f"client {self._client} may not publish on these topics: use those that the "

@@ -76,15 +76,17 @@ def decode_message(index: int, encoded: bytes) -> Decoded:
         raise MalformedMessage(f"entry {index} is no WakuMessageAndTopic") from None
     item.DiscardUnknownFields()
     message = item.message
+    body, timestamp = message.SerializeToString(), message.timestamp
+    # By position, and without a look at what follows from the rest: this is done for each message.
     return Decoded(
-        has_message=item.HasField("message"),
-        pubsub_topic=item.pubsub_topic,
-        content_topic=message.content_topic,
-        payload=message.payload,
-        meta=message.meta,
-        timestamp=message.timestamp if message.HasField("timestamp") else None,
-        ephemeral=message.ephemeral,
-        body=message.SerializeToString(),
+        bool(body) or item.HasField("message"),
+        item.pubsub_topic,
+        message.content_topic,
+        message.payload,
+        message.meta,
+        timestamp if timestamp or message.HasField("timestamp") else None,
+        message.ephemeral,
+        body,
     )
 
 

@@ -102,6 +102,8 @@ class Times:
 
     def problem(self, timestamp: int | None) -> Refusal | None:
         """Judge a timestamp in nanoseconds; ``None``: the message has none."""
+        if timestamp is not None and self.oldest_ns <= timestamp <= self.newest_ns:
+            return None
         if timestamp is None:
             return Refusal(
                 Reason.MISSING_TIMESTAMP,
@@ -114,7 +116,7 @@ class Times:
             )
         if timestamp > self.newest_ns:
             return self._too_new(timestamp)
-        return self._too_old(timestamp) if timestamp < self.oldest_ns else None
+        return self._too_old(timestamp)
 
     def _too_new(self, timestamp: int) -> Refusal:
         ahead, allowed = timestamp - self._now_ns, self.newest_ns - self._now_ns

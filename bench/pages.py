@@ -27,8 +27,9 @@ from store.db.writing.bulk import (
     in_order,
     message_blocks,
 )
-from store.messages.validate import Policy, admit
+from storenode.message.rules import Policy
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+from tests.support.admission import admit
 
 DAYS = 30
 DAY_NS = 86_400 * 10**9

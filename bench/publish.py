@@ -49,7 +49,8 @@ from store.db.writing.bulk import (
     in_order,
     message_blocks,
 )
-from store.messages.validate import Policy, admit
+from storenode.message.rules import Policy
+from tests.support.admission import admit
 
 ROUNDS = 5
 

@@ -13,11 +13,9 @@ from sim.messages import Message
 from sim.network import Caller
 from sim.process import Handler, Process
 from sim.tasks import Promise, Steps, Task, within
-from store.domain.door import Door
+from store.domain.admission import Admission, Verdict
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
-from store.messages.transfer import parse
-from store.messages.validate import Verdict
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -80,9 +78,9 @@ class Intake:
 
     def _publish(self, sender: str, letter: Publish) -> Steps[None]:
         process = self._process
-        door = Door(process.policy(), process.clock.unix_ns(), Source.CLIENT)
-        door.admit(parse(letter.messages))
-        published = door.published
+        admission = Admission(process.policy(), process.clock.unix_ns(), Source.CLIENT)
+        admission.admit(letter.messages)
+        published = admission.admitted
         try:
             yield from self.store(published.batch)
         except Unavailable:

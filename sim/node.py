@@ -15,7 +15,7 @@ from sim.process import Handler, Process, Service
 from sim.streams import served
 from sim.tasks import Cancelled, Steps
 from store.domain.ports import PeerAddress
-from store.messages.validate import Policy
+from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from sim.world import World

@@ -21,7 +21,7 @@ from sim.scans import SCAN, Page, Scan
 from sim.streams import SimConnector, StatusReceived
 from sim.views import OpenView as SimView
 from sim.views import Views
-from store.domain.door import Door
+from store.domain.admission import Admission, Verdict
 from store.domain.ports import (
     CursorOutOfRange,
     HistoryEntry,
@@ -38,8 +38,7 @@ from store.domain.streams import FrameStream
 from store.domain.view import OpenView
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
-from store.messages.transfer import parse, transferred
-from store.messages.validate import Reason, Verdict
+from store.messages.transfer import transferred
 from store.sync.session import exchange as shipped
 from store.sync.session.exchange import Account, ExchangeWork
 from store.sync.session.initiator import Initiator
@@ -49,6 +48,7 @@ from store.sync.transfer.core import Transfer
 from store.sync.transfer.driver import TransferWork
 from store.sync.transfer.events import Fault
 from store.sync.transfer.policy_memory import Side as Whose
+from storenode.message.rules import Reason
 
 CLUSTER: Final = 7
 SHARDS: Final = ()
@@ -363,9 +363,9 @@ class SimCaller:
 
     def _refused(self, messages: list[bytes]) -> set[bytes]:
         """What the node may refuse of a page now."""
-        door = Door(self._process.policy(), self._process.clock.unix_ns(), Source.RESUME)
-        door.admit(parse(messages))
-        published = door.published
+        admission = Admission(self._process.policy(), self._process.clock.unix_ns(), Source.RESUME)
+        admission.admit(messages)
+        published = admission.admitted
         return {
             digest
             for digest, verdict in zip(published.hashes, published.verdicts, strict=True)

@@ -18,7 +18,7 @@ from sim.network import Network
 from sim.scenario import Scenario
 from sim.tasks import Steps, Task, pause
 from sim.timeline import Timeline
-from store.messages.validate import Policy
+from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from sim.node import Node

@@ -31,9 +31,9 @@ from sim.scenario import Scenario
 from sim.tasks import Promise, Steps, pause
 from sim.timeline import Timeline
 from sim.trace import Trace
-from store.domain.ports import PeerAddress, SyncEnding, SyncOutcome
-from store.messages.transfer import parse
-from store.messages.validate import Policy, admit
+from store.domain.admission import Admission
+from store.domain.ports import PeerAddress, Source, SyncEnding, SyncOutcome
+from storenode.message.rules import Policy
 
 _T = TypeVar("_T")
 
@@ -187,8 +187,10 @@ class World:
             self.judge.make(message)
             for store, database in enumerate(self.databases):
                 if dice.random() < scenario.share and self._fits(message, store):
-                    rules = Policy(max_drift_ns=None, publisher=False)
-                    database.add(admit(parse([message.encoded]), START_NS, rules).batch, 0)
+                    rules = Policy(max_drift_ns=None)
+                    admission = Admission(rules, START_NS, Source.RESTORE)
+                    admission.admit([message.encoded])
+                    database.add(admission.admitted.batch, 0)
 
     def _fits(self, message: Message, store: int) -> bool:
         """Would the nodes of a store have taken it?"""

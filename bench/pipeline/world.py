@@ -2,7 +2,7 @@
 
 Eight shards, 50 content topics, random payloads of 200 bytes, as encrypted ones look. Every tenth
 message is one of SDS, in one of 20 channels, with two parents. The messages go through the node's
-own door and writer, so that summaries, SDS metadata, indexes and partitions are those of a node.
+own admission and writer: summaries, SDS metadata, indexes and partitions are those of a node.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from store.db.schema.migrate import upgrade
 from store.db.schema.partitions import PartitionMap
 from store.db.summaries.fold import fold_until
 from store.db.writing.writer import DatabaseWriter
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import Source
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
-from store.messages.validate import Policy
+from storenode.message.rules import Policy
 from storenode.message.varint import delimited, varint
 from storenode.sds import codec
 
@@ -82,9 +82,9 @@ async def _fill(url: str, messages: int) -> None:
             waiting = asyncio.Semaphore(4)
             for batch in _batches(messages, now_ns):
                 await waiting.acquire()
-                door = Door(_POLICY, now_ns, Source.CLIENT)
-                door.admit_encoded(batch)
-                task = group.create_task(writer.store(door.published.batch, Source.CLIENT))
+                admission = Admission(_POLICY, now_ns, Source.CLIENT)
+                admission.admit(batch)
+                task = group.create_task(writer.store(admission.admitted.batch, Source.CLIENT))
                 task.add_done_callback(lambda _: waiting.release())
     finally:
         await writer.stop()

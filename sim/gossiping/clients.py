@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 from sim.gossiping.node import MAX_DRIFT_NS, SimNode
 from sim.limits import NS_PER_S
 from sim.messages import Message
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import Source
-from store.messages.validate import Policy
+from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld
@@ -86,9 +86,9 @@ class Reconciler:
             return
         life.gossip.driver.found(one.who.node_id, one.who.store_id, lacking[:_SYNC_MESSAGES])
         await asyncio.sleep(self._world.network.delay_s())
-        door = Door(Policy(max_drift_ns=MAX_DRIFT_NS), other.unix_ns(), Source.TRANSFER)
-        door.admit_encoded(messages)
-        batch = door.published.batch
+        admission = Admission(Policy(max_drift_ns=MAX_DRIFT_NS), other.unix_ns(), Source.TRANSFER)
+        admission.admit(messages)
+        batch = admission.admitted.batch
         if batch.hashes and not life.life.ended:
             store = partial(life.session.write, batch, Source.TRANSFER, 0)
             await asyncio.wait({life.call(store)})

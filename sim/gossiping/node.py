@@ -14,7 +14,7 @@ from sim.gossiping.loop import Life
 from sim.gossiping.network import End, Identity
 from sim.gossiping.store import MAX_NEEDED, Store, StoreSession, UnreadSession
 from sim.limits import START_NS
-from store.domain.door import Door
+from store.domain.admission import Admission, Verdict
 from store.domain.ports import PeerAddress, PeerFailed, Source, StoreBusy, StoreUnavailable
 from store.gossip.driver.errors import (
     FrameRejected,
@@ -37,7 +37,8 @@ from store.gossip.events import (
     SyncLeaves,
 )
 from store.gossip.machine import Gossip
-from store.messages.validate import MalformedMessage, Policy, Verdict
+from store.messages.transfer import MalformedMessage
+from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld
@@ -185,9 +186,9 @@ class NodeLife:
     ) -> None:
         """Serve a publisher: store, acknowledge, and wait for confirmations if it wants any."""
         world = self.world
-        door = Door(self._policy(), self.node.unix_ns(), Source.CLIENT)
-        door.admit_encoded(messages)
-        published = door.published
+        admission = Admission(self._policy(), self.node.unix_ns(), Source.CLIENT)
+        admission.admit(messages)
+        published = admission.admitted
         hashes = published.batch.hashes
         stored = await self.session.write(published.batch, Source.CLIENT, asked) if hashes else []
         held = [
@@ -276,12 +277,12 @@ class NodeLife:
             if isinstance(frame, Inventory | GetEvents | SyncLeaves):
                 return frame
             raise FrameRejected("this is no frame")
-        door = Door(self._policy(), self.node.unix_ns(), Source.GOSSIP)
+        admission = Admission(self._policy(), self.node.unix_ns(), Source.GOSSIP)
         try:
-            door.admit_encoded(frame.messages)
+            admission.admit(frame.messages)
         except MalformedMessage as error:
             raise FrameRejected(str(error)) from None
-        published = door.published
+        published = admission.admitted
         refused = [
             (published.hashes[index], refusal.label)
             for index, refusal in published.refusals.items()

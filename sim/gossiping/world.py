@@ -23,13 +23,13 @@ from sim.gossiping.trace import Trace
 from sim.judge import Violation
 from sim.limits import START_NS
 from sim.messages import Message, message_of
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import Source
 from store.gossip.config import GossipConfig
 from store.gossip.events import GraphEvent, What
 from store.gossip.graph import graph_events
 from store.gossip.machine import Gossip
-from store.messages.validate import Policy
+from storenode.message.rules import Policy
 from storenode.sds.codec import encode
 
 PUBSUB: Final = "/waku/2/rs/7/0"
@@ -200,9 +200,9 @@ class GossipWorld:
         content = encode(_CHANNEL, name, parents=parents, content=payload)
         message = self._made(message_of(PUBSUB, _TOPIC, content, time_ns))
         self._named.append((name, message.digest))
-        door = Door(Policy(max_drift_ns=None), time_ns, Source.RESTORE)
-        door.admit_encoded([message.encoded])
-        for event in graph_events(door.published.batch):
+        admission = Admission(Policy(max_drift_ns=None), time_ns, Source.RESTORE)
+        admission.admit([message.encoded])
+        for event in graph_events(admission.admitted.batch):
             self._graph[event.id] = event
         return message
 

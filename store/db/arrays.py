@@ -82,7 +82,9 @@ def bigint_column(values: NDArray[np.int64]) -> BigintArray:
 
 def fixed_bytes(values: Sequence[bytes], size: int) -> ByteaArray:
     """Lay out byte strings that all have ``size`` bytes, such as hashes."""
-    return ByteaArray(_header(BYTEA_OID, len(values)) + _equal(values, size))
+    length = _LENGTH.pack(size)
+    body = length + length.join(values) if values else b""
+    return ByteaArray(_header(BYTEA_OID, len(values)) + body)
 
 
 def hash_column(values: NDArray[np.uint8]) -> ByteaArray:
@@ -94,29 +96,23 @@ def hash_column(values: NDArray[np.uint8]) -> ByteaArray:
 
 def varied_bytes(values: Sequence[bytes]) -> ByteaArray:
     """Lay out byte strings of any size."""
-    return ByteaArray(_header(BYTEA_OID, len(values)) + _varied(values))
+    pack = _LENGTH.pack
+    body = b"".join([part for value in values for part in (pack(len(value)), value)])
+    return ByteaArray(_header(BYTEA_OID, len(values)) + body)
 
 
 def texts(values: Sequence[str]) -> TextArray:
     """Lay out texts, which must not hold a NUL."""
-    return TextArray(_header(TEXT_OID, len(values)) + _varied([each.encode() for each in values]))
+    pack, encoded = _LENGTH.pack, [each.encode() for each in values]
+    body = b"".join([part for value in encoded for part in (pack(len(value)), value)])
+    return TextArray(_header(TEXT_OID, len(values)) + body)
 
 
 def uuids(values: Sequence[bytes]) -> UuidArray:
     """Lay out 16-byte keys."""
-    return UuidArray(_header(UUID_OID, len(values)) + _equal(values, _UUID_BYTES))
-
-
-def _varied(values: Sequence[bytes]) -> bytes:
-    pack = _LENGTH.pack
-    return b"".join([part for value in values for part in (pack(len(value)), value)])
-
-
-def _equal(values: Sequence[bytes], size: int) -> bytes:
-    if not values:
-        return b""
-    length = _LENGTH.pack(size)
-    return length + length.join(values)
+    length = _LENGTH.pack(_UUID_BYTES)
+    body = length + length.join(values) if values else b""
+    return UuidArray(_header(UUID_OID, len(values)) + body)
 
 
 class _ArrayDumper(Dumper):

@@ -76,6 +76,11 @@ class Denied:
     sentence: str
 
 
+_NO_TOKEN_FILE: Final = Denied(
+    Denial.PERMISSION_DENIED,
+    "this node has no token file, so it is administered over its admin listener on "
+    "loopback only: call it there, or start the node with --client-token-file",
+)
 _EVERYBODY: Final = frozenset({Right.READ, Right.PUBLISH, Right.FOLLOW})
 _OPERATOR: Final = frozenset(Right)
 
@@ -127,25 +132,16 @@ class Access:
         on loopback.
         """
         if self._entries is None:
-            return self._authorize_stranger(right, stranger, open_admin=open_admin)
+            if right is Right.ADMIN and not open_admin:
+                return _NO_TOKEN_FILE
+            rights = _OPERATOR if open_admin else _EVERYBODY
+            return Client(stranger, rights, limits=self._stranger_limits)
         client = self._identify(authorization)
         if isinstance(client, Denied) or right in client.rights:
             return client
         return Denied(
             Denial.PERMISSION_DENIED,
             f"client {client.name} lacks the right `{right}`: ask the operator of the node for it",
-        )
-
-    def _authorize_stranger(
-        self, right: Right, stranger: str, *, open_admin: bool
-    ) -> Client | Denied:
-        if right is not Right.ADMIN or open_admin:
-            rights = _OPERATOR if open_admin else _EVERYBODY
-            return Client(stranger, rights, limits=self._stranger_limits)
-        return Denied(
-            Denial.PERMISSION_DENIED,
-            "this node has no token file, so it is administered over its admin listener on "
-            "loopback only: call it there, or start the node with --client-token-file",
         )
 
     def _identify(self, authorization: str | None) -> Client | Denied:

@@ -6,14 +6,12 @@ Pure: rows come in, faults come out. `store.db.checks.check` reads the rows.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from hashlib import sha256
 from typing import Final
 
 from store.messages.unframe import FrameError, Unframed, unframe
 from storenode.message.hashing import message_hash
 from storenode.message.topics import topic_key
-from storenode.sds.codec import decode, sds_key
-from storenode.sds.limits import SDS_KEY_BYTES
+from storenode.sds.codec import channel_key, decode, sds_key
 
 _LAMPORT_WRAP: Final = 1 << 64
 _LAMPORT_SIGN: Final = 1 << 63
@@ -109,7 +107,7 @@ def sds_row(payload: bytes) -> SdsRow | None:
         lamport -= _LAMPORT_WRAP
     return SdsRow(
         key=sds_key(channel, metadata.message_id),
-        channel_key=sha256(channel).digest()[:SDS_KEY_BYTES],
+        channel_key=channel_key(channel),
         channel=channel,
         message_id=metadata.message_id,
         sender=metadata.sender_id,

@@ -109,17 +109,18 @@ class Cover:
 
     def find(self, key: int) -> Bounds | None:
         """The partition that contains a key. Cost: logarithmic."""
-        return _at(self.bounds, self._lows, key)
+        place = bisect_right(self._lows, key) - 1
+        return self.bounds[place] if place >= 0 and key < self.bounds[place].high else None
 
     def spans(self, first: int, last: int) -> bool:
         """True when every key from ``first`` to ``last``, both included, has a partition."""
-        run = _at(self._runs, self._run_lows, first)
-        return run is not None and last in run
+        place = bisect_right(self._run_lows, first) - 1
+        return place >= 0 and last < self._runs[place].high
 
     def reaches(self, first: int) -> int:
         """The first key from ``first`` on, itself included, that has no partition."""
-        run = _at(self._runs, self._run_lows, first)
-        return first if run is None else run.high
+        place = bisect_right(self._run_lows, first) - 1
+        return max(first, self._runs[place].high) if place >= 0 else first
 
     def overlaps(self, other: Bounds) -> bool:
         """True when a partition with these bounds could not be added."""
@@ -314,14 +315,6 @@ def _merged(bounds: Sequence[Bounds]) -> list[Bounds]:
         else:
             runs.append(each)
     return runs
-
-
-def _at(bounds: Sequence[Bounds], lows: Sequence[int], key: int) -> Bounds | None:
-    place = bisect_right(lows, key)
-    if place == 0:
-        return None
-    candidate = bounds[place - 1]
-    return candidate if key in candidate else None
 
 
 def _fine(ts: int, now_ns: int, cover: Cover, made_up_to: int) -> Bounds:

@@ -223,7 +223,7 @@ class StoreSummary:
 
 
 class Writer(Protocol):
-    """The door into the database."""
+    """Writes to the database."""
 
     async def store(
         self, batch: RecordBatch, source: Source, min_confirms: int = 0

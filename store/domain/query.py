@@ -143,8 +143,14 @@ def filter_by(
     Raises:
         RequestError: a topic that no message can have, or too many.
     """
-    topics = _checked_topics(pubsub_topic, content_topics, limits.query_topics)
-    return TopicFilter(pubsub_topic, topics, rights)
+    if pubsub_topic is not None:
+        _check_topic("pubsub_topic", pubsub_topic)
+    most = limits.query_topics
+    if len(content_topics) > most:
+        raise LimitError(f"content_topics holds {len(content_topics)} topics: at most {most}")
+    for topic in content_topics:
+        _check_topic("content_topics", topic)
+    return TopicFilter(pubsub_topic, tuple(dict.fromkeys(content_topics)), rights)
 
 
 def sds_lookup(
@@ -226,18 +232,6 @@ def _check_hash(name: str, digest: bytes) -> None:
         raise QueryError(
             BAD_REQUEST, f"{name} has {len(digest)} bytes: a message hash has {HASH_BYTES}"
         )
-
-
-def _checked_topics(
-    pubsub_topic: str | None, content_topics: Sequence[str], most: int
-) -> tuple[str, ...]:
-    if pubsub_topic is not None:
-        _check_topic("pubsub_topic", pubsub_topic)
-    if len(content_topics) > most:
-        raise LimitError(f"content_topics holds {len(content_topics)} topics: at most {most}")
-    for topic in content_topics:
-        _check_topic("content_topics", topic)
-    return tuple(dict.fromkeys(content_topics))
 
 
 def _check_topic(name: str, topic: str) -> None:

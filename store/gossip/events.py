@@ -17,7 +17,7 @@ How a driver goes about it:
    not only announced. What turns out to be held already, and wants confirmations: `Wanted`, once
    its unread rows are durable. Read confirmations come out as `Confirm`, with counts.
 4. A peer delivers by transfer or has answered "stored" there: `Holds`, as early as possible.
-5. A frame comes: bodies go to the door (`Source.GOSSIP`) and in as `Bodies`; the other kinds go
+5. A frame comes: bodies go to admission (`Source.GOSSIP`) and in as `Bodies`; the other kinds go
    in as they are. After each step `Gossip.next_wake_ns` says when `Tick` is due.
 6. A `Send` is answered by `Sent` when the stream has taken the frame, a `Load`, `LookUp` or
    `Persist` by its answer or by `Failed`, in any order. Answers after a `PeerLeft` are fine.
@@ -72,7 +72,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """``GossipFrame.events`` that came, as the door has judged it.
+    """``GossipFrame.events`` that came, as admission has judged it.
 
     ``batch``: what is accepted, each message once, with its SDS metadata. ``refused``: (ID, label
     of the reason) of what is not; the ID is empty where it cannot be computed. ``size_bytes``: of

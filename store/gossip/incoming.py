@@ -12,7 +12,7 @@ from store.gossip.peer import Peer
 from storenode.message.limits import HASH_BYTES
 
 _TOO_NEW = "too_new"
-"""The label of the door for a message whose time has not come (`messages.validate.Reason`)."""
+"""The label of admission for a message whose time has not come (`rules.Reason`)."""
 
 _LEAVES_SHARE = 4
 """Leaves may come so many times as often as they are due."""

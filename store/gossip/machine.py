@@ -13,7 +13,7 @@ Rules.
    passed on. A body that is sent says the same. Nothing is pushed to a store that is known to
    hold it.
 3. What a peer announces is looked up, and asked for from one peer at a time (`gossip.wanted`).
-   What comes is judged by the door before it comes here, stored, announced, and so passed on.
+   What comes is judged on admission before it comes here, stored, announced, and so passed on.
 4. Every announcement of a store counts once as a confirmation of what is unread (`gossip.unread`).
    With enough of them an event is read; until then it is announced again at an interval.
 5. Every `leaves_interval_ns`, when the leaves have changed, each peer gets them. Who receives them

@@ -110,15 +110,15 @@ class RecordBatch:
             raise ValueError("the SDS positions of the batch are not ascending or not in it")
 
 
-def index_batch(batch: RecordBatch) -> None:
-    """Fill the SDS columns of a batch from its payloads, replacing what they hold."""
-    index, found = [], []
-    for position, payload in enumerate(batch.payloads):
+def index_batch(batch: RecordBatch, first: int = 0) -> None:
+    """Fill the SDS columns of a batch from its payloads, from message ``first`` on."""
+    if not first:
+        batch.sds_index, batch.sds = [], []
+    for position, payload in enumerate(batch.payloads[first:], first):
         metadata = decode(payload)
         if metadata is not None:
-            index.append(position)
-            found.append(metadata)
-    batch.sds_index, batch.sds = index, found
+            batch.sds_index.append(position)
+            batch.sds.append(metadata)
 
 
 def pubsub_suffix(pubsub_topic: bytes) -> bytes:

@@ -6,13 +6,13 @@ the hash, which is not sent: its receiver computes it anew::
     0A len( 0A 20 hash  12 len(message)  1A len(pubsub topic) )     stored
                         0A len(message)  12 len(pubsub topic)       sent
 
-The way back is the door (`store.messages.validate.admit`), which decodes, judges and lays out.
+The way back is `store.domain.admission`, which judges and lays out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -26,8 +26,25 @@ _REFUSED_HASH_HEADER: Final = b"\x0a" + varint(HASH_BYTES)
 _DONE: Final = b"\x28\x01"
 
 
-class TransferError(ValueError):
-    """The bytes are not a ``WakuMessageAndTopic``; the text says which of them."""
+class MalformedMessage(ValueError):
+    """The bytes of an encoded message are no ``WakuMessageAndTopic``."""
+
+
+class Decoded(NamedTuple):
+    """The fields of a ``WakuMessageAndTopic`` that rules are about; absent ones are empty.
+
+    ``timestamp`` in nanoseconds, ``None`` where it is absent. ``body`` is the canonical encoding of
+    the WakuMessage without unknown fields.
+    """
+
+    has_message: bool
+    pubsub_topic: str
+    content_topic: str
+    payload: bytes
+    meta: bytes
+    timestamp: int | None
+    ephemeral: bool
+    body: bytes
 
 
 def transferred(frame: bytes) -> bytes:
@@ -47,19 +64,30 @@ def transferred(frame: bytes) -> bytes:
     return b"\x0a%b\x12%b" % (frame[at:end], frame[end + 1 :])
 
 
-def parse(encoded: Sequence[bytes]) -> list[WakuMessageAndTopic]:
-    """Decode messages for the door.
+def decode_message(index: int, encoded: bytes) -> Decoded:
+    """Decode message ``index`` of a request.
 
     Raises:
-        TransferError: one of them cannot be decoded.
+        MalformedMessage: it cannot be decoded.
     """
-    messages = []
-    for index, data in enumerate(encoded):
-        try:
-            messages.append(WakuMessageAndTopic.FromString(data))
-        except DecodeError:
-            raise TransferError(f"message {index} of {len(encoded)} cannot be decoded") from None
-    return messages
+    try:
+        item = WakuMessageAndTopic.FromString(encoded)
+    except DecodeError:
+        raise MalformedMessage(f"entry {index} is no WakuMessageAndTopic") from None
+    item.DiscardUnknownFields()
+    message = item.message
+    body, timestamp = message.SerializeToString(), message.timestamp
+    # By position, and without a look at what follows from the rest: this is done for each message.
+    return Decoded(
+        bool(body) or item.HasField("message"),
+        item.pubsub_topic,
+        message.content_topic,
+        message.payload,
+        message.meta,
+        timestamp if timestamp or message.HasField("timestamp") else None,
+        message.ephemeral,
+        body,
+    )
 
 
 def transfer_frame(

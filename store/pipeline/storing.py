@@ -1,6 +1,6 @@
 """Rows of Spark into a store node's database: how a restore writes.
 
-Every row goes through the node's own door and writer, so that a message that comes back has its
+Every row goes through the node's own admission and writer, so a message that comes back has its
 indexes, its SDS metadata, its place in the commit order and its part of the summaries, and nodes
 that serve see it at once. What is there already is left alone: tasks may be repeated.
 """
@@ -21,12 +21,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from store.db.pool import Database, PoolSettings
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
-from store.domain.door import Door
+from store.domain.admission import Admission, Verdict
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
-from store.messages.validate import MalformedMessage, Policy, Verdict
+from store.messages.transfer import MalformedMessage
 from store.pipeline.encode import COLUMNS, encoded
 from store.pipeline.errors import UNREACHABLE, USAGE, PipelineError
 from store.pipeline.limits import RESTORE_BATCH_BYTES, RESTORE_BATCH_MESSAGES
+from storenode.message.rules import Policy
 
 _NO_LIMIT: Final = 2**31 - 1
 _POOLS: Final = PoolSettings(write_connections=2, read_connections=1, bulk_connections=1)
@@ -115,12 +116,12 @@ def _portions(batch: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
 
 
 async def _store(writer: DatabaseWriter, rows: list[dict[str, Any]]) -> int:
-    door = Door(POLICY, time.time_ns(), Source.RESTORE)
+    admission = Admission(POLICY, time.time_ns(), Source.RESTORE)
     try:
-        door.admit_encoded([encoded(row) for row in rows])
+        admission.admit([encoded(row) for row in rows])
     except (MalformedMessage, ValueError) as error:
         raise PipelineError(f"A row of the archive is no message: {error}.") from error
-    published = door.published
+    published = admission.admitted
     for place, row in enumerate(rows):
         if published.verdicts[place] is Verdict.REJECTED:
             raise PipelineError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias, TypeVar
@@ -20,18 +20,17 @@ from store.domain.access import Client, Denied, Right
 from store.domain.quota import Account, CallKind
 from store.observe.logging import get_logger, request_context
 from store.rpc.context import RpcContext
-from store.rpc.failure import RpcFailure, exceeded, over_limit, translate, unready
+from store.rpc.failure import RpcFailure, exceeded, malformed, over_limit, translate, unready
 from store.rpc.identity import (
     AUTHORIZATION,
     REQUEST_ID,
+    CallMetadata,
     identify_peer,
     is_believed_peer,
     not_a_peer,
     own_metadata,
     read_metadata,
     remote,
-    request_id,
-    trace_fields,
 )
 from store.rpc.limits import (
     COUNTED_REQUEST_BYTES,
@@ -87,7 +86,13 @@ class Call:
     method: Method
     client: Client
     account: Account
-    request_id: str
+    metadata: CallMetadata
+
+    def check_ready(self) -> None:
+        """Raise `RpcFailure` when the node cannot serve now."""
+        reason = None if self.method.always else self.node.unready()
+        if reason is not None:
+            raise unready(reason)
 
     def charge(self, size_bytes: int, *, counted: bool) -> None:
         """Charge one request; ``counted``: the beginning of the call has counted it.
@@ -111,12 +116,6 @@ class Call:
         limit = self.account.messages(count, self.node.monotonic_ns())
         if limit is not None:
             raise exceeded(limit)
-
-    def check_ready(self) -> None:
-        """Raise `RpcFailure` when the node cannot serve now."""
-        reason = None if self.method.always else self.node.unready()
-        if reason is not None:
-            raise unready(reason)
 
 
 class CallerGone(Exception):
@@ -173,7 +172,9 @@ class Wrapper:
             async def answer(call: Call) -> bytes:
                 call.check_ready()
                 call.charge(len(request), counted=True)
-                with self._room(method, len(request)):
+                if not method.timed or len(request) <= COUNTED_REQUEST_BYTES:
+                    return await handle(call, request)
+                with self._room(len(request)):
                     return await handle(call, request)
 
             response = await self._serve(
@@ -190,7 +191,8 @@ class Wrapper:
             async def answer(call: Call) -> None:
                 call.check_ready()
                 call.charge(len(request), counted=True)
-                with self._room(method, len(request)):
+                is_large = method.timed and len(request) > COUNTED_REQUEST_BYTES
+                with self._room(len(request)) if is_large else nullcontext():
                     async with aclosing(handle(call, request)) as pages:
                         async for page in pages:
                             await send(context, page)
@@ -212,11 +214,8 @@ class Wrapper:
         return grpc.stream_stream_rpc_method_handler(serve)
 
     @contextmanager
-    def _room(self, method: Method, size_bytes: int) -> Iterator[None]:
+    def _room(self, size_bytes: int) -> Iterator[None]:
         """Room for a large request of a read, which is held as long as the read takes."""
-        if not method.timed or size_bytes <= COUNTED_REQUEST_BYTES:
-            yield
-            return
         budget = self._large_reads
         if not budget.try_take(size_bytes):
             raise RpcFailure(
@@ -238,12 +237,12 @@ class Wrapper:
         refuse: Callable[[RpcFailure], _T] | None = None,
     ) -> _T | None:
         node, began_ns = self._node, self._node.monotonic_ns()
-        call_id, call, code = request_id(context), None, "OK"
-        request_context(request_id=call_id)
+        metadata, call, code = read_metadata(context), None, "OK"
+        request_context(request_id=metadata.request_id)
         try:
-            call = await self._open(method, context, call_id)
+            call = await self._open(method, context, metadata)
             if node.tracing is not None and method.traced:
-                with node.tracing.serving(self._service, method.name, trace_fields(context)):
+                with node.tracing.serving(self._service, method.name, metadata.trace):
                     return await answer(call)
             if not method.endless:
                 return await answer(call)
@@ -253,12 +252,12 @@ class Wrapper:
             code = "CANCELLED"
             raise asyncio.CancelledError from None
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-            failure, foreseen = translate(error, call_id)
+            failure, foreseen = translate(error, metadata.request_id)
             if refuse is not None and failure.retry:
                 return refuse(failure)
             code = failure.code.name
             self._report(method, call, failure, None if foreseen else error)
-            _end_with(context, failure, call_id)
+            _end_with(context, failure, metadata.request_id)
             del failure  # its traceback has this frame: each would keep the other, and the request
             return None
         finally:
@@ -266,9 +265,9 @@ class Wrapper:
                 call.account.end(method.kind)
             self._measure(method, code, began_ns)
 
-    async def _open(self, method: Method, context: Context, call_id: str) -> Call:
+    async def _open(self, method: Method, context: Context, metadata: CallMetadata) -> Call:
         node = self._node
-        client, is_peer = self._identify(method, context)
+        client, is_peer = self._identify(method, context, metadata)
         if is_peer:
             await context.send_initial_metadata(self._own_metadata)
             # Once more: a caller may learn of the end of a call without responses first.
@@ -278,23 +277,26 @@ class Wrapper:
         limit = account.begin(method.kind, now_ns)
         if limit is not None:
             raise exceeded(limit)
-        return Call(node, method, client, account, call_id)
+        return Call(node, method, client, account, metadata)
 
-    def _identify(self, method: Method, context: Context) -> tuple[Client, bool]:
+    def _identify(
+        self, method: Method, context: Context, metadata: CallMetadata
+    ) -> tuple[Client, bool]:
         origin = remote(context.peer())
         if method.right is None:
             return Client(origin.name, frozenset()), False
-        node, metadata = self._node, read_metadata(context)
-        rules = node.peers
+        if metadata.repeated:
+            raise malformed(f"the metadata `{metadata.repeated}` is given twice: send it once")
+        node, told, rules = self._node, metadata.told, self._node.peers
         if rules is not None and (
-            self._listener == "peer" or (method.peers and is_believed_peer(metadata, rules, origin))
+            self._listener == "peer" or (method.peers and is_believed_peer(told, rules, origin))
         ):
-            return identify_peer(metadata, context, rules, node.peer_limits), True
+            return identify_peer(told, context, rules, node.peer_limits), True
         if method.peers_only:
-            raise not_a_peer(metadata)
+            raise not_a_peer(told)
         open_admin = node.open_admin and self._listener == "admin"
         found = node.access().authorize(
-            metadata.get(AUTHORIZATION), method.right, origin.name, open_admin=open_admin
+            told.get(AUTHORIZATION), method.right, origin.name, open_admin=open_admin
         )
         if isinstance(found, Denied):
             raise RpcFailure(grpc.StatusCode[found.denial], found.sentence)

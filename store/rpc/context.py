@@ -11,12 +11,12 @@ from store.domain.limits import RequestLimits
 from store.domain.ports import Synchronization
 from store.domain.quota import ClientLimits, Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
-from store.messages.validate import Policy
 from store.observe.metrics import Metrics
 from store.rpc.drain import Drain
 from store.rpc.health import Health
 from store.rpc.limits import MAX_IN_FLIGHT_PUBLISH_BYTES
 from store.rpc.window import Budget
+from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from store.gossip.driver.streams import PeerStreams

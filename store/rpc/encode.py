@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from store.domain.door import Published
+from store.domain.admission import Admitted, Verdict
 from store.domain.ports import QueryPage, SdsPage
 from store.domain.query import OK
 from store.domain.unread import Confirmation
 from store.messages.frames import sds_missing, sds_page
-from store.messages.validate import Verdict
 from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.v1 import store_pb2
@@ -34,7 +33,7 @@ _SUCCESS: Final = _FIELD_10_VARINT + varint(OK) + delimited(_FIELD_11, b"OK")
 
 
 def publish_response(
-    published: Published, stored: Sequence[bool], confirmations: Sequence[Confirmation] = ()
+    published: Admitted, stored: Sequence[bool], confirmations: Sequence[Confirmation] = ()
 ) -> bytes:
     """Encode a ``PublishResponse``.
 
@@ -42,7 +41,7 @@ def publish_response(
     stores confirmed it, where that was asked for.
     """
     batch = published.batch
-    if not confirmations and len(batch) == len(published.verdicts) and all(stored):
+    if not confirmations and len(batch.hashes) == len(published.verdicts) and all(stored):
         # The usual request: everything in it is new.
         return b"".join([_SHORT + digest + _STORED for digest in batch.hashes])
     if confirmations:
@@ -59,7 +58,7 @@ def publish_response(
 
 
 def _confirmed(
-    published: Published, stored: Sequence[bool], confirmations: Sequence[Confirmation]
+    published: Admitted, stored: Sequence[bool], confirmations: Sequence[Confirmation]
 ) -> tuple[list[bytes], list[bytes]]:
     """The results of the first copies in a request, and those of further ones."""
     held, again = [], []
@@ -73,7 +72,7 @@ def _confirmed(
     return held, again
 
 
-def _results(published: Published, held: list[bytes], again: list[bytes]) -> Iterable[bytes]:
+def _results(published: Admitted, held: list[bytes], again: list[bytes]) -> Iterable[bytes]:
     columns = zip(published.verdicts, published.positions, published.hashes, strict=True)
     for index, (verdict, position, digest) in enumerate(columns):
         if verdict is Verdict.ACCEPTED:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 
-from store.domain.door import Door, Published
+from store.domain.admission import Admission, Admitted
 from store.gossip.events import (
     Bodies,
     Events,
@@ -22,7 +22,7 @@ from store.gossip.events import (
     SyncLeaves,
 )
 from store.messages.fields import chunk_messages
-from store.messages.validate import MalformedMessage
+from store.messages.transfer import MalformedMessage
 from store.observe.limits import MAX_FRAME_TRACES
 from store.rpc.failure import malformed, over_limit
 from store.rpc.gossip_limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
@@ -63,8 +63,10 @@ def encode_gossip(frame: FrameOut, traces: Sequence[FrameTrace] = ()) -> bytes:
             return delimited(_SYNC_LEAVES, _ids(frame.ids) + rest)
 
 
-async def decode_gossip(frame: bytes, door: Door, tracing: Tracing | None = None) -> FrameIn:
-    """Read a frame; messages are judged by the door, which lets others have a turn now and then.
+async def decode_gossip(
+    frame: bytes, admission: Admission, tracing: Tracing | None = None
+) -> FrameIn:
+    """Read a frame; messages are judged, and others have a turn now and then.
 
     ``tracing`` is told of messages that the peer traces.
 
@@ -81,9 +83,9 @@ async def decode_gossip(frame: bytes, door: Door, tracing: Tracing | None = None
         raise malformed(_NO_FRAME) from None
     match raw.WhichOneof("kind"):
         case "events":
-            bodies = await _bodies(raw.events.messages, len(frame), door)
+            bodies = await _bodies(raw.events.messages, len(frame), admission)
             if tracing is not None:
-                _note_traces(raw.traces, door.published, tracing)
+                _note_traces(raw.traces, admission.admitted, tracing)
             return bodies
         case "inv":
             return Inventory(_checked(raw.inv))
@@ -107,7 +109,7 @@ def _encode_traces(traces: Sequence[FrameTrace]) -> bytes:
 
 
 def _note_traces(
-    traces: Sequence[peer_pb2.FrameTrace], published: Published, tracing: Tracing
+    traces: Sequence[peer_pb2.FrameTrace], published: Admitted, tracing: Tracing
 ) -> None:
     hashes = published.hashes
     for each in traces[:MAX_FRAME_TRACES]:
@@ -142,7 +144,7 @@ def _check_count(count: int) -> None:
         raise over_limit(f"the frame has {count:,} entries: send {MAX_GOSSIP_ENTRIES:,} at most")
 
 
-async def _bodies(messages: Sequence[bytes], size_bytes: int, door: Door) -> Bodies:
+async def _bodies(messages: Sequence[bytes], size_bytes: int, admission: Admission) -> Bodies:
     count = len(messages)
     _check_count(count)
     step = chunk_messages(count, size_bytes)
@@ -150,14 +152,14 @@ async def _bodies(messages: Sequence[bytes], size_bytes: int, door: Door) -> Bod
         if start:
             await asyncio.sleep(0)
         try:
-            door.admit_encoded(messages[start : start + step])
+            admission.admit(messages[start : start + step])
         except MalformedMessage:
             raise malformed(_NO_FRAME) from None
-    published = door.published
+    published = admission.admitted
     return Bodies(published.batch, _refused(published), size_bytes)
 
 
-def _refused(published: Published) -> list[tuple[bytes, str]]:
+def _refused(published: Admitted) -> list[tuple[bytes, str]]:
     return [
         (published.hashes[index], refusal.label) for index, refusal in published.refusals.items()
     ]

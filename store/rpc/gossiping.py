@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import PeerAddress
 from store.domain.streams import FrameStream
 from store.gossip.driver.errors import (
@@ -69,7 +69,11 @@ class GossipFrames:
     """A call of ``Gossip`` as a `store.gossip.driver.ports.FrameStream`."""
 
     def __init__(
-        self, stream: FrameStream, peer: str, admission: Callable[[], Door], tracing: Tracing | None
+        self,
+        stream: FrameStream,
+        peer: str,
+        admission: Callable[[], Admission],
+        tracing: Tracing | None,
     ) -> None:
         self._stream = stream
         self._peer = peer
@@ -104,7 +108,7 @@ class GossipTransport:
     """
 
     def __init__(
-        self, dialer: PeerDialer, admission: Callable[[], Door], tracing: Tracing | None = None
+        self, dialer: PeerDialer, admission: Callable[[], Admission], tracing: Tracing | None = None
     ) -> None:
         self._dialer = dialer
         self._admission = admission
@@ -142,7 +146,7 @@ class GossipService:
                 "this node exchanges nothing live: start it with --gossip on",
             )
         streams, transport = self._gossip
-        told = read_metadata(context)
+        told = read_metadata(context).told
         peer = told[NODE_ID]
         try:
             await streams.serve(transport.frames(CallerStream(context), peer), peer, told[STORE_ID])

@@ -11,7 +11,7 @@ import itertools
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Final, cast
@@ -73,32 +73,38 @@ def remote(address: str) -> Remote:
     return Remote(f"host {ip}", ip.is_loopback)
 
 
-def read_metadata(context: grpc.aio.ServicerContext[bytes, bytes]) -> dict[str, str]:
-    """The metadata that tell who calls, by name.
+@dataclass(slots=True)
+class CallMetadata:
+    """The metadata of a call that are read, taken apart once.
 
-    Raises:
-        RpcFailure: one of them is given twice.
+    ``told``: those that tell who calls, by name; ``repeated`` is one of them that is given twice.
+    ``request_id``: the caller's if it is fit for a log, else one of this node's. ``trace``: the
+    caller's place in a trace (W3C Trace Context), as it is given.
     """
-    found: dict[str, str] = {}
-    for name, value in _pairs(context):
+
+    told: dict[str, str] = field(default_factory=dict)
+    repeated: str = ""
+    request_id: str = ""
+    trace: dict[str, str] = field(default_factory=dict)
+
+
+def read_metadata(context: grpc.aio.ServicerContext[bytes, bytes]) -> CallMetadata:
+    """Read the metadata of a call."""
+    found = CallMetadata()
+    # A tuple of pairs, whatever the type stubs say.
+    for name, value in cast("Iterable[tuple[str, str]]", context.invocation_metadata() or ()):
         if name in _WANTED:
-            if name in found:
-                raise malformed(f"the metadata `{name}` is given twice: send it once")
-            found[name] = value
+            if name in found.told:
+                found.repeated = found.repeated or name
+            else:
+                found.told[name] = value
+        elif name in _TRACE:
+            found.trace[name] = value
+        elif name == REQUEST_ID and not found.request_id and _SANE_REQUEST_ID.fullmatch(value):
+            found.request_id = str(value)
+    if not found.request_id:
+        found.request_id = f"{_process}-{next(_numbers):x}"
     return found
-
-
-def request_id(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
-    """The caller's request ID if it is fit for a log, else one of this node's."""
-    for name, value in _pairs(context):
-        if name == REQUEST_ID and _SANE_REQUEST_ID.fullmatch(value):
-            return str(value)
-    return f"{_process}-{next(_numbers):x}"
-
-
-def trace_fields(context: grpc.aio.ServicerContext[bytes, bytes]) -> dict[str, str]:
-    """The caller's place in a trace (W3C Trace Context), as it is given."""
-    return {name: value for name, value in _pairs(context) if name in _TRACE}
 
 
 def is_believed_peer(metadata: dict[str, str], rules: PeerRules, origin: Remote) -> bool:
@@ -161,11 +167,6 @@ def own_metadata(identity: NodeIdentity) -> tuple[tuple[str, str], ...]:
         (STORE_ID, identity.store_id),
         (VERSION, identity.version),
     )
-
-
-def _pairs(context: grpc.aio.ServicerContext[bytes, bytes]) -> Iterable[tuple[str, str]]:
-    # A tuple of pairs, whatever the type stubs say.
-    return cast("Iterable[tuple[str, str]]", context.invocation_metadata() or ())
 
 
 def _certified_name(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:

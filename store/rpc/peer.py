@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from store.rpc.call import Call, Context
-from store.rpc.identity import NODE_ID, STORE_ID, read_metadata
+from store.rpc.identity import NODE_ID, STORE_ID
 from store.rpc.streams import CallerStream
 from store.sync.session.exchange import Exchange
 from store.sync.session.responder import Responder
@@ -17,11 +17,9 @@ class PeerService:
 
     async def reconcile(self, call: Call, context: Context) -> None:
         """Answer ``Reconcile``."""
-        del call
-        told = read_metadata(context)
+        told = call.metadata.told
         await self._responder.reconcile(told[NODE_ID], told[STORE_ID], CallerStream(context))
 
     async def transfer(self, call: Call, context: Context) -> None:
         """Answer ``Transfer``."""
-        del call
-        await self._responder.transfer(read_metadata(context)[NODE_ID], CallerStream(context))
+        await self._responder.transfer(call.metadata.told[NODE_ID], CallerStream(context))

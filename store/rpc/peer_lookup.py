@@ -2,7 +2,7 @@
 
 What comes is bounded, and of each message it is checked that it was asked for: its payload claims
 one of the IDs in the channel, or cannot be read and has the hash that a hint names. The messages
-themselves are judged at the door, like all others.
+themselves are judged on admission, like all others.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What comes is checked as far as it must be for the scan to end, and to miss nothing when it goes on
 later: pages ascend, inside the range and strictly, and are bounded, and a cursor names the last
-message of its page. The messages themselves are judged at the door, like all others.
+message of its page. The messages themselves are judged on admission, like all others.
 """
 
 from __future__ import annotations

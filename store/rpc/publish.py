@@ -17,12 +17,11 @@ from typing import Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from store.domain.door import Door, Published, tally
+from store.domain.admission import Admission, Admitted
 from store.domain.ports import Services, Source
 from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
-from store.messages.validate import MalformedMessage
-from store.observe.metrics import Metrics
+from store.messages.transfer import MalformedMessage
 from store.rpc.call import Call, Context, receive, send
 from store.rpc.decode import clip
 from store.rpc.encode import publish_response
@@ -51,7 +50,7 @@ class Batch:
     ``timeout_s``: how long to wait for confirmations, None for the node's time.
     """
 
-    published: Published
+    published: Admitted
     min_confirms: int
     timeout_s: float | None
     began_ns: int
@@ -78,6 +77,8 @@ class Publisher:
             stored = await self.store(call, batch)
         finally:
             budget.give_back(size)
+        if not batch.min_confirms:
+            return publish_response(batch.published, stored)
         return await self.answer(call, batch, stored)
 
     async def publish_stream(self, call: Call, context: Context) -> None:
@@ -95,13 +96,20 @@ class Publisher:
         if count > most:
             raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
         call.charge_messages(count)
-        door = Door(node.policy(), node.now_ns(), Source.CLIENT, call.client)
+        admission = Admission(node.policy(), node.now_ns(), Source.CLIENT, call.client)
         step = chunk_messages(count, len(request))
         for start in range(0, count, step):
             if start:
                 await asyncio.sleep(0)
-            _judge(door, messages[start : start + step])
-        return Batch(door.published, decoded.min_confirms, _timeout_s(decoded), began_ns)
+            try:
+                admission.admit(messages[start : start + step])
+            except MalformedMessage:
+                raise malformed(_NO_REQUEST) from None
+        timeout_s = None
+        if decoded.HasField("confirm_timeout"):
+            given = decoded.confirm_timeout
+            timeout_s = float(given.seconds) + given.nanos / _NS_PER_S
+        return Batch(admission.admitted, decoded.min_confirms, timeout_s, began_ns)
 
     async def store(self, call: Call, batch: Batch) -> Sequence[bool]:
         """Store what was accepted; what of it was new, when all of it is durable."""
@@ -118,7 +126,10 @@ class Publisher:
         if published.ephemerals:
             # After the commit: a batch that fails is sent again as a whole.
             self._services.feed.announce_ephemeral(published.ephemerals)
-        _count(metrics, published, stored)
+        counts = published.count(stored)
+        metrics.count_intake(_SOURCE, counts.stored, counts.duplicate, counts.rejected)
+        if counts.ephemeral:
+            metrics.messages_ephemeral.inc(counts.ephemeral)
         elapsed_ns = call.node.monotonic_ns() - batch.began_ns
         metrics.publish_batch_seconds.observe(elapsed_ns / _NS_PER_S)
         return stored
@@ -226,24 +237,3 @@ def _decode(request: bytes, most_messages: int) -> RawPublishRequest:
         return RawPublishRequest.FromString(request)
     except DecodeError:
         raise malformed(_NO_REQUEST) from None
-
-
-def _timeout_s(request: RawPublishRequest) -> float | None:
-    if not request.HasField("confirm_timeout"):
-        return None
-    given = request.confirm_timeout
-    return float(given.seconds) + given.nanos / _NS_PER_S
-
-
-def _judge(door: Door, messages: Sequence[bytes]) -> None:
-    try:
-        door.admit_encoded(messages)
-    except MalformedMessage:
-        raise malformed(_NO_REQUEST) from None
-
-
-def _count(metrics: Metrics, published: Published, stored: Sequence[bool]) -> None:
-    counted = tally(published, stored)
-    metrics.count_intake(_SOURCE, counted.stored, counted.duplicate, counted.rejected)
-    if counted.ephemeral:
-        metrics.messages_ephemeral.inc(counted.ephemeral)

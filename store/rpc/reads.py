@@ -18,7 +18,6 @@ from store.domain.query import (
     TOO_MANY_REQUESTS,
     UNAVAILABLE,
     QueryError,
-    QueryPlan,
     causal_request,
     plan_query,
     sds_lookup,
@@ -64,16 +63,13 @@ class Reads:
             plan = plan_query(query_input(query), call.client.topics, limits)
             if not whole:
                 raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
-            return query_page(request_id, await self._page(call, plan))
+            reader, wanted = self._services.reader, plan.request
+            if plan.cursor is not None:
+                wanted = plan.page(await reader.position(plan.cursor, call.client.topics))
+            page = _NOTHING if plan.empty else await reader.query(wanted)
+            return query_page(request_id, page)
         except QueryError as error:
             return query_response(_cut(query.request_id), error.status, error.sentence)
-
-    async def _page(self, call: Call, plan: QueryPlan) -> QueryPage:
-        reader, position = self._services.reader, None
-        if plan.cursor is not None:
-            position = await reader.position(plan.cursor, call.client.topics)
-        request = plan.page(position)
-        return _NOTHING if plan.empty else await reader.query(request)
 
     async def scan(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``Scan``."""

@@ -24,9 +24,10 @@ class Budget:
 
     def try_take(self, size_bytes: int) -> bool:
         """Take without waiting; False when there is no room or somebody waits already."""
-        if self._waiting or not self._fits(size_bytes):
+        used = self._used_bytes
+        if self._waiting or (used and used + size_bytes > self.limit_bytes):
             return False
-        self._used_bytes += size_bytes
+        self._used_bytes = used + size_bytes
         return True
 
     async def take(self, size_bytes: int) -> None:
@@ -48,18 +49,16 @@ class Budget:
         """Return what was taken."""
         self._used_bytes -= size_bytes
         assert self._used_bytes >= 0, "more was given back than taken"
-        self._serve()
+        if self._waiting:
+            self._serve()
 
     def _serve(self) -> None:
         waiting = self._waiting
         while waiting:
             size_bytes, turn = waiting[0]
             if not turn.done():
-                if not self._fits(size_bytes):
+                if self._used_bytes and self._used_bytes + size_bytes > self.limit_bytes:
                     return
                 self._used_bytes += size_bytes
                 turn.set_result(None)
             waiting.popleft()
-
-    def _fits(self, size_bytes: int) -> bool:
-        return not self._used_bytes or self._used_bytes + size_bytes <= self.limit_bytes

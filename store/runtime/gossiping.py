@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from store.config.node import NodeConfig
 from store.db.commits.gossip_reads import GossipReads
 from store.db.writing.tracking import MAX_NEEDED, Tracking
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import Source, Writer
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.gossip.config import GossipConfig
@@ -112,8 +112,8 @@ async def open_gossip(
     if wiring.tracking is None:
         return Gossiping(wiring)
 
-    def admission() -> Door:
-        return Door(policy.current(), time.time_ns(), Source.GOSSIP)
+    def admission() -> Admission:
+        return Admission(policy.current(), time.time_ns(), Source.GOSSIP)
 
     transport = GossipTransport(peering.dialer, admission, tracing)
     node = GossipNode(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from store.config.node import NodeConfig
 from store.domain.limits import RequestLimits
 from store.domain.quota import ClientLimits
-from store.messages.validate import Policy
+from storenode.message.rules import Policy
 
 
 def client_limits(config: NodeConfig) -> ClientLimits:

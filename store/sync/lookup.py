@@ -1,7 +1,7 @@
 """Asks a peer for some SDS messages by their IDs, and stores what comes.
 
 What is held already is not asked for, so that a long list may be gone through again. What comes
-takes the way of every message between stores: the door judges it, the writer makes it durable.
+takes the way of every message between stores: admission judges it, the writer makes it durable.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from store.domain.door import Door, tally
+from store.domain.admission import Admission
 from store.domain.environment import Environment
 from store.domain.lookup import name_of
 from store.domain.ports import (
@@ -28,8 +28,8 @@ from store.domain.ports import (
     TopicFilter,
     Writer,
 )
-from store.messages.transfer import TransferError, parse
-from store.messages.validate import Policy
+from store.messages.transfer import MalformedMessage, decode_message
+from storenode.message.rules import Policy
 
 _MAX_NOTES: Final = 10
 _CHUNK: Final = 256
@@ -87,7 +87,7 @@ class Fetcher:
                 async for page in pages:
                     for start in range(0, len(page), _CHUNK):
                         await self._take(page[start : start + _CHUNK], taken)
-        except (PeerFailed, TransferError) as failed:
+        except (PeerFailed, MalformedMessage) as failed:
             error = str(failed)
         left = await self._missing(request.channel_id, wanted)
         refused = tuple(entry for entry in left if taken.refuses(entry))
@@ -113,18 +113,17 @@ class Fetcher:
         return tuple(missing)
 
     async def _take(self, encoded: list[bytes], taken: _Taken) -> None:
-        messages = parse(encoded)
-        door = Door(self._policy(), self._environment.now_ns(), Source.TRANSFER)
-        door.admit(messages)
-        published = door.published
+        admission = Admission(self._policy(), self._environment.now_ns(), Source.TRANSFER)
+        admission.admit(encoded)
+        published = admission.admitted
         new = await self._writer.store(published.batch, Source.TRANSFER)
-        counted = tally(published, new)
+        counted = published.count(new)
         self._environment.counts.count_intake(
             Source.TRANSFER.value, counted.stored, counted.duplicate, counted.rejected
         )
         taken.stored += counted.stored
         for place, refusal in published.refusals.items():
-            name = name_of(messages[place].message.payload, published.hashes[place])
+            name = name_of(decode_message(place, encoded[place]).payload, published.hashes[place])
             taken.refuse(name, refusal.sentence)
 
 

@@ -1,6 +1,7 @@
 """The deterministic hash that names a message (14/WAKU2-MESSAGE)."""
 
 import struct
+from collections.abc import Iterable
 from hashlib import sha256
 
 from storenode.message.limits import MAX_TIMESTAMP_NS
@@ -30,14 +31,15 @@ def message_hash(
         raise ValueError(
             f"a message with timestamp {timestamp} has no hash: set a timestamp in nanoseconds"
         )
-    parts = (
-        _utf8(pubsub_topic),
-        payload,
-        _utf8(content_topic),
-        meta or b"",
-        pack_timestamp(timestamp),
-    )
-    return sha256(b"".join(parts)).digest()
+    stamp = pack_timestamp(timestamp)
+    parts = (_utf8(pubsub_topic), payload, _utf8(content_topic), meta or b"", stamp)
+    return message_hashes((parts,))[0]
+
+
+def message_hashes(messages: Iterable[tuple[bytes, ...]]) -> list[bytes]:
+    """Hash messages, each given as the parts that follow one another (see `message_hash`)."""
+    join = b"".join
+    return [sha256(join(parts)).digest() for parts in messages]
 
 
 def _utf8(text: str | bytes) -> bytes:

@@ -25,7 +25,7 @@ from storenode.sds.limits import MAX_HISTORY_ENTRIES, MAX_ID_BYTES, SDS_KEY_BYTE
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.internal.v1 import sds_raw_pb2
 
-__all__ = ["SdsMetadata", "decode", "encode", "sds_key"]
+__all__ = ["SdsMetadata", "channel_key", "decode", "encode", "sds_key"]
 
 _Parents = list[tuple[bytes, bytes | None]]
 
@@ -72,6 +72,11 @@ def decode(payload: bytes) -> SdsMetadata | None:
     if message.ByteSize() != len(payload) or not all(parent for parent, _ in parents):
         return _decode_entry_by_entry(payload)
     return _metadata(message, parents)
+
+
+def channel_key(channel_id: bytes) -> bytes:
+    """Index key (16 bytes, a UUID column) of a channel: the first 128 bits of its SHA-256."""
+    return sha256(channel_id).digest()[:SDS_KEY_BYTES]
 
 
 def sds_key(channel_id: bytes, message_id: bytes) -> bytes:

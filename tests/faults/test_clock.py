@@ -19,11 +19,12 @@ from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import FollowRequest, Source, TopicFilter
 from store.domain.retention import RetentionPolicy
 from store.domain.retention_clock import MAX_DOUBT_NS
-from store.messages.validate import Policy, admit
 from storenode.client.messages import hash_of, new_message
+from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import FollowPage
 from tests.faults.processes import logged
 from tests.support.acknowledged import PUBSUB, TOPICS
+from tests.support.admission import admit
 from tests.support.node import running_node
 
 DAY_NS = 86_400 * 10**9
@@ -66,7 +67,7 @@ class Node:
             self.clock.now(),
             Policy(max_drift_ns=DRIFT_NS, horizon_ns=self.clock.now() - RETENTION_NS),
         )
-        assert not admission.rejections
+        assert not admission.refusals
         assert list(await self.writer.store(admission.batch, Source.CLIENT)) == [True]
         return hash_of(message)
 

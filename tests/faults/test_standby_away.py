@@ -12,13 +12,14 @@ import pytest
 from store.db.pool import Database, PoolSettings
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import Source, StoreUnavailable
 from store.messages.record import RecordBatch
-from store.messages.validate import Policy
 from storenode.client.messages import new_message
+from storenode.message.rules import Policy
 from tests.faults.processes import until
 from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS
+from tests.support.admission import encoded
 from tests.support.cluster import ClusterServer
 
 COMMIT_PATIENCE_S = 2.0
@@ -28,9 +29,9 @@ STORED = "select count(*) from storenode.messages where hash = %s"
 
 def judged(number: int) -> RecordBatch:
     """One message that may be stored."""
-    door = Door(Policy(max_drift_ns=None), time.time_ns(), Source.CLIENT)
-    door.admit([new_message(b"%d" % number, TOPICS[0], PUBSUB, time.time_ns())])
-    return door.published.batch
+    admission = Admission(Policy(max_drift_ns=None), time.time_ns(), Source.CLIENT)
+    admission.admit(encoded([new_message(b"%d" % number, TOPICS[0], PUBSUB, time.time_ns())]))
+    return admission.admitted.batch
 
 
 def wait_for(server: ClusterServer, standby: str) -> None:

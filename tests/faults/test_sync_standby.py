@@ -10,13 +10,14 @@ from store.db.pool import Database
 from store.db.reading.transfer_reads import TransferReader
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
-from store.messages.validate import Policy
 from storenode.client.messages import new_message
+from storenode.message.rules import Policy
 from tests.faults.processes import until
 from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS
+from tests.support.admission import encoded
 from tests.support.cluster import Pair
 
 WAITING = """
@@ -26,9 +27,9 @@ select pid from pg_stat_activity where wait_event = 'SyncRep' and query = 'COMMI
 
 def judged(payload: bytes) -> RecordBatch:
     """One message that may be stored."""
-    door = Door(Policy(max_drift_ns=None), time.time_ns(), Source.CLIENT)
-    door.admit([new_message(payload, TOPICS[0], PUBSUB, time.time_ns())])
-    return door.published.batch
+    admission = Admission(Policy(max_drift_ns=None), time.time_ns(), Source.CLIENT)
+    admission.admit(encoded([new_message(payload, TOPICS[0], PUBSUB, time.time_ns())]))
+    return admission.admitted.batch
 
 
 async def test_what_came_another_way_is_answered_when_the_standby_has_it(pair: Pair) -> None:

@@ -1,9 +1,11 @@
 import pytest
 
-from store.messages.validate import Policy, Verdict, admit
+from store.domain.admission import Verdict
 from storenode.message.hashing import message_hash
+from storenode.message.rules import Policy
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.interop.vectors import Case, case_name, hex_or_none, int_or_none, load
+from tests.support.admission import admit
 
 VECTORS = load("message_hash")
 CASES: list[Case] = VECTORS["cases"]
@@ -45,7 +47,7 @@ def test_the_hash_is_that_of_other_implementations(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", HASHED, ids=case_name)
-def test_the_door_computes_the_same_hash_for_every_verdict(case: Case) -> None:
+def test_admission_computes_the_same_hash_for_every_verdict(case: Case) -> None:
     admission = admit([_entry(case)], int(case["timestamp"]), Policy(max_drift_ns=0))
     assert [digest.hex() for digest in admission.hashes] == [case["hash"]]
 

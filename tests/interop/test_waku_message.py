@@ -1,10 +1,12 @@
 import pytest
 from google.protobuf.message import DecodeError
 
-from store.messages.validate import Policy, Verdict, admit
+from store.domain.admission import Verdict
+from storenode.message.rules import Policy
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.interop.vectors import Case, case_name, int_or_none, load
+from tests.support.admission import admit
 
 VECTORS = load("waku_message")
 NOW_NS = 1_763_625_072_345_000_000

@@ -147,7 +147,7 @@ def test_no_file_is_too_long() -> None:
         ("store.db.pool", "from store.embedded import supervisor"),
         ("store.db.pool", "from ..rpc import server"),
         ("store.db.pool", "def late():\n    from storenode.wire.sds.v1 import message_pb2"),
-        ("store.domain.door", "from storenode.wire.sds.v1 import message_pb2"),
+        ("store.domain.admission", "from storenode.wire.sds.v1 import message_pb2"),
         ("store.runtime.node", "from store.cli import main"),
         ("storenode.sds.codec", "import store"),
         ("storenode.message.hashing", "from storenode.sds import codec"),
@@ -162,7 +162,7 @@ def test_a_forbidden_arrow_is_found(name: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source", "is_package"),
     [
-        ("store.db.pool", "from store.domain import door", False),
+        ("store.db.pool", "from store.domain import admission", False),
         ("store.db.pool", "from . import tables", False),
         ("store.db", "from . import pool", True),
         ("store.runtime.node", "from store.rpc.server import serve", False),

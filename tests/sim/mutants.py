@@ -15,9 +15,8 @@ from reconcile.session import Input as SessionInput
 from reconcile.summaries.layered import LayeredView
 from reconcile.summaries.summary import SummaryView
 from sim import hot, intake, views
-from store.domain.door import Door
+from store.domain.admission import Admission, Verdict
 from store.domain.environment import Random
-from store.messages.validate import Verdict
 from store.sync.resume import driver as resume
 from store.sync.resume.core import Advance, PageStored, Resume
 from store.sync.resume.core import Effect as ResumeEffect
@@ -67,24 +66,24 @@ class ForgetfulSession(Session):
         ]
 
 
-class InventiveDoor(Door):
+class InventiveAdmission(Admission):
     """Changes a byte of what it lets in."""
 
-    def admit(self, messages: Sequence[Any]) -> None:
+    def admit(self, messages: Sequence[bytes]) -> None:
         super().admit(messages)
-        payloads = self.published.batch.payloads
+        payloads = self.admitted.batch.payloads
         if payloads and payloads[0]:
             payloads[0] = bytes([payloads[0][0] ^ 1]) + payloads[0][1:]
 
 
-class HonouringDoor(Door):
+class HonouringAdmission(Admission):
     """Calls a message accepted that it has refused."""
 
-    def admit(self, messages: Sequence[Any]) -> None:
+    def admit(self, messages: Sequence[bytes]) -> None:
         super().admit(messages)
-        self.published.verdicts = [
+        self.admitted.verdicts = [
             Verdict.DUPLICATE if verdict is Verdict.REJECTED else verdict
-            for verdict in self.published.verdicts
+            for verdict in self.admitted.verdicts
         ]
 
 
@@ -145,10 +144,10 @@ class NarrowSchedule(Schedule):
         self._due = [due for due in self._due if due.kind is not Kind.WIDE]
 
 
-def _doors(door: type[Door]) -> Plant:
+def _admissions(admission: type[Admission]) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         for module in (intake, transfer, resume):
-            patch.setattr(module, "Door", door)
+            patch.setattr(module, "Admission", admission)
 
     return plant
 
@@ -163,8 +162,10 @@ CORES = {
     "drops a difference": Mutant(
         replace_with(exchange, "Machine", ForgetfulSession), "are missing"
     ),
-    "invents a message": Mutant(_doors(InventiveDoor), "nobody published so"),
-    "accepts and does not store": Mutant(_doors(HonouringDoor), "acknowledged .* does not hold"),
+    "invents a message": Mutant(_admissions(InventiveAdmission), "nobody published so"),
+    "accepts and does not store": Mutant(
+        _admissions(HonouringAdmission), "acknowledged .* does not hold"
+    ),
     "starts with an empty index": Mutant(
         replace_with(hot, "Index", EmptyIndex), "lacks .* that are durable"
     ),

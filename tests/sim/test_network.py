@@ -16,8 +16,8 @@ from sim.tasks import Promise, Steps, Task
 from sim.timeline import Timeline
 from sim.trace import Trace
 from store.messages.record import RecordBatch
-from store.messages.transfer import parse
-from store.messages.validate import Policy, admit
+from storenode.message.rules import Policy
+from tests.support.admission import admit
 
 WHO = Identity("caller", "store-c")
 RULES = Policy(max_drift_ns=None, publisher=False)
@@ -230,7 +230,7 @@ def batch(judge: Judge, *texts: bytes) -> RecordBatch:
     messages = [message_of("/waku/2/rs/7/0", "/t/1/a/proto", text, START_NS) for text in texts]
     for message in messages:
         judge.make(message)
-    return admit(parse([each.encoded for each in messages]), START_NS, RULES).batch
+    return admit([each.encoded for each in messages], START_NS, RULES).batch
 
 
 def database(seed: int) -> tuple[Database, Timeline, Judge]:

@@ -2,7 +2,7 @@
 
 What this node has written lately is in memory (`store.db.writing.tracking`, then
 `RecentBodies`); only what others have written, or what is older, is read from the database. A
-message that is read is laid out again as the door did it: so its SDS metadata need no index of
+message that is read is laid out again as admission did it: so its SDS metadata need no index of
 their own.
 """
 
@@ -17,15 +17,16 @@ from store.db.commits.ids import ids_of
 from store.db.pool import Connection, Database
 from store.db.reading.hashes import locate
 from store.db.reading.transfer_reads import TransferReader
+from store.domain.admission import Admission
 from store.domain.commits import CommitRow
-from store.domain.ports import SyncId
+from store.domain.ports import Source, SyncId
 from store.gossip.commits import CommittedMessages
 from store.gossip.events import GraphEvent
 from store.gossip.graph import graph_events
-from store.messages.record import RecordBatch, index_batch
+from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
-from store.messages.validate import Policy, admit_encoded
 from storenode.message.limits import MAX_TIMESTAMP_NS
+from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing
@@ -40,7 +41,7 @@ MAX_READ_BYTES: Final = 4 * 1024 * 1024
 MAX_LOADED_IDS: Final = 1_024
 """Messages of one answer."""
 
-_ANY: Final = Policy(max_drift_ns=None, publisher=False, max_message_bytes=2**31)
+_ANY: Final = Policy(max_drift_ns=None, max_message_bytes=2**31)
 """What is held was admitted once; the rules may have changed since."""
 
 _NEWEST: Final = """
@@ -205,6 +206,6 @@ def _prefix(
 
 
 def _events_of(bodies: Sequence[bytes]) -> list[GraphEvent]:
-    batch = admit_encoded(bodies, MAX_TIMESTAMP_NS, _ANY).batch
-    index_batch(batch)
-    return graph_events(batch)
+    admission = Admission(_ANY, MAX_TIMESTAMP_NS, Source.RESTORE)
+    admission.admit(bodies)
+    return graph_events(admission.admitted.batch)

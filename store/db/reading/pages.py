@@ -179,10 +179,11 @@ async def read_page(connection: Connection, topics: Topics, window: Window, shap
 async def _read(
     connection: Connection, topics: Topics, window: Window, shape: Shape, form: Form
 ) -> tuple[object, ...] | None:
+    merged = topics.mergeable
     statement = _statement(
         shape.entry,
         form,
-        merged=topics.mergeable,
+        merged=merged,
         filtered=topics.keys is not None,
         forward=window.forward,
     )
@@ -200,7 +201,7 @@ async def _read(
     if form is Form.COUNTED:
         parameters["show"] = shape.show
     parameters |= topics_parameters(topics)
-    if topics.mergeable:
+    if merged:
         parameters["each"] = shape.each
     cursor = await connection.execute(statement, parameters, binary=True)
     return await cursor.fetchone()

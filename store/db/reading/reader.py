@@ -85,8 +85,18 @@ class DatabaseReader:
         if request.hashes is not None and self._lookups.takes(request):
             return await self._lookups.query(request)
 
+        each = request.limit + 1
+        entry = QUERY_FRAME if request.include_data else QUERY_PRESENCE
+        shape = Shape(entry, request.limit, each, each, self._page_bytes)
+
         async def read(connection: Connection) -> QueryPage:
-            return await _page(connection, request, self._page_bytes)
+            if request.hashes is not None:
+                page = await page_by_hashes(connection, request, shape)
+            else:
+                topics = await resolve(connection, request.filter)
+                page = await read_page(connection, topics, query_window(request), shape)
+            more = page.seen > page.count
+            return QueryPage(page.entries, page.count, page.last[1] if more else None)
 
         return await self._database.read(read)
 
@@ -163,18 +173,6 @@ def _each(topics: Topics, size: int) -> int:
     return min(size, 2 * share + _FEWEST_PER_TOPIC)
 
 
-async def _page(connection: Connection, request: PageRequest, page_bytes: int) -> QueryPage:
-    read = request.limit + 1
-    entry = QUERY_FRAME if request.include_data else QUERY_PRESENCE
-    shape = Shape(entry, show=request.limit, read=read, each=read, max_bytes=page_bytes)
-    if request.hashes is not None:
-        page = await page_by_hashes(connection, request, shape)
-    else:
-        topics = await resolve(connection, request.filter)
-        page = await read_page(connection, topics, query_window(request), shape)
-    return query_page(page)
-
-
 def query_window(request: PageRequest) -> Window:
     """Where a page of ``Query`` lies."""
     start = request.after or (BEFORE_ALL if request.forward else AFTER_ALL)
@@ -184,9 +182,3 @@ def query_window(request: PageRequest) -> Window:
     else:
         high = min(high, start[0])
     return Window(low, high, start, request.forward)
-
-
-def query_page(page: Joined) -> QueryPage:
-    """What ``Query`` answers: a cursor only when a further match exists."""
-    more = page.seen > page.count
-    return QueryPage(page.entries, page.count, page.last[1] if more else None)

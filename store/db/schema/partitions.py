@@ -144,6 +144,9 @@ class PartitionMap:
         partition was dropped since: the insert then fails (`store.db.errors.is_missing_partition`)
         and `refresh` comes before another try.
         """
+        low_ns, high_ns = min(timestamps, default=1), max(timestamps, default=1)
+        if not self._commits_are_short and (not timestamps or self.covers(low_ns, high_ns)):
+            return
         if self._is_ready_for(timestamps):
             return
         await self.refresh(connection)
@@ -155,8 +158,6 @@ class PartitionMap:
     def _is_ready_for(self, timestamps: Sequence[int]) -> bool:
         if self._commits_are_short:
             return False
-        if not timestamps or self.covers(min(timestamps), max(timestamps)):
-            return True
         return not self.missing(timestamps)
 
 

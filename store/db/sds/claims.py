@@ -22,7 +22,6 @@ from store.db.pool import Connection, Database
 from store.db.reading.frames import topics_of
 from store.db.reading.hashes import locate, position_parameters
 from store.db.reading.select import Topics, resolve
-from store.db.writing.insert import channel_key
 from store.domain.claims import (
     Answer,
     Child,
@@ -34,7 +33,7 @@ from store.domain.claims import (
 )
 from store.domain.ports import HistoryEntry, SyncId, TopicFilter
 from storenode.message.limits import HASH_BYTES
-from storenode.sds.codec import decode
+from storenode.sds.codec import channel_key, decode
 
 MAX_SEEN_CLAIMANTS: Final = 4_096
 """Claimants of one key that are looked through for those that a filter lets through."""

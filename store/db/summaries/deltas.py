@@ -71,7 +71,7 @@ def pack(timestamps: Sequence[int], hashes: Sequence[bytes]) -> bytes:
     starts -= starts % MINUTE_NS
     words = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, HASH_WORDS)
     buckets = _grouped(starts, np.ones(len(starts), np.int64), words)
-    records = np.empty(len(buckets), RECORD)
+    records = np.empty(len(buckets.starts), RECORD)
     records["start_ns"] = buckets.starts
     records["count"] = buckets.counts
     records["xor"] = buckets.xors

@@ -9,7 +9,6 @@ order (see ``docs/database.md``).
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from store.db.writing.bulk import copy_new
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from storenode.message.limits import HASH_BYTES
-from storenode.sds.codec import SdsMetadata, sds_key
+from storenode.sds.codec import SdsMetadata, channel_key, sds_key
 
 MAX_LISTED_TOPICS: Final = 64
 """A commit lists its topics up to this many, so that followers can pass over it unread."""
@@ -117,37 +116,19 @@ class Inserted:
     summary: bytes
 
 
-def channel_key(channel: bytes) -> bytes:
-    """Index key of an SDS channel: the first 16 bytes of its SHA-256."""
-    return hashlib.sha256(channel).digest()[:16]
-
-
 def new_token() -> int:
     """Draw the random signed 64-bit number that identifies a commit."""
     return secrets.randbits(64) - (1 << 63)
-
-
-def parameters(batch: RecordBatch, batch_id: int) -> dict[str, object]:
-    """Lay the messages of a batch out for `insert`."""
-    return {
-        "ts": arrays.bigints(batch.timestamps),
-        "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
-        "topic": arrays.uuids(batch.topic_keys),
-        "head": arrays.varied_bytes(batch.heads),
-        "payload": arrays.varied_bytes(batch.payloads),
-        "tail": arrays.varied_bytes(batch.tails),
-        "batch": batch_id,
-        "given": len(batch),
-    }
 
 
 def sds_parameters(batch: RecordBatch) -> dict[str, object]:
     """Lay the SDS rows of a batch out."""
     rows = batch.sds
     parents = [_parents(row) for row in rows]
+    channel_keys = {channel: channel_key(channel) for channel in {row.channel_id for row in rows}}
     return {
         "s_key": arrays.uuids([sds_key(row.channel_id, row.message_id) for row in rows]),
-        "s_channel_key": arrays.uuids([channel_key(row.channel_id) for row in rows]),
+        "s_channel_key": arrays.uuids([channel_keys[row.channel_id] for row in rows]),
         "s_ts": arrays.bigints([batch.timestamps[index] for index in batch.sds_index]),
         "s_hash": arrays.fixed_bytes(
             [batch.hashes[index] for index in batch.sds_index], HASH_BYTES
@@ -191,7 +172,16 @@ def _array_literal(elements: Iterable[str]) -> str:
 
 async def insert(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
     """Insert what is new of a batch; the caller's transaction is open."""
-    given = parameters(batch, batch_id)
+    given: dict[str, object] = {
+        "ts": arrays.bigints(batch.timestamps),
+        "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
+        "topic": arrays.uuids(batch.topic_keys),
+        "head": arrays.varied_bytes(batch.heads),
+        "payload": arrays.varied_bytes(batch.payloads),
+        "tail": arrays.varied_bytes(batch.tails),
+        "batch": batch_id,
+        "given": len(batch.hashes),
+    }
     if batch.sds:
         given |= await _lay_out_sds(batch)
     statement = _INSERT_WITH_SDS if batch.sds else _INSERT

@@ -34,11 +34,13 @@ class KnownTopics:
         if self._era != era:
             self._known.clear()
             self._era = era
-        return [
-            (key, lower, *batch.topics[key])
-            for lower, key in self._used(batch, partitions)
-            if (lower, key) not in self._known
-        ]
+        low = partitions.coarse_lower(min(batch.timestamps))
+        if low == partitions.coarse_lower(max(batch.timestamps)):
+            used = {(low, key) for key in batch.topics}
+        else:
+            lowers = map(partitions.coarse_lower, batch.timestamps)
+            used = set(zip(lowers, batch.topic_keys, strict=True))
+        return [(key, lower, *batch.topics[key]) for lower, key in used - self._known.keys()]
 
     def remember(self, rows: Sequence[TopicRow], era: Hashable = None) -> None:
         """Note rows that were written in an era, unless it is over."""
@@ -47,11 +49,3 @@ class KnownTopics:
         if len(self._known) > MAX_REMEMBERED:
             for entry in list(self._known)[: len(self._known) // 2]:
                 del self._known[entry]
-
-    @staticmethod
-    def _used(batch: RecordBatch, partitions: PartitionMap) -> set[tuple[int, bytes]]:
-        low = partitions.coarse_lower(min(batch.timestamps))
-        if low == partitions.coarse_lower(max(batch.timestamps)):
-            return {(low, key) for key in batch.topics}
-        lowers = map(partitions.coarse_lower, batch.timestamps)
-        return set(zip(lowers, batch.topic_keys, strict=True))

@@ -1,4 +1,4 @@
-"""The door into Postgres: concurrent publishers share transactions.
+"""Writing messages to Postgres: concurrent publishers share transactions.
 
 Callers queue batches; a few workers, one connection each, take all that waits (up to
 `MAX_GROUP_MESSAGES`) and write it in one transaction. While one waits for its commit to reach
@@ -79,16 +79,8 @@ class _Group:
     careful: bool = False
     """An earlier attempt failed, perhaps because some of the messages are there already."""
 
-    @property
-    def may_be_new(self) -> bool:
-        """False where COPY is bound to fail, or does not pay."""
-        hashes = self.batch.hashes
-        return not self.careful and len(hashes) >= FEWEST_COPIED and len(set(hashes)) == len(hashes)
-
 
 def _join(members: Sequence[_Waiting]) -> RecordBatch:
-    if len(members) == 1:
-        return members[0].batch
     joined = RecordBatch()
     for member in members:
         joined.extend(member.batch)
@@ -97,11 +89,11 @@ def _join(members: Sequence[_Waiting]) -> RecordBatch:
 
 def _answer(group: _Group, added: Inserted) -> None:
     """Tell each member which of its messages were new; the first copy in a group is."""
-    everything = added.count == len(group.batch)
+    everything = added.count == len(group.batch.hashes)
     new = set() if added.hashes is None else set(added.hashes)
     for member in group.members:
         if everything:
-            verdicts = [True] * len(member.batch)
+            verdicts = [True] * len(member.batch.hashes)
         else:
             verdicts = [digest in new for digest in member.batch.hashes]
             new.difference_update(member.batch.hashes)
@@ -198,7 +190,7 @@ class DatabaseWriter:
             StoreUnavailable: the database did not take it in time; whether it was stored is
                 then unknown, and publishing again is safe.
         """
-        if not len(batch):
+        if not batch.hashes:
             return []
         if self._stopped:
             raise StoreBusy(_STOPPING)
@@ -214,9 +206,6 @@ class DatabaseWriter:
         self._queue.append(_Waiting(batch, source, size, min_confirms, answer, trace))
         self._queued_bytes += size
         self._arrived.set()
-        return await self._in_time(answer)
-
-    async def _in_time(self, answer: asyncio.Future[list[bool]]) -> list[bool]:
         # What is being written goes on: to cut a commit short that waits for the standby would
         # show messages that may yet be lost.
         patience_s = self._database.settings.commit_patience_s
@@ -241,7 +230,7 @@ class DatabaseWriter:
         messages = size = 0
         while self._queue:
             first = self._queue[0]
-            messages += len(first.batch)
+            messages += len(first.batch.hashes)
             size += first.size_bytes
             full = messages > MAX_GROUP_MESSAGES or size > MAX_GROUP_BYTES
             if members and (full or first.source is not members[0].source):
@@ -252,11 +241,14 @@ class DatabaseWriter:
                 members.append(first)
         if not self._queue:
             self._arrived.clear()
-        return _Group(members, _join(members), members[0].source) if members else None
+        if not members:
+            return None
+        batch = members[0].batch if len(members) == 1 else _join(members)
+        return _Group(members, batch, members[0].source)
 
     async def _serve(self, group: _Group) -> None:
         try:
-            with self._traced(group):
+            with contextlib.nullcontext() if self._tracing is None else self._traced(group):
                 added = await self._write_until_known(group)
         except asyncio.CancelledError:
             self._fail(group, StoreBusy(_STOPPING))
@@ -268,8 +260,7 @@ class DatabaseWriter:
 
     def _traced(self, group: _Group) -> AbstractContextManager[None]:
         """The transaction of a group, for those of its members that are traced."""
-        if self._tracing is None:
-            return contextlib.nullcontext()
+        assert self._tracing is not None
         served = [
             (member.trace, member.batch.hashes)
             for member in group.members
@@ -358,7 +349,11 @@ class DatabaseWriter:
                 return added
 
     async def _insert(self, connection: Connection, group: _Group, batch_id: int) -> Inserted:
-        if group.may_be_new and self._hope.allows():
+        hashes = group.batch.hashes
+        may_be_new = (
+            len(hashes) >= FEWEST_COPIED and not group.careful and len(set(hashes)) == len(hashes)
+        )
+        if may_be_new and self._hope.allows():
             added = await copy(connection, group.batch, batch_id)
             self._hope.fulfilled()
             return added

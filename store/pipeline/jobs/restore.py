@@ -1,8 +1,8 @@
 """`restore`: messages of an archive back into a store node's database.
 
 Everything that is to come back is verified before the first message is stored; then it goes through
-the node's own door and writer (`store.pipeline.storing`). What the database has is left alone, so a
-restore that was killed is run again.
+the node's own admission and writer (`store.pipeline.storing`). What the database has is left alone:
+a restore that was killed is run again.
 """
 
 from __future__ import annotations

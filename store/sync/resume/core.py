@@ -1,7 +1,7 @@
 """Store resume: what was missed while the store was off, fetched from a peer at the start.
 
 The store keeps the time at which it was last online. At its next start the gap from then to now is
-read from a peer by ``Scan``, in order of time, and comes in by the door that everything takes. As
+read from a peer by ``Scan``, in order of time, and passes the admission that everything passes. As
 the scan advances so does the "last online" time, which therefore always says: up to here nothing
 of the gap is missing. A restart in mid-resume goes on from there (WAKU-STORE-SYNC, "Store resume").
 

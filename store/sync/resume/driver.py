@@ -1,6 +1,6 @@
 """Fetches at the start what was missed while the store was off, and keeps "last online" true.
 
-The rules are in `store.sync.resume.core`; here are the peers, the door and the database.
+The rules are in `store.sync.resume.core`; here are the peers, admission and the database.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final, Protocol
 
-from store.domain.door import Door, tally
+from store.domain.admission import Admission
 from store.domain.environment import Environment
 from store.domain.ports import (
     CursorOutOfRange,
@@ -25,8 +25,7 @@ from store.domain.ports import (
     Writer,
 )
 from store.messages.cursor import CursorError, ScanCursor
-from store.messages.transfer import TransferError, parse
-from store.messages.validate import Policy
+from store.messages.transfer import MalformedMessage
 from store.sync.limits import ONLINE_INTERVAL_S
 from store.sync.resume.core import (
     Advance,
@@ -43,6 +42,7 @@ from store.sync.resume.core import (
     WakeAt,
 )
 from storenode.message.limits import NS_PER_S
+from storenode.message.rules import Policy
 
 _CHUNK: Final = 256
 """Messages that are judged at a time, so that others on the event loop get their turn."""
@@ -170,7 +170,7 @@ class Resumer:
                     await self._take(fetch.peer, messages, cursor)
         except CursorOutOfRange as error:
             return self._broken(fetch.peer, error, lost_place=True)
-        except (PeerFailed, TransferError, CursorError, StoreBusy, StoreUnavailable) as error:
+        except (PeerFailed, MalformedMessage, CursorError, StoreBusy, StoreUnavailable) as error:
             return self._broken(fetch.peer, error)
         except Exception as error:  # noqa: BLE001 - a fault of ours; reconciliation must begin
             self._log.error("resume_failed", peer=str(fetch.peer), exc_info=error)
@@ -188,12 +188,12 @@ class Resumer:
         if not messages:
             return
         reached = ScanCursor.decode(cursor)
-        door = Door(self._policy(), self._environment.now_ns(), Source.RESUME)
+        admission = Admission(self._policy(), self._environment.now_ns(), Source.RESUME)
         for start in range(0, len(messages), _CHUNK):
-            door.admit(parse(messages[start : start + _CHUNK]))
+            admission.admit(messages[start : start + _CHUNK])
             await asyncio.sleep(0)
-        stored = await self._writer.store(door.published.batch, Source.RESUME)
-        counted = tally(door.published, stored)
+        stored = await self._writer.store(admission.admitted.batch, Source.RESUME)
+        counted = admission.admitted.count(stored)
         self._environment.counts.count_intake(
             Source.RESUME.value, counted.stored, counted.duplicate, counted.rejected
         )

@@ -6,7 +6,7 @@ Protocol", and the node's contract (the schema of ``TransferFrame``).
 
 Rules.
 
-1. Only what the session found missing is stored, each message once: its hash, which the door has
+1. Only what the session found missing is stored, each message once: its hash, which admission has
    computed anew, is that of an ID that is expected, and its timestamp too. Anything else is
    refused by name, counted, and ends the transfer when it is too much.
 2. Every ID that is expected is answered once: ``stored`` when it is durable, whichever way it came,

@@ -1,4 +1,4 @@
-"""Drives a `store.sync.transfer.core.Transfer`: between a stream, the door and the database.
+"""Drives a `store.sync.transfer.core.Transfer`: between a stream, admission and the database.
 
 One task takes inputs to the machine, one at a time; others read the stream, write it, load, look
 up and store, and come back with what the machine then takes in. A piece of a frame is taken in
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.environment import Environment
 from store.domain.ports import (
     PeerFailed,
@@ -27,7 +27,7 @@ from store.domain.ports import (
     Writer,
 )
 from store.domain.streams import FrameStream
-from store.messages.validate import MalformedMessage, Policy
+from store.messages.transfer import MalformedMessage
 from store.sync.errors import FrameTooLarge, ProtocolBroken
 from store.sync.frames import Piece, encode_transfer, no_frame, pieces
 from store.sync.limits import (
@@ -61,6 +61,7 @@ from store.sync.transfer.events import (
     SendReady,
     Ticked,
 )
+from storenode.message.rules import Policy
 
 _SOURCE: Final = Source.TRANSFER.value
 
@@ -238,15 +239,15 @@ class _Driver:
         return True
 
     def _judged(self, piece: Piece) -> Received:
-        door = Door(self._work.policy(), self._work.environment.now_ns(), Source.TRANSFER)
+        admission = Admission(self._work.policy(), self._work.environment.now_ns(), Source.TRANSFER)
         try:
             if piece.messages:
-                door.admit_encoded(piece.messages)
+                admission.admit(piece.messages)
         except MalformedMessage:
             raise no_frame() from None
         return Received(
             piece.session_id,
-            door.published,
+            admission.admitted,
             piece.size_bytes,
             piece.stored,
             piece.refused,

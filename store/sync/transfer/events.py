@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from reconcile.ids import SyncIds
-from store.domain.door import Published
+from store.domain.admission import Admitted
 from store.messages.record import RecordBatch
 
 
@@ -25,14 +25,14 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A frame of the peer, whose messages the door has judged (`Source.TRANSFER`).
+    """A frame of the peer, whose messages admission has judged (`Source.TRANSFER`).
 
     ``size_bytes`` is the size of the whole frame as it came. ``stored`` and the hashes in
     ``refused`` are the peer's answers.
     """
 
     session_id: str
-    published: Published
+    published: Admitted
     size_bytes: int
     stored: Sequence[bytes] = ()
     refused: Sequence[tuple[bytes, str]] = ()

@@ -25,13 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
-from store.domain.door import EPHEMERAL, OUTSIDE_TOPICS
-from store.messages.validate import Reason
 from store.sync.transfer.id_lookup import hash_column
 from store.sync.transfer.limits import MAX_REMEMBERED, REMEMBERED_NS
 from storenode.message.limits import NS_PER_S
+from storenode.message.rules import Reason
 
-POLICY_LABELS: Final = frozenset(map(str, Reason)) | {EPHEMERAL, OUTSIDE_TOPICS}
+POLICY_LABELS: Final = frozenset(map(str, Reason))
 """The labels by which a node's rules refuse."""
 
 OTHER: Final = "other"

@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.ids import SyncIds
-from store.domain.door import Published
-from store.messages.validate import Verdict
+from store.domain.admission import Admitted, Verdict
 from store.sync.transfer.answers import Answers
 from store.sync.transfer.events import (
     Counted,
@@ -148,7 +147,7 @@ class Receiving:
             self._open -= len(members)
             self._report.refused[label] += len(members)
 
-    def place(self, published: Published) -> _Places:
+    def place(self, published: Admitted) -> _Places:
         """The place of each judged message, -1 for what is not expected.
 
         Raises:
@@ -171,7 +170,7 @@ class Receiving:
         return places
 
     def receive(
-        self, now_ns: int, published: Published, places: _Places, size_bytes: int
+        self, now_ns: int, published: Admitted, places: _Places, size_bytes: int
     ) -> list[Persist | Counted]:
         """Take in messages that `place` has placed."""
         fresh = self._fresh(places)
@@ -257,7 +256,7 @@ class Receiving:
         awaited[known] = (states == _EXPECTED) | (states == _DECLINED)
         return np.logical_and(fresh, awaited)
 
-    def _misdated(self, published: Published, places: _Places) -> NDArray[np.bool_]:
+    def _misdated(self, published: Admitted, places: _Places) -> NDArray[np.bool_]:
         """Which messages have an expected hash, and another timestamp than it was announced with?
 
         A message that is refused has no timestamp here, and is not stored anyway.
@@ -271,7 +270,7 @@ class Receiving:
         return misdated
 
     def _name_strays(
-        self, published: Published, places: _Places, strays: NDArray[np.bool_]
+        self, published: Admitted, places: _Places, strays: NDArray[np.bool_]
     ) -> list[Persist | Counted]:
         """Refuse by name what nobody asked for, and what has come before."""
         unsolicited = 0
@@ -288,7 +287,7 @@ class Receiving:
         return [Counted(Direction.RECEIVED, Outcome.UNSOLICITED, count, UNSOLICITED)]
 
     def _refuse_by_policy(
-        self, now_ns: int, published: Published, rejected: _Places, places: _Places
+        self, now_ns: int, published: Admitted, rejected: _Places, places: _Places
     ) -> list[Counted]:
         labels: list[str] = []
         refused = places[rejected]
@@ -311,7 +310,7 @@ class Receiving:
         ]
 
     def _persist(
-        self, published: Published, accepted: _Places, places: _Places, size_bytes: int
+        self, published: Admitted, accepted: _Places, places: _Places, size_bytes: int
     ) -> Persist:
         at = [published.positions[index] for index in accepted.tolist()]
         batch = published.batch if len(at) == len(published.batch) else published.batch.select(at)

@@ -8,13 +8,13 @@ from store.db.pool import Database
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
 from store.domain.ports import Source
-from store.messages import record
 from store.messages.record import RecordBatch
-from store.messages.validate import Policy, admit
+from storenode.message.rules import Policy
 from storenode.sds import codec
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.database.rows import MONTH_NS, NOW
+from tests.support.admission import admit
 
 ANY_AGE = Policy(max_drift_ns=None, publisher=False)
 
@@ -49,8 +49,7 @@ def sds(number: int, ts: int, parents: Iterable[int] = ()) -> WakuMessageAndTopi
 def admitted(messages: Sequence[WakuMessageAndTopic], now_ns: int = NOW) -> RecordBatch:
     """The batch of messages that all are acceptable."""
     admission = admit(messages, now_ns, ANY_AGE)
-    assert admission.rejections == {}
-    record.index_batch(admission.batch)
+    assert admission.refusals == {}
     return admission.batch
 
 

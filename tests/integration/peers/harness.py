@@ -21,7 +21,7 @@ from store.db.schema.partitions import PartitionMap
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.writing.writer import DatabaseWriter
 from store.domain.access import Access
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import (
     PeerAddress,
     Services,
@@ -31,7 +31,6 @@ from store.domain.ports import (
     Window,
 )
 from store.domain.view import Reconcilable
-from store.messages.validate import Policy
 from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
 from store.rpc.context import NodeIdentity, NodeState, PeerRules, RpcContext
@@ -46,8 +45,10 @@ from store.sync.transfer.core import DEFAULT_LIMITS
 from store.sync.transfer.driver import TransferWork
 from store.sync.transfer.limits import TransferLimits
 from storenode.message.hashing import message_hash
+from storenode.message.rules import Policy
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.admission import encoded
 from tests.support.naive_reconcilable import NaiveReconcilable
 
 PUBSUB = "/waku/2/rs/1/4"
@@ -123,10 +124,10 @@ class PeerNode:
 
     async def hold(self, messages: Sequence[WakuMessageAndTopic]) -> None:
         """Store messages, however old."""
-        door = Door(Policy(max_drift_ns=None), time.time_ns(), Source.RESTORE)
-        door.admit(messages)
-        assert not door.published.refusals, door.published.refusals
-        await self.services.writer.store(door.published.batch, Source.RESTORE)
+        admission = Admission(Policy(max_drift_ns=None), time.time_ns(), Source.RESTORE)
+        admission.admit(encoded(messages))
+        assert not admission.admitted.refusals, admission.admitted.refusals
+        await self.services.writer.store(admission.admitted.batch, Source.RESTORE)
 
     async def hashes(self) -> set[bytes]:
         """What the database holds."""

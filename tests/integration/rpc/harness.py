@@ -21,11 +21,11 @@ from store.db.writing.writer import DatabaseWriter
 from store.domain.access import Access
 from store.domain.ports import Services
 from store.domain.quota import ClientLimits, Quota
-from store.messages.validate import Policy
 from store.observe.metrics import Metrics
 from store.rpc.context import NodeIdentity, NodeState, PeerRules, RpcContext
 from store.rpc.health import Health
 from store.rpc.server import build_handlers
+from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage

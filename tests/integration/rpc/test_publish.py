@@ -4,8 +4,8 @@ from typing import Any
 import grpc
 import pytest
 
-from store.messages.validate import Policy
 from storenode.message.hashing import message_hash
+from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
 from storenode.wire.storenode.v1.store_pb2 import PublishResult as Result
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest

@@ -21,7 +21,7 @@ from store.db.writing import writer as writer_module
 from store.db.writing.insert import Inserted
 from store.domain.ports import Source, StoreBusy
 from store.messages.record import RecordBatch
-from storenode.sds.codec import encode, sds_key
+from storenode.sds.codec import channel_key, encode, sds_key
 from tests.integration.storage.following import commit_order
 from tests.integration.storage.node import WORKERS, Node
 from tests.integration.storage.summaries import assert_true
@@ -379,7 +379,7 @@ async def test_sds_rows_hold_what_messages_claim(
         lamport = sds.lamport
         assert values == [
             sds_key(sds.channel_id, sds.message_id),
-            insert_module.channel_key(sds.channel_id),
+            channel_key(sds.channel_id),
             batch.timestamps[index],
             batch.hashes[index],
             sds.channel_id,

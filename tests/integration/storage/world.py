@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 
 from store.domain.ports import SyncId, TopicFilter
 from store.messages.frames import presence
-from store.messages.record import RecordBatch, index_batch
-from store.messages.validate import Policy, admit
+from store.messages.record import RecordBatch
 from storenode.message.limits import NS_PER_S
+from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
+from tests.support.admission import admit
 from tests.unit.builders import entry
 
 NOW = int(datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()) * NS_PER_S
@@ -57,8 +58,7 @@ def batch_of(messages: Iterable[tuple[int, Topic, bytes]]) -> RecordBatch:
         for timestamp, (pubsub, content), payload in messages
     ]
     admission = admit(items, NOW, Policy(max_drift_ns=None, publisher=False))
-    assert not admission.rejections, admission.rejections
-    index_batch(admission.batch)
+    assert not admission.refusals, admission.refusals
     return admission.batch
 
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from store.domain.audit import Fault, StoredMessage, audit, sds_row
 from store.messages.record import RecordBatch
 from store.messages.unframe import FrameError, unframe
-from store.messages.validate import Policy, admit
+from storenode.message.rules import Policy
 from storenode.sds import codec
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.admission import admit
 
 NOW = 1_790_000_000_000_000_000
 ANY_AGE = Policy(max_drift_ns=None, publisher=False)

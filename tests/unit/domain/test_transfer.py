@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.domain.door import Published
-from store.messages.validate import Policy, admit
+from store.domain.admission import Admitted
 from store.sync.transfer.core import Transfer, TransferStateError
 from store.sync.transfer.events import (
     Begin,
@@ -30,6 +29,8 @@ from store.sync.transfer.events import (
 )
 from store.sync.transfer.limits import TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
+from storenode.message.rules import Policy
+from tests.support.admission import admit
 from tests.unit.builders import NOW_NS, entry
 from tests.unit.domain.transfer_world import (
     POLICY,
@@ -291,7 +292,7 @@ def test_an_input_that_is_not_allowed_changes_nothing() -> None:
     one, _ = pair(left, Store())
     ids = ids_of(left, left.held)
     fresh = Transfer(SESSION, ids, ids, memory=PolicyMemory(), peer="b")
-    frame = Received("", Published(), 0)
+    frame = Received("", Admitted(), 0)
     refuses(fresh, "has not begun", frame, SendReady(), Ticked(), Loaded([None]))
     wrong = Begin(NOW_NS), Persisted(1, [True]), Found([True]), Loaded([]), Loaded([b"x"] * 2)
     refuses(one.machine, "runs", *wrong)

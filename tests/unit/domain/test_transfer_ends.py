@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.messages.validate import Reason
 from store.sync.transfer.events import Begin, Fault, Lost, Report, SendReady, Ticked
 from store.sync.transfer.limits import (
     CALLER_GRACE_NS,
@@ -19,6 +18,7 @@ from store.sync.transfer.limits import (
     TransferLimits,
 )
 from store.sync.transfer.policy_memory import PolicyMemory, Side
+from storenode.message.rules import Reason
 from tests.unit.builders import NOW_NS
 from tests.unit.domain.transfer_world import (
     SMALL,

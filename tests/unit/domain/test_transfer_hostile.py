@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.domain.door import Published, Refusal
+from store.domain.admission import Admitted, Verdict
 from store.messages.record import RecordBatch
-from store.messages.validate import Policy, Verdict
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.events import (
     Begin,
@@ -35,6 +34,7 @@ from store.sync.transfer.events import (
 from store.sync.transfer.limits import SILENCE_NS
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.hashing import message_hash
+from storenode.message.rules import Policy, Refusal
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.unit.builders import CONTENT, NOW_NS, PUBSUB, entry
@@ -425,19 +425,19 @@ class Silent:
                     pass
 
 
-def published(ids: SyncIds, verdict: Verdict) -> Published:
-    """What the door would say of some messages."""
+def published(ids: SyncIds, verdict: Verdict) -> Admitted:
+    """What admission would say of some messages."""
     pairs = ids.pairs()
     if verdict is Verdict.REJECTED:
         reasons = {at: Refusal("too_large", f"number {at} is too large") for at in range(len(ids))}
-        return Published(
+        return Admitted(
             [verdict] * len(ids), [-1] * len(ids), [h for _, h in pairs], refusals=reasons
         )
     batch = RecordBatch(
         [t for t, _ in pairs], [h for _, h in pairs], [b"k" * 16] * len(ids), [b""] * len(ids),
         [b""] * len(ids), [b""] * len(ids), {b"k" * 16: ("p", "c")},
     )  # fmt: skip
-    return Published([verdict] * len(ids), list(range(len(ids))), batch.hashes, batch)
+    return Admitted([verdict] * len(ids), list(range(len(ids))), batch.hashes, batch)
 
 
 @pytest.mark.parametrize("what", ["stored", "refused", "not received"])
@@ -451,7 +451,7 @@ def test_memory_is_bounded_while_the_peer_takes_no_answers(what: str) -> None:
         for start in range(0, 0 if what == "not received" else COUNT, FRAME):
             part = published(ids[start : start + FRAME], verdict)
             side.give(Received("" if start else SESSION, part, 5_000))
-        side.give(Received(SESSION, Published(), 10, done=True))
+        side.give(Received(SESSION, Admitted(), 10, done=True))
         held = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

@@ -1,7 +1,7 @@
 """Two stores in memory that transfer to each other, one event at a time in any order.
 
-Frames go through their encoding and messages through the door, as between nodes. A store is a plain
-dictionary; what a stream, a database and a driver would do are events that may come late.
+Frames go through their encoding and messages through admission, as between nodes. A store is a
+plain dictionary; what a stream, a database and a driver would do are events that may come late.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from reconcile.ids import SyncIds
-from store.domain.door import Door, Published
+from store.domain.admission import Admission, Admitted
 from store.domain.ports import Source
 from store.messages.record import RecordBatch
 from store.messages.transfer import transfer_frame, transferred
-from store.messages.validate import Policy, admit
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.events import (
     Begin,
@@ -39,7 +38,9 @@ from store.sync.transfer.events import (
 )
 from store.sync.transfer.limits import TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
+from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame
+from tests.support.admission import admit
 from tests.unit.builders import NOW_NS, entry
 
 POLICY = Policy(max_drift_ns=20 * 10**9)
@@ -98,11 +99,11 @@ def store_of(*batches: RecordBatch) -> Store:
     return store
 
 
-def judged(frame: TransferFrame, policy: Policy = POLICY, now_ns: int = NOW_NS) -> Published:
-    """What the door says of the messages of a frame."""
-    door = Door(policy, now_ns, Source.TRANSFER)
-    door.admit(frame.messages)
-    return door.published
+def judged(frame: TransferFrame, policy: Policy = POLICY, now_ns: int = NOW_NS) -> Admitted:
+    """What admission says of the messages of a frame."""
+    admission = Admission(policy, now_ns, Source.TRANSFER)
+    admission.admit([each.SerializeToString() for each in frame.messages])
+    return admission.admitted
 
 
 class Node:

@@ -5,11 +5,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from store.messages.record import RecordBatch
-from store.messages.validate import Policy, admit
+from storenode.message.rules import Policy
 from storenode.sds.codec import SdsMetadata
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.admission import admit
 from tests.unit.builders import NOW_NS, entries, entry
 
 POLICY = Policy(max_drift_ns=10**10)

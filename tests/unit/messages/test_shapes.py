@@ -7,11 +7,14 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from store.messages import validate
+from store.domain.admission import Verdict
+from store.messages import transfer
 from store.messages.shapes import TIME_BYTES, read_lead, read_names, read_times
-from store.messages.validate import MalformedMessage, Policy, Verdict, admit, admit_encoded
+from store.messages.transfer import MalformedMessage
+from storenode.message.rules import Policy
 from storenode.message.varint import delimited, varint
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.admission import Decoding, admit
 from tests.unit.builders import CONTENT, NOW_NS, PUBSUB, entries, entry
 
 POLICY = Policy(max_drift_ns=20 * 10**9)
@@ -35,11 +38,11 @@ def test_a_usual_message_is_not_decoded(
 ) -> None:
     messages = [entry(bytes((number,)) * size, version=version) for number in range(3)]
     encoded = [message.SerializeToString() for message in messages]
-    expected = admit(messages, NOW_NS, POLICY)
+    expected = admit(messages, NOW_NS, POLICY, Decoding)
     assert expected.verdicts == [Verdict.ACCEPTED] * 3
     if len(messages[0].message.SerializeToString()) < 1 << 14:
-        monkeypatch.setattr(validate, "WakuMessageAndTopic", Undecoded)
-    assert admit_encoded(encoded, NOW_NS, POLICY) == expected
+        monkeypatch.setattr(transfer, "WakuMessageAndTopic", Undecoded)
+    assert admit(encoded, NOW_NS, POLICY) == expected
 
 
 @st.composite
@@ -74,9 +77,9 @@ def test_the_verdict_is_that_on_the_decoded_message(encoded: list[bytes]) -> Non
         messages = [WakuMessageAndTopic.FromString(each) for each in encoded]
     except DecodeError:
         with pytest.raises(MalformedMessage):
-            admit_encoded(encoded, NOW_NS, POLICY)
+            admit(encoded, NOW_NS, POLICY)
         return
-    assert admit_encoded(encoded, NOW_NS, POLICY) == admit(messages, NOW_NS, POLICY)
+    assert admit(encoded, NOW_NS, POLICY) == admit(messages, NOW_NS, POLICY, Decoding)
 
 
 def test_messages_may_be_duplicates_of_each_other_however_they_are_encoded() -> None:
@@ -84,20 +87,20 @@ def test_messages_may_be_duplicates_of_each_other_however_they_are_encoded() -> 
     assert (
         WakuMessageAndTopic.FromString(odd).message == WakuMessageAndTopic.FromString(USUAL).message
     )
-    admission = admit_encoded([odd, USUAL, USUAL, odd], NOW_NS, POLICY)
+    admission = admit([odd, USUAL, USUAL, odd], NOW_NS, POLICY)
     assert admission.verdicts == [Verdict.ACCEPTED, *[Verdict.DUPLICATE] * 3]
     assert admission.positions == [0] * 4
     assert len(admission.batch) == 1
 
 
 def test_topics_are_judged_by_the_policy_of_each_request() -> None:
-    assert admit_encoded([USUAL], NOW_NS, POLICY).verdicts == [Verdict.ACCEPTED]
+    assert admit([USUAL], NOW_NS, POLICY).verdicts == [Verdict.ACCEPTED]
     other = Policy(max_drift_ns=None, cluster=1, shards=frozenset({5}))
-    assert admit_encoded([USUAL], NOW_NS, other).verdicts == [Verdict.REJECTED]
+    assert admit([USUAL], NOW_NS, other).verdicts == [Verdict.REJECTED]
     short = Policy(max_drift_ns=None, max_topic_bytes=len(CONTENT) - 1)
-    assert admit_encoded([USUAL], NOW_NS, short).verdicts == [Verdict.REJECTED]
+    assert admit([USUAL], NOW_NS, short).verdicts == [Verdict.REJECTED]
     small = Policy(max_drift_ns=None, max_message_bytes=100)
-    assert admit_encoded([USUAL], NOW_NS, small).verdicts == [Verdict.REJECTED]
+    assert admit([USUAL], NOW_NS, small).verdicts == [Verdict.REJECTED]
 
 
 def test_the_lead_says_where_the_parts_are() -> None:

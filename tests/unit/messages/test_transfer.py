@@ -2,10 +2,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from store.messages.transfer import TransferError, parse, transfer_frame, transferred
-from store.messages.validate import Policy, admit
+from store.messages.transfer import MalformedMessage, transfer_frame, transferred
+from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.peer_pb2 import TransferFrame, TransferRefusal
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.admission import admit
 from tests.unit.builders import NOW_NS, entries, entry, hashes, utf8_text
 
 POLICY = Policy(max_drift_ns=10**10, publisher=False)
@@ -34,13 +35,13 @@ def test_a_stored_frame_becomes_what_protobuf_writes(item: WakuMessageAndTopic) 
 @given(entries)
 def test_what_is_sent_comes_in_as_it_was_stored(item: WakuMessageAndTopic) -> None:
     frame = stored_frame(item)
-    assert admit(parse([transferred(frame)]), NOW_NS, POLICY).batch.frame(0) == frame
+    assert admit([transferred(frame)], NOW_NS, POLICY).batch.frame(0) == frame
 
 
 def test_damaged_bytes_are_named() -> None:
     good = entry().SerializeToString()
-    with pytest.raises(TransferError, match="message 1 of 2"):
-        parse([good, good[:-1]])
+    with pytest.raises(MalformedMessage, match="entry 1 is no"):
+        admit([good, good[:-1]], NOW_NS, POLICY)
 
 
 @given(

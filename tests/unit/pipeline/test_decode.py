@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.messages.record import RecordBatch
-from store.messages.validate import Policy, admit
 from store.pipeline.columns import NAMES, SDS_COLUMNS
 from store.pipeline.decode import NO_SHARD, DamagedRows, decoded, needed, shard_of
 from store.pipeline.encode import encoded
 from store.pipeline.reading import SDS
+from storenode.message.rules import Policy
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.admission import admit
 from tests.unit.builders import NOW_NS, entries
 
 WITHOUT_SDS = tuple(name for name in NAMES if name not in SDS_COLUMNS)

@@ -3,13 +3,13 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.domain.door import Published, Refusal
+from store.domain.admission import Admitted, Verdict
 from store.domain.ports import HistoryEntry, QueryPage, SdsPage
 from store.domain.unread import Confirmation, NoConfirmations
 from store.messages.frames import presences, sds_stored_message
-from store.messages.validate import Verdict
 from store.rpc.encode import publish_response, query_page, sds_response
 from storenode.message.hashing import message_hash
+from storenode.message.rules import Refusal
 from storenode.wire.storenode.v1.store_pb2 import PublishResponse, PublishResult, SdsMessagesPage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
 
@@ -20,9 +20,9 @@ def digest(number: int) -> bytes:
     return message_hash("/p", b"", "/c", None, number + 1)
 
 
-def published(verdicts: Sequence[Verdict]) -> Published:
+def published(verdicts: Sequence[Verdict]) -> Admitted:
     """A request with these verdicts; a duplicate is one of the first record."""
-    result = Published()
+    result = Admitted()
     for index, verdict in enumerate(verdicts):
         if verdict is Verdict.DUPLICATE and not result.batch.hashes:
             verdict = Verdict.EPHEMERAL  # noqa: PLW2901 - nothing to be a duplicate of
@@ -42,7 +42,7 @@ def published(verdicts: Sequence[Verdict]) -> Published:
 
 
 def expected(
-    request: Published, stored: Sequence[bool], found: Sequence[Confirmation] = ()
+    request: Admitted, stored: Sequence[bool], found: Sequence[Confirmation] = ()
 ) -> PublishResponse:
     """The response by the classes of protobuf, one message after the other."""
     response = PublishResponse()
@@ -102,7 +102,7 @@ async def test_without_gossip_the_answer_says_so() -> None:
 
 
 def test_an_empty_request_has_an_empty_response() -> None:
-    assert publish_response(Published(), []) == b""
+    assert publish_response(Admitted(), []) == b""
 
 
 def entries_of_field_20(frames: bytes, size: int) -> bytes:

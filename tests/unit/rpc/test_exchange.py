@@ -19,7 +19,6 @@ from store.domain.ports import (
     Writer,
 )
 from store.domain.view import Reconcilable
-from store.messages.validate import Policy
 from store.observe.metrics import Metrics
 from store.runtime.environment import system_environment
 from store.sync.errors import GaveWay
@@ -28,6 +27,7 @@ from store.sync.session.exchange import Account, Exchange, ExchangeWork, common_
 from store.sync.session.registry import Accepted, Refusal, Session
 from store.sync.transfer.driver import TransferWork
 from store.sync.transfer.limits import SILENCE_NS, TransferLimits
+from storenode.message.rules import Policy
 
 ONE = SyncIds.of([(1, bytes(32))])
 DAY_NS = 86_400 * 10**9

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
 
-from store.domain.door import Door
+from store.domain.admission import Admission
 from store.domain.ports import Source
 from store.gossip.events import Bodies, Events, FrameOut, GetEvents, Inventory, SyncLeaves
-from store.messages.validate import Policy
 from store.observe.limits import MAX_FRAME_TRACES
 from store.observe.tracing import FrameTrace, Tracing
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from storenode.client.messages import hash_of, new_message
+from storenode.message.rules import Policy
 from storenode.wire.storenode.v1 import peer_pb2
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -29,8 +29,8 @@ LEAVES = st.builds(
 FRAMES = st.builds(Inventory, IDS) | st.builds(GetEvents, IDS) | LEAVES
 
 
-def door() -> Door:
-    return Door(Policy(max_drift_ns=None), time.time_ns(), Source.GOSSIP)
+def admission() -> Admission:
+    return Admission(Policy(max_drift_ns=None), time.time_ns(), Source.GOSSIP)
 
 
 def expected(frame: FrameOut) -> peer_pb2.GossipFrame:
@@ -52,7 +52,7 @@ def expected(frame: FrameOut) -> peer_pb2.GossipFrame:
 async def test_inventories_are_written_and_read_as_protobuf_does(frame: FrameOut) -> None:
     encoded = encode_gossip(frame)
     assert encoded == expected(frame).SerializeToString()
-    assert await decode_gossip(encoded, door()) == frame
+    assert await decode_gossip(encoded, admission()) == frame
 
 
 async def test_bodies_are_judged_and_counted_once_each() -> None:
@@ -67,7 +67,7 @@ async def test_bodies_are_judged_and_counted_once_each() -> None:
         == peer_pb2.GossipFrame(events=peer_pb2.Events(messages=messages)).SerializeToString()
     )
 
-    bodies = await decode_gossip(encoded, door())
+    bodies = await decode_gossip(encoded, admission())
 
     assert isinstance(bodies, Bodies)
     assert bodies.batch.hashes == [hash_of(message) for message in good]
@@ -95,12 +95,12 @@ async def test_traces_travel_with_bodies_and_are_passed_over_by_who_does_not_tra
     )
     frame = peer_pb2.GossipFrame.FromString(encoded)
     assert [(each.traceparent, list(each.messages)) for each in frame.traces] == [(PARENT, [0, 2])]
-    plain = await decode_gossip(encoded, door())
+    plain = await decode_gossip(encoded, admission())
     assert isinstance(plain, Bodies)
     assert plain.batch.hashes == [hash_of(message) for message in messages]
 
     tracing = tracer()
-    await decode_gossip(encoded, door(), tracing)
+    await decode_gossip(encoded, admission(), tracing)
     encoded_bodies = [message.SerializeToString() for message in messages]
     tracing.bodies([hash_of(message) for message in messages], encoded_bodies)
     with tracing.pushing(encoded_bodies, "peer") as traces:
@@ -125,7 +125,7 @@ async def test_a_peer_that_invents_traces_does_no_harm(trace: peer_pb2.FrameTrac
     messages = [*some(2), nameless]
     frame = peer_pb2.GossipFrame(events=peer_pb2.Events(messages=messages), traces=[trace])
     tracing = tracer()
-    bodies = await decode_gossip(frame.SerializeToString(), door(), tracing)
+    bodies = await decode_gossip(frame.SerializeToString(), admission(), tracing)
     assert isinstance(bodies, Bodies)
     assert len(bodies.batch.hashes) == 2
     sent = [message.SerializeToString() for message in messages[:2]]
@@ -144,7 +144,7 @@ async def test_only_so_many_traces_of_a_frame_are_taken() -> None:
         ],
     )
     tracing = tracer()
-    await decode_gossip(frame.SerializeToString(), door(), tracing)
+    await decode_gossip(frame.SerializeToString(), admission(), tracing)
     sent = [message.SerializeToString() for message in messages]
     tracing.bodies([hash_of(message) for message in messages], sent)
     with tracing.pushing(sent, "peer") as traces:
@@ -154,7 +154,7 @@ async def test_only_so_many_traces_of_a_frame_are_taken() -> None:
 @given(st.binary(max_size=200))
 async def test_whatever_comes_is_a_frame_or_is_refused(data: bytes) -> None:
     try:
-        await decode_gossip(data, door())
+        await decode_gossip(data, admission())
     except RpcFailure as failure:
         assert failure.sentence  # noqa: PT017 - either is right
 
@@ -164,4 +164,4 @@ async def test_ids_are_message_hashes(kind: str) -> None:
     frame = peer_pb2.GossipFrame()
     getattr(frame, kind).ids.append(bytes(31))
     with pytest.raises(RpcFailure, match="has not 32 bytes"):
-        await decode_gossip(frame.SerializeToString(), door())
+        await decode_gossip(frame.SerializeToString(), admission())

@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.domain.access import Client, Right
-from store.domain.door import Door, Published, tally
+from store.domain.admission import Admission, Admitted, Verdict
 from store.domain.ports import Source, TopicRights
 from store.domain.quota import ClientLimits
-from store.messages import record
-from store.messages.validate import Policy, Verdict, admit
 from storenode.message.hashing import message_hash
+from storenode.message.rules import Policy
 from storenode.sds import codec
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.admission import encoded
 
 NOW_NS = 1_763_625_600_000_000_000
 POLICY = Policy(max_drift_ns=20 * 10**9)
@@ -36,12 +36,12 @@ def item(
 
 def publish(
     messages: Sequence[WakuMessageAndTopic], client: Client = ANYWHERE, chunk: int = 500
-) -> Published:
-    door = Door(POLICY, NOW_NS, Source.CLIENT, client)
+) -> Admitted:
+    admission = Admission(POLICY, NOW_NS, Source.CLIENT, client)
     for start in range(0, len(messages), chunk):
-        door.admit(messages[start : start + chunk])
-    door.published.batch.check()
-    return door.published
+        admission.admit(encoded(messages[start : start + chunk]))
+    admission.admitted.batch.check()
+    return admission.admitted
 
 
 payloads = st.sampled_from(
@@ -62,22 +62,6 @@ def test_the_result_does_not_depend_on_where_a_request_is_cut(
     messages: list[WakuMessageAndTopic], chunk: int, client: Client
 ) -> None:
     assert publish(messages, client, chunk) == publish(messages, client)
-
-
-@given(st.lists(items, max_size=30), st.integers(1, 31))
-def test_without_restrictions_it_is_what_admission_says(
-    messages: list[WakuMessageAndTopic], chunk: int
-) -> None:
-    whole = admit(messages, NOW_NS, POLICY)
-    record.index_batch(whole.batch)
-    found = publish(messages, ANYWHERE, chunk)
-    assert found.batch == whole.batch
-    assert found.verdicts == whole.verdicts
-    assert found.hashes == whole.hashes
-    assert [one.message_hash for one in found.ephemerals] == [one.hash for one in whole.ephemerals]
-    assert {index: why.sentence for index, why in found.refusals.items()} == {
-        index: why.sentence for index, why in whole.rejections.items()
-    }
 
 
 @given(st.lists(items, max_size=30), st.integers(1, 31))
@@ -135,9 +119,9 @@ def test_a_client_may_have_a_smaller_message_limit(limit: int, verdict: Verdict)
 
 def test_a_client_s_message_limit_does_not_lift_the_node_s() -> None:
     client = Client("a", frozenset(Right), limits=ClientLimits(message_bytes=100))
-    door = Door(Policy(None, max_message_bytes=20), NOW_NS, Source.CLIENT, client)
-    door.admit([item(b"x" * 50)])
-    assert door.published.verdicts == [Verdict.REJECTED]
+    admission = Admission(Policy(None, max_message_bytes=20), NOW_NS, Source.CLIENT, client)
+    admission.admit(encoded([item(b"x" * 50)]))
+    assert admission.admitted.verdicts == [Verdict.REJECTED]
 
 
 def test_sds_messages_are_indexed_at_their_place_in_the_whole_batch() -> None:
@@ -153,10 +137,10 @@ STORES = [Source.TRANSFER, Source.RESUME, Source.GOSSIP]
 
 def judge(source: Source, message: WakuMessageAndTopic) -> str:
     """The verdict of a node with a horizon on one message: a label, or nothing."""
-    door = Door(Policy(20 * 10**9, HORIZON_NS), NOW_NS, source)
-    door.admit([message])
-    assert len(door.published.batch) == (not door.published.refusals)
-    return door.published.refusals[0].label if door.published.refusals else ""
+    admission = Admission(Policy(20 * 10**9, HORIZON_NS), NOW_NS, source)
+    admission.admit(encoded([message]))
+    assert len(admission.admitted.batch) == (not admission.admitted.refusals)
+    return admission.admitted.refusals[0].label if admission.admitted.refusals else ""
 
 
 @pytest.mark.parametrize(
@@ -181,10 +165,10 @@ def test_who_brings_a_message_decides_how_old_it_may_be(
 
 def test_no_store_brings_ephemeral_messages() -> None:
     assert judge(Source.TRANSFER, item(ephemeral=True)) == "ephemeral"
-    door = Door(POLICY, NOW_NS, Source.GOSSIP)
-    door.admit([item(b"a"), item(b"b", ephemeral=True)])
-    door.admit([item(b"c", ephemeral=True), item(b"a")])
-    found = door.published
+    admission = Admission(POLICY, NOW_NS, Source.GOSSIP)
+    admission.admit(encoded([item(b"a"), item(b"b", ephemeral=True)]))
+    admission.admit(encoded([item(b"c", ephemeral=True), item(b"a")]))
+    found = admission.admitted
     assert found.verdicts == [
         Verdict.ACCEPTED,
         Verdict.REJECTED,
@@ -202,7 +186,7 @@ def test_every_message_of_a_request_is_counted_once(
 ) -> None:
     found = publish(messages, INSIDE, chunk)
     stored = [index % 2 == 0 for index in range(len(found.batch))]
-    counted = tally(found, stored)
+    counted = found.count(stored)
     assert counted.stored == sum(stored)
     assert counted.ephemeral == found.verdicts.count(Verdict.EPHEMERAL)
     assert sum(counted.rejected.values()) == found.verdicts.count(Verdict.REJECTED)

@@ -6,19 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.messages.validate import (
-    Admission,
-    Policy,
-    Reason,
-    Rejection,
-    Verdict,
-    admit,
-    admit_encoded,
-)
+from store.domain.admission import Admitted, Verdict
 from storenode.message.hashing import message_hash
 from storenode.message.limits import MAX_CACHED_TOPICS, MAX_TIMESTAMP_NS
+from storenode.message.rules import Policy, Reason, Refusal
 from storenode.message.topics import topic_key
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
+from tests.support.admission import Decoding, admit
 from tests.unit.builders import CONTENT, NOW_NS, PUBSUB, entries, entry
 
 SECOND_NS = 1_000_000_000
@@ -28,34 +22,35 @@ CLIENT = Policy(max_drift_ns=DRIFT_NS)
 PEER = Policy(max_drift_ns=DRIFT_NS, publisher=False)
 
 
-def judge(*messages: WakuMessageAndTopic, policy: Policy = CLIENT) -> Admission:
-    encoded = [message.SerializeToString() for message in messages]
+def judge(*messages: WakuMessageAndTopic, policy: Policy = CLIENT) -> Admitted:
     admission = admit(messages, NOW_NS, policy)
     check(admission, messages)
-    assert admit_encoded(encoded, NOW_NS, policy) == admission
+    assert admit(messages, NOW_NS, policy, Decoding) == admission
     return admission
 
 
-def check(admission: Admission, messages: Sequence[WakuMessageAndTopic]) -> None:
+def check(admission: Admitted, messages: Sequence[WakuMessageAndTopic]) -> None:
     """Every column has one entry a message, and each position leads to that message's hash."""
     assert len(admission.verdicts) == len(admission.positions) == len(messages)
     assert len(admission.hashes) == len(messages)
     admission.batch.check()
     columns = zip(admission.verdicts, admission.positions, admission.hashes, strict=True)
     for index, (verdict, position, digest) in enumerate(columns):
-        assert (verdict is Verdict.REJECTED) == (index in admission.rejections)
+        assert (verdict is Verdict.REJECTED) == (index in admission.refusals)
         if verdict in {Verdict.ACCEPTED, Verdict.DUPLICATE}:
             assert admission.batch.hashes[position] == digest
-        elif verdict is Verdict.EPHEMERAL:
-            assert admission.ephemerals[position].hash == digest
+        else:
+            assert position == -1
+            relayed = any(one.message_hash == digest for one in admission.ephemerals)
+            assert relayed or verdict is Verdict.REJECTED
 
 
-def refusal(message: WakuMessageAndTopic, policy: Policy = CLIENT) -> Rejection:
+def refusal(message: WakuMessageAndTopic, policy: Policy = CLIENT) -> Refusal:
     admission = judge(message, policy=policy)
     assert admission.verdicts == [Verdict.REJECTED]
     assert admission.positions == [-1]
     assert len(admission.batch) == 0
-    return admission.rejections[0]
+    return admission.refusals[0]
 
 
 def accepts(message: WakuMessageAndTopic, policy: Policy) -> bool:
@@ -75,7 +70,7 @@ def test_an_accepted_message_fills_every_column() -> None:
 
 
 def test_an_empty_request_is_an_empty_admission() -> None:
-    assert judge() == Admission()
+    assert judge() == Admitted()
 
 
 def test_a_bad_message_does_not_hold_up_the_others() -> None:
@@ -83,7 +78,7 @@ def test_a_bad_message_does_not_hold_up_the_others() -> None:
     assert admission.verdicts == [Verdict.ACCEPTED, Verdict.REJECTED, Verdict.ACCEPTED]
     assert admission.positions == [0, -1, 1]
     assert admission.batch.payloads == [b"1", b"3"]
-    assert admission.rejections.keys() == {1}
+    assert admission.refusals.keys() == {1}
 
 
 def test_later_copies_point_to_the_first() -> None:
@@ -122,7 +117,7 @@ def test_each_fault_has_its_reason_and_sentence(
     message: WakuMessageAndTopic, reason: Reason, words: str
 ) -> None:
     found = refusal(message)
-    assert found.reason is reason
+    assert found.label is reason
     assert words in found.sentence
 
 
@@ -145,7 +140,7 @@ def test_the_size_limit_is_that_of_the_encoded_message() -> None:
     largest = 150 * 1024 - overhead
     assert accepts(entry(bytes(largest)), CLIENT)
     found = refusal(entry(bytes(largest + 1)))
-    assert found.reason is Reason.TOO_LARGE
+    assert found.label is Reason.TOO_LARGE
     assert "153601 bytes: send at most 153600" in found.sentence
 
 
@@ -193,21 +188,21 @@ def test_the_retention_horizon_binds_every_source_but_a_restore(
     policy = Policy(drift_ns, horizon_ns, publisher)
     assert accepts(entry(timestamp=horizon_ns), policy)
     found = refusal(entry(timestamp=horizon_ns - 1), policy)
-    assert found.reason is Reason.BELOW_HORIZON
+    assert found.label is Reason.BELOW_HORIZON
     restore = Policy(drift_ns, horizon_ns, publisher=False, below_horizon=True)
     assert accepts(entry(timestamp=1), restore)
-    assert refusal(entry(timestamp=0), restore).reason is Reason.BAD_TIMESTAMP
+    assert refusal(entry(timestamp=0), restore).label is Reason.BAD_TIMESTAMP
 
 
 def test_the_refusals_of_a_timestamp_tell_the_numbers() -> None:
     late = refusal(entry(timestamp=NOW_NS + 35 * SECOND_NS + SECOND_NS // 5))
-    assert late.reason is Reason.TOO_NEW
+    assert late.label is Reason.TOO_NEW
     assert "35.2 s later than this node's clock, which allows 20 s" in late.sentence
     early = refusal(entry(timestamp=NOW_NS - 3_600 * SECOND_NS))
-    assert early.reason is Reason.TOO_OLD
+    assert early.label is Reason.TOO_OLD
     assert "3600 s earlier than this node's clock, which allows 20 s" in early.sentence
     pruned = refusal(entry(timestamp=NOW_NS - 1), Policy(DRIFT_NS, horizon_ns=NOW_NS))
-    assert pruned.reason is Reason.BELOW_HORIZON
+    assert pruned.label is Reason.BELOW_HORIZON
     assert "1 ns older than the oldest message that this node keeps" in pruned.sentence
 
 
@@ -236,7 +231,7 @@ def test_configured_shards_are_accepted(topic: str) -> None:
 )
 def test_other_shards_and_named_topics_are_refused(topic: str, words: str) -> None:
     found = refusal(entry(pubsub=topic), SHARDED)
-    assert found.reason is Reason.WRONG_SHARD
+    assert found.label is Reason.WRONG_SHARD
     assert words in found.sentence
 
 
@@ -249,16 +244,16 @@ def test_a_long_list_of_shards_is_cut_in_the_sentence() -> None:
 def test_limits_of_the_policy_are_obeyed() -> None:
     policy = Policy(DRIFT_NS, max_message_bytes=100, max_meta_bytes=2, max_topic_bytes=30)
     assert accepts(entry(b"x", meta=b"ab"), policy)
-    assert refusal(entry(bytes(100)), policy).reason is Reason.TOO_LARGE
-    assert refusal(entry(meta=b"abc"), policy).reason is Reason.META_TOO_LONG
-    assert refusal(entry(content="c" * 31), policy).reason is Reason.TOPIC_TOO_LONG
+    assert refusal(entry(bytes(100)), policy).label is Reason.TOO_LARGE
+    assert refusal(entry(meta=b"abc"), policy).label is Reason.META_TOO_LONG
+    assert refusal(entry(content="c" * 31), policy).label is Reason.TOPIC_TOO_LONG
 
 
 def test_an_ephemeral_message_is_relayed_once_and_not_stored() -> None:
     live = entry(b"now", ephemeral=True)
     admission = judge(entry(b"kept"), live, live)
     assert admission.verdicts == [Verdict.ACCEPTED, Verdict.EPHEMERAL, Verdict.EPHEMERAL]
-    assert admission.positions == [0, 0, 0]
+    assert admission.positions == [0, -1, -1]
     assert admission.batch.payloads == [b"kept"]
     (relayed,) = admission.ephemerals
     assert relayed.topic_key == topic_key(PUBSUB, CONTENT)
@@ -272,7 +267,7 @@ def test_an_ephemeral_copy_does_not_make_a_stored_message_a_duplicate() -> None:
 
 
 def test_an_ephemeral_message_is_validated_like_any_other() -> None:
-    assert refusal(entry(timestamp=1, ephemeral=True)).reason is Reason.TOO_OLD
+    assert refusal(entry(timestamp=1, ephemeral=True)).label is Reason.TOO_OLD
 
 
 @pytest.mark.parametrize(
@@ -317,9 +312,9 @@ def test_topics_are_judged_by_the_policy_of_each_call() -> None:
     for _ in range(2):
         assert accepts(message, CLIENT)
         short = refusal(message, replace(CLIENT, max_topic_bytes=4))
-        assert short.reason is Reason.TOPIC_TOO_LONG
+        assert short.label is Reason.TOPIC_TOO_LONG
         sharded = refusal(message, replace(CLIENT, cluster=77, shards=frozenset({9})))
-        assert sharded.reason is Reason.WRONG_SHARD
+        assert sharded.label is Reason.WRONG_SHARD
 
 
 def test_what_long_topics_take_is_given_back() -> None:
@@ -364,7 +359,7 @@ junk = st.builds(
 
 
 @given(st.lists(junk | entries, max_size=8), st.integers(-(2**70), 2**70))
-def test_no_message_and_no_clock_makes_the_door_raise(
+def test_no_message_and_no_clock_makes_admission_raise(
     messages: list[WakuMessageAndTopic], now_ns: int
 ) -> None:
     for policy in (CLIENT, PEER, SHARDED, Policy(None, horizon_ns=now_ns)):

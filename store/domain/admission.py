@@ -1,0 +1,359 @@
+"""Admission: which messages the node stores, whoever brings them, and in which form.
+
+A message can come from a client, a transfer, a resume, gossip or a restore. All are judged here,
+by the rules of `storenode.message.rules`, then stored by one writer and announced by one feed;
+what differs is data:
+
+=================  ====================================  ====================  ================
+source             past                                  future                ephemeral
+=================  ====================================  ====================  ================
+client             publisher's limit, then the horizon   the drift, or a day   to the followers
+transfer, resume,  the horizon                           the drift, or a day   refused
+gossip
+restore            any timestamp greater than 0          the drift, or a day   refused
+=================  ====================================  ====================  ================
+
+Only who publishes a message relays it while it is fresh. To another store it is nothing, so a
+message that a store sends as ephemeral is refused by name.
+
+Messages are judged in chunks, so that a large request does not keep others waiting; the result
+does not depend on where it was cut. What is computed here (hash, topic key, frame, SDS metadata)
+goes with the batch to the database, and is not computed again. Messages of the usual form
+(`store.messages.shapes`) are judged as columns, without an object for each of them; the verdict is
+the same.
+
+Source: 13/WAKU2-STORE, "Message eligibility", and the node's contract.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from store.domain.access import Client
+from store.domain.ports import Ephemeral, Source, TopicRights
+from store.messages.record import (
+    RecordBatch,
+    frame_layout,
+    index_batch,
+    pubsub_suffix,
+    split_frame,
+)
+from store.messages.shapes import LEAD_BYTES, TIME_BYTES, read_lead, read_names, read_times
+from store.messages.transfer import Decoded, decode_message
+from storenode.message.hashing import message_hashes, pack_timestamp
+from storenode.message.limits import MAX_CACHED_TOPICS, MAX_SHAPE_BYTES
+from storenode.message.rules import (
+    MISSING_MESSAGE,
+    Policy,
+    Reason,
+    Refusal,
+    Times,
+    size_problem,
+    topic_problem,
+)
+from storenode.message.topics import topic_key
+
+
+class Verdict(IntEnum):
+    """What became of one message."""
+
+    ACCEPTED = 1
+    DUPLICATE = 2
+    EPHEMERAL = 3
+    REJECTED = 4
+
+
+@dataclass(slots=True)
+class Admitted:
+    """The verdict on each message of a request, as columns in request order.
+
+    ``positions[i]`` is the place in ``batch`` (of the first copy) for ACCEPTED and DUPLICATE, else
+    -1. ``hashes[i]`` is empty when the hash cannot be computed: no message, or no timestamp.
+    ``refusals`` has the REJECTED ones.
+    """
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    batch: RecordBatch = field(default_factory=RecordBatch)
+    ephemerals: list[Ephemeral] = field(default_factory=list)
+    refusals: dict[int, Refusal] = field(default_factory=dict)
+
+    def count(self, stored: Sequence[bool]) -> Counts:
+        """Count what became of the request; ``stored`` is the writer's answer for the batch."""
+        new = sum(stored)
+        ephemeral = self.verdicts.count(Verdict.EPHEMERAL)
+        rejected = Counter(refusal.label for refusal in self.refusals.values())
+        duplicate = len(self.verdicts) - new - ephemeral - len(self.refusals)
+        return Counts(new, duplicate, ephemeral, rejected)
+
+
+class Counts(NamedTuple):
+    """What became of the messages of a request; ``rejected`` counts by label."""
+
+    stored: int
+    duplicate: int
+    ephemeral: int
+    rejected: Mapping[str, int]
+
+
+class _Topic(NamedTuple):
+    """What follows from a (pubsub, content) pair."""
+
+    problem: Refusal | None
+    pubsub: bytes
+    content: bytes
+    key: bytes
+    suffix: bytes
+    names: tuple[str, str]
+
+
+_Layout = tuple[bytes, bytes]
+"""What stands before and after the hash in a head."""
+
+_Recognized = tuple[_Topic, bytes, bytes, _Layout]
+"""A message that need not be decoded: topic, payload, tail, layout of its head."""
+
+_Shape = tuple[int, int, int, int, _Layout]
+"""Where payload, ``before``, time and ``after`` begin (`messages.shapes`), and the layout."""
+
+_ACCEPTED: Final = Verdict.ACCEPTED
+_NO_TIME: Final = bytes(TIME_BYTES)
+_NO_TOPIC: Final = _Topic(None, b"", b"", b"", b"", ("", ""))
+_UNRECOGNIZED: Final[_Recognized] = (_NO_TOPIC, b"", b"", (b"", b""))
+_EVERY_TOPIC: Final = TopicRights()
+_EPHEMERAL: Final = Refusal(
+    Reason.EPHEMERAL,
+    "the message is ephemeral, and a store keeps none: send only messages that are kept",
+)
+
+
+class Admission:
+    """Judges the messages of one request, chunk by chunk, and lays out those that are accepted.
+
+    ``policy`` is the node's own, as it stands for clients, and ``now_ns`` its clock in Unix
+    nanoseconds. A ``client`` brings its topics and limits with it; other sources have none.
+    SDS messages are indexed on the way.
+    """
+
+    def __init__(
+        self, policy: Policy, now_ns: int, source: Source, client: Client | None = None
+    ) -> None:
+        largest = None if client is None else client.limits.message_bytes
+        if largest is not None and largest < policy.max_message_bytes:
+            policy = replace(policy, max_message_bytes=largest)
+        self._relays = source is Source.CLIENT
+        if not self._relays:
+            policy = replace(policy, publisher=False, below_horizon=source is Source.RESTORE)
+        self._policy = policy
+        self._times = Times(policy, now_ns)
+        self._client = "" if client is None else client.name
+        self._rights = _EVERY_TOPIC if client is None else client.topics
+        self._anywhere = self._rights.unrestricted
+        self._positions: dict[bytes, int] = {}
+        self._relayed: set[bytes] = set()
+        self.admitted = Admitted()
+
+    def admit(self, messages: Sequence[bytes]) -> None:
+        """Judge the next messages: encoded ``WakuMessageAndTopic`` entries.
+
+        Never raises for what a message holds.
+
+        Raises:
+            MalformedMessage: one of them is none; the request as a whole is to be refused.
+        """
+        batch, first = self.admitted.batch, len(self.admitted.batch.hashes)
+        # The hot path of the node: columns, not messages, and no object for each that is decoded.
+        seen, times, topics = self._recognize(messages)
+        timestamps, valid = read_times(times)
+        usable = valid & (self._times.oldest_ns <= timestamps)
+        usable &= timestamps <= self._times.newest_ns
+        stamps = timestamps.astype(">i8").view("V8").tolist()
+        columns = (messages, seen, timestamps.tolist(), stamps, usable.tolist())
+        digests = message_hashes(
+            [
+                (topic[1], payload, topic[2], stamp)
+                for _, (topic, payload, _, _), _, stamp, is_usable in zip(*columns, strict=True)
+                if is_usable
+            ]
+        )
+        fresh = set(digests)
+        if len(fresh) == len(messages) and (not first or fresh.isdisjoint(batch.hashes)):
+            self._keep_all(seen, columns[2], digests, topics)
+        else:
+            hashed = iter(digests)
+            for message, recognized, timestamp, _, is_usable in zip(*columns, strict=True):
+                if is_usable:
+                    topic, payload, tail, (before, after) = recognized
+                    digest = next(hashed)
+                    self._keep(timestamp, topic, digest, (before + digest + after, payload, tail))
+                else:
+                    self._judge(message)
+        index_batch(batch, first)
+
+    def _recognize(
+        self, messages: Sequence[bytes]
+    ) -> tuple[list[_Recognized], list[bytes], list[_Topic]]:
+        """What can be read off without decoding, the times (no time: it cannot), and the topics."""
+        shapes: dict[tuple[bytes, int], _Shape | None] = {}
+        known: dict[tuple[bytes, bytes], _Topic | None] = {}
+        seen: list[_Recognized] = []
+        times: list[bytes] = []
+        for message in messages:
+            sizes = message[:LEAD_BYTES], len(message)
+            try:
+                shape = shapes[sizes]
+            except KeyError:
+                shape = shapes[sizes] = self._shape_of(*sizes)
+            if shape is not None:
+                start, before, time, after, layout = shape
+                around = message[before:time], message[after:]
+                try:
+                    topic = known[around]
+                except KeyError:
+                    names = read_names(*around)
+                    topic = known[around] = None if names is None else self._usual_topic(names)
+                if topic is not None:
+                    tail = message[before:after] + topic[4]
+                    seen.append((topic, message[start:before], tail, layout))
+                    times.append(message[time:after])
+                    continue
+            seen.append(_UNRECOGNIZED)
+            times.append(_NO_TIME)
+        return seen, times, [topic for topic in known.values() if topic is not None]
+
+    def _shape_of(self, lead: bytes, message_bytes: int) -> _Shape | None:
+        found = read_lead(lead)
+        if found is None or found.after > message_bytes:
+            return None
+        start, before, time, after, body_bytes = found
+        if body_bytes > self._policy.max_message_bytes:
+            return None
+        # The field of the pubsub topic is as long there as it is here.
+        layout = frame_layout(before - start, body_bytes, message_bytes - after)
+        return start, before, time, after, layout[:2]
+
+    def _keep_all(
+        self,
+        seen: Sequence[_Recognized],
+        timestamps: list[int],
+        digests: list[bytes],
+        topics: Sequence[_Topic],
+    ) -> None:
+        """Accept messages of which none is there twice: the whole chunk."""
+        result, batch = self.admitted, self.admitted.batch
+        first = len(batch.hashes)
+        result.verdicts += [_ACCEPTED] * len(seen)
+        result.positions += range(first, first + len(seen))
+        result.hashes += digests
+        batch.timestamps += timestamps
+        batch.hashes += digests
+        batch.topic_keys += [topic[3] for topic, _, _, _ in seen]
+        batch.heads += [
+            before + digest + after
+            for digest, (_, _, _, (before, after)) in zip(digests, seen, strict=True)
+        ]
+        batch.payloads += [payload for _, payload, _, _ in seen]
+        batch.tails += [tail for _, _, tail, _ in seen]
+        batch.topics |= {topic.key: topic.names for topic in topics}
+
+    def _usual_topic(self, names: tuple[str, str]) -> _Topic | None:
+        """What follows from topics of which nothing is to be said; they are not long."""
+        policy = self._policy
+        topic = _derive_once(names, policy.max_topic_bytes, policy.cluster, policy.shards)
+        allowed = self._anywhere or self._rights.allows(*names)
+        return topic if allowed and not topic.problem else None
+
+    def _judge(self, message: bytes) -> None:
+        """Judge the next message by all rules, one after the other."""
+        item = decode_message(len(self.admitted.verdicts), message)
+        topic = _topic((item.pubsub_topic, item.content_topic), self._policy)
+        digest = b""
+        if item.timestamp:
+            stamp = pack_timestamp(item.timestamp)
+            parts = (topic.pubsub, item.payload, topic.content, item.meta, stamp)
+            (digest,) = message_hashes((parts,))
+        refusal = self._problem(item, topic)
+        if refusal is not None:
+            self.admitted.refusals[len(self.admitted.verdicts)] = refusal
+            self._decide(Verdict.REJECTED, -1, digest)
+            return
+        head, tail = split_frame(digest, item.body, len(item.payload), topic.suffix)
+        if item.ephemeral:
+            self._relay(topic, digest, head + item.payload + tail)
+        else:
+            assert item.timestamp is not None, "a message without a timestamp is refused"
+            self._keep(item.timestamp, topic, digest, (head, item.payload, tail))
+
+    def _problem(self, item: Decoded, topic: _Topic) -> Refusal | None:
+        if not item.has_message:
+            return MISSING_MESSAGE
+        policy, meta_bytes, message_bytes = self._policy, len(item.meta), len(item.body)
+        found = topic.problem or self._times.problem(item.timestamp)
+        if meta_bytes > policy.max_meta_bytes or message_bytes > policy.max_message_bytes:
+            found = found or size_problem(meta_bytes, message_bytes, policy)
+        if found is None and item.ephemeral and not self._relays:
+            return _EPHEMERAL
+        if found is None and not (self._anywhere or self._rights.allows(*topic.names)):
+            return Refusal(
+                Reason.OUTSIDE_TOPICS,
+                f"client {self._client} may not publish on these topics: use those that the "
+                "operator allowed",
+            )
+        return found
+
+    def _keep(
+        self, timestamp: int, topic: _Topic, digest: bytes, parts: tuple[bytes, bytes, bytes]
+    ) -> None:
+        batch, positions = self.admitted.batch, self._positions
+        if len(positions) < len(batch.hashes):  # an earlier chunk was kept as a whole
+            positions.update((known, place) for place, known in enumerate(batch.hashes))
+        position = positions.get(digest)
+        if position is not None:
+            self._decide(Verdict.DUPLICATE, position, digest)
+            return
+        positions[digest] = position = len(batch.hashes)
+        batch.timestamps.append(timestamp)
+        batch.hashes.append(digest)
+        batch.topic_keys.append(topic.key)
+        head, payload, tail = parts
+        batch.heads.append(head)
+        batch.payloads.append(payload)
+        batch.tails.append(tail)
+        batch.topics[topic.key] = topic.names
+        self._decide(_ACCEPTED, position, digest)
+
+    def _relay(self, topic: _Topic, digest: bytes, frame: bytes) -> None:
+        if digest not in self._relayed:
+            self._relayed.add(digest)
+            self.admitted.ephemerals.append(Ephemeral(topic.key, *topic.names, frame, digest))
+        self._decide(Verdict.EPHEMERAL, -1, digest)
+
+    def _decide(self, verdict: Verdict, position: int, digest: bytes) -> None:
+        result = self.admitted
+        result.verdicts.append(verdict)
+        result.positions.append(position)
+        result.hashes.append(digest)
+
+
+def _topic(names: tuple[str, str], policy: Policy) -> _Topic:
+    small = len(names[0]) + len(names[1]) <= MAX_SHAPE_BYTES
+    derive = _derive_once if small else _derive
+    return derive(names, policy.max_topic_bytes, policy.cluster, policy.shards)
+
+
+def _derive(
+    names: tuple[str, str], max_bytes: int, cluster: int | None, shards: frozenset[int]
+) -> _Topic:
+    pubsub, content = names[0].encode(), names[1].encode()
+    problem = topic_problem(pubsub, content, max_bytes, cluster, shards)
+    key, suffix = topic_key(pubsub, content), pubsub_suffix(pubsub)
+    return _Topic(problem, pubsub, content, key, suffix, names)
+
+
+_derive_once = lru_cache(maxsize=MAX_CACHED_TOPICS)(_derive)

@@ -16,7 +16,7 @@ from tests.sim.gossip_driver_mutants import DRIVER_MUTANTS
 from tests.sim.gossip_mutants import GOSSIP_MUTANTS
 from tests.sim.test_repeating import command
 
-GROUPS, GROUP = 24, 5
+GROUPS, GROUP = 12, 5
 SEEDS = 60
 """A fault of a machine must show in one of so many runs; most show in the first."""
 

@@ -21,7 +21,6 @@ from store.observe.metrics import Metrics
 from store.observe.rates import Rates, total
 from store.rpc.context import NodeIdentity
 from store.runtime.gossiping import Gossiping
-from store.runtime.kept import Kept
 from store.runtime.limits import (
     MAX_STATUS_NOTES,
     MAX_STATUS_TEXT_CHARS,
@@ -34,6 +33,7 @@ from store.runtime.limits import (
 from store.runtime.peering import Peering
 from store.runtime.readiness import Readiness
 from store.runtime.services import Wiring
+from store.runtime.single_flight import SingleFlightCache
 from storenode.message.limits import NS_PER_S
 
 Fields = dict[str, Any]
@@ -62,7 +62,7 @@ class StatusReport:
         self._rates = Rates(metrics, time.monotonic())
         self._database: _Database | None = None
         self._parts: Parts | None = None
-        self._page = Kept("status", self._render, STATUS_REST_S, factor=0)
+        self._page = SingleFlightCache("status", self._render, STATUS_REST_S, factor=0)
 
     def complete(self, stack: AsyncExitStack, parts: Parts) -> None:
         """Show all of it from now on; `stack` ends what is being read."""
@@ -76,7 +76,7 @@ class StatusReport:
         self._rates.sample(time.monotonic())
 
     async def render(self) -> bytes:
-        """The page's data; however many ask, it is made once in `STATUS_REST_S`."""
+        """The page's data, rendered at most once in `STATUS_REST_S`."""
         found = await self._page.get(STATUS_PATIENCE_S * 2)
         return await self._render() if found is None else found
 
@@ -122,14 +122,14 @@ class _Database:
 
     def __init__(self, wiring: Wiring) -> None:
         database = wiring.database
-        self.summary = Kept("summary", wiring.services.reader.summary, SUMMARY_AGE_S)
-        self.unread = Kept("unread events", wiring.unread.summary, SUMMARY_AGE_S)
-        self.timeline = Kept(
+        self.summary = SingleFlightCache("summary", wiring.services.reader.summary, SUMMARY_AGE_S)
+        self.unread = SingleFlightCache("unread events", wiring.unread.summary, SUMMARY_AGE_S)
+        self.timeline = SingleFlightCache(
             "timeline",
             lambda: database.read(lambda to: read_timeline(to, time.time_ns())),
             TIMELINE_REST_S,
         )
-        self.upkeep = Kept(
+        self.upkeep = SingleFlightCache(
             "upkeep",
             lambda: database.read(lambda to: read_upkeep(to, time.time_ns())),
             UPKEEP_REST_S,

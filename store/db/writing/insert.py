@@ -241,7 +241,7 @@ def _listed(topics: object) -> tuple[bytes, ...] | None:
     return tuple(keys) if 0 < len(keys) <= MAX_LISTED_TOPICS else None
 
 
-async def take_place(
+async def assign_commit_position(
     connection: Connection,
     inserted: Sequence[tuple[int, int, Inserted]],
     source: Source,

@@ -1,4 +1,4 @@
-"""What gossip must know of batches as this node writes them.
+"""Confirmation state recorded in the transaction that stores a batch.
 
 With the transaction that stores a batch go the unread events that it brings, and its messages are
 kept here until its commit is seen: they need not be read from the database to be sent on. A batch

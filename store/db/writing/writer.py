@@ -35,7 +35,14 @@ from store.db.pool import (
 from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.bulk import FEWEST_COPIED
-from store.db.writing.insert import Inserted, copy, insert, insert_topics, new_token, take_place
+from store.db.writing.insert import (
+    Inserted,
+    assign_commit_position,
+    copy,
+    insert,
+    insert_topics,
+    new_token,
+)
 from store.db.writing.topics import KnownTopics
 from store.db.writing.tracking import Tracking, Written
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
@@ -101,8 +108,8 @@ def _answer(group: _Group, added: Inserted) -> None:
             member.answer.set_result(verdicts)
 
 
-class _Hope:
-    """Whether to copy a group in the hope that all of it is new.
+class _CopyBackoff:
+    """Whether to copy a group as if all of it were new.
 
     A copy that fails leaves dead rows behind. So after a failure the next few groups are inserted
     with a look at each message, and ever more of them while failures go on.
@@ -119,11 +126,11 @@ class _Hope:
             return False
         return True
 
-    def fulfilled(self) -> None:
+    def succeeded(self) -> None:
         """Everything was new."""
         self._pause //= 2
 
-    def disappointed(self) -> None:
+    def failed(self) -> None:
         """Something was not."""
         self._pause = self._left = min(2 * self._pause + _FIRST_PAUSE_GROUPS, _MOST_PAUSE_GROUPS)
 
@@ -146,7 +153,7 @@ class DatabaseWriter:
         self._tracking = tracking
         self._partitions = partitions
         self._topics = KnownTopics()
-        self._hope = _Hope()
+        self._copying = _CopyBackoff()
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._arrived = asyncio.Event()
@@ -304,7 +311,7 @@ class DatabaseWriter:
                 if group.careful:
                     raise
                 group.careful = True
-                self._hope.disappointed()
+                self._copying.failed()
             except pg.CheckViolation as error:
                 # The map was old: a partition was dropped since, or commits need their next.
                 if not is_missing_partition(error) or not await backoff.wait():
@@ -335,7 +342,9 @@ class DatabaseWriter:
                         connection, shares, Written(batch_id, group.batch, group.source, added)
                     )
                 if added.count:
-                    await take_place(connection, [(batch_id, group.token, added)], group.source)
+                    await assign_commit_position(
+                        connection, [(batch_id, group.token, added)], group.source
+                    )
                     if self._written_ids is not None:
                         self._written_ids.offer(batch_id, group.batch, added.hashes)
                     return added
@@ -353,9 +362,9 @@ class DatabaseWriter:
         may_be_new = (
             len(hashes) >= FEWEST_COPIED and not group.careful and len(set(hashes)) == len(hashes)
         )
-        if may_be_new and self._hope.allows():
+        if may_be_new and self._copying.allows():
             added = await copy(connection, group.batch, batch_id)
-            self._hope.fulfilled()
+            self._copying.succeeded()
             return added
         return await insert(connection, group.batch, batch_id)
 

@@ -154,7 +154,7 @@ class _Driver:
         await asyncio.wait({self._reader}, timeout=PEER_CLOSING_S)
 
     async def stop(self) -> None:
-        # Whoever is past what could be cancelled has nobody to wait for in `_give`.
+        # A task past its last await must not block in `_give`.
         self._ended = True
         for task in self._tasks:
             task.cancel()

@@ -7,7 +7,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 from store.db.commits.feed import DatabaseFeed
-from store.db.writing.insert import Inserted, insert, insert_topics, new_token, take_place
+from store.db.writing.insert import (
+    Inserted,
+    assign_commit_position,
+    insert,
+    insert_topics,
+    new_token,
+)
 from store.db.writing.topics import KnownTopics
 from store.domain.ports import FollowPage, FollowRequest, Source, TopicFilter
 from store.messages.cursor import FollowCursor
@@ -135,7 +141,7 @@ class LongTransaction:
 
     async def commit(self) -> None:
         """Take the places in the commit order, and commit."""
-        await take_place(self._connection, self._inserted, Source.RESTORE)
+        await assign_commit_position(self._connection, self._inserted, Source.RESTORE)
         await self._connection.execute("commit")
         await self._connection.close()
 

@@ -309,7 +309,7 @@ async def test_who_falls_silent_before_its_commit_does_not_hold_up_the_others(
     batch = random_batch(random.Random(SEED), 3, [NOW])
     silent = await node.database.connect()
     await silent.execute("begin")
-    await insert_module.take_place(silent, [], Source.RESTORE)
+    await insert_module.assign_commit_position(silent, [], Source.RESTORE)
     async with asyncio.timeout(90):
         assert all(await node.store(batch))
     with pytest.raises(Error, match="idle-in-transaction"):

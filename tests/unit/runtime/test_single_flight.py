@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from store.domain.ports import StoreUnavailable
-from store.runtime.kept import Kept
+from store.runtime.single_flight import SingleFlightCache
 
 PATIENCE_S = 60.0
 FOREVER_S = 1e9
@@ -21,7 +21,7 @@ async def test_a_hundred_who_ask_at_once_share_one_read() -> None:
         await go.wait()
         return reads
 
-    kept = Kept("number", read, FOREVER_S)
+    kept = SingleFlightCache("number", read, FOREVER_S)
     asking = [asyncio.create_task(kept.get(PATIENCE_S)) for _ in range(100)]
     await asyncio.sleep(0)
     go.set()
@@ -36,7 +36,7 @@ async def test_what_is_old_is_read_again() -> None:
     async def read() -> int:
         return next(numbers)
 
-    kept = Kept("number", read, 0.0)
+    kept = SingleFlightCache("number", read, 0.0)
     first = await kept.get(PATIENCE_S)
     assert first == 0
     async with asyncio.timeout(PATIENCE_S):
@@ -51,7 +51,7 @@ async def test_who_has_no_patience_gets_the_last_result_and_the_read_goes_on() -
         await go.wait()
         return "read"
 
-    kept = Kept("word", read, FOREVER_S)
+    kept = SingleFlightCache("word", read, FOREVER_S)
     assert await kept.get(0.0) is None
     go.set()
     assert await kept.get(PATIENCE_S) == "read"
@@ -67,7 +67,7 @@ async def test_a_database_that_is_away_leaves_the_result_as_it_was() -> None:
             raise StoreUnavailable("away")
         return "read"
 
-    kept = Kept("word", read, 0.0)
+    kept = SingleFlightCache("word", read, 0.0)
     assert await kept.get(PATIENCE_S) == "read"
     away = True
     for _ in range(3):
@@ -75,7 +75,7 @@ async def test_a_database_that_is_away_leaves_the_result_as_it_was() -> None:
 
 
 async def test_stopping_ends_the_read() -> None:
-    kept = Kept("nothing", asyncio.Event().wait, 0.0)
+    kept = SingleFlightCache("nothing", asyncio.Event().wait, 0.0)
     assert await kept.get(0.0) is None
     await kept.stop()
     assert await kept.get(0.0) is None

@@ -1,4 +1,4 @@
-"""What is read when somebody asks for it, however many ask."""
+"""A single-flight cache with a minimum refresh interval."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Final, Generic, TypeVar
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.observe.logging import get_logger
 
-_LOG = get_logger("store.runtime.kept")
+_LOG = get_logger("store.runtime.single_flight")
 _T = TypeVar("_T")
 
 READ_TIMEOUT_S: Final = 20.0
 """A read that takes longer is given up; a database that is away has been given up before."""
 
 REST_FACTOR: Final = 20
-"""A read is not begun again before so many times of what the last one took: whatever it costs, and
-however many ask, that is a twentieth of one connection's time at most."""
+"""A read is not begun again before so many times of what the last one took: whatever it costs, that
+is a twentieth of one connection's time at most, for any number of callers."""
 
 MAX_REST_S: Final = 60.0
 """It is begun again after so long in any case: a database that was slow once may be well."""
 
 
-class Kept(Generic[_T]):
+class SingleFlightCache(Generic[_T]):
     """The last result of a read, which is shared by all who ask, and read again when it is old.
 
     A read that fails because the database does not serve leaves the result as it is. ``factor``:

@@ -7,6 +7,7 @@ schema, `empty_database_url` one without any; both are dropped after the test.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +15,14 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from store.db.schema.migrate import upgrade
+from tests.support import quarantine
 from tests.support.postgres import PostgresServer
+from tests.support.quarantine import Quarantine
+from tests.support.repeat import Repeat
+
+# Hundreds of processes import the same modules; compiling them would be half of a node's start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile(
     "ci",
@@ -25,6 +33,12 @@ settings.register_profile(
 )
 settings.register_profile("search", parent=settings.get_profile("ci"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Report failures with what repeats them, and those of quarantined tests as such."""
+    config.pluginmanager.register(Repeat())
+    config.pluginmanager.register(Quarantine(quarantine.FILE, config.rootpath))
 
 
 SPARK = "tests/integration/pipeline/"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -82,6 +82,12 @@ def template_database(postgres: PostgresServer) -> str:
     return name
 
 
+@pytest.fixture(scope="session")
+def new_store(postgres: PostgresServer, template_database: str) -> Callable[[], str]:
+    """Makes databases for nodes, each a store of its own, which stay until the end of the run."""
+    return lambda: postgres.url(postgres.copy_store(template_database))
+
+
 @pytest.fixture
 def database_url(postgres: PostgresServer, template_database: str) -> Iterator[str]:
     """URL of a fresh database with the newest schema and no messages."""
@@ -96,3 +102,17 @@ def empty_database_url(postgres: PostgresServer) -> Iterator[str]:
     name = postgres.create_database()
     yield postgres.url(name)
     postgres.drop_database(name)
+
+
+@pytest.fixture
+def new_database(postgres: PostgresServer, template_database: str) -> Iterator[Callable[[], str]]:
+    """Makes such databases, where a test needs several."""
+    names: list[str] = []
+
+    def make() -> str:
+        names.append(postgres.create_database(template_database))
+        return postgres.url(names[-1])
+
+    yield make
+    for name in names:
+        postgres.drop_database(name)

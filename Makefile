@@ -13,9 +13,9 @@ DOCS := $(VENV)/.docs
 DEV := $(VENV)/.dev
 # The schemas that `make proto-check` compares with: those of the release that the name says.
 BASELINE := tests/vectors/proto-0.1.0.binpb
-# What only computes runs on all cores; of what starts servers and nodes, two run at a time.
-PURE_TESTS := tests/unit tests/sim tests/interop tests/layering
-PROCESS_TESTS := tests/embedded tests/faults tests/install tests/integration
+# All that needs no further programs, the longest first: what only computes fills the gaps at the end.
+TESTS := tests/faults tests/install tests/integration tests/embedded \
+	tests/sim tests/unit tests/interop tests/layering
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo pipeline test check-browser sim bench soak lint format types proto \
@@ -38,9 +38,7 @@ test: $(if $(ARGS),,java) $(DEV) ## run the tests; ARGS are arguments of pytest
 ifdef ARGS
 	@exec $(BIN)/python -m pytest $(ARGS)
 else
-	@$(BIN)/python -m pytest --numprocesses auto --dist loadfile $(PURE_TESTS)
-	@$(BIN)/python tools/run_server_tests.py --numprocesses 2 --dist loadfile --no-loadscope-reorder \
-		$(PROCESS_TESTS)
+	@exec $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder $(TESTS)
 endif
 
 .PHONY: java
@@ -48,7 +46,7 @@ java:
 	@sh tools/require_java.sh
 
 check-browser: $(DEV) ## try the status page in the system's Chromium, which must be installed
-	@exec $(BIN)/python tools/run_server_tests.py tests/browser $(ARGS)
+	@exec $(BIN)/python -m pytest tests/browser $(ARGS)
 
 sim: $(DEV) ## simulate nodes, or SDS groups, under faults; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m sim $(ARGS)

@@ -7,14 +7,22 @@ schema, `empty_database_url` one without any; both are dropped after the test.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from store.db.schema.migrate import upgrade
+from tests.support import quarantine
 from tests.support.postgres import PostgresServer
+from tests.support.quarantine import Quarantine
+from tests.support.repeat import Repeat
+
+# Hundreds of processes import the same modules; compiling them would be half of a node's start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile(
     "ci",
@@ -25,6 +33,12 @@ settings.register_profile(
 )
 settings.register_profile("search", parent=settings.get_profile("ci"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Report failures with what repeats them, and those of quarantined tests as such."""
+    config.pluginmanager.register(Repeat())
+    config.pluginmanager.register(Quarantine(quarantine.FILE, config.rootpath))
 
 
 SPARK = "tests/integration/pipeline/"
@@ -68,6 +82,12 @@ def template_database(postgres: PostgresServer) -> str:
     return name
 
 
+@pytest.fixture(scope="session")
+def new_store(postgres: PostgresServer, template_database: str) -> Callable[[], str]:
+    """Makes databases for nodes, each a store of its own, which stay until the end of the run."""
+    return lambda: postgres.url(postgres.copy_store(template_database))
+
+
 @pytest.fixture
 def database_url(postgres: PostgresServer, template_database: str) -> Iterator[str]:
     """URL of a fresh database with the newest schema and no messages."""
@@ -82,3 +102,17 @@ def empty_database_url(postgres: PostgresServer) -> Iterator[str]:
     name = postgres.create_database()
     yield postgres.url(name)
     postgres.drop_database(name)
+
+
+@pytest.fixture
+def new_database(postgres: PostgresServer, template_database: str) -> Iterator[Callable[[], str]]:
+    """Makes such databases, where a test needs several."""
+    names: list[str] = []
+
+    def make() -> str:
+        names.append(postgres.create_database(template_database))
+        return postgres.url(names[-1])
+
+    yield make
+    for name in names:
+        postgres.drop_database(name)

@@ -13,6 +13,7 @@ import pytest
 from store.db.schema.migrate import upgrade
 from tests.support.cluster import ClusterServer, Pair
 from tests.support.node import NodeProcess
+from tests.support.repeat import keep_logs
 
 PATIENT = ("--max-clock-drift", "1h")
 """What is published again and again may get old before a node that was killed is back."""
@@ -35,7 +36,7 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
 
 
 @pytest.fixture
-def server() -> Iterator[ClusterServer]:
+def server(tmp_path: Path) -> Iterator[ClusterServer]:
     """A Postgres of its own, with the schema."""
     with tempfile.TemporaryDirectory(prefix="storenode-server-") as directory:
         running = ClusterServer(Path(directory) / "server")
@@ -46,12 +47,13 @@ def server() -> Iterator[ClusterServer]:
             yield running
         finally:
             running.stop()
+            keep_logs(Path(directory), tmp_path)
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair(tmp_path: Path) -> Iterator[Pair]:
     """A primary and a standby, with the schema; asynchronous at first."""
-    with Pair() as running:
+    with Pair(tmp_path) as running:
         yield running
 
 

@@ -27,6 +27,7 @@ from tests.support.fleet import NS_PER_S, Fleet, publish, synchronize
 from tests.support.node import COMMAND, NodeProcess
 from tests.support.pages import ROOT, Step, blocks, run_in_one_shell
 from tests.support.postgres import SUPERUSER
+from tests.support.repeat import keep_logs
 
 PAGE: Final = ROOT / "docs" / "backup.md"
 EVERYTHING: Final = ("--from", "0", "--to", "2100-01-01T00:00:00Z")
@@ -59,7 +60,7 @@ class Backups:
 
 
 @pytest.fixture
-def backups() -> Iterator[Backups]:
+def backups(tmp_path: Path) -> Iterator[Backups]:
     """Where Postgres's account may write."""
     # Not below a directory of pytest's: Postgres's account must get there.
     with tempfile.TemporaryDirectory(prefix="storenode-backup-") as name:
@@ -69,6 +70,7 @@ def backups() -> Iterator[Backups]:
         wal.mkdir()
         give_away(wal, wal)
         yield Backups(directory)
+        keep_logs(directory, tmp_path)
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return release.built(tmp_path_factory.mktemp("before"))
 
 
-@pytest.mark.parametrize("extra", ["node", "embedded"])
-@pytest.mark.parametrize("installer", ["pip", "uv"])
+@pytest.mark.parametrize(("installer", "extra"), [("pip", "embedded"), ("uv", "node")])
 def test_an_environment_is_upgraded_in_place(
     dist: Dist, before: Path, tmp_path: Path, installer: str, extra: str
 ) -> None:

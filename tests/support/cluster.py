@@ -27,6 +27,7 @@ from store.embedded.server import Plan, Server
 from tests.support import programs
 from tests.support.ports import HeldPort
 from tests.support.postgres import ROLE, SUPERUSER
+from tests.support.repeat import keep_logs
 
 START_TIMEOUT_S: Final = 60.0
 _STANDBY_NAME: Final = "second"
@@ -138,9 +139,13 @@ class ClusterServer:
 
 
 class Pair:
-    """A primary, its standby, and the URL that names both; a context manager."""
+    """A primary, its standby, and the URL that names both; a context manager.
 
-    def __init__(self) -> None:
+    Their logs are copied to ``kept`` at the end.
+    """
+
+    def __init__(self, kept: Path) -> None:
+        self._kept = kept
         # Not below a directory of pytest's: Postgres's account must get there.
         self.directory = Path(tempfile.mkdtemp(prefix="storenode-pair-"))
         self.first = ClusterServer(self.directory / "first")
@@ -192,6 +197,7 @@ class Pair:
         """Stop both and remove what they left."""
         for server in (self.second, self.first):
             server.stop()
+        keep_logs(self.directory, self._kept)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

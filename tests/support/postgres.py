@@ -19,7 +19,7 @@ ROLE: Final = "storenode"
 QUICK: Final[Mapping[str, str]] = {
     "fsync": "off",
     "full_page_writes": "off",
-    "max_connections": "150",
+    "max_connections": "300",
     "shared_buffers": "64MB",
 }
 """Settings of the server that tests share; what is about durability starts one of its own."""

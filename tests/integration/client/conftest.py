@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -14,9 +14,12 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """A node with a Postgres of its own."""
-    with running_node(tmp_path_factory.mktemp("client") / "node") as process:
+def node(
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
+) -> Iterator[NodeProcess]:
+    """A node with a store of its own."""
+    directory = tmp_path_factory.mktemp("client")
+    with running_node(directory / "node", database_url=new_store()) as process:
         yield process
 
 

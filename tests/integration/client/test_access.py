@@ -84,7 +84,9 @@ def test_the_options_also_come_from_a_file(secured: Secured, tmp_path: Path) -> 
     secured.command.ok("query", "--config", str(config))
 
 
-def test_a_node_may_demand_a_certificate_of_its_clients(secured: Secured, tmp_path: Path) -> None:
+def test_a_node_may_demand_a_certificate_of_its_clients(
+    secured: Secured, tmp_path: Path, database_url: str
+) -> None:
     files = secured.files
     authority, node_pem, node_key = files / "ca.pem", files / "node.pem", files / "node.key"
     options = (
@@ -93,7 +95,7 @@ def test_a_node_may_demand_a_certificate_of_its_clients(secured: Secured, tmp_pa
     )
     trust = ("--tls-ca", str(authority))
     identity = ("--tls-cert", str(files / "client.pem"), "--tls-key", str(files / "client.key"))
-    with running_node(tmp_path / "node", *options) as node:
+    with running_node(tmp_path / "node", *options, database_url=database_url) as node:
         command = Command.of(node)
         command.ok("publish", "--content-topic", "/app/1/chat/proto", "x", *trust, *identity)
         assert len(command.ok("query", *trust, *identity).lines) == 1

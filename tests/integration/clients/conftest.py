@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,9 +15,12 @@ collect_ignore = [] if AVAILABLE else ["test_programs.py"]
 
 
 @pytest.fixture(scope="session")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """A node with a Postgres of its own."""
-    with running_node(tmp_path_factory.mktemp("clients") / "node") as process:
+def node(
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
+) -> Iterator[NodeProcess]:
+    """A node with a store of its own."""
+    directory = tmp_path_factory.mktemp("clients")
+    with running_node(directory / "node", database_url=new_store()) as process:
         yield process
 
 

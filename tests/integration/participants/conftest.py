@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,10 +13,14 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    """A node with a Postgres of its own, for clocks of any kind."""
+def node(
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
+) -> Iterator[NodeProcess]:
+    """A node with a store of its own, for clocks of any kind."""
     directory = tmp_path_factory.mktemp("participants")
-    with running_node(directory / "node", "--max-clock-drift", "off") as process:
+    with running_node(
+        directory / "node", "--max-clock-drift", "off", database_url=new_store()
+    ) as process:
         yield process
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -32,9 +32,9 @@ QUICK_SYNC = ("--sync-interval", "1s", "--sync-offset", "0s")
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]) -> Iterator[Pair]:
     """Two stores that never reconcile."""
-    nodes = Fleet(tmp_path_factory.mktemp("pair"))
+    nodes = Fleet(tmp_path_factory.mktemp("pair"), new_database=new_store)
     try:
         yield nodes.start(), nodes.start()
     finally:
@@ -42,8 +42,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    nodes = Fleet(tmp_path)
+def fleet(tmp_path: Path, new_store: Callable[[], str]) -> Iterator[Fleet]:
+    nodes = Fleet(tmp_path, new_database=new_store)
     try:
         yield nodes
     finally:

@@ -9,20 +9,6 @@ from tests.support.postgres import PostgresServer
 
 
 @pytest.fixture
-def new_database(postgres: PostgresServer, template_database: str) -> Iterator[Callable[[], str]]:
-    """Makes fresh databases with the newest schema; they are dropped after the test."""
-    names: list[str] = []
-
-    def make() -> str:
-        names.append(postgres.create_database(template_database))
-        return postgres.url(names[-1])
-
-    yield make
-    for name in names:
-        postgres.drop_database(name)
-
-
-@pytest.fixture
 async def first(new_database: Callable[[], str]) -> AsyncIterator[PeerNode]:
     """A node on a fresh database; its ID is below that of the second."""
     async with peer_node("a.example", new_database()) as node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from store.embedded import running_url
 from storenode.client.messages import hash_of, new_message
 from storenode.client.node import connect
 from storenode.client.sds_messages import sds_payload
@@ -44,8 +43,10 @@ UNREAD_OF_TWO = "select from storenode.unread where needed <= 2 and expired_at i
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    nodes = Fleet(tmp_path_factory.mktemp("gossip"))
+def fleet(
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
+) -> Iterator[Fleet]:
+    nodes = Fleet(tmp_path_factory.mktemp("gossip"), new_database=new_store)
     try:
         yield nodes
     finally:
@@ -71,9 +72,8 @@ def settle(node: NodeProcess) -> None:
     """Wait until nothing is unread at a node that the two others can confirm."""
 
     def look() -> bool:
-        url = running_url(node.data_dir)
-        assert url is not None
-        with psycopg.connect(url) as connection:
+        assert node.database_url is not None
+        with psycopg.connect(node.database_url) as connection:
             return connection.execute(UNREAD_OF_TWO).fetchone() is None
 
     assert eventually(look)

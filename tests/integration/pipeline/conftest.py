@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,17 +78,3 @@ def archived(
 def lake_path(archived: Path, tmp_path: Path) -> Path:
     """A copy of that archive, of the test's own."""
     return Path(shutil.copytree(archived, tmp_path / "lake"))
-
-
-@pytest.fixture
-def new_database(postgres: PostgresServer, template_database: str) -> Iterator[Callable[[], str]]:
-    """Makes empty databases with the newest schema."""
-    made: list[str] = []
-
-    def make() -> str:
-        made.append(postgres.create_database(template_database))
-        return postgres.url(made[-1])
-
-    yield make
-    for name in made:
-        postgres.drop_database(name)

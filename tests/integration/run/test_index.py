@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,8 @@ HOUR_NS = 3_600 * 10**9
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    nodes = Fleet(tmp_path)
+def fleet(tmp_path: Path, new_store: Callable[[], str]) -> Iterator[Fleet]:
+    nodes = Fleet(tmp_path, new_database=new_store)
     try:
         yield nodes
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,16 +93,19 @@ async def publish(node: NodeProcess, messages: Sequence[WakuMessageAndTopic]) ->
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+def held(tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]) -> Iterator[Held]:
     """The node with small limits, and its content; one message is larger than it would accept."""
-    data_dir = tmp_path_factory.mktemp("limits") / "node"
+    data_dir, url = tmp_path_factory.mktemp("limits") / "node", new_store()
     start_ns = time.time_ns()
     earlier = new_message(bytes(100 * KIB), EARLIER_TOPIC, PUBSUB_TOPIC, start_ns - 1)
     chain, claimants = made(start_ns)
-    with running_node(data_dir, *ANY_TIME) as ordinary:
+    with running_node(data_dir, *ANY_TIME, database_url=url) as ordinary:
         asyncio.run(publish(ordinary, [earlier]))
     with running_node(
-        data_dir, *ANY_TIME, *(part for pair in LIMITS.items() for part in pair)
+        data_dir,
+        *ANY_TIME,
+        *(part for pair in LIMITS.items() for part in pair),
+        database_url=url,
     ) as limited:
         asyncio.run(publish(limited, chain))
         asyncio.run(publish(limited, claimants))
@@ -303,7 +306,7 @@ LARGER = (
 )
 
 
-async def test_limits_may_be_larger_too(tmp_path: Path) -> None:
+async def test_limits_may_be_larger_too(tmp_path: Path, database_url: str) -> None:
     """A client of this project takes responses that gRPC would refuse by default."""
     start_ns = time.time_ns()
     small = [new_message(b"x", TOPIC, PUBSUB_TOPIC, start_ns + n) for n in range(6_000)]
@@ -312,7 +315,7 @@ async def test_limits_may_be_larger_too(tmp_path: Path) -> None:
         for n in range(40)
     ]
     topics = [TOPIC, *(f"/test/1/{n}/proto" for n in range(100))]
-    with running_node(tmp_path / "node", *ANY_TIME, *LARGER) as process:
+    with running_node(tmp_path / "node", *ANY_TIME, *LARGER, database_url=database_url) as process:
         await publish(process, small)
         await publish(process, claims)
         async with connect(process.listen) as client:

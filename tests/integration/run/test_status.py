@@ -124,11 +124,11 @@ def test_a_hundred_browsers_get_the_same_and_keep_no_probe_out(node: NodeProcess
         assert get(node.metrics, "/readyz")[0] == 200
 
 
-def test_what_cannot_be_reached_is_said_in_words(tmp_path: Path) -> None:
+def test_what_cannot_be_reached_is_said_in_words(tmp_path: Path, database_url: str) -> None:
     nobody = HeldPort()
     dead = nobody.address
     arguments = ("--peer", dead, "--sync-interval", "1s")
-    with running_node(tmp_path / "data", *arguments) as node:
+    with running_node(tmp_path / "data", *arguments, database_url=database_url) as node:
         found = wait_for(node.metrics, lambda it: it["peers"] and it["peers"][0]["failures"])
         (peer,) = found["peers"]
         assert peer["address"] == dead

@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "store.config": frozenset({"store.domain", "storenode.cli.options", "storenode.message"}),
     "store.observe": frozenset(),
     # the top: these wire everything
-    "store.runtime": (EDGES_SHARE - {"store.messages"})
+    "store.runtime": EDGES_SHARE
     | {
         "store.config",
         "store.db",

@@ -51,7 +51,7 @@ _PARTS: Final = ("gossip", "reconciliation", "repair")
     type=POSITIVE_DURATION,
     default="110s",
     show_default=True,
-    help="Wait for nothing any longer after this time in all; the verdict follows.",
+    help="Stop waiting after this time in all, and print the verdict.",
 )
 @option(
     "--without",

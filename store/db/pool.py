@@ -94,7 +94,7 @@ def unavailable(error: BaseException) -> StoreUnavailable:
         return StoreUnavailable("the database is short of memory or connections; retry later")
     if isinstance(error, PoolTimeout):
         return StoreUnavailable(
-            "no connection to the database became free; it is away or busy: retry with backoff"
+            "no database connection became free; it is unreachable or busy: retry with backoff"
         )
     return StoreUnavailable("the database cannot be reached; retry with backoff")
 

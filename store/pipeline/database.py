@@ -135,7 +135,7 @@ def _buckets(connection: Connection, level: str, low_ns: int, high_ns: int, fold
 
 
 def read_archived(connection: Connection) -> Fingerprints:
-    """The hours that were noted as archived, as they were then."""
+    """The hours that were marked as archived, as they were then."""
     rows = connection.execute(_ARCHIVED).fetchall()
     return {start: Fingerprint(*rest) for start, *rest in rows}
 

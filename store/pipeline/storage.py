@@ -50,7 +50,7 @@ def for_writing(path: str) -> pa.NativeFile:
 def settle(paths: Iterable[str], folders: int) -> None:
     """Have files, and some folders above each, reach the disk; object stores do so by themselves.
 
-    An hour that is noted as archived may be dropped from its database: by then no loss of power
+    An hour that is marked as archived may be dropped from its database: by then no loss of power
     must take it from the archive.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What this node knows of its peers: of every session, whoever began it."""
+"""What this node knows of its peers: of every session, inbound or outbound."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _LABEL_CHARS = 10
 )
 @connected("--admin", DEFAULT_ADMIN)
 async def status(session: Session, *, timeout: int) -> int:  # noqa: ASYNC109 - the option's name
-    """Show what the node holds and how it is."""
+    """Show what the node holds, and its health."""
     answer = await session.client.status(timeout_s=timeout / NS_PER_S)
     if session.out.as_json:
         session.out.message(answer)

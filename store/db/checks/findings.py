@@ -54,7 +54,7 @@ ADVICE: Final[dict[str, str]] = {
         "set folded_position of storenode.store to the newest position of storenode.commits, then"
         " run `storenode db resummarize`"
     ),
-    "unread event without its message": "delete the row: nobody can confirm what is not held",
+    "unread event without its message": "delete the row: a missing message cannot be confirmed",
     "store that has confirmed twice": "delete the row, then publish the message again to have it"
     " confirmed",
     "sequence behind its table": "set it with setval() to the largest number that the table has",

@@ -51,8 +51,8 @@ _IN_USE: Final = (
     " `storenode db upgrade --before-restart`"
 )
 _BUSY: Final = (
-    "the upgrade waited {seconds} s for a lock that somebody who reads for long holds, and gave up"
-    " so that nobody waits behind it: nothing has changed, run it again"
+    "the upgrade waited {seconds} s for a lock that a long-running transaction holds, and gave up"
+    " so as not to block other queries: nothing has changed, run it again"
 )
 
 _STORE: Final = Path(__file__).parents[2]

@@ -52,7 +52,7 @@ class ArchiveState:
     """Hours that are over and that no archive was seen to hold as they are now.
 
     ``oldest_unarchived_ns``: where the first of them begins, 0 if there is none.
-    ``archived_until_ns``: where the newest hour ends that was noted as archived, 0 if none was.
+    ``archived_until_ns``: where the newest hour ends that was marked as archived, 0 if none was.
     """
 
     unarchived_hours: int

@@ -222,7 +222,7 @@ class DatabaseWriter:
         except TimeoutError:
             raise StoreUnavailable(
                 f"the database has not committed within {patience_s:g} s, as when its synchronous"
-                " standby is away: the messages may be stored or not; publish them again"
+                " standby is down: the messages may be stored or not; publish them again"
             ) from None
 
     async def _work(self) -> None:

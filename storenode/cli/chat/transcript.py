@@ -128,7 +128,7 @@ def remark_of(event: ChannelEvent) -> str | None:
         case Connected():
             said = f"connected to {safe(event.node)}"
         case Disconnected():
-            said = f"{safe(event.node)} is away: {safe(event.sentence)}"
+            said = f"{safe(event.node)} is unreachable: {safe(event.sentence)}"
         case NotStored():
             said = f"a message was refused: {safe(event.reason)}"
         case GaveUp():

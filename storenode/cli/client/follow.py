@@ -48,7 +48,7 @@ async def follow(
 ) -> int:
     """Stream messages in the order in which they were stored, and go on as they arrive.
 
-    Ctrl-C ends it. Goes on by itself after the node was away for a moment; nothing is missed or
+    Ctrl-C ends it. Reconnects and continues after a short outage of the node; nothing is missed or
     printed twice then. A message is printed as soon as it comes.
     """
     pages = session.client.follow(

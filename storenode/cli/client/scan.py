@@ -44,7 +44,7 @@ async def scan(
 ) -> int:
     """Stream every stored message that matches, the oldest first.
 
-    Goes on by itself after the node was away for a moment.
+    Reconnects and continues after a short outage of the node.
     """
     pages = session.client.scan(
         filter=content_filter(pubsub_topic, content_topics),

@@ -104,7 +104,7 @@ def asked(lake: Path, statement: str) -> list[tuple[Any, ...]]:
 
 
 def marks(url: str) -> dict[int, int]:
-    """Hours that are noted as archived and still are, and how many messages they have."""
+    """Hours that are marked as archived and still are, and how many messages they have."""
     asyncio.run(_fold(url))
     found = rows(
         url,

@@ -19,7 +19,7 @@ from storenode.sds.events import Missing, Received
 SCRIPT: Final = (
     ("ada", "Is the ferry running tonight?"),
     ("cora", "Yes, until ten."),
-    ("ada", "Then bring the blue crate, please."),
+    ("ada", "Then bring the crate."),
     ("cora", "I will. Which dock?"),
     ("ada", "Dock four."),
 )
@@ -65,9 +65,11 @@ class Conversation:
             case Message():
                 self._read(event)
 
-    def now_s(self) -> float:
-        """The clock of `Row.missing_s`."""
-        return time.monotonic()
+    def gap_s(self, row: Row) -> float:
+        """How long a line was missing, or has been so far."""
+        if row.missing_s is None:
+            return 0.0
+        return (time.monotonic() if row.back_s is None else row.back_s) - row.missing_s
 
     @property
     def gap(self) -> Row | None:
@@ -90,7 +92,7 @@ class Conversation:
     def _miss(self, message_id: str) -> None:
         if any(row.message_id == message_id for row in self.rows):
             return
-        row = Row(message_id, missing_s=self.now_s())
+        row = Row(message_id, missing_s=time.monotonic())
         # What names it as a parent came last and waits for it.
         waits = next((at for at, each in enumerate(self.rows) if not each.text), len(self.rows))
         self.rows.insert(waits, row)
@@ -100,9 +102,8 @@ class Conversation:
         row = self._row(message.message_id)
         row.who, row.text = message.sender_id, message.content.decode()
         if row.missing_s is not None and row.back_s is None:
-            row.back_s, row.way = self.now_s(), self._came.get(message.message_id)
-            taken_s = row.back_s - row.missing_s
-            self._tell(f"{READER} has it after {taken_s:.1f} s, {origin(row.way)}")
+            row.back_s, row.way = time.monotonic(), self._came.get(message.message_id)
+            self._tell(f"{READER} has it after {self.gap_s(row):.1f} s, {origin(row.way)}")
 
 
 def origin(way: Way | None) -> str:

@@ -14,8 +14,8 @@ CALL_TIMEOUT_S: Final = 20.0
 LINE_S: Final = 1.2
 """Pause between two lines of the conversation that is shown."""
 
-SLOW_ANSWER_S: Final = 2.5
-"""How much longer a node's answer takes on its reader's link: long enough to see the gap."""
+GAP_S: Final = 2.0
+"""How long its reader's link loses every copy of the lost line: long enough to see the gap."""
 
 READ_S: Final = 4.0
 """How long it stays on the screen once it is whole."""

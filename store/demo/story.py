@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +16,12 @@ from store.demo.device import Device
 from store.demo.limits import (
     BURST_CUT_OFF,
     BURST_OUTAGE,
+    GAP_S,
     LINE_S,
     OUTAGE_S,
     PARTITION_S,
     READ_S,
     ROAM_AFTER,
-    SLOW_ANSWER_S,
     TALK_S,
 )
 from store.demo.people import (
@@ -127,28 +126,39 @@ class Story:
     async def _converse(self) -> None:
         """Let a reader watch one gap, from the lost line until it is back."""
         scene, people = self._scene, self._people
-        scene.tell(f"One conversation: {READER}'s link loses a line", chapter=True)
+        scene.tell(
+            f"One conversation: {READER}'s link loses a line, and for a while each copy",
+            chapter=True,
+        )
         await people.join()
         reader = people[READER]
         await self._until(lambda: all(each.look().node for each in people))
         conversation = scene.conversation = Conversation(reader.passage.came, scene.tell)
         reader.on_event = conversation.note
-        reader.passage.answer_delay_s = SLOW_ANSWER_S / self._plan.pace
-        for number, (name, text) in enumerate(SCRIPT):
+        # SDS-Repair has its turn later: here a store node brings the line.
+        reader.passage.loses_again = tuple(Way)
+        for number in range(len(SCRIPT)):
             reader.loses_next = number == LOST
-            said = [await people[name].say(text)]
-            heard_by = [
-                each
-                for each in people.members(reader.who.channel_id)
-                if each.who.name not in (name, READER)
-            ]
-            await self._until(partial(_all_met, heard_by, said))
-            await self._for(LINE_S)
-        await self._until(lambda: reader.length == len(SCRIPT))
+            await self._say(number)
+            if number == LOST + 1:
+                await self._until(lambda: conversation.gap is not None)
+                await self._for(GAP_S)
+                reader.passage.loses_again = (Way.LIVE,)
+                scene.tell(f"{READER}'s link loses no more answers of store nodes")
+        await self._until(lambda: conversation.whole)
         await self._for(READ_S)
-        reader.passage.answer_delay_s = 0.0
+        reader.passage.loses_again = ()
         reader.on_event = ignore
         conversation.over = True
+
+    async def _say(self, number: int) -> None:
+        """Let a line of the script be said and heard, by all but its reader."""
+        name, text = SCRIPT[number]
+        said = [await self._people[name].say(text)]
+        members = self._people.members(self._people[READER].who.channel_id)
+        heard_by = [each for each in members if each.who.name not in (name, READER)]
+        await self._until(lambda: all(each.has_met(said) for each in heard_by))
+        await self._for(LINE_S)
 
     async def _talk(self) -> None:
         self._scene.tell("Twelve participants talk; bad links lose a fifth", chapter=True)
@@ -279,7 +289,3 @@ class Story:
     @property
     def _left_s(self) -> float:
         return max(self._plan.limit_s - self._scene.elapsed_s, 0.0)
-
-
-def _all_met(people: Sequence[Person], message_ids: Sequence[str]) -> bool:
-    return all(person.has_met(message_ids) for person in people)

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from store.demo.cluster import NODES
-from store.demo.conversation import READER, Conversation, Row
+from store.demo.conversation import READER, Conversation, Row, origin
 from store.demo.people import People, Person
 from store.demo.scene import Scene
 from store.demo.tap import Way
@@ -20,11 +20,12 @@ from store.demo.verdict import Verdict
 from store.demo.watch import SOURCES
 
 LEGEND: Final = (
-    ("parent", "each message names the ones that its sender saw last"),
+    ("SDS message", "a line of a conversation, with the IDs of its parents"),
+    ("parent", "a message that the sender of this one saw last"),
     ("missing", "named as a parent, and not here; what names it waits"),
     ("store node", "n1 to n3: keeps every message, and serves it to those who lack it"),
     ("gossip", "store nodes tell each other of new messages at once"),
-    ("sync", "two store nodes compare what they hold, and send the differences"),
+    ("sync", "reconciliation: two store nodes compare, and send the differences"),
     ("resume", "a store node that was down reads what it missed from another"),
     ("SDS-R", "SDS-Repair: a participant sends again what no store node has"),
 )
@@ -33,7 +34,7 @@ LEGEND: Final = (
 COLUMNS: Final = (
     ("holds, lacks", "messages in a store node; acknowledged by one and not here yet"),
     ("client, gossip, sync, resume", "by which way a store node came by its messages"),
-    *LEGEND[3:],
+    *LEGEND[4:],
     ("log", "messages in a participant's log, in causal order"),
     ("lost, back", "what a bad link (*) has lost, and how much of it is back"),
     ("missing", "named as a parent by a message that is here"),
@@ -115,18 +116,17 @@ def _said(conversation: Conversation, row: Row) -> Text:
         return made.append(
             row.text or "(waits for its parent, the missing line)", "" if row.text else _FAINT
         )
+    gap_s = conversation.gap_s(row)
     if row.back_s is None:
-        since_s = conversation.now_s() - row.missing_s
         made.append("?     ", _BAD)
-        return made.append(f"missing for {since_s:.1f} s: named as a parent, and not here", _BAD)
+        return made.append(f"missing for {gap_s:.1f} s: named as a parent, and not here", _BAD)
     made.append(f"{row.who:<6}{row.text}", _GOOD)
-    taken_s = row.back_s - row.missing_s
-    return made.append(f"  back after {taken_s:.1f} s", _FAINT)
+    return made.append(f"  back after {gap_s:.1f} s, {origin(row.way)}", _FAINT)
 
 
 def legend() -> Group:
     """What the words on the screen mean."""
-    table = _table("word", "meaning")
+    table = Table.grid(padding=(0, 2, 0, 0))
     for word, meaning in LEGEND:
         table.add_row(Text(word, "bold"), Text(meaning))
     return Group(table)
@@ -250,9 +250,27 @@ def _conclusion(scene: Scene, verdict: Verdict) -> Iterable[Text]:
     )
     people, channels = len(list(scene.people or ())), len(scene.ledger.said)
     yield Text(
-        f"The {people} logs are equal: all {lines:,} lines of {channels} channels, in one order.",
+        f"The {people} logs are equal: all {lines:,} lines of {channels} channels, in one order.\n",
         _GOOD,
     )
+    yield from _shown(scene)
+
+
+def _shown(scene: Scene) -> Iterable[Text]:
+    """What a run has shown in plain words, and what to try next: at most 80 columns."""
+    talk = scene.conversation
+    if talk is not None and talk.gap is not None and talk.gap.back_s is not None:
+        gap = talk.gap
+        yield Text("What you saw", "bold")
+        yield Text(f"  {READER} missed a line; the next line named it as its parent, so she knew.")
+        yield Text(f"  She had it {talk.gap_s(gap):.1f} s later, {origin(gap.way)}.")
+    for each in scene.incidents:
+        if each.whole:
+            yield Text(f"  {each.node}, {each.what}: had all it lacked after {each.seconds:.1f} s.")
+    yield Text("What to try next", "bold")
+    yield Text("  storenode demo --without gossip    the same with reconciliation alone")
+    yield Text("  storenode run --help               a node of your own")
+    yield Text("  storenode chat --help              talk in a channel on it")
 
 
 def _table(*heads: str) -> Table:

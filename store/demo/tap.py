@@ -6,8 +6,7 @@ what was lost on the link, and by which call each message came at last.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -39,8 +38,8 @@ class Passage:
 
     name: str
     loses: Callable[[], bool]
-    answer_delay_s: float = 0.0
-    """How much longer than it must take every answer of a node to a question takes."""
+    loses_again: Collection[Way] = ()
+    """The ways by which what was lost once is lost again."""
     lost: set[str] = field(default_factory=set)
     came: dict[str, Way] = field(default_factory=dict)
 
@@ -92,8 +91,10 @@ class TapLink(PassingLink):
         live = not cursor
         async with aclosing(self.inner.follow(cursor)) as pages:
             async for page in pages:
-                kept = [each for each in page.messages if not (live and self._lose(each))]
-                self._came(kept, Way.LIVE if live else Way.CURSOR)
+                way = Way.LIVE if live else Way.CURSOR
+                arrived = self._let(page.messages, way)
+                kept = [each for each in arrived if not (live and self._lose(each))]
+                self._came(kept, way)
                 live = live or page.live
                 yield replace(page, messages=kept)
 
@@ -120,9 +121,9 @@ class TapLink(PassingLink):
     ) -> AsyncGenerator[Sequence[Fetched], None]:
         async with aclosing(pages):
             async for page in pages:
-                await asyncio.sleep(self.passage.answer_delay_s)
-                self._came(page, way)
-                yield page
+                kept = self._let(page, way)
+                self._came(kept, way)
+                yield kept
 
     def _offer(self, outbound: Outbound) -> None:
         if outbound.ephemeral:
@@ -139,6 +140,16 @@ class TapLink(PassingLink):
             return False
         self.passage.lost.add(message.message_id)
         return True
+
+    def _let(self, page: Sequence[Fetched], way: Way) -> Sequence[Fetched]:
+        """A page without what is lost again."""
+        if way not in self.passage.loses_again:
+            return page
+        return [each for each in page if not self._was_lost(each)]
+
+    def _was_lost(self, fetched: Fetched) -> bool:
+        message = self._from_others(fetched)
+        return message is not None and message.message_id in self.passage.lost
 
     def _came(self, page: Sequence[Fetched], way: Way) -> None:
         for fetched in page:

@@ -34,7 +34,7 @@ MIN_COLUMNS: Final = 80
 MIN_ROWS: Final = 24
 _WIDE_COLUMNS: Final = 132
 _TABLES_COLUMNS: Final = 74
-_CONVERSATION_ROWS: Final = 1 + (1 + len(NODES)) + 1 + (1 + len(SCRIPT)) + 1 + (1 + len(LEGEND)) + 1
+_CONVERSATION_ROWS: Final = 1 + (1 + len(NODES)) + 1 + (1 + len(SCRIPT)) + 1 + len(LEGEND) + 1
 _TAKEN_ROWS: Final = 1 + (1 + len(NODES)) + 2 + (1 + len(CAST)) + 1
 
 

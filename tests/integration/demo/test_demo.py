@@ -64,8 +64,9 @@ def test_everything_is_everywhere_in_the_end(tmp_path: Path) -> None:
         done.stdout.index(words) for words in ("bela misses a line", "bela has it after")
     )
     assert done.stdout.index("One conversation") < missed < back
-    assert re.search(r"bela has it after \d+\.\d s, from a store node, by (hint|ID)", done.stdout)
-    assert done.stdout.startswith("word        meaning")
+    assert re.search(r"bela has it after \d+\.\d s, from a store node, by hint", done.stdout)
+    assert done.stdout.startswith("SDS message")
+    assert done.stdout.index("What you saw") < done.stdout.index("What to try next")
 
     incidents = table(done.stdout, "What the nodes lacked")
     assert [row[0] for row in incidents] == ["n3", "n1", "n2", "n2"]

@@ -13,6 +13,7 @@ from storenode.sds.aio.bus import Bus
 from storenode.sds.aio.channel import Channel
 from storenode.sds.bloom import FilterShape
 from storenode.sds.config import ChannelConfig, RepairConfig
+from storenode.sds.events import Missing
 
 PATIENCE_S = 60.0
 
@@ -66,6 +67,24 @@ async def test_what_is_lost_comes_by_its_hint() -> None:
     assert bobs.came == {lost: Way.HINT, heard: Way.LIVE}
     assert room.ledger.acknowledged <= room.ledger.offered
     assert not room.ledger.answers
+
+
+async def test_what_is_lost_again_comes_once_its_way_is_free() -> None:
+    room, fate = Room(), iter([True])
+    bobs = passage("bob", lambda: next(fate, False))
+    bobs.loses_again = tuple(Way)
+    async with room.join("alice", passage("alice")) as alice, room.join("bob", bobs) as bob:
+        await live(bob)
+        lost = await alice.send(b"lost")
+        await alice.send(b"heard")
+        async with asyncio.timeout(PATIENCE_S), bob.events() as events:
+            while not isinstance(event := await anext(events), Missing):
+                pass
+        assert [each.message_id for each in event.messages] == [lost]
+        assert lost not in bobs.came
+        bobs.loses_again = (Way.LIVE, Way.HINT)
+        await until(bob, 2)
+    assert bobs.came[lost] is Way.ID
 
 
 async def test_what_nobody_remembers_comes_by_sds_repair() -> None:

@@ -37,8 +37,7 @@ async def _persist_without_storing(_: transfer._Driver, effect: Persist) -> Pers
 
 
 async def _persist_after_the_answer(self: transfer._Driver, effect: Persist) -> Persisted:
-    store = self._work.writer.store(effect.batch, Source.TRANSFER)
-    self._spawn(lambda: _ignored(store))
+    self._spawn(lambda: _ignored(self._work.writer.store(effect.batch, Source.TRANSFER)))
     return Persisted(effect.token, [True] * len(effect.batch))
 
 

@@ -170,7 +170,7 @@ GOSSIP_MUTANTS = {
     "forgets what was unread": GossipMutant(ForgetfulGossip, f"{UNEQUAL}: .* unread"),
     "tells those who join nothing": GossipMutant(LonelyGossip, UNEQUAL),
     "takes silence for a lie": GossipMutant(ImpatientGossip, "accuses an honest peer"),
-    "counts a liar twice": GossipMutant(CredulousGossip, "has confirmed .* as liar-", 53),
+    "counts a liar twice": GossipMutant(CredulousGossip, "has confirmed .* as liar-", 212),
     "counts announcements": GossipMutant(CountingGossip, "which is no store"),
     "remembers everything": GossipMutant(GreedyGossip, "AssertionError", 10),
     "takes all for held": GossipMutant(PresumingGossip, "acknowledged .* does not hold it"),

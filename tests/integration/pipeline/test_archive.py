@@ -257,7 +257,7 @@ def test_messages_that_the_database_lost_keep_their_hour_unmarked(
     result = run(spark, url, lake_path)
     assert result.differing == [other[0] // HOUR * HOUR]
     assert not result.sound
-    assert "the archive holds messages of it that the database lacks" in " ".join(result.lines())
+    assert "the archive has messages of it that the database lacks" in " ".join(result.lines())
     assert in_lake(lake_path) == before
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from store.domain.chance import Chance
+from store.domain.environment import Random
 from store.domain.ports import PeerAddress
 from storenode.message.limits import NS_PER_S
 
@@ -152,7 +152,7 @@ class Progress:
 class Resume:
     """See the module. ``rng`` is the only source of chance."""
 
-    def __init__(self, config: ResumeConfig, rng: Chance) -> None:
+    def __init__(self, config: ResumeConfig, rng: Random) -> None:
         self._config = config
         self._rng = rng
         self._order: list[PeerAddress] = []

@@ -42,7 +42,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from store.domain.chance import Chance
+from store.domain.environment import Random
 from store.domain.ports import PeerAddress, Window
 from store.sync.transfer.limits import MAX_SESSIONS
 from storenode.message.limits import NS_PER_S
@@ -191,7 +191,7 @@ class _Due:
 class Schedule:
     """See the module. ``rng`` is the only source of chance."""
 
-    def __init__(self, config: ScheduleConfig, rng: Chance) -> None:
+    def __init__(self, config: ScheduleConfig, rng: Random) -> None:
         self._config = config
         self._rng = rng
         self._peers = {peer: _Peer(peer) for peer in config.peers}

@@ -29,7 +29,11 @@ class EnoughError(Exception):
 
 
 class Watched:
-    """The screen of the demo until its conversation is over, and what the reader had then."""
+    """The screen of the demo until its conversation is over, and what the reader had then.
+
+    The run goes on while the test reads the reader's log: everybody begins to talk. All had heard
+    the whole script by then, so that what they say has its place in the log after it.
+    """
 
     def __init__(self) -> None:
         self.file = io.StringIO()
@@ -52,7 +56,8 @@ class Watched:
         over = asyncio.Event()
 
         def told(_: Line) -> None:
-            if scene.conversation is not None and scene.conversation.over:
+            if scene.conversation is not None and scene.conversation.over and not over.is_set():
+                self._note(scene)
                 over.set()
 
         scene.listeners.append(told)
@@ -62,10 +67,14 @@ class Watched:
         finally:
             drawing.cancel()
         assert scene.people is not None
-        reader = scene.people[READER]
-        self.log, self.missed = await reader.log(), set(reader.missed)
-        self.lost, self.came = set(reader.passage.lost), dict(reader.passage.came)
+        self.log = (await scene.people[READER].log())[: len(SCRIPT)]
         raise EnoughError
+
+    def _note(self, scene: Scene) -> None:
+        assert scene.people is not None
+        reader = scene.people[READER]
+        self.missed = set(reader.missed)
+        self.lost, self.came = set(reader.passage.lost), dict(reader.passage.came)
 
     def conclude(self, parts: Iterable[RenderableType]) -> None:
         raise AssertionError(list(parts))

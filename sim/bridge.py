@@ -97,6 +97,8 @@ class TimelineLoop(asyncio.AbstractEventLoop):
     def _end_all(self) -> None:
         """Let nothing of the run be left for the garbage collector to end somewhere else."""
         while self._tasks:
+            for handle in list(self._timers):
+                handle.cancel()  # what would begin more tasks
             for task in list(self._tasks):
                 task.cancel()
             for _ in range(_ENDING_EVENTS):

@@ -63,6 +63,7 @@ class SimStore:
     def __init__(self, process: Process, views: Views) -> None:
         self.refused: set[bytes] = set()
         self.expected: list[SyncId] = []
+        self.scanned: list[SyncId] | None = None  # what a scan that came to its end has shown
         self.resuming = False
         self._process = process
         self._database = process.database
@@ -336,10 +337,14 @@ class SimCaller:
                     yield page.messages, page.cursor
                 await stream.half_close()
         except StatusReceived as error:
+            if store.scanned is not None:
+                # One whole scan is enough: others are asked in case that they hold more.
+                store.expected = store.scanned
             if error.status is Status.OUT_OF_RANGE:
                 process.mark(Mark.LOST_PLACE)
                 raise CursorOutOfRange(str(error)) from error
             raise
+        store.scanned = store.expected
         process.judge.advanced(process.database, store.expected, end_ns, store.refused)
 
     async def lookup(

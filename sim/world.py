@@ -37,6 +37,9 @@ from storenode.message.rules import Policy
 
 _T = TypeVar("_T")
 
+_UNDER_WAY_NS: Final = 5 * NS_PER_S
+"""After the last client has stopped: what it had sent may still be stored."""
+
 _LONGEST_REST_NS: Final = 400 * NS_PER_S
 _TOPICS: Final = ("/sim/1/a/proto", "/sim/1/b/proto", "/sim/1/c/proto")
 _ALLOWANCE_BYTES: Final = 80
@@ -119,6 +122,7 @@ class World:
             operator.stop()
         self._calm(faults)
         calm_ns = self.timeline.now_ns
+        self._let_pass(_UNDER_WAY_NS)
         self._settle()
         settled_ns = self.timeline.now_ns
         self._close()

@@ -5,6 +5,10 @@ from typing import Final
 PEER_CLOSING_S: Final = 10.0
 """From the last word of a transfer to the end of its call, which nothing depends on."""
 
+LAST_WORDS_S: Final = 0.5
+"""After a write has failed, for what the peer had sent before it left; a database that is away may
+keep it from being taken in."""
+
 MAX_OPENING_CALLS: Final = 8
 """Calls of peers whose first frame, of up to `MAX_PEER_FRAME_BYTES`, is read at the same time."""
 

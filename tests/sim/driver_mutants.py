@@ -225,7 +225,7 @@ DRIVERS = {
     ),
     "never reports a broken stream": Mutant(
         replace_with(transfer._Driver, "_read", _read_and_report_no_error),
-        "after its stream has failed",
+        "after its stream has failed|names of sessions are kept",
     ),
     "leaves the tasks of a transfer": Mutant(
         replace_with(transfer._Driver, "stop", _stop_nothing),

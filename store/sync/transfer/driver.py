@@ -33,6 +33,7 @@ from store.sync.frames import Piece, encode_transfer, no_frame, pieces
 from store.sync.limits import (
     BUSY_PATIENCE_S,
     FIRST_BUSY_PAUSE_S,
+    LAST_WORDS_S,
     LONGEST_BUSY_PAUSE_S,
     PEER_CLOSING_S,
     TRANSFER_TICK_S,
@@ -260,7 +261,7 @@ class _Driver:
         except PeerFailed as error:
             # What the peer has said before it left is heard first; the reader also knows why.
             assert self._reader is not None
-            await asyncio.wait({self._reader}, timeout=PEER_CLOSING_S)
+            await asyncio.wait({self._reader}, timeout=LAST_WORDS_S)
             await self._give(Lost(str(error)))
         else:
             await self._give(SendReady())

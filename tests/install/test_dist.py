@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import importlib.resources
+import re
 import subprocess
 import sys
 import tarfile
@@ -15,6 +16,8 @@ import pytest
 
 from tests.install.environment import ROOT, VERSION, Dist, files_of, run
 from tools.build_dist import copy_sources
+
+LINK = re.compile(r"\]\(([^)]*)\)")
 
 PACKAGES = ("storenode", "storenode_node")
 FOLDERS = {"storenode": ".", "storenode_node": "packaging/node"}
@@ -58,7 +61,9 @@ def test_the_metadata_say_what_it_is(dist: Dist, name: str) -> None:
     assert metadata["License-File"] == "LICENSE"
     assert metadata["Summary"]
     assert metadata["Description-Content-Type"] == "text/markdown"
-    assert "# storenode" in str(metadata.get_payload())
+    readme = str(metadata.get_payload())
+    assert "# storenode" in readme
+    assert not [link for link in LINK.findall(readme) if not link.startswith(("https://", "#"))]
     links = {link.partition(",")[0] for link in metadata.get_all("Project-URL", [])}
     assert links == {"Homepage", "Documentation", "Changelog", "Issues", "Source"}
     classifiers = metadata.get_all("Classifier", [])

@@ -35,7 +35,7 @@ def test_a_change_is_checked_by_the_same_command_as_here() -> None:
     assert {"pull_request", "push", "workflow_call"} <= set(ci["on"])
     (job,) = ci["jobs"].values()
     assert commands(job).splitlines()[-1] == "bash .ci/run"
-    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
     assert "openjdk-17" in commands(job)
     (checkout,) = [each for each in steps(job) if "checkout" in each.get("uses", "")]
     assert checkout["with"]["fetch-depth"] == 0

@@ -326,6 +326,7 @@ class SimCaller:
         process, store = self._process, self._store
         silence_s = self._exchange.work.silence_s
         process.note(f"scans {peer.host}")
+        whole = False
         try:
             async with self._connector.call(peer, SCAN) as stream:
                 store.expected = self._promised(peer, start_ns, end_ns, cursor)
@@ -336,15 +337,18 @@ class SimCaller:
                     store.refused |= self._refused(page.messages)
                     yield page.messages, page.cursor
                 await stream.half_close()
+                whole = True
         except StatusReceived as error:
-            if store.scanned is not None:
-                # One whole scan is enough: others are asked in case that they hold more.
-                store.expected = store.scanned
             if error.status is Status.OUT_OF_RANGE:
                 process.mark(Mark.LOST_PLACE)
                 raise CursorOutOfRange(str(error)) from error
             raise
-        store.scanned = store.expected
+        finally:
+            if whole:
+                store.scanned = store.expected
+            elif store.scanned is not None:
+                # One whole scan is enough: others are asked in case that they hold more.
+                store.expected = store.scanned
         process.judge.advanced(process.database, store.expected, end_ns, store.refused)
 
     async def lookup(

@@ -50,9 +50,9 @@ class Publisher:
         world = self._world
         asked = world.dice.choice(world.gossip.min_confirms)
         for _ in range(_TRIES):
-            life = world.dice.choice(world.nodes).life
+            node = world.dice.choice(world.nodes)
             await asyncio.sleep(world.network.delay_s())
-            if life is None or life.life.ended:
+            if (life := node.life) is None:
                 continue
             task = life.call(partial(life.publish, messages, asked))
             done, _ = await asyncio.wait({task}, timeout=_PATIENCE_S)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
@@ -89,6 +90,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now_s = 0.0
+        self._set_s: dict[float, float] = {}
         self._selector = _Jump(self)
         self.errors: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.errors.append(context))
@@ -117,6 +119,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Set a timer, which the end of its process disarms."""
         context = copy_context() if context is None else context
         life = context.get(_LIFE)
+        when = self._after_others(when)
         if life is None:
             return super().call_at(when, callback, *args, context=context)
 
@@ -125,6 +128,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 callback(*args)
 
         return super().call_at(when, fire, context=context)
+
+    def _after_others(self, when: float) -> float:
+        """Timers of one moment fire in the order of their making; a heap of floats keeps none."""
+        set_s = self._set_s.get(when)
+        self._set_s[when] = when if set_s is None else math.nextafter(set_s, math.inf)
+        return self._set_s[when]
 
     def run(self, main: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine to its end, then let every other task go.

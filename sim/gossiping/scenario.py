@@ -111,8 +111,7 @@ def drawn_gossip(dice: Dice, *, beside: bool, nodes: int | None = None) -> Gossi
         clients=dice.randint(1, 3),
         publish_every_s=dice.choice((1, 1, 2, 5)),
         events=dice.choice((0.0, 0.5, 1.0)),
-        # Of rounds of one ID, two that nobody can answer leave no room for others.
-        strange=dice.choice((0.0, 0.05)) if config.round_ids > 1 else 0.0,
+        strange=dice.choice((0.0, 0.05)),
         retold=dice.choice((0.0, 0.2)),
         kept_batches=dice.choice((1_000, 1_000, 1)),
         replayed=1_000,

@@ -71,7 +71,8 @@ class Sending:
 
     def _frame(self, peer: Peer) -> FrameOut | None:
         core = self._core
-        if core.wanted.sources[peer.key].open:
+        source = core.wanted.sources[peer.key]
+        if source.open or source.guesses:
             ask = core.wanted.ask(core.now_ns, peer.key, slowed=core.slowed(peer.key))
             core.count(What.IDS_ASKED, len(ask))
             if ask:

@@ -19,7 +19,9 @@ delivers. When that has gone on for `GossipConfig.patience_ns`, what is left was
 peer that is silent is no liar; after `silence_ns` another one may be asked.
 
 A *guess* is a parent of an event: its peers are asked although they did not announce it, so that
-not to deliver it is no fault.
+not to deliver it is no fault. A peer is asked for guesses in rounds of their own, one at a time,
+which end after `silence_ns` without a body: parents that nobody holds never delay what is
+announced. While a peer that announced a parent can be asked, no other is.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Round:
 
     asked_ns: int
     ids: dict[bytes, None]
+    guess: bool = False
     talks_ns: int | None = None
     given_up: bool = False
 
@@ -60,13 +63,24 @@ class Round:
 class Source:
     """A peer as somebody who may deliver.
 
-    ``announced``: what it may be asked for. ``open``: of those, what nobody is asked for.
+    ``announced``: what it may be asked for. ``open``: of those, what nobody is asked for and what
+    it has announced itself; ``guesses``: what it has not.
     """
 
     announced: dict[bytes, None] = field(default_factory=dict)
     open: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    guesses: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     rounds: list[Round] = field(default_factory=list)
     asked: int = 0
+
+    def offer(self, digest: bytes, *, guess: bool) -> None:
+        """Nobody is asked for this one: the peer may be."""
+        (self.guesses if guess else self.open)[digest] = None
+
+    def withdraw(self, digest: bytes) -> None:
+        """The peer is not to be asked for this one, or not at present."""
+        self.open.pop(digest, None)
+        self.guesses.pop(digest, None)
 
 
 @dataclass(slots=True)
@@ -130,7 +144,7 @@ class Wanted:
             want.peers[peer] = guess
             source.announced[digest] = None
             if want.state is State.OPEN:
-                source.open[digest] = None
+                self._open(digest, want)
         return True
 
     def doubt(self, digest: bytes, depth: int) -> None:
@@ -157,9 +171,7 @@ class Wanted:
         want = self._wants.get(digest)
         if want is None or want.state is not State.CHECKING:
             return
-        want.state = State.OPEN
-        for peer in want.peers:
-            self.sources[peer].open[digest] = None
+        self._open(digest, want)
         if not want.peers:
             del self._wants[digest]
 
@@ -172,7 +184,7 @@ class Wanted:
         for peer in want.peers:
             source = self.sources[peer]
             source.announced.pop(digest, None)
-            source.open.pop(digest, None)
+            source.withdraw(digest)
         for peer in dict.fromkeys((*want.peers, want.asked)):
             if peer:
                 self._close(self.sources[peer], digest)
@@ -191,18 +203,22 @@ class Wanted:
     def ask(self, now_ns: int, peer: str, *, slowed: bool) -> list[bytes]:
         """The next round with a peer: what it is asked for."""
         source = self.sources[peer]
-        if not source.open or len(source.rounds) >= MAX_ROUNDS:
+        queue = source.open or source.guesses
+        guess = queue is source.guesses
+        if len(source.rounds) >= MAX_ROUNDS:
+            return []
+        if guess and any(round_.guess for round_ in source.rounds):
             return []
         room = _FULL_ROUNDS * self._round_ids - source.asked
         most = min(room, self._round_ids, SLOWED_ROUND_IDS if slowed else room)
-        ids = dict.fromkeys(islice(source.open, max(0, most)))
+        ids = dict.fromkeys(islice(queue, max(0, most)))
         for digest in ids:
             want = self._wants[digest]
             want.state, want.asked = State.ASKED, peer
             for other in want.peers:
-                self.sources[other].open.pop(digest, None)
+                self.sources[other].withdraw(digest)
         if ids:
-            source.rounds.append(Round(now_ns, ids))
+            source.rounds.append(Round(now_ns, ids, guess))
             source.asked += len(ids)
         return list(ids)
 
@@ -226,7 +242,8 @@ class Wanted:
         failed = []
         for peer, source in self.sources.items():
             for round_ in list(source.rounds):
-                if round_.talks_ns is not None and now_ns >= round_.talks_ns + self._patience_ns:
+                ends_ns = self._ends_ns(round_)
+                if ends_ns is not None and now_ns >= ends_ns:
                     failed.append((peer, self._fail(source, peer, round_)))
                 elif not round_.given_up and now_ns >= round_.asked_ns + self._silence_ns:
                     round_.given_up = True
@@ -256,14 +273,19 @@ class Wanted:
             assert bool(want.asked) == (want.state is State.ASKED)
             assert not want.asked or self.is_asked(digest, want.asked)
             assert want.peers or want.state is not State.OPEN
+            free = [self.sources[each] for each in want.peers if not self.is_asked(digest, each)]
+            offered = any(digest in each.open or digest in each.guesses for each in free)
+            assert offered or not free or want.state is not State.OPEN
         for peer, source in self.sources.items():
             self._check_source(peer, source)
 
     def _check_source(self, peer: str, source: Source) -> None:
         assert len(source.announced) <= self._announced_ids
         assert all(peer in self._wants[digest].peers for digest in source.announced)
-        assert all(self._wants[digest].state is State.OPEN for digest in source.open)
-        assert source.open.keys() <= source.announced.keys()
+        for queue, guess in ((source.open, False), (source.guesses, True)):
+            assert all(self._wants[digest].state is State.OPEN for digest in queue)
+            assert all(self._wants[digest].peers[peer] is guess for digest in queue)
+        assert sum(round_.guess for round_ in source.rounds) <= 1
         assert source.asked == sum(len(round_.ids) for round_ in source.rounds)
         assert source.asked <= _FULL_ROUNDS * self._round_ids
         assert len(source.rounds) <= MAX_ROUNDS
@@ -278,8 +300,9 @@ class Wanted:
             self._close(source, digest)
             if want.asked == peer:
                 self._reopen([digest], peer)
-            if want.state is State.OPEN:
-                source.open[digest] = None
+        if guess and want.state is State.OPEN:
+            source.withdraw(digest)
+            source.offer(digest, guess=False)
 
     def _want(self, digest: bytes, depth: int) -> _Want:
         want = self._wants.get(digest)
@@ -289,27 +312,39 @@ class Wanted:
         return want
 
     def _times(self, round_: Round) -> Iterator[int]:
-        if round_.talks_ns is not None:
-            yield round_.talks_ns + self._patience_ns
+        if (ends_ns := self._ends_ns(round_)) is not None:
+            yield ends_ns
         if not round_.given_up:
             yield round_.asked_ns + self._silence_ns
+
+    def _ends_ns(self, round_: Round) -> int | None:
+        """When what is left of a round was not delivered; None: its clock has not begun."""
+        if round_.guess:
+            return (round_.talks_ns or round_.asked_ns) + self._silence_ns
+        return None if round_.talks_ns is None else round_.talks_ns + self._patience_ns
 
     def _reopen(self, ids: Iterable[bytes], peer: str) -> None:
         """A peer does not deliver these: may others?"""
         for digest in ids:
             want = self._wants.get(digest)
-            if want is None or want.asked != peer:
-                continue
-            want.asked, want.state = "", State.OPEN
-            for other in want.peers:
-                if other != peer and not self.is_asked(digest, other):
-                    self.sources[other].open[digest] = None
+            if want is not None and want.asked == peer:
+                self._open(digest, want, but=peer)
+
+    def _open(self, digest: bytes, want: _Want, but: str = "") -> None:
+        """Those who have announced a message may be asked for it, or else those who are guessed."""
+        want.asked, want.state = "", State.OPEN
+        free = [each for each in want.peers if each != but and not self.is_asked(digest, each)]
+        announced = [peer for peer in free if not want.peers[peer]]
+        for peer in announced or free:
+            self.sources[peer].offer(digest, guess=want.peers[peer])
 
     def _forget(self, digest: bytes, peer: str) -> None:
         """A peer is not among those who may deliver a message any more."""
         want = self._wants[digest]
         del want.peers[peer]
         if want.peers:
+            if want.state is State.OPEN:
+                self._open(digest, want)
             return
         if want.state is State.OPEN or (want.state is State.UNKNOWN and not want.doubted):
             self._unknown.pop(digest, None)
@@ -331,7 +366,7 @@ class Wanted:
             self._reopen([digest], peer)
         if digest in source.announced:
             del source.announced[digest]
-            source.open.pop(digest, None)
+            source.withdraw(digest)
             self._forget(digest, peer)
 
     def _close(self, source: Source, digest: bytes) -> None:

@@ -108,7 +108,7 @@ class GossipDriver:
         self._stepping = False
         self._timer: asyncio.TimerHandle | None = None
         self._commits = CommitReader(database, self._log, self._take)
-        self._writes = WriteBehind(database.unread)
+        self._writes = WriteBehind(database.unread, self._log)
         self._needs_loading = asyncio.Event()
         self._requests: dict[asyncio.Task[None], None] = {}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed
-from store.gossip.driver.ports import Database, Environment, UnreadTable
+from store.gossip.driver.ports import Database, Environment, Log, UnreadTable
 from store.gossip.events import (
     Confirm,
     Expire,
@@ -28,6 +28,10 @@ WRITE_RETRY_S: Final = 1.0
 """Pause before a write is tried again that the database did not take."""
 
 MAX_WRITES_AT_ONCE: Final = 4_096
+
+MAX_QUEUED_WRITES: Final = 65_536
+"""Writes that wait for the database. The oldest beyond are dropped: their rows stay unread in the
+table, from where the driver adopts them again, and what they said is learnt anew."""
 
 Request = Persist | Load | LookUp
 Answer = Persisted | Loaded | Known | Failed
@@ -60,39 +64,50 @@ async def answer(database: Database, environment: Environment, request: Request)
 class WriteBehind:
     """Writes to the table of unread events in order, and again until the database takes it."""
 
-    def __init__(self, unread: UnreadTable) -> None:
+    def __init__(self, unread: UnreadTable, log: Log) -> None:
         self._unread = unread
+        self._log = log
         self._queue: deque[Write] = deque()
+        self._under_way: Sequence[Write] = ()
+        self._dropped = 0
         self._arrived = asyncio.Event()
 
     def __len__(self) -> int:
         """Count the writes that are not durable yet."""
-        return len(self._queue)
+        return len(self._queue) + len(self._under_way)
 
     def add(self, write: Write) -> None:
         """Queue a write."""
         self._queue.append(write)
+        if len(self._queue) > MAX_QUEUED_WRITES:
+            self._queue.popleft()
+            self._dropped += 1
         self._arrived.set()
 
     async def run(self) -> None:
         """Write until cancelled; one kind at a time, as much of it as has come."""
         while True:
             await self._arrived.wait()
-            some = list(self._first_of_a_kind())
+            self._under_way = self._under_way or self._take_first_of_a_kind()
             try:
-                await self._write(some)
+                await self._write(self._under_way)
             except DATABASE_AWAY:
                 await asyncio.sleep(WRITE_RETRY_S)
                 continue
-            for _ in some:
-                self._queue.popleft()
+            self._under_way = ()
+            if self._dropped:
+                self._log.warning("gossip_writes_dropped", count=self._dropped)
+                self._dropped = 0
             if not self._queue:
                 self._arrived.clear()
 
-    def _first_of_a_kind(self) -> Iterable[Write]:
+    def _take_first_of_a_kind(self) -> list[Write]:
         kind = type(self._queue[0])
         same = itertools.takewhile(lambda write: type(write) is kind, self._queue)
-        return itertools.islice(same, MAX_WRITES_AT_ONCE)
+        some = list(itertools.islice(same, MAX_WRITES_AT_ONCE))
+        for _ in some:
+            self._queue.popleft()
+        return some
 
     async def _write(self, writes: Sequence[Write]) -> None:
         match writes[0]:

@@ -14,6 +14,7 @@ from store.gossip.events import (
     Failed,
     FrameIn,
     GetEvents,
+    GraphEvent,
     Inventory,
     Known,
     Listen,
@@ -191,6 +192,43 @@ def test_a_parent_that_was_refused_is_not_asked_for_with_every_child() -> None:
         assert asked == ([GetEvents([parent])] if child is one else [])
         single.receive("x", Bodies(records(()), [(parent, "below_horizon")], 100))
     assert single.machine.status().waiting == 2
+
+
+def test_parents_that_nobody_holds_hold_up_nothing_that_is_announced() -> None:
+    single, (child, *unknown) = Single(round_ids=2), ids(7)
+    announced = ids(2, "announced")
+    single.answer(single.join("x"))
+    event = Bodies(records([child], {child: unknown}), (), 100)
+    guessed = frames(single.answer(single.receive("x", event)), "x")
+    assert GetEvents(unknown[:2]) in guessed
+    asked = frames(single.answer(single.receive("x", Inventory(announced))), "x")
+    assert asked == [GetEvents(announced)]
+
+
+def test_guesses_that_a_silent_peer_does_not_answer_make_room_for_others() -> None:
+    single, (child, *unknown) = Single(round_ids=2), ids(7)
+    single.answer(single.join("x"))
+    event = Bodies(records([child], {child: unknown}), (), 100)
+    asked = frames(single.answer(single.receive("x", event)), "x")
+    for _ in range(3):
+        asked += frames(single.answer(single.after(5 * S)), "x")
+    guessed = [frame.ids for frame in asked if isinstance(frame, GetEvents)]
+    assert guessed == [unknown[:2], unknown[2:4], unknown[4:]]
+    assert not counted(single.after(0), What.UNDELIVERED)
+
+
+def test_a_parent_is_asked_of_those_who_announce_it_before_those_who_may_have_it() -> None:
+    single, (child, parent) = Single(), ids(2)
+    for peer in "xyz":
+        single.answer(single.join(peer))
+    asked = frames(
+        single.answer(single.step(Committed([child], [GraphEvent(child, 1, (parent,))])))
+    )
+    assert asked.count(GetEvents([parent])) == 1
+    assert not frames(single.answer(single.receive("z", Inventory([parent]))))
+    later = single.answer(single.after(5 * S))
+    assert GetEvents([parent]) in frames(later, "z")
+    assert GetEvents([parent]) not in frames(later, "y")
 
 
 def test_a_peer_confirms_once_in_however_many_names() -> None:

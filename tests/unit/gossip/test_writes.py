@@ -1,0 +1,85 @@
+"""Writes to the table of unread events while the database does not take them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from store.domain.ports import StoreUnavailable
+from store.domain.unread import Confirmed, UnreadEvent
+from store.gossip.driver import requests
+from store.gossip.driver.requests import WriteBehind
+from store.gossip.events import Confirm, Expire
+from tests.unit.gossip.gossip_world import ids
+
+
+class Table:
+    """Takes nothing while it is ``away``; keeps what it has taken, in order."""
+
+    def __init__(self) -> None:
+        self.away = True
+        self.taken: list[object] = []
+        self.asked = asyncio.Event()
+        self.done = asyncio.Event()
+
+    async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
+        self.asked.set()
+        if self.away:
+            raise StoreUnavailable("away")
+        self.taken += confirmed
+
+    async def expire(self, hashes: Sequence[bytes]) -> None:
+        self.taken += hashes
+        self.done.set()
+
+    async def newest(self, limit: int) -> Sequence[UnreadEvent]:
+        raise AssertionError(limit)
+
+    async def of(self, hashes: Sequence[bytes]) -> Sequence[UnreadEvent]:
+        raise AssertionError(hashes)
+
+    async def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
+        raise AssertionError(parents)
+
+    async def sweep(self) -> object:
+        raise AssertionError
+
+
+class Log:
+    """What was written as a warning."""
+
+    def __init__(self) -> None:
+        self.warnings: list[object] = []
+
+    def info(self, event: str, **fields: object) -> object:
+        raise AssertionError(event, fields)
+
+    def warning(self, event: str, **fields: object) -> object:
+        return self.warnings.append((event, fields))
+
+    exception = info
+
+
+async def test_writes_that_wait_are_bounded_and_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(requests, "MAX_QUEUED_WRITES", 4)
+    monkeypatch.setattr(requests, "WRITE_RETRY_S", 0.0)
+    table, log, (first, *hashes) = Table(), Log(), ids(8)
+    writes = WriteBehind(table, log)
+    writes.add(Confirm("s", [first], [1]))
+    running = asyncio.create_task(writes.run())
+    await table.asked.wait()
+    for digest in hashes[:-1]:
+        writes.add(Confirm("s", [digest], [1]))
+    writes.add(Expire(hashes[-1:]))
+    assert len(writes) == 5
+    table.away = False
+    async with asyncio.timeout(5):
+        await table.done.wait()
+    running.cancel()
+    kept = [Confirmed(digest, "s") for digest in (first, *hashes[3:-1])]
+    assert table.taken == [*kept, hashes[-1]]
+    assert log.warnings == [("gossip_writes_dropped", {"count": 3})]

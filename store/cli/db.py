@@ -15,7 +15,6 @@ from typing import Any, Final, TypeVar
 
 import click
 import psycopg
-from sqlalchemy.exc import DBAPIError
 
 from store.db.checks.check import CheckReport
 from store.db.checks.check import check as check_database
@@ -105,10 +104,6 @@ def on_database(command: Callable[..., int]) -> Callable[..., int]:
             raise CliError(FAILED, _sentence(str(error))) from error
         except psycopg.Error as error:
             raise _database_error(error) from error
-        except DBAPIError as error:
-            if isinstance(error.orig, psycopg.Error):
-                raise _database_error(error.orig) from error
-            raise
 
     return update_wrapper(run, command)
 

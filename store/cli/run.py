@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.metadata
 import os
 import signal
@@ -42,9 +43,13 @@ def run(**options: Any) -> None:  # noqa: ANN401 - the options, by name
 
 async def _serve(config: NodeConfig) -> None:
     # Imported here, after the library's verbosity is set, and so that `--help` needs no server.
+    # What is imported stays to the end: the collector need not look at it, now or later.
+    gc.disable()
     from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError  # noqa: PLC0415
     from store.runtime.node import Node  # noqa: PLC0415
 
+    gc.freeze()
+    gc.enable()
     node = Node(config, importlib.metadata.version("storenode"), _announce)
     _handle_signals(node.stop, node.reload)
     try:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from psycopg import AsyncConnection, sql
 
-from store.db.schema.tables import SCHEMA
+from store.db.schema.names import SCHEMA
 
 _MIN_TIMEOUT_MS: Final = 1
 _NAMESPACE: Final = 0x73746F72 << 32

@@ -16,6 +16,7 @@ import psycopg
 
 from store.db.errors import SchemaError
 from store.db.locks import ARCHIVING, RESTORING
+from store.db.schema.migrate import require_served
 from store.db.summaries.deltas import Buckets, merged, unpack
 from store.domain.partitioning import Bounds, parse_bounds
 from store.pipeline.errors import FAILED, PipelineError, of_database
@@ -90,9 +91,6 @@ def connected(url: str, what: str = "The database") -> Iterator[Connection]:
         PipelineError: it cannot be reached, refuses, or has another schema; also for what the
             block raises as `psycopg.Error`.
     """
-    # It brings the tools of migrations along, which those who only read slices never use.
-    from store.db.schema.migrate import require_served  # noqa: PLC0415
-
     try:
         require_served(url)
         with psycopg.connect(url, autocommit=True) as connection:

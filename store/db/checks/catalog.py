@@ -7,7 +7,7 @@ from psycopg import Connection as PsycopgConnection
 
 from store.db.checks.findings import Findings
 from store.db.locks import MAINTENANCE
-from store.db.schema.tables import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE
+from store.db.schema.names import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE
 from store.domain.partitioning import (
     COMMITS_PER_PARTITION,
     DAY_NS,

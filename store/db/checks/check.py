@@ -21,12 +21,11 @@ from store.db.checks.catalog import (
     check_partitions,
     check_totals,
 )
-from store.db.checks.drift import differences
 from store.db.checks.findings import Finding, Findings
 from store.db.checks.rows import Held, Progress, RowCheck
 from store.db.checks.summaries import check_summaries
 from store.db.schema.migrate import connect, require_current
-from store.db.schema.tables import BUCKETS_TABLE, FINE_TABLE, UNREAD_TABLE
+from store.db.schema.names import BUCKETS_TABLE, FINE_TABLE, UNREAD_TABLE
 from store.domain.partitioning import Bounds, Cover, parse_bounds
 
 Connection = PsycopgConnection[Any]
@@ -86,6 +85,9 @@ def check(
         SchemaError: the schema is missing, too old or too new to be checked.
         psycopg.OperationalError: the database cannot be reached.
     """
+    # It brings Alembic along, which no other command of `storenode db` needs.
+    from store.db.checks.drift import differences  # noqa: PLC0415
+
     require_current(url)
     findings = Findings()
     for difference in differences(url):

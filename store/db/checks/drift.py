@@ -6,8 +6,9 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from store.db.schema.migrate import engine
-from store.db.schema.tables import SCHEMA, SEQUENCES, VIEWS, metadata
+from store.db.schema.apply import connect
+from store.db.schema.names import SCHEMA, SEQUENCES, VIEWS
+from store.db.schema.tables import metadata
 
 _Change = tuple[Any, ...] | list[Any]
 
@@ -44,10 +45,10 @@ def differences(url: str) -> list[str]:
     """What a database's tables, columns, indexes and keys have otherwise than the schema says.
 
     Each entry names one difference; none when all is as it should be. The database must have the
-    newest revision for the answer to mean anything. Raises `psycopg.OperationalError` or
-    `sqlalchemy.exc.OperationalError` when it cannot be reached.
+    newest revision for the answer to mean anything. Raises `psycopg.OperationalError` when it
+    cannot be reached.
     """
-    with engine(url).connect() as connection:
+    with connect(url) as connection:
         context = MigrationContext.configure(
             connection,
             opts={

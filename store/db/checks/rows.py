@@ -12,7 +12,7 @@ from psycopg import Connection as PsycopgConnection
 from psycopg import sql
 
 from store.db.checks.findings import Findings
-from store.db.schema.tables import FINE_TABLE, SCHEMA
+from store.db.schema.names import FINE_TABLE, SCHEMA
 from store.domain.audit import Fault, SdsRow, StoredMessage, audit, sds_row
 from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
 

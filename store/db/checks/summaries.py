@@ -19,7 +19,7 @@ from psycopg import sql
 
 from store.db.arrays import BigintArray, register
 from store.db.checks.findings import Findings
-from store.db.schema.tables import BUCKETS_TABLE, FINE_TABLE, SCHEMA
+from store.db.schema.names import BUCKETS_TABLE, FINE_TABLE, SCHEMA
 from store.db.summaries.deltas import DAY_NS, HOUR_NS, unpack
 from store.db.summaries.summarized import (
     GIVEN,

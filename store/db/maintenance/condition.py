@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from psycopg import AsyncConnection
 
+from store.db.schema.names import COARSE_TABLES, FINE_TABLE
 from store.db.schema.partitions import read_catalog
-from store.db.schema.tables import COARSE_TABLES, FINE_TABLE
 from store.db.summaries.archived import ArchiveState, read_archive_state
 from store.domain.partitioning import Cover
 

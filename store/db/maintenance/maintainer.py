@@ -22,8 +22,8 @@ from store.db.errors import sentence
 from store.db.locks import MAINTENANCE
 from store.db.maintenance.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
 from store.db.maintenance.stats import analyze_stale
+from store.db.schema.names import FINE_TABLE
 from store.db.schema.partitions import ensure_ahead
-from store.db.schema.tables import FINE_TABLE
 from store.db.summaries.fold import fold, is_pending
 from store.domain.retention import RetentionPolicy, effective_age_ns
 from store.domain.retention_clock import RetentionClock

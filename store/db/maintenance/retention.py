@@ -16,14 +16,14 @@ from psycopg import AsyncConnection, sql
 from psycopg import errors as pg
 
 from store.db.locks import lock_exclusively, set_lock_timeout
-from store.db.schema.partitions import begin, read_catalog
-from store.db.schema.tables import (
+from store.db.schema.names import (
     COARSE_TABLES,
     COMMITS_TABLE,
     FINE_TABLE,
     PARTITIONED_TABLES,
     SCHEMA,
 )
+from store.db.schema.partitions import begin, read_catalog
 from store.db.summaries.archived import NotArchived, require_archived
 from store.db.summaries.fold import delete_buckets, fold_rest, fold_until, lock_folding
 from store.db.writing.unread import drop_unread

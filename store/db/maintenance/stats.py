@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from psycopg import AsyncConnection, sql
 
-from store.db.schema.tables import SCHEMA
+from store.db.schema.names import SCHEMA
 
 MIN_PAGES: Final = 32
 """Below this size no plan is a bad one."""

@@ -28,7 +28,7 @@ from store.db.reading.select import (
     filter_clause,
     filter_parameters,
 )
-from store.db.schema.tables import HASH_KEY_BYTES
+from store.db.schema.names import HASH_KEY_BYTES
 from store.domain.partitioning import DAY_NS
 from store.domain.ports import PageRequest, QueryPage, SyncId, TopicFilter
 from storenode.message.limits import HASH_BYTES

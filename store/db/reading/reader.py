@@ -24,7 +24,7 @@ from store.db.reading.select import (
     filter_parameters,
     resolve,
 )
-from store.db.schema.tables import HASH_KEY_BYTES
+from store.db.schema.names import HASH_KEY_BYTES
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import (
     FramesPage,

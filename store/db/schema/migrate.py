@@ -8,22 +8,22 @@ meanwhile, and finds out when it may not.
 Works over a synchronous connection of its own, since an upgrade happens before a node serves.
 URLs are libpq's, so several hosts and ``target_session_attrs`` are allowed. Besides what is said
 below, everything here raises `psycopg.OperationalError` when the database cannot be reached.
+Alembic and SQLAlchemy, which take longer to import than all else that a node needs, are imported
+only when there is something to migrate.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psycopg
-import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.script import Script, ScriptDirectory
 
 from store.db.errors import SchemaError, sentence
 from store.db.locks import MIGRATION
-from store.db.schema.tables import OLDEST_POSTGRES, SCHEMA
+from store.db.schema.names import OLDEST_POSTGRES, SCHEMA
 
 _MISSING: Final = (
     "the database has no storenode schema: create it with `storenode db upgrade`, or check that"
@@ -74,13 +74,33 @@ where datname = current_database() and application_name ~ '^storenode [0-9]{4}$'
   and right(application_name, 4) < %s
 order by 1, 2
 """
+_ASSIGNMENT: Final = re.compile(r'^(revision|phase|serves_from) = "(\w+)"$', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A migration; ``phase`` and ``serves_from`` as `migrations/versions/0005_rolling.py` says."""
+
+    revision: str
+    phase: str = "before"
+    serves_from: str = ""
+
+    @property
+    def is_after(self) -> bool:
+        """True when nodes of the version before do not survive it."""
+        return self.phase == "after"
+
+
+def revisions() -> list[Revision]:
+    """All revisions that this program knows, the oldest first; read, not run."""
+    texts = (path.read_text() for path in Path(LOCATION, "versions").glob("[!_]*.py"))
+    found = [Revision(**dict(_ASSIGNMENT.findall(text))) for text in texts]
+    return sorted(found, key=lambda each: each.revision)
 
 
 def head() -> str:
     """The newest revision that this program knows."""
-    revision = ScriptDirectory.from_config(_config()).get_current_head()
-    assert revision is not None, "the package of migrations is empty"
-    return revision
+    return revisions()[-1].revision
 
 
 def current(url: str) -> str | None:
@@ -128,7 +148,7 @@ def require_served(url: str) -> None:
         SchemaError: Schema missing, too old or too new, or a server that is not supported.
     """
     found, serves_from = _found(url)
-    known = [script.revision for script in _scripts()]
+    known = [each.revision for each in revisions()]
     served = serves_from in known if found not in known else found >= _needed()
     if not served:
         raise SchemaError(_mismatch(found))
@@ -148,20 +168,28 @@ def upgrade(url: str, *, before_restart: bool = False, alone: bool = False) -> s
     """
     with connect(url) as first:
         check_server(first)
-    with engine(url).connect() as connection, connection.begin():
-        raw = connection.connection.driver_connection
-        assert isinstance(raw, psycopg.Connection)
+        found = _revision(first)
+    if found is not None and found == _target(found, before_restart=before_restart):
+        return found
+    try:
+        return _migrate(url, before_restart=before_restart, alone=alone)
+    except psycopg.Error as error:
+        raise _refused(error) from error
+
+
+def _migrate(url: str, *, before_restart: bool, alone: bool) -> str:
+    from store.db.schema import apply  # noqa: PLC0415 - see above
+
+    with apply.connect(url) as connection, connection.begin():
+        raw = apply.driver_connection(connection)
         raw.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION,))
         found = _revision(raw)
         target = _target(found, before_restart=before_restart)
         if found is not None and target != found and not alone:
             _check_alone(raw, found, target)
             raw.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'")
-        try:
-            _create_schema(raw)
-            command.upgrade(_config(connection), target)
-        except (psycopg.Error, sa.exc.DBAPIError) as error:
-            raise _refused(error) from error
+        _create_schema(raw)
+        apply.upgrade(connection, LOCATION, target)
         if target != found:
             raw.execute("UPDATE storenode.store SET serves_from = %s", (_serves_from(target),))
     return target
@@ -217,48 +245,38 @@ def _create_schema(connection: psycopg.Connection[tuple[object, ...]]) -> None:
         connection.execute(f"CREATE SCHEMA {SCHEMA}")
 
 
-def _scripts() -> Sequence[Script]:
-    """All revisions, the oldest first."""
-    scripts = ScriptDirectory.from_config(_config()).walk_revisions()
-    return sorted(scripts, key=lambda script: script.revision)
-
-
-def _is_after(script: Script) -> bool:
-    return getattr(script.module, "phase", "before") == "after"
-
-
 def _needed() -> str:
     """The revision that nodes of this version need: what comes after it only takes away."""
-    return [each.revision for each in _scripts() if not _is_after(each)][-1]
+    return [each.revision for each in revisions() if not each.is_after][-1]
 
 
 def _serves_from(target: str) -> str:
     """The oldest revision whose nodes work on the schema of another one."""
-    told = [each.module for each in _scripts() if _is_after(each) and each.revision <= target]
-    return str(told[-1].serves_from) if told else _FIRST_ROLLING
+    told = [each for each in revisions() if each.is_after and each.revision <= target]
+    return told[-1].serves_from if told else _FIRST_ROLLING
 
 
 def _target(found: str | None, *, before_restart: bool) -> str:
-    scripts = _scripts()
+    known = revisions()
     if found is None:
-        return scripts[-1].revision
-    if found not in (each.revision for each in scripts):
+        return known[-1].revision
+    if found not in (each.revision for each in known):
         raise SchemaError(_mismatch(found))
     if not before_restart:
-        return scripts[-1].revision
+        return known[-1].revision
     reached = found
-    for script in scripts:
-        if script.revision <= found or script.revision > _needed():
+    for each in known:
+        if each.revision <= found or each.revision > _needed():
             continue
-        if _is_after(script):
+        if each.is_after:
             raise SchemaError(_UNFINISHED.format(found=found))
-        reached = script.revision
+        reached = each.revision
     return reached
 
 
 def _check_alone(connection: psycopg.Connection[tuple[object, ...]], found: str, to: str) -> None:
     """Refuse to take away what nodes that are connected need."""
-    if not any(_is_after(each) for each in _scripts() if found < each.revision <= to):
+    if not any(each.is_after for each in revisions() if found < each.revision <= to):
         return
     older = connection.execute(_OLDER_NODES, (_serves_from(to),)).fetchall()
     if older:
@@ -280,18 +298,17 @@ def _found(url: str) -> tuple[str, str]:
 
 
 def _mismatch(found: str) -> str:
-    if found not in (each.revision for each in _scripts()):
+    if found not in (each.revision for each in revisions()):
         text = _TOO_NEW
     else:
         text = _TOO_OLD if found < _needed() else _BETWEEN
     return text.format(found=found, wanted=head())
 
 
-def _refused(error: psycopg.Error | sa.exc.DBAPIError) -> Exception:
-    cause: Any = getattr(error, "orig", error)
-    if isinstance(cause, psycopg.errors.InsufficientPrivilege):
-        return SchemaError(_denied(cause))
-    if isinstance(cause, psycopg.errors.LockNotAvailable):
+def _refused(error: psycopg.Error) -> Exception:
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return SchemaError(_denied(error))
+    if isinstance(error, psycopg.errors.LockNotAvailable):
         return SchemaError(_BUSY.format(seconds=_LOCK_TIMEOUT_S))
     return error
 
@@ -301,27 +318,3 @@ def _denied(error: psycopg.Error) -> str:
         f"the schema could not be upgraded ({sentence(error)}): grant the role CREATE on the"
         f" database, or let the owner of the schema {SCHEMA} run `storenode db upgrade`"
     )
-
-
-def engine(url: str) -> sa.Engine:
-    """An engine of SQLAlchemy without a pool, for what Alembic does."""
-    # SQLAlchemy's URLs know one host only; libpq reads its own.
-    return sa.create_engine(
-        "postgresql+psycopg://", creator=lambda: _creator(url), poolclass=sa.NullPool
-    )
-
-
-def _creator(url: str) -> psycopg.Connection[tuple[object, ...]]:
-    connection = psycopg.connect(url, autocommit=True)
-    # Alembic treats the tables of the default schema differently, and ours would be in that when
-    # the role has the schema's name.
-    connection.execute("SET search_path = pg_catalog")
-    connection.autocommit = False
-    return connection
-
-
-def _config(connection: sa.Connection | None = None) -> Config:
-    config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", LOCATION.replace("%", "%%"))
-    config.set_main_option("path_separator", "newline")
-    return config

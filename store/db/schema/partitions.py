@@ -17,7 +17,7 @@ from typing import Any, Final, LiteralString
 from psycopg import AsyncConnection, sql
 
 from store.db.locks import PARTITIONS, lock_exclusively, set_lock_timeout
-from store.db.schema.tables import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA
+from store.db.schema.names import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA
 from store.domain import partitioning as rules
 from store.domain.partitioning import Bounds, Cover, Extension
 

@@ -17,8 +17,8 @@ from psycopg import errors as pg
 
 from store.db.arrays import register
 from store.db.locks import FOLDING
+from store.db.schema.names import FINE_TABLE, SCHEMA
 from store.db.schema.partitions import read_catalog
-from store.db.schema.tables import FINE_TABLE, SCHEMA
 from store.db.summaries.deltas import DAY_NS, LEVELS_NS, unpack
 from store.db.summaries.fold import delete_buckets, fold_until
 from store.db.summaries.summarized import (

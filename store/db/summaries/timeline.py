@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.db.pool import Connection
+from store.db.schema.names import FINE_TABLE
 from store.db.schema.partitions import Catalog, read_catalog
-from store.db.schema.tables import FINE_TABLE
 from store.db.summaries.archived import read_archive_state
 from store.db.summaries.deltas import DAY_NS, HOUR_NS, Buckets, unpack
 from store.db.summaries.fold import MAX_FOLD_BYTES, MAX_FOLD_COMMITS, following

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from store.db.pool import Connection
-from store.db.schema.tables import HASH_KEY_BYTES
+from store.db.schema.names import HASH_KEY_BYTES
 from store.messages.record import COLUMNS, RecordBatch
 from storenode.message.limits import HASH_BYTES, TOPIC_KEY_BYTES
 

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 
 from store.db.errors import SchemaError
 from store.db.schema import migrate
@@ -22,6 +24,22 @@ def test_an_empty_database_has_no_revision_and_is_refused(empty_database_url: st
     assert migrate.current(empty_database_url) is None
     with pytest.raises(SchemaError, match="create it with `storenode db upgrade`"):
         migrate.require_current(empty_database_url)
+
+
+def test_what_is_read_of_the_migrations_is_what_alembic_runs() -> None:
+    config = Config()
+    config.set_main_option("script_location", migrate.LOCATION)
+    scripts = ScriptDirectory.from_config(config)
+    assert migrate.head() == scripts.get_current_head()
+    read = [(each.revision, each.phase, each.serves_from) for each in migrate.revisions()]
+    assert read[::-1] == [
+        (
+            script.revision,
+            getattr(script.module, "phase", "before"),
+            getattr(script.module, "serves_from", ""),
+        )
+        for script in scripts.walk_revisions()
+    ]
 
 
 def test_upgrade_makes_the_newest_schema_once(empty_database_url: str) -> None:

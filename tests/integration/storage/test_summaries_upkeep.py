@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
-from alembic import command
 from psycopg import errors as pg
 
 from store.db.checks.check import CheckReport, check
@@ -17,7 +16,7 @@ from store.db.maintenance import maintainer as maintainer_module
 from store.db.maintenance.maintainer import Maintainer
 from store.db.maintenance.retention import prune
 from store.db.pool import Connection
-from store.db.schema import migrate
+from store.db.schema import apply, migrate
 from store.db.schema.partitions import ensure_for
 from store.db.summaries import fold as fold_module
 from store.db.summaries.fold import fold_until, is_pending
@@ -151,9 +150,9 @@ async def test_commits_are_folded_before_they_go(node: Node, connection: Connect
 
 
 def at_first_revision(url: str) -> None:
-    with migrate.engine(url).connect() as opened, opened.begin():
+    with apply.connect(url) as opened, opened.begin():
         opened.exec_driver_sql("create schema storenode")
-        command.upgrade(migrate._config(opened), "0001")
+        apply.upgrade(opened, migrate.LOCATION, "0001")
 
 
 INSERT_MESSAGES = """

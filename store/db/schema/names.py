@@ -1,0 +1,28 @@
+"""Names in the schema, for statements; `store.db.schema.tables` has the columns."""
+
+from typing import Final
+
+SCHEMA: Final = "storenode"
+FINE_TABLE: Final = "messages"
+COARSE_TABLES: Final = ("hashes", "sds", "topics")
+COMMITS_TABLE: Final = "commits"
+BUCKETS_TABLE: Final = "buckets"
+UNREAD_TABLE: Final = "unread"
+PARTITIONED_TABLES: Final = (FINE_TABLE, *COARSE_TABLES, COMMITS_TABLE)
+"""In the order in which their locks are taken."""
+
+SEQUENCES: Final = ("batch_seq", "position_seq")
+VIEWS: Final = (
+    "export_buckets",
+    "export_commits",
+    "export_messages",
+    "export_sds",
+    "export_store",
+)
+"""What the data pipeline reads: its contract with the database."""
+
+HASH_KEY_BYTES: Final = 16
+"""Of a message's hash, in ``hashes.key``; the other bytes are in ``hashes.rest``."""
+
+OLDEST_POSTGRES: Final = 140_000
+"""``server_version_num`` of the oldest supported release."""

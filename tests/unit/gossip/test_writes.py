@@ -57,7 +57,8 @@ class Log:
         raise AssertionError(event, fields)
 
     def warning(self, event: str, **fields: object) -> object:
-        return self.warnings.append((event, fields))
+        self.warnings.append((event, fields))
+        return None
 
     exception = info
 

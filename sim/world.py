@@ -37,8 +37,9 @@ from storenode.message.rules import Policy
 
 _T = TypeVar("_T")
 
-_UNDER_WAY_NS: Final = 5 * NS_PER_S
-"""After the last client has stopped: what it had sent may still be stored."""
+_UNDER_WAY_NS: Final = 25 * NS_PER_S
+"""From the end of all faults: what a client had sent may still be stored, and a call that ended
+unnoticed waits so long for its first frame (`FIRST_FRAME_S`)."""
 
 _LONGEST_REST_NS: Final = 400 * NS_PER_S
 _TOPICS: Final = ("/sim/1/a/proto", "/sim/1/b/proto", "/sim/1/c/proto")

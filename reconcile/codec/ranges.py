@@ -78,14 +78,7 @@ class Ranges:
     @classmethod
     def empty(cls) -> "Ranges":
         """No ranges."""
-        return cls(
-            SyncIds.empty(),
-            np.empty(0, np.uint8),
-            np.empty((0, HASH_WORDS), np.uint64),
-            np.empty(0, np.int64),
-            np.empty(0, np.bool_),
-            SyncIds.empty(),
-        )
+        return _NO_RANGES
 
     def check(self) -> None:
         """Verify what every payload has: ascending bounds, and ascending items inside them.
@@ -123,3 +116,13 @@ class Payload:
     cluster: int
     shards: tuple[int, ...]
     ranges: Ranges
+
+
+_NO_RANGES: Final = Ranges(
+    SyncIds.empty(),
+    np.empty(0, np.uint8),
+    np.empty((0, HASH_WORDS), np.uint64),
+    np.empty(0, np.int64),
+    np.empty(0, np.bool_),
+    SyncIds.empty(),
+)

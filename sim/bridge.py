@@ -42,6 +42,15 @@ class Life:
         for task in list(self.tasks):
             task.cancel()
 
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """What is begun in this scope belongs to the process."""
+        token = _LIFE.set(self)
+        try:
+            yield
+        finally:
+            _LIFE.reset(token)
+
 
 _LIFE: Final[ContextVar[Life | None]] = ContextVar("life", default=None)
 

@@ -142,6 +142,24 @@ class Pipe:
         for item in stalled:
             self._fly(item)
 
+    def without_sender(self) -> Pipe:
+        """What its reader has instead, when it never learns that the call broke."""
+        dead = Pipe(self._network, self.sender, self.receiver)
+        dead._reader, self._reader = self._reader, None
+        return dead
+
+    def without_reader(self) -> Pipe:
+        """What its sender has instead, when it never learns that the call broke."""
+        dead = Pipe(self._network, self.sender, self.receiver)
+        dead._blocked, self._blocked = self._blocked, None
+        dead.ignore()
+        return dead
+
+    @property
+    def has_ended(self) -> bool:
+        """Has the last thing come, whether or not it was read?"""
+        return any(isinstance(item, Ended) for item in self._arrived)
+
     def check(self) -> None:
         """Verify the bound on what is under way.
 
@@ -237,6 +255,15 @@ class End:
         """The caller leaves; nothing to do when the call has ended."""
         self._call.cancel()
 
+    @property
+    def has_ended(self) -> bool:
+        """Has the other side ended the call, whether or not this was read?"""
+        return self._lost or self._in.has_ended
+
+    def sever(self) -> None:
+        """Read and write on, with nobody at the other end."""
+        self._in, self._out = self._in.without_sender(), self._out.without_reader()
+
     def lose(self, error: Closed) -> None:
         """The call has ended with an error, as this end learns now."""
         if self._lost:
@@ -284,8 +311,12 @@ class Call:
         """What is on its way is lost, and both ends learn of it sooner or later."""
         if not self.over:
             self._over()
-            for end in (self.caller, self.callee):
-                self._tell(end, Closed(Status.UNAVAILABLE, LINE_LOST))
+            self._tell(self.caller, Closed(Status.UNAVAILABLE, LINE_LOST))
+            if self._network.is_silent():
+                self._network.marks[str(Mark.UNREPORTED)] += 1
+                self.callee.sever()
+            else:
+                self._tell(self.callee, Closed(Status.UNAVAILABLE, LINE_LOST))
 
     def drop(self, host: str) -> None:
         """A host is gone: the other end learns of it, if it lasts that long."""

@@ -88,8 +88,12 @@ class Database:
 
         It fails with `Unavailable` where nobody knows.
         """
-        done: Promise[list[bool]] = Promise()
-        self._later(lambda: self._commit(client, batch, done))
+        return self.change(client, lambda: self.add(batch, self._timeline.now_ns))
+
+    def change(self, client: Client, work: Callable[[], _T]) -> Promise[_T]:
+        """Do something in a transaction; fails as `write` does."""
+        done: Promise[_T] = Promise()
+        self._later(lambda: self._commit(client, work, done))
         return done
 
     def be_busy(self) -> Steps[None]:
@@ -165,18 +169,18 @@ class Database:
         assert all(self.held[digest][0] == timestamp for timestamp, digest in self.ids)
         assert all(one < other for one, other in zip(self.ids, self.ids[1:], strict=False))
 
-    def _commit(self, client: Client, batch: RecordBatch, done: Promise[list[bool]]) -> None:
+    def _commit(self, client: Client, work: Callable[[], _T], done: Promise[_T]) -> None:
         if not self.available or (not client.alive and self._dice.random() < 0.5):
             done.fail(Unavailable("the database did not commit"))
             return
-        new = self.add(batch, self._timeline.now_ns)
+        value = work()
         if client.alive and happens(self._dice, self.weather.crashes):
             client.crash_soon()
-        self._later(lambda: self._answer(new, done))
+        self._later(lambda: self._answer(value, done))
 
-    def _answer(self, new: list[bool], done: Promise[list[bool]]) -> None:
+    def _answer(self, value: _T, done: Promise[_T]) -> None:
         if self.available:
-            done.keep(new)
+            done.keep(value)
         else:
             done.fail(Unavailable("the database went away before it answered"))
 

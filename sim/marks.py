@@ -18,6 +18,7 @@ class Mark(StrEnum):
     INDEX_LOST = "an index was made anew"
     COMMIT_CRASH = "a node crashed between a commit and its acknowledgement"
     TORN = "a call broke at a frame"
+    UNREPORTED = "a callee never learned that a call broke"
     HELD_UP = "a frame waited for its reader"
     STALLED = "a call outlived a partition"
     SCANNED = "a resume stored a page"

@@ -19,6 +19,7 @@ from sim.timeline import Timeline
 from sim.trace import Trace
 
 _SHORTEST_DELAY_NS: Final = NS_PER_MS // 5
+_STALL_NS: Final = 4_000 * NS_PER_MS
 
 
 @dataclass(slots=True)
@@ -27,7 +28,8 @@ class Weather:
 
     ``breaks``: of sent frames, those at which the call breaks. ``lost`` and ``twice``: of letters.
     ``unnoticed``: of ends of a call that broke, those that learn of it only after
-    ``keepalive_ns``.
+    ``keepalive_ns``. ``silent``: of calls that broke, those of which the callee never learns.
+    ``stalls``: of what is sent, what takes seconds.
     """
 
     delay_ns: int = 5 * NS_PER_MS
@@ -35,6 +37,8 @@ class Weather:
     lost: float = 0.0
     twice: float = 0.0
     unnoticed: float = 0.0
+    silent: float = 0.0
+    stalls: float = 0.0
     connect_ns: int = 3_000 * NS_PER_MS
     keepalive_ns: int = 80_000 * NS_PER_MS
 
@@ -131,6 +135,10 @@ class Network:
         """Does a call break at this frame?"""
         return happens(self._dice, self.weather.breaks)
 
+    def is_silent(self) -> bool:
+        """Does the callee of a call that breaks never learn of it?"""
+        return happens(self._dice, self.weather.silent)
+
     def forget(self, call: Call) -> None:
         """A call is over."""
         del self.calls[call]
@@ -190,7 +198,9 @@ class Network:
     def delay_ns(self, sender: str, receiver: str) -> int:
         """How long something takes; every pair of hosts has its own distance."""
         longest_ns = self.weather.delay_ns * (1 + (hash_of(sender, receiver) % 4))
-        return _SHORTEST_DELAY_NS + int(longest_ns * self._dice.random() ** 2)
+        stalls = happens(self._dice, self.weather.stalls)
+        stall_ns = int(_STALL_NS * self._dice.random()) if stalls else 0
+        return _SHORTEST_DELAY_NS + int(longest_ns * self._dice.random() ** 2) + stall_ns
 
     def notice_ns(self, sender: str, receiver: str) -> int:
         """After how long the end of a call is noticed that nobody announces."""

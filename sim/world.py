@@ -70,7 +70,13 @@ class Summary:
 
 
 class World:
-    """All of it. `run` goes from the beginning to the end, once."""
+    """All of it. `run` goes from the beginning to the end, once.
+
+    ``max_events`` in a run; everything is checked after each ``check_every`` of them.
+    """
+
+    max_events = MAX_EVENTS
+    check_every = CHECK_EVERY_EVENTS
 
     def __init__(
         self,
@@ -84,13 +90,13 @@ class World:
         # Abstract is what needs sockets, signals or processes: there are none.
         self.loop = TimelineLoop(self.timeline, dice)  # type: ignore[abstract]
         self.trace = Trace(self.timeline, sink)
-        self.judge = Judge()
+        self.judge = self.make_judge()
         self.marks: Counter[str] = Counter()
         self.network = Network(self.timeline, dice, self.trace, self.marks)
         self.network.weather.delay_ns = scenario.network_delay_ns
         self.faulty = True
         self.endings = dict.fromkeys(map(str, SyncEnding), 0)
-        self.databases = [self._database(number) for number in range(max(scenario.stores) + 1)]
+        self.databases = [self.make_database(number) for number in range(max(scenario.stores) + 1)]
         self.nodes = [
             self.make_node(number, self.databases[store])
             for number, store in enumerate(scenario.stores)
@@ -130,6 +136,10 @@ class World:
         return self._summary(settled_ns - calm_ns)
 
     # For those who act in it
+
+    def make_judge(self) -> Judge:
+        """The judge of the run."""
+        return Judge()
 
     def make_node(self, number: int, database: Database) -> Node:
         """One of the nodes."""
@@ -173,7 +183,8 @@ class World:
 
     # The phases
 
-    def _database(self, number: int) -> Database:
+    def make_database(self, number: int) -> Database:
+        """One of the stores."""
         database = Database(
             f"store-{number}", self.timeline, self.dice, self.judge, list(self.scenario.lengths_ns)
         )
@@ -217,10 +228,10 @@ class World:
         assert self.timeline.step(), "nothing is left to happen"
         self.loop.check()
         events = self.timeline.events
-        assert events < MAX_EVENTS, (
-            f"more than {MAX_EVENTS} events: something goes round in circles"
+        assert events < self.max_events, (
+            f"more than {self.max_events} events: something goes round in circles"
         )
-        if not events % CHECK_EVERY_EVENTS:
+        if not events % self.check_every:
             self._check()
 
     def _check(self) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
+from sim.bridge import driven, kept
+from sim.calls import Closed, End, Ended, Identity
 from sim.gossiping.judge import LIAR
-from sim.gossiping.network import End, Identity
 from sim.gossiping.scenario import Trick
-from store.domain.ports import PeerFailed
+from sim.gossiping.streams import GOSSIP
+from sim.network import Caller
 from store.gossip.events import Events, GetEvents, Inventory, SyncLeaves
 
 if TYPE_CHECKING:
@@ -20,8 +23,8 @@ _FRAME_IDS: Final = 64
 _REMEMBERED: Final = 200
 
 
-class Liar:
-    """One of them; a `sim.gossiping.network.Host` that nobody can reach."""
+class Liar(Caller):
+    """One of them."""
 
     def __init__(self, world: GossipWorld, number: int, trick: Trick) -> None:
         self.name = f"x{number}"
@@ -32,32 +35,25 @@ class Liar:
         self._heard: dict[bytes, None] = {}
         self._bodies: list[bytes] = []
 
-    @property
-    def identity(self) -> Identity | None:
-        """Nobody answers here."""
-        return None
-
-    def accept(self, end: End, peer: Identity) -> None:
-        """Nobody comes."""
-
     async def haunt(self, victim: str) -> None:
         """Connect to a node, over and over."""
         world = self._world
         while True:
             store_id = f"{LIAR}{self._number}/{next(self._lives)}"
             who = Identity(f"{LIAR}{self._number}", store_id)
-            try:
-                async with world.network.connect(self.name, who, victim) as (end, _):
+            with suppress(Closed):
+                end = await driven(world.network.call(self.name, victim, GOSSIP, who))
+                try:
                     await self._talk(end)
-            except PeerFailed:
-                pass
+                finally:
+                    end.cancel()
             await asyncio.sleep(_PAUSE_S * world.dice.uniform(0.5, 1.5))
 
     async def _talk(self, end: End) -> None:
         listening = asyncio.create_task(self._listen(end))
         try:
-            while not listening.done():
-                await end.write(self._lie())
+            while not listening.done() and not end.has_ended:
+                await kept(end.send(self._lie()))
                 await asyncio.sleep(self._pace_s() * self._world.dice.uniform(0.5, 1.5))
         finally:
             listening.cancel()
@@ -66,7 +62,7 @@ class Liar:
     async def _listen(self, end: End) -> None:
         if self._trick is Trick.DEAF:
             await asyncio.Event().wait()
-        while (frame := await end.read()) is not None:
+        while not isinstance(frame := await kept(end.read()), Ended):
             self._hear(frame)
 
     def _hear(self, frame: Any) -> None:  # noqa: ANN401 - any frame

@@ -1,262 +1,237 @@
-"""A node: what stays of it over its lives, and one life, which runs the shipped driver."""
+"""A node that gossips: the shipped driver as a service of its process."""
 
 from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
+from reconcile.ids import SyncId
+from sim.calls import End
 from sim.dice import happens
-from sim.gossiping.loop import Life
-from sim.gossiping.network import End, Identity
-from sim.gossiping.store import MAX_NEEDED, Store, StoreSession, UnreadSession
-from sim.limits import START_NS
+from sim.gossiping.database import MAX_NEEDED, GossipDatabase, Session, UnreadSession
+from sim.gossiping.streams import GOSSIP, Connector, serve
+from sim.intake import Publish, Results
+from sim.limits import NS_PER_MS
+from sim.node import Node
+from sim.process import Handler, Process, Service
 from store.domain.admission import Admission, Verdict
-from store.domain.ports import PeerAddress, PeerFailed, Source, StoreBusy, StoreUnavailable
-from store.gossip.driver.errors import (
-    FrameRejected,
-    PeerHasStream,
-    PeerRefused,
-    StreamClosed,
-    Superseded,
-    TurnedAway,
-)
-from store.gossip.driver.node import GossipNode
-from store.gossip.driver.ports import Clocks, Connection, Database, Environment
-from store.gossip.events import (
-    Bodies,
-    Counted,
-    Events,
-    FrameIn,
-    FrameOut,
-    GetEvents,
-    Inventory,
-    SyncLeaves,
-)
+from store.domain.commits import CommitRow
+from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.gossip.config import GossipConfig
+from store.gossip.driver import node as shipped
+from store.gossip.driver.ports import Clocks, Database, Environment
+from store.gossip.events import Counted
 from store.gossip.machine import Gossip
-from store.messages.transfer import MalformedMessage
-from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld
 
-MAX_DRIFT_NS: Final = 20_000_000_000
-_T = TypeVar("_T")
-
-_PORT: Final = 7420
 _HELD: Final = (Verdict.ACCEPTED, Verdict.DUPLICATE)
 _TIMEOUTS_S: Final = (0.5, 5.0, 60.0)
 _CHECK_EVERY_STEPS: Final = 17
-_MILLION: Final = 1_000_000
+_REPORT_NS: Final = 20 * NS_PER_MS
+_CALL: Final = "call"
 
 
-class SimNode:
-    """One node; a `sim.gossiping.network.Host`. ``life`` is None while it is down."""
+class GossipNode(Node):
+    """One node; ``gossip`` is of its last life."""
 
-    def __init__(self, world: GossipWorld, number: int, store: Store) -> None:
-        self.world = world
-        self.number = number
-        self.name = f"n{number}"
-        self.store = store
-        self.who = Identity(f"node-{number}", store.store_id)
-        named = [happens(world.dice, 0.5) for _ in world.gossip.peers[number]]
-        self.peers = tuple(
-            PeerAddress(f"n{peer}", _PORT, f"node-{peer}" if is_named else "")
-            for peer, is_named in zip(world.gossip.peers[number], named, strict=True)
-        )
-        self.offset_ns = 0
-        most = world.gossip.faults.drift_ppm
-        self.drift_ppm = world.dice.randint(-most, most)
-        self.life: NodeLife | None = None
-        self.crashes = 0
+    world: GossipWorld
+    database: GossipDatabase
+    gossip: Gossiping
 
-    @property
-    def identity(self) -> Identity | None:
-        """The identity that answers."""
-        return None if self.life is None else self.who
+    def make_services(self, process: Process) -> list[Service]:
+        """The parts of a life."""
+        if not self.world.gossip.beside:
+            return [self.make_intake(process)]
+        services = super().make_services(process)
+        assert self.peering is not None
+        self.peering.exchange.on_found = self.gossip.node.driver.found
+        return services
 
-    def accept(self, end: End, peer: Identity) -> None:
-        """Serve a link."""
-        if self.life is not None:
-            self.life.spawn("served stream", self.life.serve(end, peer))
+    def make_intake(self, process: Process) -> Service:
+        """What takes messages from clients."""
+        self.gossip = Gossiping(self, process)
+        return self.gossip
 
-    def unix_ns(self) -> int:
-        """The node's clock."""
-        return self.world.now_ns() + self.offset_ns
-
-    def steady_ns(self) -> int:
-        """A clock that never jumps, but drifts."""
-        elapsed_ns = self.world.now_ns() - START_NS
-        return elapsed_ns + elapsed_ns * self.drift_ppm // _MILLION
-
-    def boot(self) -> None:
-        """Begin a life."""
-        if self.life is None:
-            self.world.note(self.name, "starts")
-            self.life = NodeLife(self)
-            self.life.start()
-
-    def crash(self, why: str) -> None:
-        """End a life as a kill does: what is in memory is gone."""
-        life, self.life = self.life, None
-        if life is None:
-            return
-        self.world.note(self.name, f"crashes {why}")
-        self.crashes += 1
-        life.life.end()
-        life.session.close()
-        self.world.network.drop_links(self.name)
+    def serve(self, method: str, end: End) -> bool:
+        """Take a call."""
+        if method != GOSSIP:
+            return super().serve(method, end)
+        if self.process is not None:
+            self.process.begin_task("served stream", serve(self, self.gossip.node.streams, end))
+        return self.process is not None
 
     async def stop(self) -> None:
         """Shut down as a node does; nothing may be left of it."""
-        life, self.life = self.life, None
-        if life is not None:
-            self.world.note(self.name, "stops")
-            await life.stop()
-            self.world.judge.stopped(self.name, life.life)
+        process, self.process = self.process, None
+        if process is not None:
+            process.note("stops")
+            await self.gossip.stop()
+            self.world.judge.stopped(self.name, process.life)
+            process.end()
 
 
-class NodeLife:
-    """From a start to a crash; implements `Connector`, `Log` and `Meter` of the driver's ports."""
+class Gossiping:
+    """The gossip of one process; a `sim.process.Service`, and `Log` and `Meter` of the driver."""
 
-    def __init__(self, node: SimNode) -> None:
-        world = node.world
-        self.node = node
-        self.world = world
-        self.life = Life(node.name)
-        self._works: dict[asyncio.Task[None], None] = {}
-        self._calls: dict[asyncio.Task[bool], None] = {}
+    def __init__(self, owner: GossipNode, process: Process) -> None:
+        world = self._world = owner.world
+        self._owner = owner
+        self._process = process
+        self._works: list[asyncio.Task[None]] = []
         self._steps = 0
-        self._answered: dict[PeerAddress, str] = {}
-        with self.life.inside():
-            self.session = StoreSession(node.store, self.life, self._crash_soon)
-            unread = UnreadSession(self.session, partial(world.judge.confirms, self))
-            self.gossip = GossipNode(
-                world.config_of(node.store),
-                node.who.node_id,
-                node.peers,
-                database=Database(self.session, self.session, unread, self.session.persist),
-                connector=self,
-                environment=Environment(
-                    Clocks(node.unix_ns, node.steady_ns), world.dice, self, self
-                ),
-                max_needed=MAX_NEEDED,
-                make=self._make,
-            )
-        self.session.on_commits = self.gossip.driver.commits
-        self.session.on_lost = self.gossip.driver.lost
+        self._reported_ns = 0
+        self.session = Session(world, process, owner.database)
+        confirmed = partial(world.judge.confirms, owner, process.life)
+        unread = UnreadSession(self.session, process, confirmed)
+        clocks = Clocks(process.clock.unix_ns, process.clock.steady_ns)
+        self.node = shipped.GossipNode(
+            world.config_of(owner.database.store_id),
+            owner.who.node_id,
+            owner.peers,
+            database=Database(self.session, self.session, unread, self.session.persist),
+            connector=Connector(owner),
+            environment=Environment(clocks, process.dice, self, self),
+            max_needed=MAX_NEEDED,
+            make=self._make,
+        )
+
+    def methods(self) -> Mapping[str, Handler]:
+        """None: streams are served by `GossipNode.serve`."""
+        return {}
+
+    def letters(self) -> Mapping[type, Callable[[str, Any], None]]:
+        """What clients publish."""
+        return {Publish: self._take}
 
     def start(self) -> None:
         """Begin all work."""
-        for name, work in self.gossip.work():
-            task = self.spawn(name, _do(work))
-            self._works[task] = None
+        self._owner.database.followers.append(self._hear)
+        self._process.at_end.append(self._unfollow)
+        for name, work in self.node.work():
+            self._works.append(self._process.begin_task(name, _do(work)))
+
+    def check(self) -> None:
+        """Verify the bounds of what it keeps."""
+        self._world.judge.check_bounds(self._owner.name, self.node)
 
     async def stop(self) -> None:
         """End all work, in the order in which a node does."""
-        self.session.close()
-        self.gossip.close()
-        ended = (*self._works, *self._calls)
+        self._unfollow()
+        self.node.close()
+        calls = [task for task in self._process.life.tasks if task.get_name() == _CALL]
+        ended = (*self._works, *calls)
         for task in ended:
             task.cancel()
         await asyncio.gather(*ended, return_exceptions=True)
-        self.gossip.driver.stop()
+        self.node.driver.stop()
         # The streams that peers began end by themselves.
         await asyncio.sleep(0.001)
 
-    def spawn(self, name: str, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """Run something as a part of this life."""
-        with self.life.inside():
-            task = self.world.loop.create_task(work, name=name)
-        task.add_done_callback(self.world.ended)
-        return task
+    # Publishers
 
-    def call(self, work: Callable[[], Awaitable[object]]) -> asyncio.Task[bool]:
-        """Run a call of a client; False: it failed, since the store did."""
-        task = self.spawn("call", _served(work))
-        self._calls[task] = None
-        task.add_done_callback(lambda done: self._calls.pop(done, None))
-        return task
+    def _take(self, sender: str, letter: Publish) -> None:
+        def answer(verdicts: tuple[Verdict, ...]) -> None:
+            results = Results(letter.number, verdicts)
+            self._process.network.post(self._owner.name, sender, results)
 
-    async def publish(
-        self, messages: Sequence[bytes], asked: int, timeout_s: float | None = None
+        asked = self._world.dice.choice(self._world.gossip.min_confirms)
+        timeout_s = self._world.dice.choice(_TIMEOUTS_S)
+        self.publish(letter.messages, asked, timeout_s, answer)
+
+    def publish(
+        self,
+        messages: Sequence[bytes],
+        asked: int,
+        timeout_s: float,
+        answer: Callable[[tuple[Verdict, ...]], None] = lambda _: None,
+    ) -> asyncio.Task[None]:
+        """Serve a publisher: store, answer, and wait for confirmations if it wants any."""
+        return self._process.begin_task(_CALL, self._publish(messages, asked, timeout_s, answer))
+
+    async def _publish(
+        self,
+        messages: Sequence[bytes],
+        asked: int,
+        timeout_s: float,
+        answer: Callable[[tuple[Verdict, ...]], None],
     ) -> None:
-        """Serve a publisher: store, acknowledge, and wait for confirmations if it wants any."""
-        world = self.world
-        admission = Admission(self._policy(), self.node.unix_ns(), Source.CLIENT)
+        owner, judge = self._owner, self._world.judge
+        admission = Admission(owner.policy(), owner.clock.unix_ns(), Source.CLIENT)
         admission.admit(messages)
         published = admission.admitted
-        hashes = published.batch.hashes
-        stored = await self.session.write(published.batch, Source.CLIENT, asked) if hashes else []
-        held = [
-            digest
-            for digest, verdict in zip(published.hashes, published.verdicts, strict=True)
-            if verdict in _HELD
-        ]
-        world.judge.acknowledges(self.node.store, held)
-        world.note(self.node.name, f"stores {sum(stored)} of {len(messages)}")
-        if asked and hashes:
-            began_s, timeout_s = world.loop.time(), timeout_s or world.dice.choice(_TIMEOUTS_S)
-            found = await self.gossip.waits.confirmed(hashes, stored, asked, timeout_s)
-            late_s = world.loop.time() - began_s - timeout_s
-            world.judge.confirmed(self.node, hashes, found, asked, late_s)
-
-    async def serve(self, end: End, peer: Identity) -> None:
-        """Serve the link that a peer has begun, and end it with the reason."""
-        fault: PeerFailed | None = None
+        hashes, verdicts = published.batch.hashes, tuple(published.verdicts)
+        stored: list[bool] = []
         try:
-            frames = Frames(self, end)
-            await self.gossip.streams.serve(frames, peer.node_id, peer.store_id)
-        except Superseded as error:
-            fault = PeerHasStream(str(error))
-        except (TurnedAway, FrameRejected) as error:
-            fault = PeerRefused(str(error))
-        except (StreamClosed, PeerFailed) as error:
-            fault = PeerFailed(str(error))
-        finally:
-            if not self.life.ended:
-                end.close(fault)
+            if hashes:
+                stored = await self.session.write(published.batch, Source.CLIENT, asked)
+        except (StoreUnavailable, StoreBusy):
+            return
+        given = zip(published.hashes, verdicts, strict=True)
+        judge.acknowledge(owner.database, [each for each, verdict in given if verdict in _HELD])
+        self._process.note(f"stores {sum(stored)} of {len(messages)}")
+        answer(verdicts)
+        if asked and hashes:
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            found = await self.node.waits.confirmed(hashes, stored, asked, timeout_s)
+            late_s = loop.time() - began_s - timeout_s
+            judge.confirmed(owner, hashes, found, asked, late_s)
 
-    # Connector
+    # The commit feed
 
-    @asynccontextmanager
-    async def connect(self, peer: PeerAddress) -> AsyncIterator[Connection]:
-        """Begin a link."""
-        node = self.node
-        async with self.world.network.connect(node.name, node.who, peer.host) as (end, there):
-            self._answered[peer] = there.node_id
-            yield Connection(Frames(self, end), there.node_id, there.store_id)
+    def _hear(self, position: int, ids: list[SyncId]) -> None:
+        """Commits are reported a little later, in order, some again, and sometimes all are lost."""
+        del ids
+        timeline, dice, commits = self._process.timeline, self._process.dice, self._commits
+        delay_ns = int(dice.uniform(0, _REPORT_NS))
+        self._reported_ns = max(self._reported_ns, timeline.now_ns + delay_ns)
+        again = 4 if happens(dice, self._world.gossip.retold) else 1
+        rows = commits[max(0, position - again) : position]
+        timeline.at(self._reported_ns, partial(self._report, rows))
 
-    def node_id(self, peer: PeerAddress) -> str:
-        """The ID that is known of a peer."""
-        return self._answered.get(peer, peer.node_id)
+    @property
+    def _commits(self) -> list[CommitRow]:
+        return self._owner.database.commits
+
+    def _report(self, rows: Sequence[CommitRow]) -> None:
+        if self._process.alive:
+            with self._process.life.inside():
+                if len(rows) > 1:
+                    self.node.driver.lost()
+                self.node.driver.commits(rows)
+
+    def _unfollow(self) -> None:
+        if self._hear in self._owner.database.followers:
+            self._owner.database.followers.remove(self._hear)
 
     # Log and Meter
 
     def info(self, event: str, **fields: object) -> None:
         """Note it."""
-        if not self.life.ended:
+        if self._process.alive:
             told = " ".join(f"{name}={value}" for name, value in fields.items())
-            self.world.note(self.node.name, f"{event} {told}")
+            self._process.note(f"{event} {told}")
 
     def warning(self, event: str, **fields: object) -> None:
         """Note it; no honest peer may be cut off."""
         self.info(event, **fields)
         if event == "gossip_peer_cut_off":
-            self.world.judge.cuts_off(self.node, str(fields["peer"]), str(fields["reason"]))
+            self._world.judge.cuts_off(self._owner, str(fields["peer"]), str(fields["reason"]))
 
     def exception(self, event: str, **fields: object) -> None:
         """Fail the run: the driver, or the machine, is at fault."""
         del fields
-        if not self.life.ended:
-            self.world.judge.fail(f"{self.node.name}: {event}: {traceback.format_exc(limit=-4)}")
+        if self._process.alive:
+            self._world.judge.fail(f"{self._owner.name}: {event}: {traceback.format_exc(limit=-4)}")
 
     def count(self, counted: Counted) -> None:
         """Sum up what all machines count."""
-        self.world.counts[counted.what] += counted.count
+        self._world.counts[counted.what] += counted.count
 
     def stored(self, new: int, duplicates: int) -> None:
         """The store knows."""
@@ -264,33 +239,8 @@ class NodeLife:
     def body_bytes(self, direction: str, count: int) -> None:
         """Nobody asks."""
 
-    def _policy(self) -> Policy:
-        return Policy(max_drift_ns=MAX_DRIFT_NS)
-
-    def judged(self, frame: object) -> FrameIn:
-        """A frame as the transport decodes it.
-
-        Raises:
-            FrameRejected: it is no frame of gossip.
-        """
-        if not isinstance(frame, Events):
-            if isinstance(frame, Inventory | GetEvents | SyncLeaves):
-                return frame
-            raise FrameRejected("this is no frame")
-        admission = Admission(self._policy(), self.node.unix_ns(), Source.GOSSIP)
-        try:
-            admission.admit(frame.messages)
-        except MalformedMessage as error:
-            raise FrameRejected(str(error)) from None
-        published = admission.admitted
-        refused = [
-            (published.hashes[index], refusal.label)
-            for index, refusal in published.refusals.items()
-        ]
-        return Bodies(published.batch, refused, sum(map(len, frame.messages)))
-
-    def _make(self, *given: Any) -> Gossip:  # noqa: ANN401 - a configuration
-        machine = self.world.make(*given)
+    def _make(self, config: GossipConfig) -> Gossip:
+        machine = self._world.make(config)
         step = machine.step
 
         def checked(*args: Any) -> Any:  # noqa: ANN401 - those of a step
@@ -302,42 +252,6 @@ class NodeLife:
 
         machine.step = checked  # type: ignore[assignment,method-assign]
         return machine
-
-    def _crash_soon(self) -> None:
-        self.world.loop.call_soon(self._crash)
-
-    def _crash(self) -> None:
-        if self.node.life is self:
-            self.world.marks["crash after a commit"] += 1
-            self.node.crash("after a commit")
-            self.world.restart_later(self.node)
-
-
-class Frames:
-    """An end of a link as a `store.gossip.driver.ports.FrameStream`."""
-
-    def __init__(self, life: NodeLife, end: End) -> None:
-        self._life = life
-        self._end = end
-
-    async def read(self) -> FrameIn | None:
-        """The next frame, its messages judged."""
-        frame = await self._end.read()
-        return None if frame is None else self._life.judged(frame)
-
-    async def write(self, frame: FrameOut) -> None:
-        """Send a frame; what it says must be true."""
-        self._life.world.frames += 1
-        self._life.world.judge.sends(self._life.node, frame)
-        await self._end.write(frame)
-
-
-async def _served(work: Callable[[], Awaitable[object]]) -> bool:
-    try:
-        await work()
-    except (StoreUnavailable, StoreBusy):
-        return False
-    return True
 
 
 async def _do(work: Callable[[], Awaitable[None]]) -> None:

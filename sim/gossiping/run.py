@@ -22,7 +22,7 @@ def simulate_gossip(
 ) -> GossipSummary:
     """Run once. ``dice`` is a generator seeded with ``seed``; ``sink`` takes the trace.
 
-    ``beside``: stores are reconciled as well.
+    ``beside``: nodes reconcile as well.
 
     Raises:
         SimulationFailure: something that must hold does not.
@@ -30,7 +30,7 @@ def simulate_gossip(
     scenario = drawn_gossip(dice, beside=beside, nodes=nodes)
     world = GossipWorld(scenario, dice, make, sink)
     try:
-        return world.run()
+        return world.play()
     except Exception as error:
         again = f"python -m sim --gossip {'beside' if beside else 'alone'} --seed {seed}"
         again += f" --nodes {nodes}" if nodes else ""

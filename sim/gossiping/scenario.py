@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_S
+from sim.scenario import Faults, Scenario, drawn
 from store.gossip.config import GossipConfig
 
-MIN_NODES: Final = 2
-MAX_NODES: Final = 6
-
 _DAY_NS: Final = 24 * 3_600 * NS_PER_S
+_HISTORY: Final = 40
 
 
 class Trick(StrEnum):
@@ -35,131 +34,86 @@ class Trick(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GossipFaults:
-    """Shares of all cases (see `network.Weather` and `store.Disk`); ``..._every_s``: 0 is never.
-
-    ``gentle``: of crashes, those that are a shutdown. ``hour_off``: of nodes, those whose clock is
-    an hour off while there are faults.
-    """
-
-    breaks: float = 0.0
-    stalls: float = 0.0
-    unnoticed: float = 0.0
-    busy: float = 0.0
-    pauses: float = 0.0
-    commit_crashes: float = 0.0
-    crash_every_s: int = 0
-    gentle: float = 0.0
-    partition_every_s: int = 0
-    outage_every_s: int = 0
-    drift_ppm: int = 0
-    hour_off: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GossipScenario:
-    """One run.
+    """One run: ``base`` is what it has in common with runs of reconciliation.
 
-    ``stores[i]`` is the store of node i, and ``peers[i]`` are the nodes that it connects to.
-    ``sync_every_s``: how often two stores are reconciled besides, 0: never. ``min_confirms``: what
-    publishers ask for, one of them each time. ``events``: the share of messages with SDS metadata,
-    ``strange``: of parents that nobody holds. ``retold``: of commits, those that are reported
-    again. ``kept_batches``: of its own, that a node keeps until their commit is reported.
-    ``tricks``: of the peers that lie, each of which connects to ``victims`` honest nodes.
+    ``beside``: nodes reconcile too. ``min_confirms``: what publishers ask for, one of them each
+    time. ``events``: the share of messages with SDS metadata, ``strange``: of parents that nobody
+    holds. ``retold``: of commits, those that are reported again. ``kept_batches``: of its own, that
+    a node keeps until their commit is reported. ``tricks``: of the peers that lie, each of which
+    connects to ``victims`` honest nodes.
+
+    Faults, as shares of all cases: ``stalls`` and ``silent`` (`sim.network.Weather`), ``pauses`` of
+    calls of a store; of crashes, those that are a shutdown are ``gentle``.
     """
 
-    stores: tuple[int, ...]
-    peers: tuple[tuple[int, ...], ...]
-    sync_every_s: int
+    base: Scenario
+    beside: bool
     config: GossipConfig
     min_confirms: tuple[int, ...]
-    clients: int
-    publish_every_s: int
-    events: float
-    strange: float
-    retold: float
-    kept_batches: int
-    replayed: int
-    tricks: tuple[Trick, ...]
-    victims: int
-    faults_s: int
-    network_delay_s: float
-    disk_delay_s: float
-    faults: GossipFaults
-
-    @property
-    def nodes(self) -> int:
-        """How many nodes there are."""
-        return len(self.stores)
+    events: float = 0.0
+    strange: float = 0.0
+    retold: float = 0.0
+    kept_batches: int = 1_000
+    replayed: int = 1_000
+    tricks: tuple[Trick, ...] = ()
+    victims: int = 1
+    stalls: float = 0.0
+    silent: float = 0.0
+    pauses: float = 0.0
+    gentle: float = 0.0
 
 
 def drawn_gossip(dice: Dice, *, beside: bool, nodes: int | None = None) -> GossipScenario:
-    """A scenario, with so many nodes if that is given; ``beside``: stores are reconciled too."""
-    count = nodes or dice.choice((2, 2, 3, 3, 3, 4, 4, 5, MAX_NODES))
-    stores = list(range(count))
-    if count > MIN_NODES and happens(dice, 0.25):
-        stores[-1] = dice.randint(0, count - 2)
-    honest = len(set(stores))
+    """A scenario, with so many nodes if that is given; ``beside``: nodes reconcile too."""
+    base = drawn(dice, nodes)
+    honest = len(set(base.stores))
     tricks = dice.sample(list(Trick), dice.choice((1, 1, 2))) if happens(dice, 0.5) else []
-    config = _config(dice, dice.choice((0, 0, 1, 2)))
     return GossipScenario(
-        stores=tuple(stores),
-        peers=_peers(dice, stores),
-        sync_every_s=dice.choice((3, 10)) if beside else 0,
-        config=config,
+        base=_base(dice, base, beside=beside),
+        beside=beside,
+        config=_config(dice, dice.choice((0, 0, 1, 2))),
         min_confirms=dice.choice(((0,), (0, 0, 1), (0, 1, honest - 1), (honest,))),
-        clients=dice.randint(1, 3),
-        publish_every_s=dice.choice((1, 1, 2, 5)),
         events=dice.choice((0.0, 0.5, 1.0)),
         strange=dice.choice((0.0, 0.05)),
         retold=dice.choice((0.0, 0.2)),
         kept_batches=dice.choice((1_000, 1_000, 1)),
-        replayed=1_000,
         tricks=tuple(tricks),
-        victims=dice.randint(1, count),
-        faults_s=dice.randint(15, 50),
-        network_delay_s=dice.choice((0.001, 0.01, 0.06)),
-        disk_delay_s=dice.choice((0.001, 0.005, 0.03)),
-        faults=_faults(dice, beside=beside),
+        victims=dice.randint(1, base.nodes),
+        stalls=dice.choice((0.0, 0.0, 0.02)),
+        silent=base.faults.unnoticed / 2,
+        pauses=dice.choice((0.0, 0.0, 0.02)),
+        # A shutdown takes longer than the pause between two of them where sessions must end.
+        gentle=0.0 if beside else dice.choice((0.0, 0.5, 1.0)),
     )
 
 
-def _peers(dice: Dice, stores: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Who connects to whom; the stores are connected, whichever node of a store is reached."""
-    count = len(stores)
-    everyone = [tuple(other for other in range(count) if other != node) for node in range(count)]
-    if count == MIN_NODES:
-        return tuple(everyone) if happens(dice, 0.5) else ((1,), ())
-    if len(set(stores)) < count:
-        return tuple(everyone)
-    shape = dice.choice(("mesh", "ring", "line", "star"))
-    if shape == "ring":
-        return tuple(((node + 1) % count,) for node in range(count))
-    if shape == "line":
-        return tuple((node + 1,) if node + 1 < count else () for node in range(count))
-    if shape == "star":
-        return tuple((0,) if node else () for node in range(count))
-    return tuple(everyone)
-
-
-def _faults(dice: Dice, *, beside: bool) -> GossipFaults:
-    def share(*most: float) -> float:
-        return dice.choice((0.0, *most))
-
-    return GossipFaults(
-        breaks=share(0.0, 0.01, 0.05, 0.15),
-        stalls=share(0.0, 0.02),
-        unnoticed=share(0.5, 1.0),
-        busy=share(0.0, 0.05, 0.2),
-        pauses=share(0.0, 0.02),
-        commit_crashes=share(0.0, 0.02, 0.1),
-        crash_every_s=dice.choice((0, 0, 8, 20)),
-        gentle=share(0.5, 1.0),
-        partition_every_s=dice.choice((0, 0, 10, 25)),
-        outage_every_s=dice.choice((0, 0, 6, 15)),
-        drift_ppm=dice.choice((0, 200)),
-        hour_off=0.3 if beside and happens(dice, 0.3) else 0.0,
+def _base(dice: Dice, base: Scenario, *, beside: bool) -> Scenario:
+    """Every message is for every store: policy and retention are the business of other runs."""
+    base = replace(
+        base,
+        retention_ns=(None,) * len(base.retention_ns),
+        history=min(base.history, _HISTORY) if beside else 0,
+        large_share=0.0,
+        small_nodes=frozenset(),
+        publish_every_ns=dice.choice((1, 1, 2, 5)) * NS_PER_S,
+        faults=_faults(dice, base.faults),
     )
+    if beside:
+        return base
+    return replace(base, ask_every_ns=0, offset_ns=0, faults=alone(base.faults))
+
+
+def _faults(dice: Dice, faults: Faults) -> Faults:
+    """Publishers are heard, and the store fails more often: streams last, and sessions do not."""
+    outages_ns = dice.choice((0, 0, 6, 15)) * NS_PER_S
+    busy = dice.choice((0.0, 0.0, 0.05, 0.2))
+    return replace(faults, lost=0.0, twice=0.0, busy=busy, outage_every_ns=outages_ns)
+
+
+def alone(faults: Faults) -> Faults:
+    """Those that gossip alone can repair: who refuses a message for its time is not told again."""
+    return replace(faults, jump_every_ns=0, index_lost_every_ns=0, skew_ns=0)
 
 
 def _config(dice: Dice, max_confirms: int) -> GossipConfig:

@@ -7,20 +7,21 @@ every node must hold every event.
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sim.dice import Dice
-from sim.gossiping.scenario import GossipFaults, GossipScenario
+from sim.gossiping.scenario import GossipScenario, alone
 from sim.gossiping.world import GossipWorld
 from sim.judge import Violation
+from sim.limits import NS_PER_MS, NS_PER_S
+from sim.marks import Mark
+from sim.scenario import MIN_NODES, drawn
 from store.gossip.config import GossipConfig
 
-_JOIN_S: Final = 10.0
-_EVERY_S: Final = 1.0
-_PATIENCE_S: Final = 120.0
+_JOIN_NS: Final = 10 * NS_PER_S
+_EVERY_NS: Final = NS_PER_S
+_PATIENCE_NS: Final = 120 * NS_PER_S
 _PAYLOAD_BYTES: Final = 100
 
 
@@ -56,9 +57,11 @@ class Spread:
 class SpreadWorld(GossipWorld):
     """The nodes, and when each event came to each of them."""
 
+    max_events = 100_000_000
+
     def __init__(self, shape: Shape, dice: Dice) -> None:
         self._shape = shape
-        self._arrivals: dict[bytes, list[float]] = {}
+        self._arrivals: dict[bytes, list[int]] = {}
         super().__init__(_gossip(shape, dice), dice)
 
     def measure(self) -> Spread:
@@ -67,48 +70,55 @@ class SpreadWorld(GossipWorld):
         Raises:
             Violation: an event does not come to all nodes.
         """
-        return self.loop.run(self._measure())
+        with self.loop.running():
+            return self._measure()
 
     def committed(self, added: list[bytes]) -> None:
         """Note when events arrive."""
         super().committed(added)
         for digest in added:
-            self._arrivals.setdefault(digest, []).append(self.loop.time())
+            self._arrivals.setdefault(digest, []).append(self.timeline.now_ns)
 
-    async def _measure(self) -> Spread:
+    def _check(self) -> None:
+        """So many nodes have more under way than a run may."""
+
+    def _measure(self) -> Spread:
         for node in self.nodes:
             node.boot()
-        await asyncio.sleep(_JOIN_S)
+        self._let_pass(_JOIN_NS)
         self.counts.clear()
         self.frames = 0
         self.network.weather.breaks = self._shape.breaks
         for number in range(self._shape.events):
             self._publish(number)
-            await asyncio.sleep(_EVERY_S)
-        await asyncio.sleep(_JOIN_S)
+            self._let_pass(_EVERY_NS)
+        self._let_pass(_JOIN_NS)
         late = self._lacking()
         self.network.weather.breaks = 0.0
-        deadline_s = self.loop.time() + _PATIENCE_S
+        deadline_ns = self.timeline.now_ns + _PATIENCE_NS
         while self._lacking():
-            if self.loop.time() > deadline_s:
+            if self.timeline.now_ns > deadline_ns:
                 raise Violation(f"{self._lacking()} events are left out in the end")
-            await asyncio.sleep(1)
-        self.check()
+            self._let_pass(_EVERY_NS)
         return self._spread(late)
 
     def _publish(self, number: int) -> None:
-        message = self.compose(b"%d" % number + bytes(_PAYLOAD_BYTES), self.now_ns())
-        life = self.dice.choice(self.nodes).life
-        assert life is not None
-        life.call(partial(life.publish, [message.encoded], 0))
+        payload = b"%d" % number + bytes(_PAYLOAD_BYTES)
+        message = self.compose(payload, self.timeline.now_ns)
+        self.judge.make(message)
+        self.dice.choice(self.nodes).gossip.publish([message.encoded], 0, 0)
 
     def _lacking(self) -> int:
         held = sum(map(len, self._arrivals.values()))
         return self._shape.nodes * self._shape.events - held
 
     def _spread(self, late: int) -> Spread:
-        delays = sorted(time_s - times[0] for times in self._arrivals.values() for time_s in times)
-        links = sum(map(len, self.gossip.peers))
+        delays = sorted(
+            (time_ns - times[0]) / NS_PER_S
+            for times in self._arrivals.values()
+            for time_ns in times
+        )
+        links = sum(map(len, self.scenario.peers))
         events = self._shape.events
         counts = {str(what): count for what, count in self.counts.items()}
         bodies = counts.get("bodies_pushed", 0) + counts.get("bodies_answered", 0)
@@ -121,7 +131,7 @@ class SpreadWorld(GossipWorld):
             frames=self.frames / events,
             ids=counts.get("ids_sent", 0) / events,
             copies=bodies / events / links,
-            breaks=self.marks["link broke"],
+            breaks=self.marks[str(Mark.TORN)],
         )
 
 
@@ -131,26 +141,22 @@ def spread(shape: Shape, dice: Dice) -> Spread:
 
 
 def _gossip(shape: Shape, dice: Dice) -> GossipScenario:
-    return GossipScenario(
-        stores=tuple(range(shape.nodes)),
+    base = drawn(dice, MIN_NODES)
+    stores = tuple(range(shape.nodes))
+    none = alone(base.faults)
+    base = replace(
+        base,
+        stores=stores,
         peers=_graph(shape, dice),
-        sync_every_s=0,
-        config=GossipConfig(store_id="", max_confirms=0),
-        min_confirms=(0,),
+        retention_ns=(None,) * shape.nodes,
         clients=0,
-        publish_every_s=1,
-        events=0.0,
-        strange=0.0,
-        retold=0.0,
-        kept_batches=1_000,
-        replayed=1_000,
-        tricks=(),
-        victims=1,
-        faults_s=0,
-        network_delay_s=0.01,
-        disk_delay_s=0.002,
-        faults=GossipFaults(),
+        large_share=0.0,
+        network_delay_ns=10 * NS_PER_MS,
+        disk_delay_ns=2 * NS_PER_MS,
+        faults=replace(none, unnoticed=0.0, busy=0.0, commit_crashes=0.0, drift_ppm=0),
     )
+    config = GossipConfig(store_id="", max_confirms=0)
+    return GossipScenario(base=base, beside=False, config=config, min_confirms=(0,))
 
 
 def _graph(shape: Shape, dice: Dice) -> tuple[tuple[int, ...], ...]:

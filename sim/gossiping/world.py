@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
+from sim.bridge import promised
+from sim.database import Database
 from sim.dice import Dice, happens
-from sim.gossiping.clients import Publisher, Reconciler
-from sim.gossiping.faults import Faults
+from sim.gossiping.database import GossipDatabase
+from sim.gossiping.faults import GossipFaultInjector
 from sim.gossiping.judge import GossipJudge
 from sim.gossiping.liars import Liar
-from sim.gossiping.loop import VirtualLoop
-from sim.gossiping.network import Host, Network, outside
-from sim.gossiping.node import SimNode
+from sim.gossiping.node import GossipNode
 from sim.gossiping.scenario import GossipScenario
-from sim.gossiping.store import Store
-from sim.gossiping.trace import Trace
-from sim.judge import Violation
-from sim.limits import START_NS
+from sim.intake import PUBSUB
+from sim.judge import Judge, Violation
+from sim.limits import NS_PER_MS, NS_PER_S, START_NS
 from sim.messages import Message, message_of
+from sim.world import World
 from store.domain.admission import Admission
 from store.domain.ports import Source
 from store.gossip.config import GossipConfig
@@ -32,20 +31,19 @@ from store.gossip.machine import Gossip
 from storenode.message.rules import Policy
 from storenode.sds.codec import encode
 
-PUBSUB: Final = "/waku/2/rs/7/0"
 _CHANNEL: Final = "channel"
 _TOPIC: Final = "/sim/1/sds/proto"
-_TOPICS: Final = ("/sim/1/a/proto", "/sim/1/b/proto", "/sim/1/c/proto")
-_CHECK_S: Final = 0.5
-_PATIENCE_S: Final = 600.0
+_CHECK_NS: Final = 500 * NS_PER_MS
+_PATIENCE_NS: Final = 600 * NS_PER_S
 """Cut-offs last for minutes, and a peer that refused is not asked again for half a minute."""
 
 _SPREAD_S: Final = 30.0
 """In peace, what is published is everywhere, and confirmed, within so long."""
 
-_REST_S: Final = 75.0
-"""A pause after which every link is made anew that was dead without anybody knowing."""
+_REST_NS: Final = 75 * NS_PER_S
+"""A pause after which every stream is made anew that was dead without anybody knowing."""
 
+_MESSAGE_BYTES: Final = 100_000
 _PARENTS: Final = 3
 _RECENT: Final = 12
 
@@ -56,10 +54,12 @@ MakeMachine = Callable[[GossipConfig], Gossip]
 class GossipSummary:
     """What a run came to. ``counts``: what the machines counted, of all nodes together.
 
-    ``answers``: to publishers that wanted confirmations. ``marks``: rare things that happened.
+    ``answers``: to publishers that wanted confirmations. ``sessions`` of reconciliation that ended.
+    ``marks``: rare things that happened.
     """
 
     digest: str
+    events: int
     virtual_s: float
     settling_s: float
     messages: int
@@ -72,12 +72,17 @@ class GossipSummary:
     counts: dict[str, int]
 
 
-class GossipWorld:
-    """All of it.
+class GossipWorld(World):
+    """All of it. `play` goes from the beginning to the end, once.
 
     Attributes:
         counts: what the machines counted; ``frames``: how many the nodes sent.
     """
+
+    judge: GossipJudge
+    nodes: list[GossipNode]  # type: ignore[assignment]
+    max_events = 1_000_000
+    check_every = 2_048
 
     def __init__(
         self,
@@ -87,66 +92,76 @@ class GossipWorld:
         sink: Callable[[str], None] | None = None,
     ) -> None:
         self.gossip = gossip
-        self.dice = dice
         self.make = make
-        self.loop = VirtualLoop()
-        self.trace = Trace(sink)
-        self.judge = GossipJudge(self)
-        self.marks: Counter[str] = Counter()
         self.counts: Counter[What] = Counter()
         self.frames = 0
-        self.network = Network(self.loop, dice, self.marks)
-        self.network.connected = self.judge.connects
-        self.network.weather.delay_s = gossip.network_delay_s
-        self.stores = [Store(self, f"store-{number}") for number in range(max(gossip.stores) + 1)]
-        for store in self.stores:
-            store.disk.delay_s = gossip.disk_delay_s
-        self.nodes = [
-            SimNode(self, number, self.stores[store]) for number, store in enumerate(gossip.stores)
-        ]
+        self.stores: list[GossipDatabase] = []
+        super().__init__(gossip.base, dice, sink)
         self.liars = [Liar(self, number, trick) for number, trick in enumerate(gossip.tricks)]
-        hosts: list[Host] = [*self.nodes, *self.liars]
-        for host in hosts:
-            self.network.add(host)
-        self._reconciler = Reconciler(self)
+        for liar in self.liars:
+            self.network.add(liar)
         self._graph: dict[bytes, GraphEvent] = {}
         self._ids: dict[bytes, bytes] = {}
         self._named: list[tuple[str, bytes]] = []
         self._stored: dict[bytes, None] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._lying: list[asyncio.Task[None]] = []
 
-    def run(self) -> GossipSummary:
+    def play(self) -> GossipSummary:
         """From the beginning to the end.
 
         Raises:
             Violation: something that must hold does not.
+            AssertionError: a machine's invariant, or a bound, is broken.
         """
-        return self.loop.run(self._run())
+        with self.loop.running():
+            return self._play()
+
+    # What differs from runs without gossip
+
+    def make_judge(self) -> Judge:
+        """The judge of the run."""
+        return GossipJudge(self)
+
+    def make_database(self, number: int) -> Database:
+        """One of the stores."""
+        self.stores.append(GossipDatabase(self, number))
+        return self.stores[-1]
+
+    def make_node(self, number: int, database: Database) -> GossipNode:
+        """One of the nodes."""
+        return GossipNode(self, number, database)
+
+    def message_limit(self, number: int) -> int:  # noqa: ARG002 - as overridden
+        """The largest message that a node takes."""
+        return _MESSAGE_BYTES
+
+    def compose(self, payload: bytes, time_ns: int, *, ephemeral: bool = False) -> Message:
+        """A message; some are events whose parents are among the last ones."""
+        if not happens(self.dice, self.gossip.events):
+            message = super().compose(payload, time_ns, ephemeral=ephemeral)
+            self._ids[message.encoded] = message.digest
+            return message
+        name = f"m{len(self._graph)}"
+        # Parents that no store ever holds are drawn as `strange` ones.
+        chosen = [each for each in self._named if each[1] in self._stored][-_RECENT:]
+        parents = self.dice.sample(chosen, min(len(chosen), self.dice.randint(0, _PARENTS)))
+        if happens(self.dice, self.gossip.strange):
+            parents.append(("unknown", self.dice.randbytes(32)))
+        content = encode(_CHANNEL, name, parents=parents, content=payload)
+        message = message_of(PUBSUB, _TOPIC, content, time_ns, ephemeral=ephemeral)
+        self._named.append((name, message.digest))
+        self._ids[message.encoded] = message.digest
+        admission = Admission(Policy(max_drift_ns=None), time_ns, Source.RESTORE)
+        admission.admit([message.encoded])
+        for event in graph_events(admission.admitted.batch):
+            self._graph[event.id] = event
+        return message
 
     # For those who act in it
 
-    def now_ns(self) -> int:
-        """True time in Unix nanoseconds."""
-        return START_NS + self.loop.now_ns()
-
-    def note(self, who: str, what: str) -> None:
-        """Something happened."""
-        self.trace.note(self.loop.now_ns(), who, what)
-
-    def config_of(self, store: Store) -> GossipConfig:
+    def config_of(self, store_id: str) -> GossipConfig:
         """What the gossip of a node is like."""
-        return replace(self.gossip.config, store_id=store.store_id)
-
-    def ended(self, task: asyncio.Task[Any]) -> None:
-        """A task of a node has ended; the driver's raise nothing."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            sentence = f"{task.get_name()} has failed: {type(error).__name__}: {error}"
-            self.judge.failures.append(Violation(sentence))
-
-    def restart_later(self, node: SimNode) -> None:
-        """A node is down; it is started again."""
-        delay_s = self.dice.random() * self.dice.choice((1, 20, 45))
-        self.loop.call_later(delay_s, node.boot, context=outside())
+        return replace(self.gossip.config, store_id=store_id)
 
     def events_of(self, ids: Iterable[bytes]) -> list[GraphEvent]:
         """Those that have SDS metadata."""
@@ -160,157 +175,84 @@ class GossipWorld:
         """A store has committed messages."""
         self._stored.update(dict.fromkeys(added))
 
-    def store(self, store_id: str) -> Store | None:
-        """The store of honest nodes with this ID."""
-        return next((each for each in self.stores if each.store_id == store_id), None)
-
-    def holding(self, digest: bytes, beside: Store) -> int:
-        """How many other stores hold a message."""
-        return sum(digest in store.held for store in self.stores if store is not beside)
-
-    def neighbours(self, store: Store) -> list[Store]:
-        """The other stores that have a node with which a node of this one talks."""
+    def reached(self, node: GossipNode) -> list[GossipDatabase]:
+        """The other stores with a node of which a node talks."""
+        peers = self.scenario.peers
         found = {
-            other.store.store_id: other.store
-            for node in self.nodes
+            other.database: None
             for other in self.nodes
-            if node.store is store and self._are_peers(node.number, other.number)
+            if other.number in peers[node.number] or node.number in peers[other.number]
         }
-        return [each for each in found.values() if each is not store]
-
-    def _reached(self, node: SimNode) -> int:
-        """With how many other stores a node talks."""
-        stores = {
-            other.store.store_id
-            for other in self.nodes
-            if self._are_peers(node.number, other.number)
-        }
-        return len(stores - {node.store.store_id})
-
-    def compose(self, payload: bytes, time_ns: int) -> Message:
-        """A message; some are events whose parents are among the last ones."""
-        if not happens(self.dice, self.gossip.events):
-            return self._made(message_of(PUBSUB, self.dice.choice(_TOPICS), payload, time_ns))
-        name = f"m{len(self._graph)}"
-        # Parents that no store ever holds are drawn as `strange` ones.
-        chosen = [each for each in self._named if each[1] in self._stored][-_RECENT:]
-        parents = self.dice.sample(chosen, min(len(chosen), self.dice.randint(0, _PARENTS)))
-        if happens(self.dice, self.gossip.strange):
-            parents.append(("unknown", self.dice.randbytes(32)))
-        content = encode(_CHANNEL, name, parents=parents, content=payload)
-        message = self._made(message_of(PUBSUB, _TOPIC, content, time_ns))
-        self._named.append((name, message.digest))
-        admission = Admission(Policy(max_drift_ns=None), time_ns, Source.RESTORE)
-        admission.admit([message.encoded])
-        for event in graph_events(admission.admitted.batch):
-            self._graph[event.id] = event
-        return message
-
-    def _made(self, message: Message) -> Message:
-        self.judge.made[message.digest] = message
-        self._ids[message.encoded] = message.digest
-        return message
+        return [each for each in found if each is not node.database]
 
     # The phases
 
-    async def _run(self) -> GossipSummary:
-        names = [node.name for node in self.nodes]
+    def _play(self) -> GossipSummary:
+        self._fill()
         for node in self.nodes:
             node.boot()
-        faults = Faults(self)
+        faults = GossipFaultInjector(self)
         faults.start()
-        busy = [Publisher(self, f"c{number}").run() for number in range(self.gossip.clients)]
-        if self.gossip.sync_every_s:
-            busy.append(self._reconciler.run())
-        tasks = [self._begin(work) for work in busy]
+        names = [node.name for node in self.nodes]
         for liar in self.liars:
             for victim in self.dice.sample(names, self.gossip.victims):
-                self._begin(liar.haunt(victim))
-        await self.pass_time(self.gossip.faults_s)
-        self.note("world", "is calm from now on")
-        faults.stop()
-        for task in tasks[: self.gossip.clients]:
-            task.cancel()
-        for node in self.nodes:
-            node.boot()
-        calm_s = self.loop.time()
-        await self._settle(_PATIENCE_S)
-        settled_s = self.loop.time()
-        self.note("world", "is equal")
-        await self._publish_in_peace()
-        await self._close()
-        return self._summary(settled_s - calm_s)
+                self._lying.append(self.loop.begin(None, liar.haunt(victim)))
+        self._let_pass(self.scenario.faults_ns)
+        self._calm(faults)
+        calm_ns = self.timeline.now_ns
+        self._wait_until_equal(self._patience_ns() if self.gossip.beside else _PATIENCE_NS)
+        settled_ns = self.timeline.now_ns
+        self.trace.note("world", "is equal")
+        self._publish_in_peace()
+        self._end()
+        return self._told(settled_ns - calm_ns)
 
-    def _begin(self, work: Any) -> asyncio.Task[None]:  # noqa: ANN401 - a coroutine
-        task: asyncio.Task[None] = self.loop.create_task(work)
-        self._tasks.append(task)  # asyncio itself has no more than a weak reference
-        task.add_done_callback(self.ended)
-        return task
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._await(promised(self.loop.begin(None, work)))
 
-    async def pass_time(self, seconds: float) -> None:
-        """Let time pass, and look at everything now and then."""
-        end_s = self.loop.time() + seconds
-        while (left_s := end_s - self.loop.time()) > 0:
-            await asyncio.sleep(min(_CHECK_S, left_s))
-            self.check()
-
-    def check(self) -> None:
-        """Verify what can be verified at any moment.
-
-        Raises:
-            Violation: something does not hold.
-        """
-        for context in self.loop.errors:
-            error = context.get("exception")
-            raise Violation(f"{context['message']}: {error!r}") from error
-        if self.judge.failures:
-            raise self.judge.failures[0]
-        self.judge.check()
-
-    async def _settle(self, patience_s: float) -> None:
-        deadline_s = self.loop.time() + patience_s
-        while unequal := self.judge.unequal() or self.judge.unsettled():
-            if self.loop.time() > deadline_s:
+    def _wait_until_equal(self, patience_ns: int) -> None:
+        deadline_ns = self.timeline.now_ns + patience_ns
+        while unequal := self._unequal() or self.judge.unsettled():
+            if self.timeline.now_ns > deadline_ns:
                 raise Violation(f"the stores do not become equal: {unequal}")
-            await self.pass_time(_CHECK_S)
+            self._let_pass(_CHECK_NS)
 
-    async def _publish_in_peace(self) -> None:
+    def _publish_in_peace(self) -> None:
         """Everything is well: what is published now is soon everywhere, and confirmed."""
-        for task in self._tasks:
+        for task in self._lying:
             task.cancel()
-        await self.pass_time(_REST_S)
+        self._let_pass(_REST_NS)
         calls = []
         for node in self.nodes:
-            assert node.life is not None
-            message = self.compose(b"peace " + node.name.encode(), self.now_ns())
+            message = self.compose(b"peace " + node.name.encode(), self.timeline.now_ns)
+            self.judge.make(message)
             self.judge.in_peace[message.digest] = None
-            asked = self._reached(node)
-            publish = partial(node.life.publish, [message.encoded], asked, timeout_s=_SPREAD_S)
-            calls.append(node.life.call(publish))
-        await self._settle(_SPREAD_S)
-        await asyncio.gather(*calls)
-        self.check()
+            asked = len(self.reached(node))
+            calls.append(node.gossip.publish([message.encoded], asked, _SPREAD_S))
+        for call in calls:
+            self._await(promised(call))
+        self._wait_until_equal(int(_SPREAD_S * NS_PER_S))
 
-    async def _close(self) -> None:
+    def _end(self) -> None:
         for node in self.nodes:
-            await node.stop()
-        await self.pass_time(_CHECK_S)
+            self._begin(node.gossip.stop() if self.gossip.beside else node.stop())
+        if self.gossip.beside:
+            self._close()
+        self._let_pass(_CHECK_NS)
+        self._check()
 
-    def _are_peers(self, one: int, other: int) -> bool:
-        peers = self.gossip.peers
-        return other in peers[one] or one in peers[other]
-
-    def _summary(self, settling_s: float) -> GossipSummary:
+    def _told(self, settling_ns: int) -> GossipSummary:
         return GossipSummary(
             digest=self.trace.digest,
-            virtual_s=round(self.loop.time(), 6),
-            settling_s=round(settling_s, 6),
+            events=self.timeline.events,
+            virtual_s=(self.timeline.now_ns - START_NS) / NS_PER_S,
+            settling_s=settling_ns / NS_PER_S,
             messages=len(self.judge.made),
             frames=self.frames,
             crashes=sum(node.crashes for node in self.nodes),
             confirmed=sum(len(each.confirmed) for each in self.stores),
             answers=self.judge.answers,
-            sessions=self._reconciler.sessions,
+            sessions=sum(self.endings.values()),
             marks=dict(sorted(self.marks.items())),
             counts={str(what): count for what, count in sorted(self.counts.items())},
         )

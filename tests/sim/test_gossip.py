@@ -1,15 +1,14 @@
 """Runs of gossip: alone, beside reconciliation, with liars, and with machines that are wrong."""
 
-import asyncio
 import random
 import re
 from collections import Counter
 
 import pytest
 
-from sim.gossiping.loop import Life, Stalled, VirtualLoop
 from sim.gossiping.run import simulate_gossip
 from sim.gossiping.spread import Shape, spread
+from sim.marks import Mark
 from sim.run import SimulationFailure
 from store.gossip.events import What
 from tests.sim.gossip_driver_mutants import DRIVER_MUTANTS
@@ -47,8 +46,8 @@ def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
         assert seen["crashes"] > GROUPS * GROUP // 2
         assert seen["confirmed"] > 500
         assert seen["answers"] > GROUPS * GROUP
-        assert seen["crash after a commit"]
-        assert seen["break never reported"]
+        assert seen[Mark.COMMIT_CRASH]
+        assert seen[Mark.UNREPORTED]
         rare = {What.REFUSED, What.IDS_UNANNOUNCED}
         assert {what for what in What if not seen[what]} <= rare
 
@@ -113,41 +112,3 @@ def test_a_fault_of_the_driver_is_found(name: str, monkeypatch: pytest.MonkeyPat
             if re.search(mutant.finding, found[-1]):
                 return
     pytest.fail(f"no run of {DRIVER_SEEDS} has found a driver that {name}: {found}")
-
-
-def test_time_passes_only_when_nothing_else_can_happen() -> None:
-    seen: list[tuple[str, float]] = []
-
-    async def note(name: str, delay_s: float) -> None:
-        await asyncio.sleep(delay_s)
-        seen.append((name, loop.time()))
-
-    async def both() -> None:
-        await asyncio.gather(note("late", 3600), note("soon", 0.5), note("same", 0.5))
-
-    loop = VirtualLoop()
-    loop.run(both())
-    assert seen == [("soon", 0.5), ("same", 0.5), ("late", 3600)]
-
-
-def test_a_wait_that_nothing_can_end_is_found() -> None:
-    with pytest.raises(Stalled):
-        VirtualLoop().run(asyncio.Event().wait())
-
-
-def test_a_process_that_is_killed_does_nothing_more() -> None:
-    life, fired = Life("n0"), list[str]()
-
-    async def killed() -> None:
-        with life.inside():
-            loop.call_later(1, fired.append, "timer")
-            task = loop.create_task(asyncio.sleep(1))
-        life.end()
-        await asyncio.wait({task})
-        assert task.cancelled()
-        await asyncio.sleep(2)
-
-    loop = VirtualLoop()
-    loop.run(killed())
-    assert fired == []
-    assert not life.tasks

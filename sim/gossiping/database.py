@@ -1,0 +1,333 @@
+"""A store of nodes that gossip: its commits in order, and its table of unread events.
+
+`Session` is what one life of a node sees of it: the protocols of `store.gossip.driver.ports`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from reconcile.ids import SyncId
+from sim.bridge import driven, kept
+from sim.database import Client, Database
+from sim.dice import happens
+from sim.limits import NS_PER_S
+from sim.process import Process
+from sim.tasks import Promise
+from store.domain.commits import CommitRow
+from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.domain.unread import Confirmed, UnreadEvent
+from store.gossip.commits import CommittedMessages, OwnBatch
+from store.messages.record import RecordBatch
+from store.messages.transfer import transferred
+
+if TYPE_CHECKING:
+    from sim.gossiping.world import GossipWorld
+
+MAX_NEEDED: Final = 64
+_PAUSE_NS: Final = 3 * NS_PER_S
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Row:
+    """An unread event, or one that waits for parents."""
+
+    needed: int
+    began_ns: int
+    stores: dict[str, None] = field(default_factory=dict)
+    missing: tuple[bytes, ...] = ()
+    expired: bool = False
+
+
+class GossipDatabase(Database):
+    """What the nodes of one store share.
+
+    Attributes:
+        pauses: share of what it does that takes seconds.
+        log: messages in the order of their commits; ``batches``: what each commit has added.
+        rows: unread events. ``confirmed``: every pair that was ever confirmed.
+        sessions: of lives of nodes, which are told what they have written.
+    """
+
+    def __init__(self, world: GossipWorld, number: int) -> None:
+        lengths_ns = list(world.scenario.lengths_ns)
+        super().__init__(f"store-{number}", world.timeline, world.dice, world.judge, lengths_ns)
+        self.weather.delay_ns = world.scenario.disk_delay_ns
+        self.pauses = 0.0
+        self.log: list[bytes] = []
+        self.batches: list[list[bytes]] = []
+        self.commits: list[CommitRow] = []
+        self.rows: dict[bytes, Row] = {}
+        self.confirmed: dict[bytes, dict[str, None]] = {}
+        self.sessions: dict[Client, Session] = {}
+        self._world = world
+        self.followers.append(self._log_commit)
+
+    def write(
+        self,
+        client: Client,
+        batch: RecordBatch,
+        source: Source = Source.TRANSFER,
+        asked: int = 0,
+    ) -> Promise[list[bool]]:
+        """Store a batch; ``asked``: so many other stores must confirm it."""
+
+        def commit() -> list[bool]:
+            new = self.add(batch, self._world.timeline.now_ns)
+            for digest, is_new in zip(batch.hashes, new, strict=True):
+                self._need(digest, asked, is_new=is_new)
+            if client in self.sessions:
+                self.sessions[client].note(self.position, batch, new, source)
+            return new
+
+        return self.change(client, commit)
+
+    def confirm(self, pairs: Iterable[Confirmed]) -> None:
+        """Note confirmations."""
+        for pair in pairs:
+            digest = pair.message_hash
+            self.confirmed.setdefault(digest, {})[pair.store_id] = None
+            if digest in self.rows:
+                self.rows[digest].stores[pair.store_id] = None
+                self._drop_if_done(digest)
+
+    def expire(self, digests: Iterable[bytes]) -> None:
+        """Give some up."""
+        for row in map(self.rows.get, digests):
+            if row is not None:
+                row.expired = True
+
+    def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
+        """Note which parents of events are missing."""
+        for digest, missing in parents.items():
+            if missing and digest in self.held:
+                row = self.rows.setdefault(digest, Row(0, self._world.timeline.now_ns))
+                row.missing = tuple(missing)
+            elif digest in self.rows:
+                self.rows[digest].missing = ()
+                self._drop_if_done(digest)
+
+    def unread(self, digests: Iterable[bytes], *, expired: bool) -> list[UnreadEvent]:
+        """The rows of some messages."""
+        now_ns = self._world.timeline.now_ns
+        found = ((digest, self.rows[digest]) for digest in digests if digest in self.rows)
+        return [
+            UnreadEvent(
+                digest,
+                row.needed,
+                tuple(row.stores),
+                row.missing,
+                now_ns - row.began_ns,
+                row.expired,
+            )
+            for digest, row in found
+            if expired or not row.expired
+        ]
+
+    def _need(self, digest: bytes, asked: int, *, is_new: bool) -> None:
+        usual = self._world.gossip.config.max_confirms if is_new else 0
+        needed = min(max(asked, usual), MAX_NEEDED)
+        if needed:
+            row = self.rows.setdefault(digest, Row(needed, self._world.timeline.now_ns))
+            row.needed = max(row.needed, needed)
+
+    def _drop_if_done(self, digest: bytes) -> None:
+        row = self.rows[digest]
+        if len(row.stores) >= row.needed and not row.missing:
+            del self.rows[digest]
+
+    def _log_commit(self, position: int, ids: list[SyncId]) -> None:
+        times, digests = [each[0] for each in ids], [each[1] for each in ids]
+        place = position, 0
+        self.commits.append(CommitRow(place, position, len(ids), min(times), max(times), None))
+        self.batches.append(digests)
+        self.log += digests
+        self._world.committed(digests)
+
+    def _later(self, action: Callable[[], None], portions: int = 1) -> None:
+        if happens(self._dice, self.pauses):
+            pause_ns = int(self._dice.uniform(0, _PAUSE_NS))
+            self._timeline.after(pause_ns, lambda: Database._later(self, action, portions))
+        else:
+            super()._later(action, portions)
+
+
+class Session:
+    """The messages of a store, and what one life of a node knows of its own transactions."""
+
+    def __init__(self, world: GossipWorld, process: Process, database: GossipDatabase) -> None:
+        self.database = database
+        self._world = world
+        self._process = process
+        self._own: OrderedDict[int, OwnBatch] = OrderedDict()
+        self._keeps = False
+        self._tracked: dict[bytes, None] = {}
+        database.sessions[process] = self
+        process.at_end.append(self._end)
+
+    async def call(self, name: str, begin: Callable[[], Promise[_T]]) -> _T:
+        """Have the store do something; the judge is told when it is refused."""
+        if not self._process.alive:
+            raise asyncio.CancelledError
+        try:
+            await driven(self.database.be_busy())
+            return await kept(begin())
+        except (StoreBusy, StoreUnavailable):
+            if self._process.alive:
+                self._world.judge.store_failed(self._process, name)
+            raise
+
+    def _end(self) -> None:
+        del self.database.sessions[self._process]
+
+    # Messages
+
+    async def persist(self, batch: RecordBatch, peer: str) -> Sequence[bool]:  # noqa: ARG002
+        """Store what a peer has sent."""
+        return await self.write(batch, Source.GOSSIP, 0)
+
+    async def write(self, batch: RecordBatch, source: Source, asked: int) -> list[bool]:
+        """Store a batch durably; per message True if it was new."""
+        write = partial(self.database.write, self._process, batch, source, asked)
+        return await self.call("write", write)
+
+    async def load(self, hashes: Sequence[bytes], max_bytes: int) -> Sequence[bytes | None]:
+        """Read messages."""
+
+        def read() -> list[bytes | None]:
+            size, found = 0, list[bytes | None]()
+            for stored in map(self.database.held.get, hashes):
+                message = None if stored is None else transferred(stored[1])
+                size += len(message or b"")
+                if found and size > max_bytes:
+                    break
+                found.append(message)
+            return found
+
+        return await self._look("load", read)
+
+    async def held(self, hashes: Sequence[bytes]) -> Sequence[bool]:
+        """Look messages up."""
+        return await self._look("held", lambda: [each in self.database.held for each in hashes])
+
+    async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
+        """Read what commits have added."""
+        batches = self.database.batches
+        return await self._messages(
+            "arrived", lambda: [each for row in commits for each in batches[row.batch - 1]]
+        )
+
+    async def newest(self, limit: int) -> CommittedMessages:
+        """Read the newest messages."""
+        most = min(limit, self._world.gossip.replayed)
+        return await self._messages("newest", lambda: self.database.log[-most:])
+
+    def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
+        """Reading takes no longer here."""
+
+    async def _messages(self, name: str, find: Callable[[], list[bytes]]) -> CommittedMessages:
+        def read() -> CommittedMessages:
+            ids = [digest for digest in find() if digest in self.database.held]
+            return CommittedMessages(ids, self._world.events_of(ids))
+
+        return await self._look(name, read)
+
+    async def _look(self, name: str, work: Callable[[], _T]) -> _T:
+        return await self.call(name, lambda: self.database.look(work))
+
+    # Tracking
+
+    def wake(self) -> None:
+        """Keep batches from now on."""
+        self._keeps = True
+
+    def rest(self) -> None:
+        """Keep none any more."""
+        self._keeps = False
+        self._own.clear()
+
+    def take(self, batch_id: int) -> OwnBatch | None:
+        """A batch of this life, when its commit is reported."""
+        return self._own.pop(batch_id, None)
+
+    def is_tracked(self, digest: bytes) -> bool:
+        """Is it known to have become unread?"""
+        return digest in self._tracked
+
+    def remember(self, hashes: Iterable[bytes]) -> None:
+        """These are unread."""
+        self._tracked.update(dict.fromkeys(hashes))
+
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """These are read."""
+        for digest in hashes:
+            self._tracked.pop(digest, None)
+
+    def note(self, position: int, batch: RecordBatch, new: Sequence[bool], source: Source) -> None:
+        """This life has committed a batch."""
+        rows = self.database.rows
+        needed = {digest: rows[digest].needed for digest in batch.hashes if digest in rows}
+        self.remember(needed)
+        places = [place for place, is_new in enumerate(new) if is_new]
+        if self._keeps and places:
+            self._own[position] = OwnBatch(batch, places, source, needed, 1)
+            while len(self._own) > self._world.gossip.kept_batches:
+                self._own.popitem(last=False)
+
+
+class UnreadSession:
+    """The table of unread events as one life of a node sees it; ``confirmed`` is told of pairs."""
+
+    def __init__(
+        self, session: Session, process: Process, confirmed: Callable[[Confirmed], None]
+    ) -> None:
+        self._session = session
+        self._process = process
+        self._database = session.database
+        self._confirmed = confirmed
+
+    async def newest(self, limit: int) -> Sequence[UnreadEvent]:
+        """The newest unread events."""
+
+        def read() -> list[UnreadEvent]:
+            newest = islice(reversed(self._database.rows), limit)
+            return self._database.unread(newest, expired=False)
+
+        return await self._session.call("unread.newest", lambda: self._database.look(read))
+
+    async def of(self, hashes: Sequence[bytes]) -> Sequence[UnreadEvent]:
+        """Those of some messages."""
+        read = partial(self._database.unread, hashes, expired=True)
+        return await self._session.call("unread.of", lambda: self._database.look(read))
+
+    async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
+        """Note confirmations."""
+
+        def note() -> None:
+            for each in confirmed:
+                self._confirmed(each)
+            self._database.confirm(confirmed)
+
+        await self._change("confirm", note)
+
+    async def expire(self, hashes: Sequence[bytes]) -> None:
+        """Give some up."""
+        await self._change("expire", lambda: self._database.expire(hashes))
+
+    async def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
+        """Note missing parents."""
+        await self._change("wait_for", lambda: self._database.wait_for(parents))
+
+    async def sweep(self) -> object:
+        """Nothing grows old enough in a run."""
+        return 0
+
+    async def _change(self, name: str, work: Callable[[], None]) -> None:
+        await self._session.call(name, lambda: self._database.change(self._process, work))

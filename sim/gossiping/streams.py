@@ -1,0 +1,144 @@
+"""Streams of gossip over the simulated network: frames, whose messages are judged as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from sim.bridge import driven, kept
+from sim.calls import Closed, End, Ended, Status
+from sim.tasks import Promise
+from store.domain.admission import Admission
+from store.domain.ports import PeerAddress, PeerFailed, Source
+from store.gossip.driver.errors import (
+    FrameRejected,
+    PeerHasStream,
+    PeerRefused,
+    StreamClosed,
+    Superseded,
+    TurnedAway,
+)
+from store.gossip.driver.ports import Connection
+from store.gossip.driver.streams import PeerStreams
+from store.gossip.events import (
+    Bodies,
+    Events,
+    FrameIn,
+    FrameOut,
+    GetEvents,
+    Inventory,
+    SyncLeaves,
+)
+from store.messages.transfer import MalformedMessage
+
+if TYPE_CHECKING:
+    from sim.gossiping.node import GossipNode
+
+GOSSIP: Final = "Gossip"
+
+_FAILURES: Final = {Status.ABORTED: PeerHasStream, Status.FAILED_PRECONDITION: PeerRefused}
+
+
+class Frames:
+    """An end of a call as a `store.gossip.driver.ports.FrameStream`."""
+
+    def __init__(self, node: GossipNode, end: End) -> None:
+        self._node = node
+        self._process = node.process
+        self._end = end
+
+    async def read(self) -> FrameIn | None:
+        """The next frame, its messages judged."""
+        frame = await self._kept(self._end.read())
+        if not isinstance(frame, Ended):
+            return self._judged(frame)
+        if frame.status is Status.OK:
+            return None
+        raise _failure(frame.status, frame.sentence)
+
+    async def write(self, frame: FrameOut) -> None:
+        """Send a frame; what it says must be true."""
+        self._node.world.frames += 1
+        self._node.world.judge.sends(self._node, frame)
+        await self._kept(self._end.send(frame))
+
+    async def _kept(self, promise: Promise[Any]) -> Any:  # noqa: ANN401 - a frame, or nothing
+        if self._process is None or not self._process.alive:
+            raise asyncio.CancelledError
+        try:
+            return await kept(promise)
+        except Closed as error:
+            raise _failure(error.status, error.sentence) from None
+
+    def _judged(self, frame: object) -> FrameIn:
+        """A frame as the transport decodes it.
+
+        Raises:
+            FrameRejected: it is no frame of gossip.
+        """
+        if isinstance(frame, Inventory | GetEvents | SyncLeaves):
+            return frame
+        if not isinstance(frame, Events):
+            raise FrameRejected("this is no frame")
+        node = self._node
+        admission = Admission(node.policy(), node.clock.unix_ns(), Source.GOSSIP)
+        try:
+            admission.admit(frame.messages)
+        except MalformedMessage as error:
+            raise FrameRejected(str(error)) from None
+        published = admission.admitted
+        refused = [
+            (published.hashes[index], refusal.label)
+            for index, refusal in published.refusals.items()
+        ]
+        return Bodies(published.batch, refused, sum(map(len, frame.messages)))
+
+
+class Connector:
+    """Begins streams with peers: a `store.gossip.driver.ports.Connector`."""
+
+    def __init__(self, node: GossipNode) -> None:
+        self._node = node
+        self._answered: dict[PeerAddress, str] = {}
+
+    @asynccontextmanager
+    async def connect(self, peer: PeerAddress) -> AsyncIterator[Connection]:
+        """Begin a stream."""
+        node, process = self._node, self._node.process
+        node.world.judge.connects(node.name, peer.host)
+        try:
+            end = await driven(node.world.network.call(node.name, peer.host, GOSSIP, node.who))
+        except Closed as error:
+            raise _failure(error.status, error.sentence) from None
+        self._answered[peer] = end.there.node_id
+        try:
+            yield Connection(Frames(node, end), end.there.node_id, end.there.store_id)
+        finally:
+            if process is not None and process.alive:
+                end.cancel()
+
+    def node_id(self, peer: PeerAddress) -> str:
+        """The ID that is known of a peer."""
+        return self._answered.get(peer, peer.node_id)
+
+
+async def serve(node: GossipNode, streams: PeerStreams, end: End) -> None:
+    """Serve the stream that a peer has begun, and end it with the reason."""
+    process, status, sentence = node.process, Status.OK, ""
+    try:
+        await streams.serve(Frames(node, end), end.there.node_id, end.there.store_id)
+    except Superseded as error:
+        status, sentence = Status.ABORTED, str(error)
+    except (TurnedAway, FrameRejected) as error:
+        status, sentence = Status.FAILED_PRECONDITION, str(error)
+    except (StreamClosed, PeerFailed) as error:
+        status, sentence = Status.UNAVAILABLE, str(error)
+    finally:
+        if process is not None and process.alive:
+            end.finish(status, sentence)
+
+
+def _failure(status: Status, sentence: str) -> PeerFailed:
+    return _FAILURES.get(status, PeerFailed)(sentence)

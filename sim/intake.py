@@ -74,9 +74,10 @@ class Intake:
             yield from self._process.database.write(self._process, batch).wait()
 
     def _take(self, sender: str, letter: Publish) -> None:
-        self._process.spawn("publish", self._publish(sender, letter))
+        self._process.spawn("publish", self.take_in(sender, letter))
 
-    def _publish(self, sender: str, letter: Publish) -> Steps[None]:
+    def take_in(self, sender: str, letter: Publish) -> Steps[None]:
+        """Store what a client publishes, and answer it."""
         process = self._process
         admission = Admission(process.policy(), process.clock.unix_ns(), Source.CLIENT)
         admission.admit(letter.messages)

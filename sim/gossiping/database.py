@@ -24,6 +24,8 @@ from store.domain.commits import CommitRow
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.domain.unread import Confirmed, UnreadEvent
 from store.gossip.commits import CommittedMessages, OwnBatch
+from store.gossip.events import GraphEvent
+from store.gossip.graph import graph_events
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 
@@ -52,6 +54,7 @@ class GossipDatabase(Database):
     Attributes:
         pauses: share of what it does that takes seconds.
         log: messages in the order of their commits; ``batches``: what each commit has added.
+        graph: the events among them.
         rows: unread events. ``confirmed``: every pair that was ever confirmed.
         sessions: of lives of nodes, which are told what they have written.
     """
@@ -63,6 +66,7 @@ class GossipDatabase(Database):
         self.pauses = 0.0
         self.log: list[bytes] = []
         self.batches: list[list[bytes]] = []
+        self.graph: dict[bytes, GraphEvent] = {}
         self.commits: list[CommitRow] = []
         self.rows: dict[bytes, Row] = {}
         self.confirmed: dict[bytes, dict[str, None]] = {}
@@ -81,6 +85,7 @@ class GossipDatabase(Database):
 
         def commit() -> list[bool]:
             new = self.add(batch, self._world.timeline.now_ns)
+            self.graph.update((event.id, event) for event in graph_events(batch))
             for digest, is_new in zip(batch.hashes, new, strict=True):
                 self._need(digest, asked, is_new=is_new)
             if client in self.sessions:
@@ -165,7 +170,7 @@ class Session:
     def __init__(self, world: GossipWorld, process: Process, database: GossipDatabase) -> None:
         self.database = database
         self._world = world
-        self._process = process
+        self.process = process
         self._own: OrderedDict[int, OwnBatch] = OrderedDict()
         self._keeps = False
         self._tracked: dict[bytes, None] = {}
@@ -174,18 +179,18 @@ class Session:
 
     async def call(self, name: str, begin: Callable[[], Promise[_T]]) -> _T:
         """Have the store do something; the judge is told when it is refused."""
-        if not self._process.alive:
+        if not self.process.alive:
             raise asyncio.CancelledError
         try:
             await driven(self.database.be_busy())
             return await kept(begin())
         except (StoreBusy, StoreUnavailable):
-            if self._process.alive:
-                self._world.judge.store_failed(self._process, name)
+            if self.process.alive:
+                self._world.judge.store_failed(self.process, name)
             raise
 
     def _end(self) -> None:
-        del self.database.sessions[self._process]
+        del self.database.sessions[self.process]
 
     # Messages
 
@@ -195,7 +200,7 @@ class Session:
 
     async def write(self, batch: RecordBatch, source: Source, asked: int) -> list[bool]:
         """Store a batch durably; per message True if it was new."""
-        write = partial(self.database.write, self._process, batch, source, asked)
+        write = partial(self.database.write, self.process, batch, source, asked)
         return await self.call("write", write)
 
     async def load(self, hashes: Sequence[bytes], max_bytes: int) -> Sequence[bytes | None]:
@@ -235,7 +240,8 @@ class Session:
     async def _messages(self, name: str, find: Callable[[], list[bytes]]) -> CommittedMessages:
         def read() -> CommittedMessages:
             ids = [digest for digest in find() if digest in self.database.held]
-            return CommittedMessages(ids, self._world.events_of(ids))
+            graph = self.database.graph
+            return CommittedMessages(ids, [graph[each] for each in ids if each in graph])
 
         return await self._look(name, read)
 
@@ -285,11 +291,8 @@ class Session:
 class UnreadSession:
     """The table of unread events as one life of a node sees it; ``confirmed`` is told of pairs."""
 
-    def __init__(
-        self, session: Session, process: Process, confirmed: Callable[[Confirmed], None]
-    ) -> None:
+    def __init__(self, session: Session, confirmed: Callable[[Confirmed], None]) -> None:
         self._session = session
-        self._process = process
         self._database = session.database
         self._confirmed = confirmed
 
@@ -330,4 +333,4 @@ class UnreadSession:
         return 0
 
     async def _change(self, name: str, work: Callable[[], None]) -> None:
-        await self._session.call(name, lambda: self._database.change(self._process, work))
+        await self._session.call(name, lambda: self._database.change(self._session.process, work))

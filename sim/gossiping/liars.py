@@ -13,7 +13,10 @@ from sim.gossiping.judge import LIAR
 from sim.gossiping.scenario import Trick
 from sim.gossiping.streams import GOSSIP
 from sim.network import Caller
+from store.domain.admission import Admission
+from store.domain.ports import Source
 from store.gossip.events import Events, GetEvents, Inventory, SyncLeaves
+from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld
@@ -68,7 +71,9 @@ class Liar(Caller):
     def _hear(self, frame: Any) -> None:  # noqa: ANN401 - any frame
         if isinstance(frame, Events):
             self._bodies = [*frame.messages, *self._bodies][:_REMEMBERED]
-            self._heard.update(dict.fromkeys(map(self._world.id_of, frame.messages)))
+            admission = Admission(Policy(max_drift_ns=None), 0, Source.GOSSIP)
+            admission.admit(frame.messages)
+            self._heard.update(dict.fromkeys(admission.admitted.hashes))
         elif isinstance(frame, Inventory | SyncLeaves):
             self._heard.update(dict.fromkeys(frame.ids))
         while len(self._heard) > _REMEMBERED:

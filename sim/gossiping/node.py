@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from reconcile.ids import SyncId
 from sim.calls import End
 from sim.dice import happens
+from sim.environment import SimLog
 from sim.gossiping.database import MAX_NEEDED, GossipDatabase, Session, UnreadSession
 from sim.gossiping.streams import GOSSIP, Connector, serve
-from sim.intake import Publish, Results
+from sim.intake import Intake
 from sim.limits import NS_PER_MS
 from sim.node import Node
-from sim.process import Handler, Process, Service
-from store.domain.admission import Admission, Verdict
+from sim.process import Process, Service
+from sim.tasks import Steps
 from store.domain.commits import CommitRow
-from store.domain.ports import Source, StoreBusy, StoreUnavailable
+from store.domain.ports import Source
 from store.gossip.config import GossipConfig
 from store.gossip.driver import node as shipped
 from store.gossip.driver.ports import Clocks, Database, Environment
 from store.gossip.events import Counted
 from store.gossip.machine import Gossip
+from store.messages.record import RecordBatch
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld
 
-_HELD: Final = (Verdict.ACCEPTED, Verdict.DUPLICATE)
+SPREAD_S: Final = 30.0
+"""In peace, what is published is everywhere, and confirmed, within so long."""
+
 _TIMEOUTS_S: Final = (0.5, 5.0, 60.0)
 _CHECK_EVERY_STEPS: Final = 17
 _REPORT_NS: Final = 20 * NS_PER_MS
@@ -75,38 +80,29 @@ class GossipNode(Node):
             process.end()
 
 
-class Gossiping:
-    """The gossip of one process; a `sim.process.Service`, and `Log` and `Meter` of the driver."""
+class Gossiping(Intake):
+    """The gossip of one process, whose publishers wait for confirmations; `Meter` of the driver."""
 
     def __init__(self, owner: GossipNode, process: Process) -> None:
+        super().__init__(process)
         world = self._world = owner.world
         self._owner = owner
-        self._process = process
         self._works: list[asyncio.Task[None]] = []
         self._steps = 0
         self._reported_ns = 0
-        self.session = Session(world, process, owner.database)
-        confirmed = partial(world.judge.confirms, owner, process.life)
-        unread = UnreadSession(self.session, process, confirmed)
+        session = Session(world, process, owner.database)
+        unread = UnreadSession(session, partial(world.judge.confirms, owner, process.life))
         clocks = Clocks(process.clock.unix_ns, process.clock.steady_ns)
         self.node = shipped.GossipNode(
-            world.config_of(owner.database.store_id),
+            replace(world.gossip.config, store_id=owner.database.store_id),
             owner.who.node_id,
             owner.peers,
-            database=Database(self.session, self.session, unread, self.session.persist),
+            database=Database(session, session, unread, session.persist),
             connector=Connector(owner),
-            environment=Environment(clocks, process.dice, self, self),
+            environment=Environment(clocks, process.dice, _Log(owner, process), self),
             max_needed=MAX_NEEDED,
             make=self._make,
         )
-
-    def methods(self) -> Mapping[str, Handler]:
-        """None: streams are served by `GossipNode.serve`."""
-        return {}
-
-    def letters(self) -> Mapping[type, Callable[[str, Any], None]]:
-        """What clients publish."""
-        return {Publish: self._take}
 
     def start(self) -> None:
         """Begin all work."""
@@ -132,55 +128,28 @@ class Gossiping:
         # The streams that peers began end by themselves.
         await asyncio.sleep(0.001)
 
-    # Publishers
+    def store(self, batch: RecordBatch) -> Steps[None]:
+        """Make what was accepted durable; who wants confirmations waits for them."""
+        world, process, hashes = self._world, self._process, batch.hashes
+        asked, timeout_s = (
+            world.dice.choice(world.gossip.min_confirms),
+            world.dice.choice(_TIMEOUTS_S),
+        )
+        if hashes and hashes[0] in world.judge.in_peace:
+            asked, timeout_s = len(world.reached(self._owner)), SPREAD_S
+        write = self._owner.database.write(process, batch, Source.CLIENT, asked)
+        stored = yield from write.wait()
+        if asked and hashes and process.alive:
+            process.begin_task(_CALL, self._confirm(hashes, stored, asked, timeout_s))
 
-    def _take(self, sender: str, letter: Publish) -> None:
-        def answer(verdicts: tuple[Verdict, ...]) -> None:
-            results = Results(letter.number, verdicts)
-            self._process.network.post(self._owner.name, sender, results)
-
-        asked = self._world.dice.choice(self._world.gossip.min_confirms)
-        timeout_s = self._world.dice.choice(_TIMEOUTS_S)
-        self.publish(letter.messages, asked, timeout_s, answer)
-
-    def publish(
-        self,
-        messages: Sequence[bytes],
-        asked: int,
-        timeout_s: float,
-        answer: Callable[[tuple[Verdict, ...]], None] = lambda _: None,
-    ) -> asyncio.Task[None]:
-        """Serve a publisher: store, answer, and wait for confirmations if it wants any."""
-        return self._process.begin_task(_CALL, self._publish(messages, asked, timeout_s, answer))
-
-    async def _publish(
-        self,
-        messages: Sequence[bytes],
-        asked: int,
-        timeout_s: float,
-        answer: Callable[[tuple[Verdict, ...]], None],
+    async def _confirm(
+        self, hashes: Sequence[bytes], stored: Sequence[bool], asked: int, timeout_s: float
     ) -> None:
-        owner, judge = self._owner, self._world.judge
-        admission = Admission(owner.policy(), owner.clock.unix_ns(), Source.CLIENT)
-        admission.admit(messages)
-        published = admission.admitted
-        hashes, verdicts = published.batch.hashes, tuple(published.verdicts)
-        stored: list[bool] = []
-        try:
-            if hashes:
-                stored = await self.session.write(published.batch, Source.CLIENT, asked)
-        except (StoreUnavailable, StoreBusy):
-            return
-        given = zip(published.hashes, verdicts, strict=True)
-        judge.acknowledge(owner.database, [each for each, verdict in given if verdict in _HELD])
-        self._process.note(f"stores {sum(stored)} of {len(messages)}")
-        answer(verdicts)
-        if asked and hashes:
-            loop = asyncio.get_running_loop()
-            began_s = loop.time()
-            found = await self.node.waits.confirmed(hashes, stored, asked, timeout_s)
-            late_s = loop.time() - began_s - timeout_s
-            judge.confirmed(owner, hashes, found, asked, late_s)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        found = await self.node.waits.confirmed(hashes, stored, asked, timeout_s)
+        late_s = loop.time() - began_s - timeout_s
+        self._world.judge.confirmed(self._owner, hashes, found, asked, late_s)
 
     # The commit feed
 
@@ -209,25 +178,7 @@ class Gossiping:
         if self._hear in self._owner.database.followers:
             self._owner.database.followers.remove(self._hear)
 
-    # Log and Meter
-
-    def info(self, event: str, **fields: object) -> None:
-        """Note it."""
-        if self._process.alive:
-            told = " ".join(f"{name}={value}" for name, value in fields.items())
-            self._process.note(f"{event} {told}")
-
-    def warning(self, event: str, **fields: object) -> None:
-        """Note it; no honest peer may be cut off."""
-        self.info(event, **fields)
-        if event == "gossip_peer_cut_off":
-            self._world.judge.cuts_off(self._owner, str(fields["peer"]), str(fields["reason"]))
-
-    def exception(self, event: str, **fields: object) -> None:
-        """Fail the run: the driver, or the machine, is at fault."""
-        del fields
-        if self._process.alive:
-            self._world.judge.fail(f"{self._owner.name}: {event}: {traceback.format_exc(limit=-4)}")
+    # What the machine counts
 
     def count(self, counted: Counted) -> None:
         """Sum up what all machines count."""
@@ -252,6 +203,28 @@ class Gossiping:
 
         machine.step = checked  # type: ignore[assignment,method-assign]
         return machine
+
+
+class _Log(SimLog):
+    """Fails the run when the driver is at fault, or cuts an honest peer off."""
+
+    def __init__(self, owner: GossipNode, process: Process) -> None:
+        super().__init__(process)
+        self._owner = owner
+
+    def warning(self, event: str, **fields: object) -> None:
+        """No honest peer may be cut off."""
+        self.info(event, **fields)
+        if event == "gossip_peer_cut_off":
+            judge = self._owner.world.judge
+            judge.cuts_off(self._owner, str(fields["peer"]), str(fields["reason"]))
+
+    def exception(self, event: str, **fields: object) -> None:
+        """The driver, or the machine, is at fault."""
+        del fields
+        if self._process.alive:
+            what = f"{self._owner.name}: {event}: {traceback.format_exc(limit=-4)}"
+            self._owner.world.judge.fail(what)
 
 
 async def _do(work: Callable[[], Awaitable[None]]) -> None:

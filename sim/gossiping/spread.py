@@ -13,6 +13,7 @@ from typing import Final
 from sim.dice import Dice
 from sim.gossiping.scenario import GossipScenario, alone
 from sim.gossiping.world import GossipWorld
+from sim.intake import Publish
 from sim.judge import Violation
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.marks import Mark
@@ -106,7 +107,10 @@ class SpreadWorld(GossipWorld):
         payload = b"%d" % number + bytes(_PAYLOAD_BYTES)
         message = self.compose(payload, self.timeline.now_ns)
         self.judge.make(message)
-        self.dice.choice(self.nodes).gossip.publish([message.encoded], 0, 0)
+        node = self.dice.choice(self.nodes)
+        assert node.process is not None
+        letter = Publish(0, (message.encoded,))
+        node.process.spawn("publish", node.gossip.take_in(node.name, letter))
 
     def _lacking(self) -> int:
         held = sum(map(len, self._arrivals.values()))
@@ -160,17 +164,6 @@ def _gossip(shape: Shape, dice: Dice) -> GossipScenario:
 
 
 def _graph(shape: Shape, dice: Dice) -> tuple[tuple[int, ...], ...]:
-    """Each node connects to half of its degree at random, and one of them is an earlier node."""
-    if shape.nodes <= shape.degree + 1:
-        return tuple(tuple(range(node)) for node in range(shape.nodes))
-    peers: list[tuple[int, ...]] = []
-    pairs: set[frozenset[int]] = set()
-    for node in range(shape.nodes):
-        chosen: list[int] = [dice.randint(0, node - 1)] if node else []
-        while len(chosen) < min(shape.degree // 2, shape.nodes - 1) and node:
-            chosen.append(dice.randint(0, shape.nodes - 1))
-        fresh = [each for each in dict.fromkeys(chosen) if frozenset((node, each)) not in pairs]
-        mine = tuple(each for each in fresh if each != node)
-        pairs |= {frozenset((node, each)) for each in mine}
-        peers.append(mine)
-    return tuple(peers)
+    """Each node connects to half of its degree of earlier ones, so that all are connected."""
+    half = shape.degree // 2
+    return tuple(tuple(dice.sample(range(node), min(node, half))) for node in range(shape.nodes))

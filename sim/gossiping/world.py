@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Final
 
 from sim.bridge import promised
@@ -15,20 +15,16 @@ from sim.gossiping.database import GossipDatabase
 from sim.gossiping.faults import GossipFaultInjector
 from sim.gossiping.judge import GossipJudge
 from sim.gossiping.liars import Liar
-from sim.gossiping.node import GossipNode
+from sim.gossiping.node import SPREAD_S, GossipNode
 from sim.gossiping.scenario import GossipScenario
-from sim.intake import PUBSUB
+from sim.intake import PUBSUB, Publish
 from sim.judge import Judge, Violation
 from sim.limits import NS_PER_MS, NS_PER_S, START_NS
 from sim.messages import Message, message_of
 from sim.world import World
-from store.domain.admission import Admission
-from store.domain.ports import Source
 from store.gossip.config import GossipConfig
-from store.gossip.events import GraphEvent, What
-from store.gossip.graph import graph_events
+from store.gossip.events import What
 from store.gossip.machine import Gossip
-from storenode.message.rules import Policy
 from storenode.sds.codec import encode
 
 _CHANNEL: Final = "channel"
@@ -36,9 +32,6 @@ _TOPIC: Final = "/sim/1/sds/proto"
 _CHECK_NS: Final = 500 * NS_PER_MS
 _PATIENCE_NS: Final = 600 * NS_PER_S
 """Cut-offs last for minutes, and a peer that refused is not asked again for half a minute."""
-
-_SPREAD_S: Final = 30.0
-"""In peace, what is published is everywhere, and confirmed, within so long."""
 
 _REST_NS: Final = 75 * NS_PER_S
 """A pause after which every stream is made anew that was dead without anybody knowing."""
@@ -100,8 +93,6 @@ class GossipWorld(World):
         self.liars = [Liar(self, number, trick) for number, trick in enumerate(gossip.tricks)]
         for liar in self.liars:
             self.network.add(liar)
-        self._graph: dict[bytes, GraphEvent] = {}
-        self._ids: dict[bytes, bytes] = {}
         self._named: list[tuple[str, bytes]] = []
         self._stored: dict[bytes, None] = {}
         self._lying: list[asyncio.Task[None]] = []
@@ -138,10 +129,8 @@ class GossipWorld(World):
     def compose(self, payload: bytes, time_ns: int, *, ephemeral: bool = False) -> Message:
         """A message; some are events whose parents are among the last ones."""
         if not happens(self.dice, self.gossip.events):
-            message = super().compose(payload, time_ns, ephemeral=ephemeral)
-            self._ids[message.encoded] = message.digest
-            return message
-        name = f"m{len(self._graph)}"
+            return super().compose(payload, time_ns, ephemeral=ephemeral)
+        name = f"m{len(self._named)}"
         # Parents that no store ever holds are drawn as `strange` ones.
         chosen = [each for each in self._named if each[1] in self._stored][-_RECENT:]
         parents = self.dice.sample(chosen, min(len(chosen), self.dice.randint(0, _PARENTS)))
@@ -150,26 +139,9 @@ class GossipWorld(World):
         content = encode(_CHANNEL, name, parents=parents, content=payload)
         message = message_of(PUBSUB, _TOPIC, content, time_ns, ephemeral=ephemeral)
         self._named.append((name, message.digest))
-        self._ids[message.encoded] = message.digest
-        admission = Admission(Policy(max_drift_ns=None), time_ns, Source.RESTORE)
-        admission.admit([message.encoded])
-        for event in graph_events(admission.admitted.batch):
-            self._graph[event.id] = event
         return message
 
     # For those who act in it
-
-    def config_of(self, store_id: str) -> GossipConfig:
-        """What the gossip of a node is like."""
-        return replace(self.gossip.config, store_id=store_id)
-
-    def events_of(self, ids: Iterable[bytes]) -> list[GraphEvent]:
-        """Those that have SDS metadata."""
-        return [self._graph[digest] for digest in ids if digest in self._graph]
-
-    def id_of(self, message: bytes) -> bytes:
-        """The hash of an encoded message."""
-        return self._ids.get(message, bytes(32))
 
     def committed(self, added: list[bytes]) -> None:
         """A store has committed messages."""
@@ -222,16 +194,15 @@ class GossipWorld(World):
         for task in self._lying:
             task.cancel()
         self._let_pass(_REST_NS)
-        calls = []
         for node in self.nodes:
             message = self.compose(b"peace " + node.name.encode(), self.timeline.now_ns)
             self.judge.make(message)
             self.judge.in_peace[message.digest] = None
-            asked = len(self.reached(node))
-            calls.append(node.gossip.publish([message.encoded], asked, _SPREAD_S))
-        for call in calls:
-            self._await(promised(call))
-        self._wait_until_equal(int(_SPREAD_S * NS_PER_S))
+            assert node.process is not None
+            letter = Publish(0, (message.encoded,))
+            node.process.spawn("publish", node.gossip.take_in(node.name, letter))
+        self._let_pass(int(SPREAD_S * NS_PER_S))
+        self._wait_until_equal(int(SPREAD_S * NS_PER_S))
 
     def _end(self) -> None:
         for node in self.nodes:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from sim.dice import Dice
 from sim.scenario import drawn
+from sim.trace import Trace
 from sim.world import Summary, World
 
 
@@ -27,11 +29,22 @@ def simulate(
     """
     scenario = drawn(dice, nodes)
     world = World(scenario, dice, sink)
-    try:
+    again = f"python -m sim --seed {seed}" + (f" --nodes {nodes}" if nodes else "")
+    with repeatable(seed, world.trace, scenario, again):
         return world.run()
+
+
+@contextmanager
+def repeatable(seed: int, trace: Trace, scenario: object, again: str) -> Iterator[None]:
+    """Say what is needed to repeat a run that fails, and ``again``, the command that does.
+
+    Raises:
+        SimulationFailure: it fails.
+    """
+    try:
+        yield
     except Exception as error:
-        again = f"python -m sim --seed {seed}" + (f" --nodes {nodes}" if nodes else "")
-        tail = "\n".join(world.trace.tail)
+        tail = "\n".join(trace.tail)
         raise SimulationFailure(
             f"seed {seed}: {type(error).__name__}: {error}\n{tail}\n{scenario}\n"
             f"repeat it with: {again} --trace"

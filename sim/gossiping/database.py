@@ -47,6 +47,17 @@ class Row:
     missing: tuple[bytes, ...] = ()
     expired: bool = False
 
+    @property
+    def is_done(self) -> bool:
+        """Is nothing waited for?"""
+        return len(self.stores) >= self.needed and not self.missing
+
+    def event(self, digest: bytes, now_ns: int) -> UnreadEvent:
+        """As it is read."""
+        age_ns = now_ns - self.began_ns
+        stores = tuple(self.stores)
+        return UnreadEvent(digest, self.needed, stores, self.missing, age_ns, self.expired)
+
 
 class GossipDatabase(Database):
     """What the nodes of one store share.
@@ -94,59 +105,12 @@ class GossipDatabase(Database):
 
         return self.change(client, commit)
 
-    def confirm(self, pairs: Iterable[Confirmed]) -> None:
-        """Note confirmations."""
-        for pair in pairs:
-            digest = pair.message_hash
-            self.confirmed.setdefault(digest, {})[pair.store_id] = None
-            if digest in self.rows:
-                self.rows[digest].stores[pair.store_id] = None
-                self._drop_if_done(digest)
-
-    def expire(self, digests: Iterable[bytes]) -> None:
-        """Give some up."""
-        for row in map(self.rows.get, digests):
-            if row is not None:
-                row.expired = True
-
-    def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
-        """Note which parents of events are missing."""
-        for digest, missing in parents.items():
-            if missing and digest in self.held:
-                row = self.rows.setdefault(digest, Row(0, self._world.timeline.now_ns))
-                row.missing = tuple(missing)
-            elif digest in self.rows:
-                self.rows[digest].missing = ()
-                self._drop_if_done(digest)
-
-    def unread(self, digests: Iterable[bytes], *, expired: bool) -> list[UnreadEvent]:
-        """The rows of some messages."""
-        now_ns = self._world.timeline.now_ns
-        found = ((digest, self.rows[digest]) for digest in digests if digest in self.rows)
-        return [
-            UnreadEvent(
-                digest,
-                row.needed,
-                tuple(row.stores),
-                row.missing,
-                now_ns - row.began_ns,
-                row.expired,
-            )
-            for digest, row in found
-            if expired or not row.expired
-        ]
-
     def _need(self, digest: bytes, asked: int, *, is_new: bool) -> None:
         usual = self._world.gossip.config.max_confirms if is_new else 0
         needed = min(max(asked, usual), MAX_NEEDED)
         if needed:
             row = self.rows.setdefault(digest, Row(needed, self._world.timeline.now_ns))
             row.needed = max(row.needed, needed)
-
-    def _drop_if_done(self, digest: bytes) -> None:
-        row = self.rows[digest]
-        if len(row.stores) >= row.needed and not row.missing:
-            del self.rows[digest]
 
     def _log_commit(self, position: int, ids: list[SyncId]) -> None:
         times, digests = [each[0] for each in ids], [each[1] for each in ids]
@@ -216,11 +180,11 @@ class Session:
                 found.append(message)
             return found
 
-        return await self._look("load", read)
+        return await self.look("load", read)
 
     async def held(self, hashes: Sequence[bytes]) -> Sequence[bool]:
         """Look messages up."""
-        return await self._look("held", lambda: [each in self.database.held for each in hashes])
+        return await self.look("held", lambda: [each in self.database.held for each in hashes])
 
     async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
         """Read what commits have added."""
@@ -243,9 +207,10 @@ class Session:
             graph = self.database.graph
             return CommittedMessages(ids, [graph[each] for each in ids if each in graph])
 
-        return await self._look(name, read)
+        return await self.look(name, read)
 
-    async def _look(self, name: str, work: Callable[[], _T]) -> _T:
+    async def look(self, name: str, work: Callable[[], _T]) -> _T:
+        """Read something, all of it at one moment."""
         return await self.call(name, lambda: self.database.look(work))
 
     # Tracking
@@ -298,17 +263,16 @@ class UnreadSession:
 
     async def newest(self, limit: int) -> Sequence[UnreadEvent]:
         """The newest unread events."""
-
-        def read() -> list[UnreadEvent]:
-            newest = islice(reversed(self._database.rows), limit)
-            return self._database.unread(newest, expired=False)
-
-        return await self._session.call("unread.newest", lambda: self._database.look(read))
+        rows = self._database.rows
+        return await self._read(
+            "unread.newest",
+            lambda: islice((each for each in reversed(rows) if not rows[each].expired), limit),
+        )
 
     async def of(self, hashes: Sequence[bytes]) -> Sequence[UnreadEvent]:
         """Those of some messages."""
-        read = partial(self._database.unread, hashes, expired=True)
-        return await self._session.call("unread.of", lambda: self._database.look(read))
+        rows = self._database.rows
+        return await self._read("unread.of", lambda: (each for each in hashes if each in rows))
 
     async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
         """Note confirmations."""
@@ -316,21 +280,49 @@ class UnreadSession:
         def note() -> None:
             for each in confirmed:
                 self._confirmed(each)
-            self._database.confirm(confirmed)
+                self._database.confirmed.setdefault(each.message_hash, {})[each.store_id] = None
+                if each.message_hash in self._database.rows:
+                    self._database.rows[each.message_hash].stores[each.store_id] = None
 
         await self._change("confirm", note)
 
     async def expire(self, hashes: Sequence[bytes]) -> None:
         """Give some up."""
-        await self._change("expire", lambda: self._database.expire(hashes))
+
+        def note() -> None:
+            for digest in self._database.rows.keys() & set(hashes):
+                self._database.rows[digest].expired = True
+
+        await self._change("expire", note)
 
     async def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
         """Note missing parents."""
-        await self._change("wait_for", lambda: self._database.wait_for(parents))
+
+        def note() -> None:
+            rows, now_ns = self._database.rows, self._session.process.timeline.now_ns
+            for digest, missing in parents.items():
+                if digest in rows or (missing and digest in self._database.held):
+                    rows.setdefault(digest, Row(0, now_ns)).missing = tuple(missing)
+
+        await self._change("wait_for", note)
 
     async def sweep(self) -> object:
         """Nothing grows old enough in a run."""
         return 0
 
+    async def _read(self, name: str, find: Callable[[], Iterable[bytes]]) -> Sequence[UnreadEvent]:
+        def read() -> list[UnreadEvent]:
+            now_ns = self._session.process.timeline.now_ns
+            return [self._database.rows[each].event(each, now_ns) for each in find()]
+
+        return await self._session.look(name, read)
+
     async def _change(self, name: str, work: Callable[[], None]) -> None:
-        await self._session.call(name, lambda: self._database.change(self._session.process, work))
+        def change() -> None:
+            work()
+            rows = self._database.rows
+            for digest in [digest for digest, row in rows.items() if row.is_done]:
+                del rows[digest]
+
+        process = self._session.process
+        await self._session.call(name, lambda: self._database.change(process, change))

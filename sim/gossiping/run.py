@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sim.dice import Dice
 from sim.gossiping.scenario import drawn_gossip
 from sim.gossiping.world import GossipSummary, GossipWorld, MakeMachine
-from sim.run import SimulationFailure
+from sim.run import repeatable
 from store.gossip.machine import Gossip
 
 
@@ -29,13 +29,7 @@ def simulate_gossip(
     """
     scenario = drawn_gossip(dice, beside=beside, nodes=nodes)
     world = GossipWorld(scenario, dice, make, sink)
-    try:
-        return world.play()
-    except Exception as error:
-        again = f"python -m sim --gossip {'beside' if beside else 'alone'} --seed {seed}"
-        again += f" --nodes {nodes}" if nodes else ""
-        tail = "\n".join(world.trace.tail)
-        raise SimulationFailure(
-            f"seed {seed}: {type(error).__name__}: {error}\n{tail}\n{scenario}\n"
-            f"repeat it with: {again} --trace"
-        ) from error
+    again = f"python -m sim --gossip {'beside' if beside else 'alone'} --seed {seed}"
+    again += f" --nodes {nodes}" if nodes else ""
+    with repeatable(seed, world.trace, scenario, again):
+        return world.run()

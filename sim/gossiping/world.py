@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from sim.bridge import promised
@@ -19,9 +19,9 @@ from sim.gossiping.node import SPREAD_S, GossipNode
 from sim.gossiping.scenario import GossipScenario
 from sim.intake import PUBSUB, Publish
 from sim.judge import Judge, Violation
-from sim.limits import NS_PER_MS, NS_PER_S, START_NS
+from sim.limits import NS_PER_MS, NS_PER_S
 from sim.messages import Message, message_of
-from sim.world import World
+from sim.world import Summary, World
 from store.gossip.config import GossipConfig
 from store.gossip.events import What
 from store.gossip.machine import Gossip
@@ -44,29 +44,21 @@ MakeMachine = Callable[[GossipConfig], Gossip]
 
 
 @dataclass(frozen=True, slots=True)
-class GossipSummary:
-    """What a run came to. ``counts``: what the machines counted, of all nodes together.
+class GossipSummary(Summary):
+    """What a run came to.
 
-    ``answers``: to publishers that wanted confirmations. ``sessions`` of reconciliation that ended.
-    ``marks``: rare things that happened.
+    ``confirmed``: messages that another store has confirmed. ``answers``: to publishers that wanted
+    confirmations. ``counts``: what the machines counted, of all nodes together.
     """
 
-    digest: str
-    events: int
-    virtual_s: float
-    settling_s: float
-    messages: int
     frames: int
-    crashes: int
     confirmed: int
     answers: int
-    sessions: int
-    marks: dict[str, int]
     counts: dict[str, int]
 
 
 class GossipWorld(World):
-    """All of it. `play` goes from the beginning to the end, once.
+    """All of it. `run` goes from the beginning to the end, once.
 
     Attributes:
         counts: what the machines counted; ``frames``: how many the nodes sent.
@@ -97,7 +89,7 @@ class GossipWorld(World):
         self._stored: dict[bytes, None] = {}
         self._lying: list[asyncio.Task[None]] = []
 
-    def play(self) -> GossipSummary:
+    def run(self) -> GossipSummary:
         """From the beginning to the end.
 
         Raises:
@@ -105,7 +97,7 @@ class GossipWorld(World):
             AssertionError: a machine's invariant, or a bound, is broken.
         """
         with self.loop.running():
-            return self._play()
+            return self._run()
 
     # What differs from runs without gossip
 
@@ -159,7 +151,7 @@ class GossipWorld(World):
 
     # The phases
 
-    def _play(self) -> GossipSummary:
+    def _run(self) -> GossipSummary:
         self._fill()
         for node in self.nodes:
             node.boot()
@@ -177,7 +169,7 @@ class GossipWorld(World):
         self.trace.note("world", "is equal")
         self._publish_in_peace()
         self._end()
-        return self._told(settled_ns - calm_ns)
+        return self._summary(settled_ns - calm_ns)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._await(promised(self.loop.begin(None, work)))
@@ -212,18 +204,12 @@ class GossipWorld(World):
         self._let_pass(_CHECK_NS)
         self._check()
 
-    def _told(self, settling_ns: int) -> GossipSummary:
+    def _summary(self, settling_ns: int) -> GossipSummary:
+        summary = super()._summary(settling_ns)
         return GossipSummary(
-            digest=self.trace.digest,
-            events=self.timeline.events,
-            virtual_s=(self.timeline.now_ns - START_NS) / NS_PER_S,
-            settling_s=settling_ns / NS_PER_S,
-            messages=len(self.judge.made),
+            **{each.name: getattr(summary, each.name) for each in fields(summary)},
             frames=self.frames,
-            crashes=sum(node.crashes for node in self.nodes),
             confirmed=sum(len(each.confirmed) for each in self.stores),
             answers=self.judge.answers,
-            sessions=sum(self.endings.values()),
-            marks=dict(sorted(self.marks.items())),
             counts={str(what): count for what, count in sorted(self.counts.items())},
         )

@@ -1,4 +1,4 @@
-"""Gossip in the simulator: the machines of many nodes, with liars among their peers.
+"""Gossip in the simulator: a service of simulated nodes, some of whose peers lie.
 
 python -m sim --gossip alone --seed 7 --trace
 """

@@ -83,12 +83,21 @@ class Database:
         self._judge = judge
         self._lengths_ns = lengths_ns
 
-    def write(self, client: Client, batch: RecordBatch) -> Promise[list[bool]]:
+    def write(
+        self, client: Client, batch: RecordBatch, also: Callable[[list[bool]], None] | None = None
+    ) -> Promise[list[bool]]:
         """Store a batch; the promise is kept after the commit, per message True if it is new.
 
-        It fails with `Unavailable` where nobody knows.
+        It fails with `Unavailable` where nobody knows. ``also`` happens in the same transaction.
         """
-        return self.change(client, lambda: self.add(batch, self._timeline.now_ns))
+
+        def work() -> list[bool]:
+            new = self.add(batch, self._timeline.now_ns)
+            if also is not None:
+                also(new)
+            return new
+
+        return self.change(client, work)
 
     def change(self, client: Client, work: Callable[[], _T]) -> Promise[_T]:
         """Do something in a transaction; fails as `write` does."""

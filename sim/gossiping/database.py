@@ -85,25 +85,30 @@ class GossipDatabase(Database):
         self._world = world
         self.followers.append(self._log_commit)
 
+    def add(self, batch: RecordBatch, clock_ns: int) -> list[bool]:
+        """Commit a batch now."""
+        self.graph.update((event.id, event) for event in graph_events(batch))
+        return super().add(batch, clock_ns)
+
     def write(
-        self,
-        client: Client,
-        batch: RecordBatch,
-        source: Source = Source.TRANSFER,
-        asked: int = 0,
+        self, client: Client, batch: RecordBatch, also: Callable[[list[bool]], None] | None = None
+    ) -> Promise[list[bool]]:
+        """Store what a peer has transferred."""
+        del also
+        return self.write_of(client, batch, Source.TRANSFER, 0)
+
+    def write_of(
+        self, client: Client, batch: RecordBatch, source: Source, asked: int
     ) -> Promise[list[bool]]:
         """Store a batch; ``asked``: so many other stores must confirm it."""
 
-        def commit() -> list[bool]:
-            new = self.add(batch, self._world.timeline.now_ns)
-            self.graph.update((event.id, event) for event in graph_events(batch))
+        def note(new: list[bool]) -> None:
             for digest, is_new in zip(batch.hashes, new, strict=True):
                 self._need(digest, asked, is_new=is_new)
             if client in self.sessions:
                 self.sessions[client].note(self.position, batch, new, source)
-            return new
 
-        return self.change(client, commit)
+        return super().write(client, batch, note)
 
     def _need(self, digest: bytes, asked: int, *, is_new: bool) -> None:
         usual = self._world.gossip.config.max_confirms if is_new else 0
@@ -164,7 +169,7 @@ class Session:
 
     async def write(self, batch: RecordBatch, source: Source, asked: int) -> list[bool]:
         """Store a batch durably; per message True if it was new."""
-        write = partial(self.database.write, self.process, batch, source, asked)
+        write = partial(self.database.write_of, self.process, batch, source, asked)
         return await self.call("write", write)
 
     async def load(self, hashes: Sequence[bytes], max_bytes: int) -> Sequence[bytes | None]:

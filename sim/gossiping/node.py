@@ -137,7 +137,7 @@ class Gossiping(Intake):
         )
         if hashes and hashes[0] in world.judge.in_peace:
             asked, timeout_s = len(world.reached(self._owner)), SPREAD_S
-        write = self._owner.database.write(process, batch, Source.CLIENT, asked)
+        write = self._owner.database.write_of(process, batch, Source.CLIENT, asked)
         stored = yield from write.wait()
         if asked and hashes and process.alive:
             process.begin_task(_CALL, self._confirm(hashes, stored, asked, timeout_s))

@@ -223,8 +223,9 @@ class _Log(SimLog):
         """The driver, or the machine, is at fault."""
         del fields
         if self._process.alive:
-            what = f"{self._owner.name}: {event}: {traceback.format_exc(limit=-4)}"
-            self._owner.world.judge.fail(what)
+            raised = traceback.format_exc(limit=-4)
+            error = raised.rstrip().rpartition("\n")[2]
+            self._owner.world.judge.fail(f"{self._owner.name}: {event}: {error}\n{raised}")
 
 
 async def _do(work: Callable[[], Awaitable[None]]) -> None:

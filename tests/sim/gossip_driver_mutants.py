@@ -156,7 +156,7 @@ DRIVER_MUTANTS = {
     ),
     "connects without backoff": DriverMutant(connects_without_backoff, "without a pause"),
     "asks again without a pause": DriverMutant(
-        asks_the_database_again_without_a_pause, "without a pause"
+        asks_the_database_again_without_a_pause, "without a pause", 10
     ),
     "misses a wake-up": DriverMutant(misses_the_wake_up_of_publishers, "lacks confirmations"),
     "answers publishers late": DriverMutant(answers_publishers_late, "too late"),

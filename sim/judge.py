@@ -13,6 +13,8 @@
 8. A message that was refused as too new is not refused any more when its time has come.
 9. Who is told that a stream has failed is done with it soon, without waiting for a silence.
 10. Nobody waits longer for a frame than the silence that the node allows.
+
+What a database has lost together with its commits is nobody's fault: no rule asks for it.
 """
 
 from __future__ import annotations
@@ -56,11 +58,13 @@ class Judge:
     Attributes:
         made: all messages that clients made, by hash.
         acknowledged: hash -> the stores that said that they hold it.
+        lost: what some database has lost.
     """
 
     def __init__(self) -> None:
         self.made: dict[bytes, Message] = {}
         self.acknowledged: dict[bytes, list[Database]] = {}
+        self.lost: set[bytes] = set()
         self.compared = 0
         self._meetings: dict[str, _Meeting] = {}
 
@@ -105,7 +109,11 @@ class Judge:
         message = self.made.get(digest)
         _demand(
             message is not None
-            and (digest in database.held or message.timestamp_ns < database.horizon_ns),
+            and (
+                digest in database.held
+                or message.timestamp_ns < database.horizon_ns
+                or digest in database.lost
+            ),
             f"{database.store_id} acknowledged {digest.hex()[:12]} and does not hold it",
         )
 
@@ -118,7 +126,11 @@ class Judge:
         seen = set(shown)
         missing = [each for each in durable if each >= floor and each not in seen]
         _demand(
-            not [each for each in missing if each[0] >= database.horizon_ns],
+            not [
+                each
+                for each in missing
+                if each[0] >= database.horizon_ns and each[1] in database.held
+            ],
             f"a view of {database.store_id} lacks {len(missing)} messages that are durable",
         )
         strange = [each for each in shown if each[1] not in self.made]
@@ -172,7 +184,9 @@ class Judge:
             lost = [
                 each
                 for each in mine ^ theirs
-                if each[0] >= horizon_ns and each[1] not in side.database.held
+                if each[0] >= horizon_ns
+                and each[1] not in side.database.held
+                and each[1] not in self.lost
             ]
             _demand(
                 len(lost) <= refused,
@@ -221,6 +235,7 @@ class Judge:
             if database.horizon_ns <= each[0] < reached_ns
             and each[1] not in database.held
             and each[1] not in refused
+            and each[1] not in self.lost
         ]
         _demand(not lost, f"the resume of {database.store_id} has passed over {len(lost)} messages")
 

@@ -16,6 +16,8 @@ class Mark(StrEnum):
     LAYERED = "a view came from the index and from summaries"
     COLD = "a view came from summaries alone"
     INDEX_LOST = "an index was made anew"
+    INDEX_FAILED = "an index could not be made"
+    COMMITS_LOST = "a database had lost commits"
     COMMIT_CRASH = "a node crashed between a commit and its acknowledgement"
     TORN = "a call broke at a frame"
     HELD_UP = "a frame waited for its reader"

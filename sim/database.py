@@ -24,6 +24,7 @@ from store.domain.commits import CommitRow, WrittenIds
 from store.domain.hub import START, Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.messages.record import RecordBatch
+from storenode.sds.codec import sds_key
 
 _T = TypeVar("_T")
 
@@ -65,6 +66,7 @@ class Database:
         held: hash -> (timestamp, frame as it is stored).
         ids: all of it, ascending.
         lost: hashes of what was committed and was lost with its commit.
+        sds: key of an SDS message ID in its channel -> the ID, hash of the message that claims it.
         commits: in their order; without the oldest ones, of which nothing is held.
         horizon_ns: everything older was dropped.
         available: False while it is away.
@@ -80,6 +82,7 @@ class Database:
         self.held: dict[bytes, tuple[int, bytes]] = {}
         self.ids: list[SyncId] = []
         self.lost: set[bytes] = set()
+        self.sds: dict[bytes, tuple[bytes, bytes]] = {}
         self.commits: list[CommitRow] = []
         self.committed_at_ns = 0
         self.horizon_ns = 0
@@ -102,6 +105,13 @@ class Database:
         done: Promise[list[bool]] = Promise()
         self._later(lambda: self._commit(client, batch, done))
         return done
+
+    def had(self, digest: bytes) -> bool:
+        """Is a message held, or has it gone as it may?"""
+        message = self._judge.made.get(digest)
+        return digest in self.held or (
+            message is not None and (digest in self.lost or message.timestamp_ns < self.horizon_ns)
+        )
 
     def be_busy(self) -> Steps[None]:
         """Refuse a write now and then.
@@ -144,6 +154,9 @@ class Database:
                 self.held[batch.hashes[at]] = batch.timestamps[at], batch.frame(at)
         for each in ids:
             insort(self.ids, each)
+        for at, claimed in zip(batch.sds_index, batch.sds, strict=True):
+            key = sds_key(claimed.channel_id, claimed.message_id)
+            self.sds[key] = claimed.message_id, batch.hashes[at]
         self.lost.difference_update(batch.hashes)
         if ids:
             number = number or next(self._batches)

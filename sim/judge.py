@@ -13,12 +13,15 @@
 8. A message that was refused as too new is not refused any more when its time has come.
 9. Who is told that a stream has failed is done with it soon, without waiting for a silence.
 10. Nobody waits longer for a frame than the silence that the node allows.
+11. A look-up asks for nothing that the store held, accounts for everything that it was asked for,
+   calls nothing found that is not held, and finds what an honest peer held all the time.
 
 What a database has lost together with its commits is nobody's fault: no rule asks for it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -26,6 +29,7 @@ from typing import TYPE_CHECKING
 from reconcile.ids import SyncId
 from reconcile.session import Result, Role
 from sim.messages import Message
+from store.domain.ports import FetchDone, HistoryEntry
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 
@@ -59,12 +63,14 @@ class Judge:
         made: all messages that clients made, by hash.
         acknowledged: hash -> the stores that said that they hold it.
         lost: what some database has lost.
+        lies: how often a node has lied about what it holds.
     """
 
     def __init__(self) -> None:
         self.made: dict[bytes, Message] = {}
         self.acknowledged: dict[bytes, list[Database]] = {}
         self.lost: set[bytes] = set()
+        self.lies: Counter[str] = Counter()
         self.compared = 0
         self._meetings: dict[str, _Meeting] = {}
 
@@ -106,14 +112,8 @@ class Judge:
                 self._demand_held(database, digest)
 
     def _demand_held(self, database: Database, digest: bytes) -> None:
-        message = self.made.get(digest)
         _demand(
-            message is not None
-            and (
-                digest in database.held
-                or message.timestamp_ns < database.horizon_ns
-                or digest in database.lost
-            ),
+            database.had(digest),
             f"{database.store_id} acknowledged {digest.hex()[:12]} and does not hold it",
         )
 
@@ -222,6 +222,35 @@ class Judge:
     def waited(by: str, waited_ns: int, limit_ns: int) -> None:
         """A node has waited so long for one frame (rule 10)."""
         _demand(waited_ns <= limit_ns, f"{by} has waited {waited_ns} ns for a frame")
+
+    # Look-ups
+
+    @staticmethod
+    def asked(by: str, held: set[HistoryEntry]) -> None:
+        """A node has asked a peer for messages that its store held all the time (rule 11)."""
+        _demand(not held, f"{by} asks for {len(held)} SDS messages that it holds")
+
+    @staticmethod
+    def fetched(
+        database: Database,
+        entries: Sequence[HistoryEntry],
+        done: FetchDone,
+        *,
+        had: set[HistoryEntry],
+        taken: set[HistoryEntry],
+    ) -> None:
+        """A look-up has ended (rule 11).
+
+        The peer ``had`` some entries all the time, and the store has ``taken`` some.
+        """
+        by = database.store_id
+        known = Counter((*done.held, *done.found, *done.missing, *done.refused))
+        whole = known == Counter(entries) if not done.error else known <= Counter(entries)
+        _demand(whole, f"a look-up of {by} does not account for what it was asked for")
+        passed_over = had.intersection(done.missing)
+        _demand(not passed_over, f"a look-up of {by} misses {len(passed_over)} SDS messages")
+        pretended = {*done.held, *done.found} - taken
+        _demand(not pretended, f"a look-up of {by} calls found what its store does not hold")
 
     # Resume
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from sim.bridge import promised
 from sim.index import SimFeed, SimIds
+from sim.lookups import LOOKUP, JudgedFetcher, serve_lookup
 from sim.peers import JudgedExchange, SimBook, SimCaller, SimStore
 from sim.process import AsyncHandler, Process
 from sim.scans import SCAN, serve_scan
@@ -18,6 +19,7 @@ from store.domain.ports import (
     FetchDone,
     FetchRequest,
     PeerAddress,
+    StoreBusy,
     StoreUnavailable,
     SyncDone,
     SyncRequest,
@@ -66,7 +68,7 @@ class Peering:
             ),
             caller,
             SimBook(),
-            _NoSdsMessages(),
+            JudgedFetcher(process, caller, self._store),
             process.world_env,
         )
         self._resumer = Resumer(
@@ -87,6 +89,7 @@ class Peering:
             RECONCILE: self._reconcile,
             TRANSFER: self._transfer,
             SCAN: lambda stream: serve_scan(self._process, stream),
+            LOOKUP: lambda stream: serve_lookup(self._process, stream),
         }
 
     def start(self) -> None:
@@ -109,6 +112,16 @@ class Peering:
         return Question(
             self._process.begin_task("operator", self._synchronizer.synchronize(request))
         )
+
+    def fetch(self, request: FetchRequest) -> asyncio.Task[FetchDone | None]:
+        """A client wants some SDS messages; None: the database takes nothing now."""
+        return self._process.begin_task("look-up", self._fetch(request))
+
+    async def _fetch(self, request: FetchRequest) -> FetchDone | None:
+        try:
+            return await self._synchronizer.fetch(request)
+        except (StoreBusy, StoreUnavailable):
+            return None
 
     async def stop(self) -> None:
         """Stop as a node does that shuts down; then nothing may be left.
@@ -155,11 +168,3 @@ class Question:
     def withdraw(self) -> None:
         """The operator has gone away."""
         self._task.cancel()
-
-
-class _NoSdsMessages:
-    """Clients of a simulation publish no SDS messages, so a look-up finds none."""
-
-    async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
-        """Ask a peer for some SDS messages."""
-        return FetchDone(peer, missing=request.entries)

@@ -13,29 +13,34 @@ from reconcile.session import Bounds, Input, Result, Role
 from sim.bridge import driven, kept
 from sim.calls import Status
 from sim.judge import Side
+from sim.lookups import LOOKUP
 from sim.marks import Mark
 from sim.process import Process
 from sim.scans import SCAN, Page, Scan
 from sim.streams import SimConnector, StatusReceived
 from sim.views import JudgedView, JudgedViews
 from store.domain.admission import Admission, Verdict
+from store.domain.lookup import Asked
 from store.domain.ports import (
     CursorOutOfRange,
     HistoryEntry,
     PeerAddress,
     PeerState,
+    SdsLookup,
     Source,
     SyncDone,
     SyncEnding,
     SyncOutcome,
     SyncRole,
+    TopicFilter,
     Window,
 )
 from store.domain.streams import FrameStream
 from store.domain.view import OpenView
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
-from store.messages.transfer import transferred
+from store.messages.transfer import decode_message, transferred
+from store.sync.errors import ProtocolBroken
 from store.sync.session import exchange as shipped
 from store.sync.session.exchange import Account, ExchangeWork
 from store.sync.session.initiator import Initiator
@@ -280,6 +285,8 @@ class SimCaller:
         self._store = store
         self._connector = SimConnector(process)
         self.node_id = self._connector.node_id
+        self.asked: dict[asyncio.Task[Any] | None, Sequence[HistoryEntry]] = {}
+        """What each look-up has asked its peer for."""
 
     def connected(self, peer: PeerAddress) -> bool:
         """Always: a call finds out."""
@@ -325,10 +332,17 @@ class SimCaller:
     async def lookup(
         self, peer: PeerAddress, channel_id: bytes, entries: Sequence[HistoryEntry]
     ) -> AsyncGenerator[list[bytes], None]:
-        """Nothing: operators of a simulation do not look messages up."""
-        del peer, channel_id, entries
-        for _ in ():
-            yield []
+        """What a peer holds of some SDS messages."""
+        self.asked[asyncio.current_task()] = entries
+        silence_s, asked = self._exchange.work.silence_s, Asked(channel_id, entries)
+        async with self._connector.call(peer, LOOKUP) as stream:
+            await stream.write(SdsLookup(channel_id, tuple(entries), TopicFilter()))
+            page: list[bytes] | None
+            while (page := await in_time(stream.read(), silence_s)) is not None:
+                for place, encoded in enumerate(page):
+                    _check_asked(asked, place, encoded)
+                yield page
+            await stream.half_close()
 
     def _promised(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
@@ -351,6 +365,17 @@ class SimCaller:
             for digest, verdict in zip(published.hashes, published.verdicts, strict=True)
             if verdict is Verdict.REJECTED
         }
+
+
+def _check_asked(asked: Asked, place: int, encoded: bytes) -> None:
+    """As the edge does it, with the shipped rule.
+
+    Raises:
+        ProtocolBroken: the message was not asked for.
+    """
+    # No hint of a simulation names a message that cannot be read.
+    if not asked.selects(decode_message(place, encoded).payload, lambda: b""):
+        raise ProtocolBroken("the peer sends a message that was not asked for")
 
 
 class SimBook:

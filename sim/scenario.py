@@ -28,7 +28,8 @@ MAX_NODES: Final = 6
 class Faults:
     """What goes wrong. Shares are of all cases; ``..._every_ns`` is a mean distance, 0: never.
 
-    ``commits_lost``: share of outages after which the newest commits are lost. ``skew_ns``: how far
+    ``commits_lost``: share of outages after which the newest commits are lost.
+    ``lies``: of answers to look-ups, those that are wrong. ``skew_ns``: how far
     a clock may be off.
     """
 
@@ -40,6 +41,7 @@ class Faults:
     busy: float
     fails: float
     commits_lost: float
+    lies: float
     crash_every_ns: int
     partition_every_ns: int
     outage_every_ns: int
@@ -57,7 +59,9 @@ class Scenario:
     ``retention_ns[i]`` is how long store i keeps messages, None for ever. ``moments``: how many
     different timestamps the history has, of ``history`` messages over ``history_ns``; each is in
     a store with the probability ``share``. ``ask_every_ns``: how often an operator has some node
-    reconcile, 0: never.
+    reconcile, 0: never. ``sds_share``: of all messages, those of SDS, some of which are looked up
+    every ``seek_every_ns``. ``written_ids``: IDs that a node remembers of what it has written, for
+    its index.
     """
 
     stores: tuple[int, ...]
@@ -71,6 +75,8 @@ class Scenario:
     clients: int
     publish_every_ns: int
     ask_every_ns: int
+    sds_share: float
+    seek_every_ns: int
     message_bytes: int
     large_share: float
     small_nodes: frozenset[int]
@@ -125,6 +131,8 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         clients=dice.randint(1, 3),
         publish_every_ns=dice.choice((1, 2, 5, 20)) * NS_PER_S,
         ask_every_ns=dice.choice((0, 0, 20 * NS_PER_S)),
+        sds_share=dice.choice((0.0, 0.2, 0.8)),
+        seek_every_ns=dice.choice((2, 10)) * NS_PER_S,
         message_bytes=dice.choice((10, 40, 200)),
         large_share=dice.choice((0.0, 0.1, 0.3)),
         small_nodes=frozenset(_some_nodes(dice, count) if picky else ()),
@@ -262,6 +270,7 @@ def _faults(dice: Dice) -> Faults:
         busy=share(0.0, 0.0, 0.05),
         fails=share(0.0, 0.0, 0.03),
         commits_lost=share(0.3, 0.8),
+        lies=share(0.3),
         crash_every_ns=every(0, 8, 20),
         partition_every_ns=every(0, 10, 25),
         outage_every_ns=every(0, 0, 15),

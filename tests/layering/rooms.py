@@ -95,7 +95,10 @@ PURE_ROOMS = frozenset(
 DRIVERS = frozenset(
     {f"store.sync.session.{name}" for name in ("exchange", "initiator", "reconciling", "responder")}
     | {f"store.sync.{name}.driver" for name in ("resume", "schedule", "transfer")}
-    | {f"sim.{name}" for name in ("bridge", "index", "peering", "peers", "process", "streams")}
+    | {
+        f"sim.{name}"
+        for name in ("bridge", "index", "lookups", "peering", "peers", "process", "streams")
+    }
     | {"sim.gossiping", "store.gossip.driver", "store.sync.index", "store.sync.lookup"}
 )
 

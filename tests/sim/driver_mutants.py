@@ -9,16 +9,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
 
 from reconcile.ids import SyncIds
 from reconcile.index import Index
+from store.domain.admission import Admission
 from store.domain.commits import CommitRow
 from store.domain.hub import Place
-from store.domain.ports import PeerFailed, Source, StoreBusy, StoreUnavailable, SyncDone
+from store.domain.ports import (
+    FetchDone,
+    FetchRequest,
+    HistoryEntry,
+    PeerAddress,
+    PeerFailed,
+    Source,
+    StoreBusy,
+    StoreUnavailable,
+    SyncDone,
+)
 from store.messages.cursor import ScanCursor
+from store.sync import lookup
 from store.sync.errors import TooManyCalls
 from store.sync.index import hot
 from store.sync.index.warm_up import at
@@ -242,6 +255,53 @@ async def _warm_and_forget_the_rest(self: hot.HotIndex) -> None:
 _WARM = hot.HotIndex._warm
 
 
+# Look-ups
+
+
+async def _take_without_storing(
+    self: lookup.Fetcher, encoded: list[bytes], taken: lookup._Taken
+) -> None:
+    admission = Admission(self._policy(), self._environment.now_ns(), Source.TRANSFER)
+    admission.admit(encoded)
+    taken.stored += len(admission.admitted.batch)
+
+
+async def _take_the_first_page(
+    self: lookup.Fetcher, encoded: list[bytes], taken: lookup._Taken
+) -> None:
+    if not taken.stored:
+        await _TAKE(self, encoded, taken)
+
+
+_TAKE = lookup.Fetcher._take
+
+
+async def _fetch_and_believe(
+    self: lookup.Fetcher, peer: PeerAddress, request: FetchRequest
+) -> FetchDone:
+    done = await _FETCH_SDS(self, peer, request)
+    return replace(done, found=(*done.found, *done.missing), missing=())
+
+
+async def _fetch_and_call_the_rest_missing(
+    self: lookup.Fetcher, peer: PeerAddress, request: FetchRequest
+) -> FetchDone:
+    done = await _FETCH_SDS(self, peer, request)
+    known = {*done.held, *done.found, *done.refused}
+    missing = tuple(entry for entry in request.entries if entry not in known)
+    return replace(done, missing=missing, error="")
+
+
+_FETCH_SDS = lookup.Fetcher.fetch
+
+
+async def _missing_all(
+    self: lookup.Fetcher, channel_id: bytes, entries: Sequence[HistoryEntry]
+) -> lookup.Entries:
+    del self, channel_id
+    return tuple(entries)
+
+
 class _Sleepless:
     """`asyncio` whose pauses take no time."""
 
@@ -347,6 +407,22 @@ DRIVERS = {
     "forgets what came while it warmed up": Mutant(
         replace_with(hot.HotIndex, "_warm", _warm_and_forget_the_rest),
         "lacks .* that are durable",
+    ),
+    "looks up messages and stores none": Mutant(
+        replace_with(lookup.Fetcher, "_take", _take_without_storing), "misses .* SDS messages"
+    ),
+    "takes one page of a look-up": Mutant(
+        replace_with(lookup.Fetcher, "_take", _take_the_first_page), "misses .* SDS messages"
+    ),
+    "calls found what a peer lacks": Mutant(
+        replace_with(lookup.Fetcher, "fetch", _fetch_and_believe), "calls found"
+    ),
+    "hides the error of a look-up": Mutant(
+        replace_with(lookup.Fetcher, "fetch", _fetch_and_call_the_rest_missing),
+        "misses .* SDS messages",
+    ),
+    "looks up what it holds": Mutant(
+        replace_with(lookup.Fetcher, "_missing", _missing_all), "SDS messages that it holds"
     ),
     "resumes without a pause": Mutant(replace_with(resume, "asyncio", _Sleepless()), "circles"),
 }

@@ -271,7 +271,7 @@ class Call:
         """The caller leaves: it hears nothing any more, the callee learns of it later."""
         if not self.over:
             self._over()
-            self.pipes[1].ignore()
+            self.pipes[1].lose(Closed(Status.CANCELLED, "the caller has left"))
             self._tell(self.callee, Closed(Status.CANCELLED, "the caller has left"))
 
     def refuse(self, error: Closed) -> None:

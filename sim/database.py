@@ -7,20 +7,24 @@ or not. While the database is away, nothing is committed and every answer is los
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol, TypeVar
 
-from reconcile.ids import SyncId
+from reconcile.ids import SyncId, SyncIds
 from sim.dice import Dice, happens
 from sim.judge import Judge
-from sim.limits import NS_PER_MS
+from sim.limits import COMMITS_AT_ONCE, NS_PER_MS
 from sim.snapshot import Snapshot
 from sim.tasks import Promise, Steps
 from sim.timeline import Timeline
+from store.domain.commits import CommitRow, WrittenIds
+from store.domain.hub import START, Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.messages.record import RecordBatch
+from storenode.sds.codec import sds_key
 
 _T = TypeVar("_T")
 
@@ -35,6 +39,7 @@ class Client(Protocol):
     """Whoever works with a database: one life of a node."""
 
     alive: bool
+    written_ids: WrittenIds
 
     def crash_soon(self) -> None:
         """End it at this moment."""
@@ -45,12 +50,13 @@ class Client(Protocol):
 class DiskWeather:
     """``delay_ns``: what a piece of work takes, about. ``crashes``: of commits, the share after
     which the node that wrote it is gone before it learns of it. ``busy``: of writes, the share that
-    is refused for the moment.
+    is refused for the moment. ``fails``: of other pieces of work, those that come to nothing.
     """
 
     delay_ns: int = 5 * NS_PER_MS
     crashes: float = 0.0
     busy: float = 0.0
+    fails: float = 0.0
 
 
 class Database:
@@ -59,10 +65,13 @@ class Database:
     Attributes:
         held: hash -> (timestamp, frame as it is stored).
         ids: all of it, ascending.
-        position: of the newest commit.
+        lost: hashes of what was committed and was lost with its commit.
+        sds: key of an SDS message ID in its channel -> the ID, hash of the message that claims it.
+        commits: in their order; without the oldest ones, of which nothing is held.
         horizon_ns: everything older was dropped.
         available: False while it is away.
-        followers: are told of every commit, in their order: position, IDs that it added.
+        outages: how often it went away, which breaks all connections.
+        followers: are woken by every commit, and when their connections break.
     """
 
     def __init__(
@@ -72,12 +81,17 @@ class Database:
         self.weather = DiskWeather()
         self.held: dict[bytes, tuple[int, bytes]] = {}
         self.ids: list[SyncId] = []
-        self.position = 0
+        self.lost: set[bytes] = set()
+        self.sds: dict[bytes, tuple[bytes, bytes]] = {}
+        self.commits: list[CommitRow] = []
         self.committed_at_ns = 0
         self.horizon_ns = 0
         self.last_online_ns = 0
         self.available = True
-        self.followers: list[Callable[[int, list[SyncId]], None]] = []
+        self.outages = 0
+        self.followers: dict[object, Callable[[], None]] = {}
+        self._added: dict[int, list[SyncId]] = {}
+        self._batches = count(1)
         self._timeline = timeline
         self._dice = dice
         self._judge = judge
@@ -90,20 +104,22 @@ class Database:
 
         It fails with `Unavailable` where nobody knows. ``also`` happens in the same transaction.
         """
-
-        def work() -> list[bool]:
-            new = self.add(batch, self._timeline.now_ns)
-            if also is not None:
-                also(new)
-            return new
-
-        return self.change(client, work)
+        done: Promise[list[bool]] = Promise()
+        self._later(lambda: self._write(client, batch, also or _nothing, done))
+        return done
 
     def change(self, client: Client, work: Callable[[], _T]) -> Promise[_T]:
         """Do something in a transaction; fails as `write` does."""
         done: Promise[_T] = Promise()
         self._later(lambda: self._commit(client, work, done))
         return done
+
+    def had(self, digest: bytes) -> bool:
+        """Is a message held, or has it gone as it may?"""
+        message = self._judge.made.get(digest)
+        return digest in self.held or (
+            message is not None and (digest in self.lost or message.timestamp_ns < self.horizon_ns)
+        )
 
     def be_busy(self) -> Steps[None]:
         """Refuse a write now and then.
@@ -115,15 +131,19 @@ class Database:
             raise StoreBusy("too many writes wait already")
         yield from ()
 
-    def look(self, work: Callable[[], _T], portions: int = 1) -> Promise[_T]:
+    def look(
+        self, work: Callable[[], _T], portions: int = 1, *, since: int | None = None
+    ) -> Promise[_T]:
         """Do something with the database that takes its time, all of it at one moment.
 
-        ``portions``: into how many pieces like this one the work is cut, about.
+        ``portions``: into how many pieces like this one the work is cut, about. ``since``: the
+        number of outages when the connection was made that it is done on.
         """
         done: Promise[_T] = Promise()
 
         def act() -> None:
-            if not self.available:
+            broken = since not in (None, self.outages)
+            if not self.available or broken or happens(self._dice, self.weather.fails):
                 done.fail(Unavailable("the database does not answer"))
                 return
             value = work()
@@ -132,22 +152,29 @@ class Database:
         self._later(act, portions)
         return done
 
-    def add(self, batch: RecordBatch, clock_ns: int) -> list[bool]:
+    def add(self, batch: RecordBatch, clock_ns: int, number: int | None = None) -> list[bool]:
         """Commit a batch now."""
         self._judge.committed(self, batch)
-        new = [digest not in self.held for digest in batch.hashes]
-        added: list[SyncId] = []
-        for index, is_new in enumerate(new):
+        new = self._new(batch)
+        ids = [(batch.timestamps[at], batch.hashes[at]) for at, is_new in enumerate(new) if is_new]
+        for at, is_new in enumerate(new):
             if is_new:
-                timestamp, digest = batch.timestamps[index], batch.hashes[index]
-                self.held[digest] = timestamp, batch.frame(index)
-                insort(self.ids, (timestamp, digest))
-                added.append((timestamp, digest))
-        if added:
-            self.position += 1
+                self.held[batch.hashes[at]] = batch.timestamps[at], batch.frame(at)
+        for each in ids:
+            insort(self.ids, each)
+        for at, claimed in zip(batch.sds_index, batch.sds, strict=True):
+            key = sds_key(claimed.channel_id, claimed.message_id)
+            self.sds[key] = claimed.message_id, batch.hashes[at]
+        self.lost.difference_update(batch.hashes)
+        if ids:
+            number = number or next(self._batches)
+            times = [timestamp for timestamp, _ in ids]
+            place = self.place[0] + 1, self._dice.getrandbits(64)
+            row = CommitRow(place, number, len(ids), min(times), max(times), None)
+            self.commits.append(row)
+            self._added[number] = ids
             self.committed_at_ns = clock_ns
-            for follower in self.followers:
-                follower(self.position, added)
+            self._wake()
         return new
 
     def prune(self, horizon_ns: int) -> int:
@@ -157,7 +184,57 @@ class Database:
         for _, digest in self.ids[:count]:
             del self.held[digest]
         del self.ids[:count]
+        while len(self.commits) > 1 and self.commits[0].max_ts < self.horizon_ns:
+            del self._added[self.commits.pop(0).batch]
         return count
+
+    # Commits
+
+    @property
+    def place(self) -> Place:
+        """Of the newest commit."""
+        return self.commits[-1].place if self.commits else START
+
+    def is_served(self, place: Place) -> bool:
+        """Is a commit there, or was it pruned?"""
+        if place == START:
+            return True
+        first = self.commits[0].place[0] if self.commits else 0
+        return place[0] < first or any(place == commit.place for commit in self.commits)
+
+    def commits_after(self, place: Place) -> list[CommitRow]:
+        """Some commits behind a place, in their order."""
+        after = bisect_right(self.commits, place[0], key=lambda commit: commit.place[0])
+        return self.commits[after : after + COMMITS_AT_ONCE]
+
+    def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
+        """What some commits have added and is held."""
+        added = [each for commit in commits for each in self._added.get(commit.batch, ())]
+        return SyncIds.of(each for each in added if each[1] in self.held)
+
+    def go_away(self) -> None:
+        """Answer nothing until `come_back`; every connection breaks."""
+        self.available = False
+        self.outages += 1
+        self._wake()
+
+    def come_back(self, without: int = 0) -> None:
+        """Answer again, maybe as a standby that has not received the newest commits."""
+        self.available = True
+        for commit in self.commits[len(self.commits) - without :] if without else ():
+            for each in self._added.pop(commit.batch):
+                if self.held.pop(each[1], None) is not None:
+                    self.ids.remove(each)
+                    self.lost.add(each[1])
+                    self._judge.lost.add(each[1])
+            self.commits.remove(commit)
+
+    def _wake(self) -> None:
+        for wake in list(self.followers.values()):
+            wake()
+
+    def _new(self, batch: RecordBatch) -> list[bool]:
+        return [digest not in self.held for digest in batch.hashes]
 
     def note_online(self, online_ns: int, clock_ns: int) -> None:
         """Keep the later time, unless that is ahead of the clock of whoever says so."""
@@ -166,7 +243,7 @@ class Database:
 
     def snapshot(self) -> Snapshot:
         """What is held now."""
-        return Snapshot(self.ids, self._lengths_ns)
+        return Snapshot(self.ids, self._lengths_ns, self.place, self.horizon_ns)
 
     def check(self) -> None:
         """Verify that the two lists of what is held are the same.
@@ -177,6 +254,26 @@ class Database:
         assert len(self.ids) == len(self.held)
         assert all(self.held[digest][0] == timestamp for timestamp, digest in self.ids)
         assert all(one < other for one, other in zip(self.ids, self.ids[1:], strict=False))
+
+    def _write(
+        self,
+        client: Client,
+        batch: RecordBatch,
+        also: Callable[[list[bool]], None],
+        done: Promise[list[bool]],
+    ) -> None:
+        number = next(self._batches)
+        if client.alive:
+            added = zip(batch.hashes, self._new(batch), strict=True)
+            hashes = frozenset(digest for digest, is_new in added if is_new)
+            client.written_ids.offer(number, batch, hashes)
+
+        def work() -> list[bool]:
+            new = self.add(batch, self._timeline.now_ns, number)
+            also(new)
+            return new
+
+        self._commit(client, work, done)
 
     def _commit(self, client: Client, work: Callable[[], _T], done: Promise[_T]) -> None:
         if not self.available or (not client.alive and self._dice.random() < 0.5):
@@ -196,3 +293,7 @@ class Database:
     def _later(self, action: Callable[[], None], portions: int = 1) -> None:
         delay_ns = int(2 * self.weather.delay_ns * self._dice.random()) // portions
         self._timeline.after(delay_ns, action)
+
+
+def _nothing(new: list[bool]) -> None:
+    """Nothing else happens in the transaction of a write."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sim.judge import Violation
+from sim.marks import Mark
 from store.domain.environment import Environment
 
 if TYPE_CHECKING:
     from sim.process import Process
+
+
+_MARKS: Final = {"index_lost": Mark.INDEX_LOST, "index_failed": Mark.INDEX_FAILED}
 
 
 class SimLog:
@@ -36,6 +40,8 @@ class SimLog:
         raise Violation(f"{self._process.name} logs an error: {event} {cause!r}") from cause
 
     def _note(self, event: str, fields: Mapping[str, object]) -> None:
+        if event in _MARKS:
+            self._process.mark(_MARKS[event])
         what = " ".join(f"{name}={value}" for name, value in fields.items())
         self._process.note(f"{event} {what}".rstrip())
 

@@ -38,6 +38,7 @@ class FaultInjector:
         for database in self._world.databases:
             database.weather.crashes = faults.commit_crashes
             database.weather.busy = faults.busy
+            database.weather.fails = faults.fails
         for every_ns, what in (
             (faults.crash_every_ns, self._crash),
             (faults.partition_every_ns, self._partition),
@@ -60,9 +61,8 @@ class FaultInjector:
         weather.breaks = weather.lost = weather.twice = weather.unnoticed = 0.0
         world.network.heal()
         for database in world.databases:
-            database.available = True
-            database.weather.crashes = 0.0
-            database.weather.busy = 0.0
+            database.come_back()
+            database.weather.crashes = database.weather.busy = database.weather.fails = 0.0
         for node in world.nodes:
             node.clock.offset_ns = 0
 
@@ -107,10 +107,12 @@ class FaultInjector:
     def _outage(self) -> Steps[None]:
         database = self._dice.choice(self._world.databases)
         self._world.trace.note(database.store_id, "is away")
-        database.available = False
+        database.go_away()
         yield from self._world.sleep(int(self._dice.uniform(0.1, 5) * NS_PER_S))
-        self._world.trace.note(database.store_id, "is back")
-        database.available = True
+        loses = happens(self._dice, self._world.scenario.faults.commits_lost)
+        without = min(self._dice.randint(1, 6), len(database.commits)) if loses else 0
+        self._world.trace.note(database.store_id, f"is back without {without} commits")
+        database.come_back(without)
 
     def _jump(self) -> Steps[None]:
         self._skew(self._dice.choice(self._world.nodes))
@@ -118,8 +120,8 @@ class FaultInjector:
 
     def _lose_index(self) -> Steps[None]:
         node = self._dice.choice(self._world.nodes)
-        if node.process is not None and node.index is not None:
-            node.index.lose()
+        if node.peering is not None:
+            node.peering.index.lost()
         yield from ()
 
     def _skew(self, node: Node) -> None:

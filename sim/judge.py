@@ -13,10 +13,15 @@
 8. A message that was refused as too new is not refused any more when its time has come.
 9. Who is told that a stream has failed is done with it soon, without waiting for a silence.
 10. Nobody waits longer for a frame than the silence that the node allows.
+11. A look-up asks for nothing that the store held, accounts for everything that it was asked for,
+   calls nothing found that is not held, and finds what an honest peer held all the time.
+
+What a database has lost together with its commits is nobody's fault: no rule asks for it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,6 +29,7 @@ from typing import TYPE_CHECKING
 from reconcile.ids import SyncId
 from reconcile.session import Result, Role
 from sim.messages import Message
+from store.domain.ports import FetchDone, HistoryEntry
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
 
@@ -56,11 +62,15 @@ class Judge:
     Attributes:
         made: all messages that clients made, by hash.
         acknowledged: hash -> the stores that said that they hold it.
+        lost: what some database has lost.
+        lies: how often a node has lied about what it holds.
     """
 
     def __init__(self) -> None:
         self.made: dict[bytes, Message] = {}
         self.acknowledged: dict[bytes, list[Database]] = {}
+        self.lost: set[bytes] = set()
+        self.lies: Counter[str] = Counter()
         self.compared = 0
         self._meetings: dict[str, _Meeting] = {}
 
@@ -102,10 +112,8 @@ class Judge:
                 self._demand_held(database, digest)
 
     def _demand_held(self, database: Database, digest: bytes) -> None:
-        message = self.made.get(digest)
         _demand(
-            message is not None
-            and (digest in database.held or message.timestamp_ns < database.horizon_ns),
+            database.had(digest),
             f"{database.store_id} acknowledged {digest.hex()[:12]} and does not hold it",
         )
 
@@ -118,7 +126,11 @@ class Judge:
         seen = set(shown)
         missing = [each for each in durable if each >= floor and each not in seen]
         _demand(
-            not [each for each in missing if each[0] >= database.horizon_ns],
+            not [
+                each
+                for each in missing
+                if each[0] >= database.horizon_ns and each[1] in database.held
+            ],
             f"a view of {database.store_id} lacks {len(missing)} messages that are durable",
         )
         strange = [each for each in shown if each[1] not in self.made]
@@ -172,7 +184,9 @@ class Judge:
             lost = [
                 each
                 for each in mine ^ theirs
-                if each[0] >= horizon_ns and each[1] not in side.database.held
+                if each[0] >= horizon_ns
+                and each[1] not in side.database.held
+                and each[1] not in self.lost
             ]
             _demand(
                 len(lost) <= refused,
@@ -209,6 +223,35 @@ class Judge:
         """A node has waited so long for one frame (rule 10)."""
         _demand(waited_ns <= limit_ns, f"{by} has waited {waited_ns} ns for a frame")
 
+    # Look-ups
+
+    @staticmethod
+    def asked(by: str, held: set[HistoryEntry]) -> None:
+        """A node has asked a peer for messages that its store held all the time (rule 11)."""
+        _demand(not held, f"{by} asks for {len(held)} SDS messages that it holds")
+
+    @staticmethod
+    def fetched(
+        database: Database,
+        entries: Sequence[HistoryEntry],
+        done: FetchDone,
+        *,
+        had: set[HistoryEntry],
+        taken: set[HistoryEntry],
+    ) -> None:
+        """A look-up has ended (rule 11).
+
+        The peer ``had`` some entries all the time, and the store has ``taken`` some.
+        """
+        by = database.store_id
+        known = Counter((*done.held, *done.found, *done.missing, *done.refused))
+        whole = known == Counter(entries) if not done.error else known <= Counter(entries)
+        _demand(whole, f"a look-up of {by} does not account for what it was asked for")
+        passed_over = had.intersection(done.missing)
+        _demand(not passed_over, f"a look-up of {by} misses {len(passed_over)} SDS messages")
+        pretended = {*done.held, *done.found} - taken
+        _demand(not pretended, f"a look-up of {by} calls found what its store does not hold")
+
     # Resume
 
     def advanced(
@@ -221,6 +264,7 @@ class Judge:
             if database.horizon_ns <= each[0] < reached_ns
             and each[1] not in database.held
             and each[1] not in refused
+            and each[1] not in self.lost
         ]
         _demand(not lost, f"the resume of {database.store_id} has passed over {len(lost)} messages")
 

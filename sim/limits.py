@@ -26,11 +26,11 @@ STREAM_WINDOW_FRAMES: Final = 4
 MAX_CALLS_PER_NODE: Final = 32
 """Calls of or to a node that are open at one moment."""
 
-MAX_WAITING_COMMITS: Final = 64
-"""Commits that wait to be taken into an index; with more it is made anew."""
+COMMITS_AT_ONCE: Final = 20
+"""Commits that a feed reads at a time."""
 
-MAX_COLD_VIEWS: Final = 8
-"""Views of one node that are open at one moment."""
+MAX_COLD_VIEWS: Final = 5
+"""Views of one node that read from its database at one moment: four, and the warm-up."""
 
 SCAN_PAGE_MESSAGES: Final = 3
 """Messages in a page of a scan."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 from sim.calls import Closed, End, Identity
 from sim.clock import Clock
 from sim.database import Database
-from sim.hot import HotIndex
 from sim.intake import Intake
 from sim.keeping import Keeper
 from sim.peering import Peering
@@ -43,7 +42,6 @@ class Node:
         self.peers = tuple(_address(world, peer) for peer in scenario.peers[number])
         self.process: Process | None = None
         self.peering: Peering | None = None
-        self.index: HotIndex | None = None
         self.crashes = 0
         self._methods: dict[str, Handler] = {}
 
@@ -86,10 +84,8 @@ class Node:
 
     def make_services(self, process: Process) -> list[Service]:
         """The parts of a life."""
-        index = self.index = HotIndex(process)
-        self.peering = Peering(process, index, self.peers)
+        self.peering = Peering(process, self.peers)
         return [
-            index,
             self.make_intake(process),
             Keeper(process, self.retention_ns),
         ]

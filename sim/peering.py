@@ -7,21 +7,24 @@ from collections.abc import Mapping
 from typing import Final
 
 from sim.bridge import promised
-from sim.hot import HotIndex
+from sim.index import SimFeed, SimIds
+from sim.lookups import LOOKUP, JudgedFetcher, serve_lookup
 from sim.peers import JudgedExchange, SimBook, SimCaller, SimStore
 from sim.process import AsyncHandler, Process
 from sim.scans import SCAN, serve_scan
 from sim.streams import EndStream
 from sim.tasks import Promise
-from sim.views import Views
+from sim.views import JudgedViews
 from store.domain.ports import (
     FetchDone,
     FetchRequest,
     PeerAddress,
+    StoreBusy,
     StoreUnavailable,
     SyncDone,
     SyncRequest,
 )
+from store.sync.index.hot import HotIndex
 from store.sync.resume.core import ResumeConfig
 from store.sync.resume.driver import Resumer
 from store.sync.schedule.core import ScheduleConfig
@@ -37,13 +40,21 @@ _QUIET_S: Final = 30.0
 class Peering:
     """One per process."""
 
-    def __init__(self, process: Process, index: HotIndex, peers: tuple[PeerAddress, ...]) -> None:
+    def __init__(self, process: Process, peers: tuple[PeerAddress, ...]) -> None:
         scenario = process.scenario
         self._process = process
         self._stopped = False
-        self._views = Views(process, index)
-        self._store = SimStore(process, self._views)
-        self.exchange = JudgedExchange(process, self._store)
+        self._ids = SimIds(process)
+        self.index = HotIndex(
+            self._ids,
+            process.written_ids,
+            scenario.index_window_ns,
+            process.world_env,
+            scenario.index,
+        )
+        self._store = SimStore(process)
+        views = JudgedViews(process, self._ids, self.index)
+        self.exchange = JudgedExchange(process, self._store, views)
         self._responder = Responder(self.exchange)
         caller = SimCaller(process, self.exchange, self._store)
         self._synchronizer = Synchronizer(
@@ -57,7 +68,7 @@ class Peering:
             ),
             caller,
             SimBook(),
-            _NoSdsMessages(),
+            JudgedFetcher(process, caller, self._store),
             process.world_env,
         )
         self._resumer = Resumer(
@@ -78,17 +89,20 @@ class Peering:
             RECONCILE: self._reconcile,
             TRANSFER: self._transfer,
             SCAN: lambda stream: serve_scan(self._process, stream),
+            LOOKUP: lambda stream: serve_lookup(self._process, stream),
         }
 
     def start(self) -> None:
-        """Begin with the resume, which begins the schedule."""
+        """Begin with the index and the resume, which begins the schedule."""
+        self._process.begin_task("feed", SimFeed(self._process, self.index).run())
         self._store.resuming = True
         self._process.begin_task("resume", self._resume())
 
     def check(self) -> None:
         """Verify the machines, and the bounds on what is open."""
         self.exchange.check()
-        self._views.check()
+        self._ids.check()
+        self.index.check()
         self._synchronizer._schedule.check()
         self._resumer._machine.check()
 
@@ -98,6 +112,16 @@ class Peering:
         return Question(
             self._process.begin_task("operator", self._synchronizer.synchronize(request))
         )
+
+    def fetch(self, request: FetchRequest) -> asyncio.Task[FetchDone | None]:
+        """A client wants some SDS messages; None: the database takes nothing now."""
+        return self._process.begin_task("look-up", self._fetch(request))
+
+    async def _fetch(self, request: FetchRequest) -> FetchDone | None:
+        try:
+            return await self._synchronizer.fetch(request)
+        except (StoreBusy, StoreUnavailable):
+            return None
 
     async def stop(self) -> None:
         """Stop as a node does that shuts down; then nothing may be left.
@@ -109,9 +133,10 @@ class Peering:
         self._stopped = True
         await self._synchronizer.stop()
         self.exchange.close()
-        for task in [task for task in life.tasks if task.get_name() == "resume"]:
+        for task in [task for task in life.tasks if task.get_name() in ("resume", "feed")]:
             task.cancel()
         await self._resumer.stop()
+        await self.index.stop()
         await asyncio.sleep(_QUIET_S + self._process.scenario.silence_ns / 1e9)
         left = [task for task in life.tasks if task is not asyncio.current_task()]
         assert not left, f"tasks are left of a node that was stopped: {left}"
@@ -143,11 +168,3 @@ class Question:
     def withdraw(self) -> None:
         """The operator has gone away."""
         self._task.cancel()
-
-
-class _NoSdsMessages:
-    """Clients of a simulation publish no SDS messages, so a look-up finds none."""
-
-    async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
-        """Ask a peer for some SDS messages."""
-        return FetchDone(peer, missing=request.entries)

@@ -4,41 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Bounds, Input, Result, Role
-from reconcile.view import Answer, Read
 from sim.bridge import driven, kept
 from sim.calls import Status
 from sim.judge import Side
+from sim.lookups import LOOKUP
 from sim.marks import Mark
 from sim.process import Process
 from sim.scans import SCAN, Page, Scan
 from sim.streams import SimConnector, StatusReceived
-from sim.views import OpenView as SimView
-from sim.views import Views
+from sim.views import JudgedView, JudgedViews
 from store.domain.admission import Admission, Verdict
+from store.domain.lookup import Asked
 from store.domain.ports import (
     CursorOutOfRange,
     HistoryEntry,
     PeerAddress,
     PeerState,
+    SdsLookup,
     Source,
     SyncDone,
     SyncEnding,
     SyncOutcome,
     SyncRole,
+    TopicFilter,
     Window,
 )
 from store.domain.streams import FrameStream
 from store.domain.view import OpenView
 from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
-from store.messages.transfer import transferred
+from store.messages.transfer import decode_message, transferred
+from store.sync.errors import ProtocolBroken
 from store.sync.session import exchange as shipped
 from store.sync.session.exchange import Account, ExchangeWork
 from store.sync.session.initiator import Initiator
@@ -58,16 +60,15 @@ _SLACK_NS: Final = 1_000_000_000
 
 
 class SimStore:
-    """The database of a node, as its drivers use it: writes, reads by ID, views, one row."""
+    """The database of a node, as its drivers use it: writes, reads by ID, one row."""
 
-    def __init__(self, process: Process, views: Views) -> None:
+    def __init__(self, process: Process) -> None:
         self.refused: set[bytes] = set()
         self.expected: list[SyncId] = []
         self.scanned: list[SyncId] | None = None  # what a scan that came to its end has shown
         self.resuming = False
         self._process = process
         self._database = process.database
-        self._views = views
 
     async def store(
         self,
@@ -93,20 +94,6 @@ class SimStore:
             self._database.look(lambda: [digest in found for _, digest in ids.pairs()])
         )
 
-    @property
-    def index_entries(self) -> int:
-        """Not asked for in a simulation."""
-        return 0
-
-    @asynccontextmanager
-    async def open_view(self, lower: SyncId, upper: SyncId) -> AsyncIterator[OpenView]:
-        """Fix what is held in the half-open range."""
-        view = await driven(self._views.open_view(lower, upper))
-        try:
-            yield _View(view)
-        finally:
-            view.close()
-
     async def last(self) -> int:
         """When the store was last online."""
         return await kept(self._database.look(lambda: self._database.last_online_ns))
@@ -128,17 +115,6 @@ class SimStore:
                 break
             found.append(message)
         return found
-
-
-class _View:
-    def __init__(self, view: SimView) -> None:
-        self.horizon = view.horizon
-        self.shown = view.shown
-        self._view = view
-
-    async def answer(self, read: Read) -> Answer:
-        """Answer a batch of questions."""
-        return await driven(self._view.answer(read))
 
 
 class _Watched:
@@ -170,7 +146,7 @@ class _Watched:
 class JudgedExchange(shipped.Exchange):
     """The shipped exchange; the judge is told of what it finds, and of how sessions end."""
 
-    def __init__(self, process: Process, store: SimStore) -> None:
+    def __init__(self, process: Process, store: SimStore, views: JudgedViews) -> None:
         scenario = process.scenario
         self.process = process
         self.last: dict[str, Account] = {}
@@ -182,7 +158,7 @@ class JudgedExchange(shipped.Exchange):
                 store_id=process.identity.store_id,
                 cluster=CLUSTER,
                 shards=SHARDS,
-                reconcilable=store,
+                reconcilable=views,
                 transfer=TransferWork(store, store, process.policy, _Observer(), process.world_env),
                 limits=scenario.limits,
                 transfer_limits=scenario.transfer,
@@ -211,7 +187,7 @@ class JudgedExchange(shipped.Exchange):
             role, stream, view, horizon, window=window, session_id=session_id
         )
         _check_after_steps(work.session)
-        shown = view.shown if isinstance(view, _View) else []
+        shown = view.shown if isinstance(view, JudgedView) else []
         return _Watched(self, work, Side(self.process.database, shown, horizon), role)
 
     async def machine(self, session: Session, account: Account) -> Transfer:
@@ -309,6 +285,8 @@ class SimCaller:
         self._store = store
         self._connector = SimConnector(process)
         self.node_id = self._connector.node_id
+        self.asked: dict[asyncio.Task[Any] | None, Sequence[HistoryEntry]] = {}
+        """What each look-up has asked its peer for."""
 
     def connected(self, peer: PeerAddress) -> bool:
         """Always: a call finds out."""
@@ -354,10 +332,17 @@ class SimCaller:
     async def lookup(
         self, peer: PeerAddress, channel_id: bytes, entries: Sequence[HistoryEntry]
     ) -> AsyncGenerator[list[bytes], None]:
-        """Nothing: operators of a simulation do not look messages up."""
-        del peer, channel_id, entries
-        for _ in ():
-            yield []
+        """What a peer holds of some SDS messages."""
+        self.asked[asyncio.current_task()] = entries
+        silence_s, asked = self._exchange.work.silence_s, Asked(channel_id, entries)
+        async with self._connector.call(peer, LOOKUP) as stream:
+            await stream.write(SdsLookup(channel_id, tuple(entries), TopicFilter()))
+            page: list[bytes] | None
+            while (page := await in_time(stream.read(), silence_s)) is not None:
+                for place, encoded in enumerate(page):
+                    _check_asked(asked, place, encoded)
+                yield page
+            await stream.half_close()
 
     def _promised(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
@@ -380,6 +365,17 @@ class SimCaller:
             for digest, verdict in zip(published.hashes, published.verdicts, strict=True)
             if verdict is Verdict.REJECTED
         }
+
+
+def _check_asked(asked: Asked, place: int, encoded: bytes) -> None:
+    """As the edge does it, with the shipped rule.
+
+    Raises:
+        ProtocolBroken: the message was not asked for.
+    """
+    # No hint of a simulation names a message that cannot be read.
+    if not asked.selects(decode_message(place, encoded).payload, lambda: b""):
+        raise ProtocolBroken("the peer sends a message that was not asked for")
 
 
 class SimBook:

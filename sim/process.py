@@ -18,6 +18,7 @@ from sim.network import Network
 from sim.scenario import Scenario
 from sim.tasks import Steps, Task, pause
 from sim.timeline import Timeline
+from store.domain.commits import WrittenIds
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Process:
         self.tasks: dict[Task, None] = {}
         self.at_end: list[Callable[[], None]] = []
         self.life = Life()
+        self.written_ids = WrittenIds(self.scenario.written_ids)
         self.world_env = environment_of(self)
 
     @property

@@ -13,6 +13,7 @@ from reconcile.algorithm.plan import Tuning
 from reconcile.limits import CodecLimits, SessionLimits, SummaryLimits
 from sim.dice import Dice, happens
 from sim.limits import NS_PER_MS, NS_PER_S
+from store.sync.index.limits import IndexLimits
 from store.sync.transfer.limits import TransferLimits
 
 MINUTE_NS: Final = 60 * NS_PER_S
@@ -27,7 +28,9 @@ MAX_NODES: Final = 6
 class Faults:
     """What goes wrong. Shares are of all cases; ``..._every_ns`` is a mean distance, 0: never.
 
-    ``skew_ns``: how far a clock may be off.
+    ``commits_lost``: share of outages after which the newest commits are lost.
+    ``lies``: of answers to look-ups, those that are wrong. ``skew_ns``: how far
+    a clock may be off.
     """
 
     breaks: float
@@ -36,6 +39,9 @@ class Faults:
     unnoticed: float
     commit_crashes: float
     busy: float
+    fails: float
+    commits_lost: float
+    lies: float
     crash_every_ns: int
     partition_every_ns: int
     outage_every_ns: int
@@ -53,7 +59,9 @@ class Scenario:
     ``retention_ns[i]`` is how long store i keeps messages, None for ever. ``moments``: how many
     different timestamps the history has, of ``history`` messages over ``history_ns``; each is in
     a store with the probability ``share``. ``ask_every_ns``: how often an operator has some node
-    reconcile, 0: never.
+    reconcile, 0: never. ``sds_share``: of all messages, those of SDS, some of which are looked up
+    every ``seek_every_ns``. ``written_ids``: IDs that a node remembers of what it has written, for
+    its index.
     """
 
     stores: tuple[int, ...]
@@ -67,6 +75,8 @@ class Scenario:
     clients: int
     publish_every_ns: int
     ask_every_ns: int
+    sds_share: float
+    seek_every_ns: int
     message_bytes: int
     large_share: float
     small_nodes: frozenset[int]
@@ -80,8 +90,9 @@ class Scenario:
     network_delay_ns: int
     disk_delay_ns: int
     lengths_ns: tuple[int, ...]
-    index_entries: int
+    index: IndexLimits
     index_window_ns: int
+    written_ids: int
     limits: SessionLimits
     tuning: Tuning
     transfer: TransferLimits
@@ -120,6 +131,8 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         clients=dice.randint(1, 3),
         publish_every_ns=dice.choice((1, 2, 5, 20)) * NS_PER_S,
         ask_every_ns=dice.choice((0, 0, 20 * NS_PER_S)),
+        sds_share=dice.choice((0.0, 0.2, 0.8)),
+        seek_every_ns=dice.choice((2, 10)) * NS_PER_S,
         message_bytes=dice.choice((10, 40, 200)),
         large_share=dice.choice((0.0, 0.1, 0.3)),
         small_nodes=frozenset(_some_nodes(dice, count) if picky else ()),
@@ -135,8 +148,9 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         lengths_ns=dice.choice(
             ((DAY_NS, HOUR_NS, MINUTE_NS), (HOUR_NS, MINUTE_NS, NS_PER_S), (MINUTE_NS, NS_PER_S))
         ),
-        index_entries=dice.choice((8, 40, 1_000)),
+        index=_index_limits(dice),
         index_window_ns=dice.choice((30 * NS_PER_S, HOUR_NS, 4 * DAY_NS)),
+        written_ids=dice.choice((0, 4, 1_000)),
         limits=limits,
         tuning=_tuning(dice),
         transfer=_transfer_limits(dice, silence_ns),
@@ -214,6 +228,18 @@ def _transfer_limits(dice: Dice, silence_ns: int) -> TransferLimits:
     )
 
 
+def _index_limits(dice: Dice) -> IndexLimits:
+    return IndexLimits(
+        entries=dice.choice((8, 40, 1_000)),
+        chunk_ids=16,
+        waiting_commits=dice.choice((8, 64)),
+        ids_at_once=dice.choice((1, 8, 100)),
+        inline_ids=dice.choice((0, 2, 1_000)),
+        warm_up_ids=dice.choice((2, 16, 1_000)),
+        settle_s=dice.choice((5.0, 60.0)),
+    )
+
+
 def _summary_limits(dice: Dice) -> SummaryLimits:
     if happens(dice, 0.5):
         return SummaryLimits()
@@ -242,6 +268,9 @@ def _faults(dice: Dice) -> Faults:
         unnoticed=share(0.5, 1.0),
         commit_crashes=share(0.0, 0.02, 0.1),
         busy=share(0.0, 0.0, 0.05),
+        fails=share(0.0, 0.0, 0.03),
+        commits_lost=share(0.3, 0.8),
+        lies=share(0.3),
         crash_every_ns=every(0, 8, 20),
         partition_every_ns=every(0, 10, 25),
         outage_every_ns=every(0, 0, 15),

@@ -8,13 +8,27 @@ from collections.abc import Sequence
 from reconcile.ids import SyncId, SyncIds
 from reconcile.summaries.buckets import Buckets
 from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
+from store.domain.hub import START, Place
 
 
 class Snapshot:
-    """Ascending IDs, and the lengths of their buckets in nanoseconds, the longest first."""
+    """Ascending IDs, and the lengths of their buckets in nanoseconds, the longest first.
 
-    def __init__(self, ids: Sequence[SyncId], lengths_ns: Sequence[int]) -> None:
+    Attributes:
+        place: of the newest commit.
+        horizon_ns: everything older was dropped.
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[SyncId],
+        lengths_ns: Sequence[int],
+        place: Place = START,
+        horizon_ns: int = 0,
+    ) -> None:
         self.ids = list(ids)
+        self.place = place
+        self.horizon_ns = horizon_ns
         self._lengths_ns = lengths_ns
         self._all = SyncIds.of(self.ids)
         self._buckets: dict[int, Buckets] = {}

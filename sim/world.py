@@ -11,7 +11,7 @@ from reconcile.ids import SyncIds
 from sim.asking import Operator
 from sim.bridge import TimelineLoop, promised
 from sim.database import Database
-from sim.dice import Dice
+from sim.dice import Dice, happens
 from sim.faults import FaultInjector
 from sim.intake import PUBSUB, Client
 from sim.judge import Judge, Violation
@@ -23,6 +23,7 @@ from sim.limits import (
     NS_PER_S,
     START_NS,
 )
+from sim.lookups import Channel, Seeker, Spoken
 from sim.messages import Message, message_of
 from sim.network import Host, Network
 from sim.node import MAX_DRIFT_NS, Node
@@ -44,6 +45,7 @@ unnoticed waits so long for its first frame (`FIRST_FRAME_S`)."""
 _LONGEST_REST_NS: Final = 400 * NS_PER_S
 _TOPICS: Final = ("/sim/1/a/proto", "/sim/1/b/proto", "/sim/1/c/proto")
 _ALLOWANCE_BYTES: Final = 80
+_SDS_BYTES: Final = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class World:
         hosts: list[Host] = [*self.nodes, *self.clients]
         for host in hosts:
             self.network.add(host)
+        self.channel = Channel(self)
         self._changed = True
 
     def run(self) -> Summary:
@@ -123,10 +126,14 @@ class World:
             node.boot()
         faults = FaultInjector(self)
         faults.start()
-        operators = [Operator(self)] if self.scenario.ask_every_ns else []
+        actors: list[Operator | Seeker] = []
+        if self.scenario.ask_every_ns:
+            actors.append(Operator(self))
+        if self.scenario.sds_share:
+            actors.append(Seeker(self))
         self._let_pass(self.scenario.faults_ns)
-        for operator in operators:
-            operator.stop()
+        for actor in actors:
+            actor.stop()
         self._calm(faults)
         calm_ns = self.timeline.now_ns
         self._let_pass(_UNDER_WAY_NS)
@@ -154,18 +161,30 @@ class World:
         most = self.scenario.faults.drift_ppm
         return self.dice.randint(-most, most) if most else 0
 
+    @property
+    def message_limit_bytes(self) -> int:
+        """Of nodes that take small messages only."""
+        sds = _SDS_BYTES if self.scenario.sds_share else 0
+        return self.scenario.message_bytes + _ALLOWANCE_BYTES + sds
+
     def message_limit(self, number: int) -> int:
         """The largest message that a node takes."""
-        small = self.scenario.message_bytes + _ALLOWANCE_BYTES
+        small = self.message_limit_bytes
         return small if number in self.scenario.small_nodes else 4 * small
 
-    def compose(self, payload: bytes, time_ns: int, *, ephemeral: bool = False) -> Message:
-        """A message; some are too large for some nodes."""
+    def compose(self, text: bytes, time_ns: int, *, ephemeral: bool = False) -> Message:
+        """A message, perhaps of SDS; some are too large for some nodes."""
         dice, size = self.dice, self.scenario.message_bytes
         large = dice.random() < self.scenario.large_share
-        padding = bytes(2 * (size + _ALLOWANCE_BYTES) if large else dice.randint(0, size))
+        payload = text + bytes(2 * self.message_limit_bytes if large else dice.randint(0, size))
         content = dice.choice(_TOPICS)
-        return message_of(PUBSUB, content, payload + padding, time_ns, ephemeral=ephemeral)
+        if not happens(dice, self.scenario.sds_share):
+            return message_of(PUBSUB, content, payload, time_ns, ephemeral=ephemeral)
+        parents = self.channel.parents()
+        payload = self.channel.payload(text, parents, payload)
+        message = message_of(PUBSUB, content, payload, time_ns, ephemeral=ephemeral)
+        self.channel.spoken[text] = Spoken(text, message.digest, parents)
+        return message
 
     def database_at(self, host: str) -> Database:
         """What a node works on."""

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from reconcile.ids import SyncId
 from sim.bridge import driven, kept
 from sim.database import Client, Database
 from sim.dice import happens
@@ -64,8 +63,7 @@ class GossipDatabase(Database):
 
     Attributes:
         pauses: share of what it does that takes seconds.
-        log: messages in the order of their commits; ``batches``: what each commit has added.
-        graph: the events among them.
+        log: messages in the order of their commits; ``graph``: the events among them.
         rows: unread events. ``confirmed``: every pair that was ever confirmed.
         sessions: of lives of nodes, which are told what they have written.
     """
@@ -76,19 +74,20 @@ class GossipDatabase(Database):
         self.weather.delay_ns = world.scenario.disk_delay_ns
         self.pauses = 0.0
         self.log: list[bytes] = []
-        self.batches: list[list[bytes]] = []
         self.graph: dict[bytes, GraphEvent] = {}
-        self.commits: list[CommitRow] = []
         self.rows: dict[bytes, Row] = {}
         self.confirmed: dict[bytes, dict[str, None]] = {}
         self.sessions: dict[Client, Session] = {}
         self._world = world
-        self.followers.append(self._log_commit)
 
-    def add(self, batch: RecordBatch, clock_ns: int) -> list[bool]:
+    def add(self, batch: RecordBatch, clock_ns: int, number: int | None = None) -> list[bool]:
         """Commit a batch now."""
+        new = super().add(batch, clock_ns, number)
         self.graph.update((event.id, event) for event in graph_events(batch))
-        return super().add(batch, clock_ns)
+        added = [digest for digest, is_new in zip(batch.hashes, new, strict=True) if is_new]
+        self.log += added
+        self._world.committed(added)
+        return new
 
     def write(
         self, client: Client, batch: RecordBatch, also: Callable[[list[bool]], None] | None = None
@@ -106,7 +105,8 @@ class GossipDatabase(Database):
             for digest, is_new in zip(batch.hashes, new, strict=True):
                 self._need(digest, asked, is_new=is_new)
             if client in self.sessions:
-                self.sessions[client].note(self.position, batch, new, source)
+                number = self.commits[-1].batch if any(new) else 0
+                self.sessions[client].note(number, batch, new, source)
 
         return super().write(client, batch, note)
 
@@ -116,14 +116,6 @@ class GossipDatabase(Database):
         if needed:
             row = self.rows.setdefault(digest, Row(needed, self._world.timeline.now_ns))
             row.needed = max(row.needed, needed)
-
-    def _log_commit(self, position: int, ids: list[SyncId]) -> None:
-        times, digests = [each[0] for each in ids], [each[1] for each in ids]
-        place = position, 0
-        self.commits.append(CommitRow(place, position, len(ids), min(times), max(times), None))
-        self.batches.append(digests)
-        self.log += digests
-        self._world.committed(digests)
 
     def _later(self, action: Callable[[], None], portions: int = 1) -> None:
         if happens(self._dice, self.pauses):
@@ -193,10 +185,8 @@ class Session:
 
     async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
         """Read what commits have added."""
-        batches = self.database.batches
-        return await self._messages(
-            "arrived", lambda: [each for row in commits for each in batches[row.batch - 1]]
-        )
+        added = self.database.ids_of
+        return await self._messages("arrived", lambda: [each for _, each in added(commits).pairs()])
 
     async def newest(self, limit: int) -> CommittedMessages:
         """Read the newest messages."""
@@ -246,14 +236,14 @@ class Session:
         for digest in hashes:
             self._tracked.pop(digest, None)
 
-    def note(self, position: int, batch: RecordBatch, new: Sequence[bool], source: Source) -> None:
+    def note(self, number: int, batch: RecordBatch, new: Sequence[bool], source: Source) -> None:
         """This life has committed a batch."""
         rows = self.database.rows
         needed = {digest: rows[digest].needed for digest in batch.hashes if digest in rows}
         self.remember(needed)
         places = [place for place, is_new in enumerate(new) if is_new]
         if self._keeps and places:
-            self._own[position] = OwnBatch(batch, places, source, needed, 1)
+            self._own[number] = OwnBatch(batch, places, source, needed, 1)
             while len(self._own) > self._world.gossip.kept_batches:
                 self._own.popitem(last=False)
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from reconcile.ids import SyncId
 from sim.calls import End
 from sim.dice import happens
 from sim.environment import SimLog
@@ -106,7 +105,9 @@ class Gossiping(Intake):
 
     def start(self) -> None:
         """Begin all work."""
-        self._owner.database.followers.append(self._hear)
+        database = self._owner.database
+        self._place = database.place
+        database.followers[self] = self._hear
         self._process.at_end.append(self._unfollow)
         for name, work in self.node.work():
             self._works.append(self._process.begin_task(name, _do(work)))
@@ -153,30 +154,27 @@ class Gossiping(Intake):
 
     # The commit feed
 
-    def _hear(self, position: int, ids: list[SyncId]) -> None:
+    def _hear(self) -> None:
         """Commits are reported a little later, in order, some again, and sometimes all are lost."""
-        del ids
-        timeline, dice, commits = self._process.timeline, self._process.dice, self._commits
-        delay_ns = int(dice.uniform(0, _REPORT_NS))
-        self._reported_ns = max(self._reported_ns, timeline.now_ns + delay_ns)
-        again = 4 if happens(dice, self._world.gossip.retold) else 1
-        rows = commits[max(0, position - again) : position]
-        timeline.at(self._reported_ns, partial(self._report, rows))
+        timeline, dice, database = self._process.timeline, self._process.dice, self._owner.database
+        rows = database.commits_after(self._place)
+        if rows:
+            self._place = rows[-1].place
+            delay_ns = int(dice.uniform(0, _REPORT_NS))
+            self._reported_ns = max(self._reported_ns, timeline.now_ns + delay_ns)
+            is_lost = happens(dice, self._world.gossip.retold)
+            rows = database.commits[-4:] if is_lost else rows
+            timeline.at(self._reported_ns, partial(self._report, rows, is_lost))
 
-    @property
-    def _commits(self) -> list[CommitRow]:
-        return self._owner.database.commits
-
-    def _report(self, rows: Sequence[CommitRow]) -> None:
+    def _report(self, rows: Sequence[CommitRow], is_lost: bool) -> None:
         if self._process.alive:
             with self._process.life.inside():
-                if len(rows) > 1:
+                if is_lost:
                     self.node.driver.lost()
                 self.node.driver.commits(rows)
 
     def _unfollow(self) -> None:
-        if self._hear in self._owner.database.followers:
-            self._owner.database.followers.remove(self._hear)
+        self._owner.database.followers.pop(self, None)
 
     # What the machine counts
 

@@ -108,7 +108,9 @@ def _faults(dice: Dice, faults: Faults) -> Faults:
     """Publishers are heard, and the store fails more often: streams last, and sessions do not."""
     outages_ns = dice.choice((0, 0, 6, 15)) * NS_PER_S
     busy = dice.choice((0.0, 0.0, 0.05, 0.2))
-    return replace(faults, lost=0.0, twice=0.0, busy=busy, outage_every_ns=outages_ns)
+    return replace(
+        faults, lost=0.0, twice=0.0, commits_lost=0.0, busy=busy, outage_every_ns=outages_ns
+    )
 
 
 def alone(faults: Faults) -> Faults:

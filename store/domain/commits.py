@@ -1,11 +1,23 @@
-"""Commits as the feed reports them: their place in the commit order and what they span."""
+"""Commits as the feed reports them, and the IDs of those that this node has just written."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
+
+from reconcile.ids import SyncIds
 from store.domain.hub import Place
+from store.messages.record import RecordBatch
+from storenode.message.limits import HASH_BYTES
+
+MAX_WRITTEN_IDS: Final = 65_536
+"""IDs that wait here; the oldest batches are dropped, and can be read from the database."""
+
+_Offer = tuple[list[int], list[bytes], frozenset[bytes] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +41,38 @@ def at_most(commits: Iterable[CommitRow], messages: int) -> list[CommitRow]:
             break
         chosen.append(commit)
     return chosen
+
+
+class WrittenIds:
+    """IDs of batches that this node writes, by the numbers of the batches, within a bound.
+
+    A batch is offered right before its transaction commits, so it is here when its commit is seen.
+    One that was rolled back is offered under a number that no commit ever has, and is dropped in
+    time.
+    """
+
+    def __init__(self, most: int = MAX_WRITTEN_IDS) -> None:
+        self._most = most
+        self._offers: OrderedDict[int, _Offer] = OrderedDict()
+        self._held = 0
+
+    def offer(self, batch_id: int, batch: RecordBatch, added: frozenset[bytes] | None) -> None:
+        """Hold the IDs of a batch: of those with ``added`` hashes, or of all when it is None."""
+        self._offers[batch_id] = batch.timestamps, batch.hashes, added
+        self._held += len(batch)
+        while self._held > self._most:
+            _, (timestamps, _, _) = self._offers.popitem(last=False)
+            self._held -= len(timestamps)
+
+    def take(self, batch_id: int) -> SyncIds | None:
+        """The IDs that a batch has added, in any order; None: they are not here."""
+        offer = self._offers.pop(batch_id, None)
+        if offer is None:
+            return None
+        timestamps, hashes, added = offer
+        self._held -= len(timestamps)
+        joined = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH_BYTES)
+        ids = SyncIds(np.array(timestamps, np.int64), joined)
+        if added is None:
+            return ids
+        return ids[np.array([digest in added for digest in hashes], np.bool_)]

@@ -37,6 +37,9 @@ MAX_NAMED_TOPICS: Final = 65_536
 Place = tuple[int, int]
 """Commit position and its token (unsigned 64 bits)."""
 
+START: Final[Place] = (0, 0)
+"""Before the first commit."""
+
 TopicName = tuple[str, str]
 """Pubsub and content topic."""
 

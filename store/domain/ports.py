@@ -272,12 +272,16 @@ class Feed(Protocol):
         ...
 
 
-class SdsReader(Protocol):
+class SdsLookups(Protocol):
     """Reads by SDS message ID."""
 
     def messages(self, request: SdsLookup) -> AsyncIterator[SdsPage]:
         """Claimants of each ID, ``request.claimants`` at most, and the entries that are missing."""
         ...
+
+
+class SdsReader(SdsLookups, Protocol):
+    """Reads by SDS message ID, and by what a message follows from."""
 
     def causal_history(self, request: CausalRequest) -> AsyncIterator[SdsPage]:
         """The causal past of the heads, every parent before its children."""

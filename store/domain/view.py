@@ -1,11 +1,21 @@
-"""What a store holds, as a reconciliation asks for it; ``store.db`` implements it."""
+"""What a store holds, as a reconciliation asks for it, and what that is made from.
+
+``store.sync.index`` offers `Reconcilable` over `StoredIds`, which ``store.db`` implements.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
+from reconcile.ids import SyncIds
+from reconcile.summaries.loading import Loaded, Needs
+from reconcile.summaries.summary import SummaryView
 from reconcile.view import Answer, Read
+from store.domain.commits import CommitRow
+from store.domain.hub import Place
 from store.domain.ports import SyncId
 
 
@@ -32,4 +42,56 @@ class Reconcilable(Protocol):
     @property
     def index_entries(self) -> int:
         """IDs held in memory."""
+        ...
+
+
+class ColdView(Protocol):
+    """Everything that is held at one moment, as summaries that load what they lack."""
+
+    @property
+    def view(self) -> SummaryView:
+        """The summaries."""
+        ...
+
+    @property
+    def place(self) -> Place:
+        """The newest commit of what is held."""
+        ...
+
+    @property
+    def horizon_ns(self) -> int:
+        """The store's horizon at that moment."""
+        ...
+
+    async def load(self, needs: Needs) -> Loaded:
+        """Read what the view needs.
+
+        Raises:
+            StoreUnavailable: the database does not serve, or the view was open for too long.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest commit, and the horizon; ``served``: whether a given commit was not lost."""
+
+    place: Place
+    horizon_ns: int
+    served: bool
+
+
+class StoredIds(Protocol):
+    """The IDs that the database holds. All methods raise `StoreUnavailable` where it is away."""
+
+    def open_cold(self) -> AbstractAsyncContextManager[ColdView]:
+        """A view of everything that is held now."""
+        ...
+
+    async def newest(self, seen: Place) -> Newest:
+        """The newest commit now, and whether the database still has one that was seen."""
+        ...
+
+    async def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
+        """The IDs that some commits have added and that are held, in any order."""
         ...

@@ -14,25 +14,27 @@ from typing import TYPE_CHECKING, Protocol
 
 from store.config.node import NodeConfig
 from store.db.commits.feed import DatabaseFeed
-from store.db.commits.ids import WrittenIds
 from store.db.maintenance.maintainer import Maintainer
 from store.db.pool import Database, PoolSettings, complete_url
 from store.db.reading.reader import DatabaseReader
-from store.db.reconciliation.hot_index import HotIndex, index_window_ns
-from store.db.reconciliation.views import DatabaseReconcilable
+from store.db.reconciliation.stored_ids import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.writing.tracking import Tracking
 from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
-from store.domain.commits import CommitRow
+from store.domain.commits import CommitRow, WrittenIds
 from store.domain.hub import Place
 from store.domain.ports import Services
 from store.domain.retention import RetentionPolicy
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
+from store.runtime.environment import system_environment
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
 from store.runtime.policy import request_limits
+from store.sync.index.hot import HotIndex
+from store.sync.index.limits import index_window_ns
+from store.sync.index.views import IndexedReconcilable
 from storenode.message.limits import NS_PER_S
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class Wiring:
     services: Services
     maintainer: Maintainer
     feed: DatabaseFeed
-    reconcilable: DatabaseReconcilable
+    reconcilable: IndexedReconcilable
     unread: UnreadEvents
     tracking: Tracking | None
     commits: CommitListeners
@@ -120,7 +122,13 @@ async def open_wiring(
     )
     await writer.start()
     stack.push_async_callback(writer.stop)
-    hot = _hot_index(config, database, written_ids)
+    stored = DatabaseIds(database)
+    hot = HotIndex(
+        stored,
+        written_ids,
+        index_window_ns(config.sync_range, config.sync_offset),
+        system_environment("store.sync.index", metrics),
+    )
     page_bytes = request_limits(config).page_bytes
 
     commits = CommitListeners([hot])
@@ -149,7 +157,7 @@ async def open_wiring(
         services,
         maintainer,
         feed,
-        DatabaseReconcilable(database, hot),
+        IndexedReconcilable(stored, hot),
         unread,
         tracking,
         commits,
@@ -161,20 +169,6 @@ def _pool_settings(config: NodeConfig) -> PoolSettings:
         write_connections=config.write_connections,
         read_connections=config.read_connections,
         bulk_connections=config.bulk_connections,
-    )
-
-
-def _hot_index(config: NodeConfig, database: Database, written_ids: WrittenIds) -> HotIndex:
-    def note(name: str, /, **fields: object) -> None:
-        write = _LOG.info if name == "index_warm" else _LOG.warning
-        write(name, **fields)
-
-    return HotIndex(
-        database,
-        written_ids,
-        index_window_ns(config.sync_range, config.sync_offset),
-        now_ns=time.time_ns,
-        on_event=note,
     )
 
 

@@ -23,7 +23,7 @@ from store.domain.ports import (
     PeerCaller,
     PeerFailed,
     SdsLookup,
-    SdsReader,
+    SdsLookups,
     Source,
     TopicFilter,
     Writer,
@@ -63,7 +63,7 @@ class Fetcher:
     def __init__(
         self,
         caller: PeerCaller,
-        sds: SdsReader,
+        sds: SdsLookups,
         writer: Writer,
         policy: Callable[[], Policy],
         environment: Environment,

@@ -7,15 +7,34 @@ run has.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
 
-from store.domain.ports import PeerFailed, Source, StoreBusy, StoreUnavailable, SyncDone
+from reconcile.ids import SyncIds
+from reconcile.index import Index
+from store.domain.admission import Admission
+from store.domain.commits import CommitRow
+from store.domain.hub import Place
+from store.domain.ports import (
+    FetchDone,
+    FetchRequest,
+    HistoryEntry,
+    PeerAddress,
+    PeerFailed,
+    Source,
+    StoreBusy,
+    StoreUnavailable,
+    SyncDone,
+)
 from store.messages.cursor import ScanCursor
+from store.sync import lookup
 from store.sync.errors import TooManyCalls
+from store.sync.index import hot
+from store.sync.index.warm_up import at
 from store.sync.resume import driver as resume
 from store.sync.resume.core import Advance, Fetch, FetchEnded, PageStored
 from store.sync.schedule import driver as schedule
@@ -196,6 +215,93 @@ async def _fetch_and_hide_the_error(self: resume.Resumer, fetch: Fetch) -> Fetch
 _FETCH = resume.Resumer._fetch
 
 
+# The index
+
+
+async def _ids_that_others_wrote(self: hot.HotIndex, commits: Sequence[CommitRow]) -> SyncIds:
+    others = [each for each in commits if self._written_ids.take(each.batch) is None]
+    return await self._stored.ids_of(others)
+
+
+async def _take_in_or_pass_over(self: hot.HotIndex) -> None:
+    while self._waiting and not self._lost.is_set():
+        try:
+            await self._take_in()
+        except StoreUnavailable:
+            self._place = self._waiting.popleft().place
+
+
+def _prune_below_the_floor(self: hot.HotIndex, index: Index, floor_ns: int) -> None:
+    del self
+    index.prune(at(floor_ns))
+
+
+def _lose_nothing(self: hot.HotIndex) -> None:
+    self._waiting.clear()
+
+
+async def _view_of_what_is_there(
+    self: hot.HotIndex, place: Place, horizon_ns: int
+) -> hot.HotView | None:
+    del place, horizon_ns
+    return None if self._index is None else hot.HotView(self._index.view(), at(self._floor_ns))
+
+
+async def _warm_and_forget_the_rest(self: hot.HotIndex) -> None:
+    await _WARM(self)
+    self._waiting.clear()
+
+
+_WARM = hot.HotIndex._warm
+
+
+# Look-ups
+
+
+async def _take_without_storing(
+    self: lookup.Fetcher, encoded: list[bytes], taken: lookup._Taken
+) -> None:
+    admission = Admission(self._policy(), self._environment.now_ns(), Source.TRANSFER)
+    admission.admit(encoded)
+    taken.stored += len(admission.admitted.batch)
+
+
+async def _take_the_first_page(
+    self: lookup.Fetcher, encoded: list[bytes], taken: lookup._Taken
+) -> None:
+    if not taken.stored:
+        await _TAKE(self, encoded, taken)
+
+
+_TAKE = lookup.Fetcher._take
+
+
+async def _fetch_and_believe(
+    self: lookup.Fetcher, peer: PeerAddress, request: FetchRequest
+) -> FetchDone:
+    done = await _FETCH_SDS(self, peer, request)
+    return replace(done, found=(*done.found, *done.missing), missing=())
+
+
+async def _fetch_and_call_the_rest_missing(
+    self: lookup.Fetcher, peer: PeerAddress, request: FetchRequest
+) -> FetchDone:
+    done = await _FETCH_SDS(self, peer, request)
+    known = {*done.held, *done.found, *done.refused}
+    missing = tuple(entry for entry in request.entries if entry not in known)
+    return replace(done, missing=missing, error="")
+
+
+_FETCH_SDS = lookup.Fetcher.fetch
+
+
+async def _missing_all(
+    self: lookup.Fetcher, channel_id: bytes, entries: Sequence[HistoryEntry]
+) -> lookup.Entries:
+    del self, channel_id
+    return tuple(entries)
+
+
 class _Sleepless:
     """`asyncio` whose pauses take no time."""
 
@@ -280,6 +386,43 @@ DRIVERS = {
     ),
     "hides the error of a resume": Mutant(
         replace_with(resume.Resumer, "_fetch", _fetch_and_hide_the_error), "has passed over"
+    ),
+    "leaves out of its index what it writes": Mutant(
+        replace_with(hot.HotIndex, "_ids_of", _ids_that_others_wrote), "lacks .* that are durable"
+    ),
+    "passes over a commit that it could not read": Mutant(
+        replace_with(hot.HotIndex, "_take_in_all", _take_in_or_pass_over),
+        "lacks .* that are durable",
+    ),
+    "prunes its index and leaves the floor": Mutant(
+        replace_with(hot.HotIndex, "_raise_floor", _prune_below_the_floor),
+        "lacks .* that are durable|do not become equal",
+    ),
+    "does not notice that commits were lost": Mutant(
+        replace_with(hot.HotIndex, "lost", _lose_nothing), "lacks .* that are durable"
+    ),
+    "opens a view of an index that is behind": Mutant(
+        replace_with(hot.HotIndex, "view_at", _view_of_what_is_there), "lacks .* that are durable"
+    ),
+    "forgets what came while it warmed up": Mutant(
+        replace_with(hot.HotIndex, "_warm", _warm_and_forget_the_rest),
+        "lacks .* that are durable",
+    ),
+    "looks up messages and stores none": Mutant(
+        replace_with(lookup.Fetcher, "_take", _take_without_storing), "misses .* SDS messages"
+    ),
+    "takes one page of a look-up": Mutant(
+        replace_with(lookup.Fetcher, "_take", _take_the_first_page), "misses .* SDS messages"
+    ),
+    "calls found what a peer lacks": Mutant(
+        replace_with(lookup.Fetcher, "fetch", _fetch_and_believe), "calls found"
+    ),
+    "hides the error of a look-up": Mutant(
+        replace_with(lookup.Fetcher, "fetch", _fetch_and_call_the_rest_missing),
+        "misses .* SDS messages",
+    ),
+    "looks up what it holds": Mutant(
+        replace_with(lookup.Fetcher, "_missing", _missing_all), "SDS messages that it holds"
     ),
     "resumes without a pause": Mutant(replace_with(resume, "asyncio", _Sleepless()), "circles"),
 }

@@ -14,9 +14,10 @@ from reconcile.session import Ended, Session
 from reconcile.session import Input as SessionInput
 from reconcile.summaries.layered import LayeredView
 from reconcile.summaries.summary import SummaryView
-from sim import hot, intake, views
+from sim import intake
 from store.domain.admission import Admission, Verdict
 from store.domain.environment import Random
+from store.sync.index import views, warm_up
 from store.sync.resume import driver as resume
 from store.sync.resume.core import Advance, PageStored, Resume
 from store.sync.resume.core import Effect as ResumeEffect
@@ -90,8 +91,11 @@ class HonouringAdmission(Admission):
 class EmptyIndex(Index):
     """Takes a warm-up for done that has read nothing."""
 
-    def load(self, ids: SyncIds) -> None:
-        super().load(ids[:0])
+    def insert(self, ids: SyncIds) -> int:
+        started, self._started = self._started, True
+        return super().insert(ids if started else ids[:0])
+
+    _started = False
 
 
 class LossyIndex(Index):
@@ -167,10 +171,10 @@ CORES = {
         _admissions(HonouringAdmission), "acknowledged .* does not hold"
     ),
     "starts with an empty index": Mutant(
-        replace_with(hot, "Index", EmptyIndex), "lacks .* that are durable"
+        replace_with(warm_up, "Index", EmptyIndex), "lacks .* that are durable"
     ),
     "loses late messages": Mutant(
-        replace_with(hot, "Index", LossyIndex), "lacks .* that are durable"
+        replace_with(warm_up, "Index", LossyIndex), "lacks .* that are durable"
     ),
     "misplaces the floor": Mutant(
         replace_with(views, "LayeredView", ShiftedView), "are missing|do not become equal"

@@ -15,6 +15,7 @@ from sim.network import Network
 from sim.tasks import Promise, Steps, Task
 from sim.timeline import Timeline
 from sim.trace import Trace
+from store.domain.commits import WrittenIds
 from store.messages.record import RecordBatch
 from storenode.message.rules import Policy
 from tests.support.admission import admit
@@ -221,6 +222,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.alive = True
+        self.written_ids = WrittenIds()
 
     def crash_soon(self) -> None:
         self.alive = False

@@ -18,7 +18,6 @@ import psycopg
 from store.db.commits.pages import (
     FOREIGN,
     LOST,
-    START,
     FeedPage,
     FeedPosition,
     commits_between,
@@ -32,7 +31,7 @@ from store.db.commits.pages import (
 from store.db.pool import Backoff, Connection, Database
 from store.db.reading.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
 from store.domain.commits import CommitRow
-from store.domain.hub import MAX_QUEUED_BYTES, Commit, Delivery, Hub, Place, Subscriber
+from store.domain.hub import MAX_QUEUED_BYTES, START, Commit, Delivery, Hub, Place, Subscriber
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.ports import (
     CursorOutOfRange,

@@ -12,7 +12,7 @@ from store.db.pool import Connection
 from store.db.reading.pages import SHOWN
 from store.db.reading.select import Entry, Topics, resolve, topics_clause, topics_parameters
 from store.domain.commits import CommitRow
-from store.domain.hub import Place, Row, TopicName
+from store.domain.hub import START, Place, Row, TopicName
 from store.domain.ports import CursorOutOfRange, SyncId, TopicFilter
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
@@ -31,9 +31,6 @@ LOST: Final = (
 FOREIGN: Final = (
     "the cursor belongs to another database; follow from the beginning, or scan the gap"
 )
-
-START: Final[Place] = (0, 0)
-"""Before the first commit."""
 
 
 @dataclass(frozen=True, slots=True)

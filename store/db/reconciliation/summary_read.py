@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import psycopg
@@ -20,9 +20,8 @@ from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
 from reconcile.summaries.buckets import Buckets
-from reconcile.summaries.loading import Loaded, LoadingView, NeedBuckets, NeedHashes, NeedIds, Needs
+from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
 from reconcile.summaries.summary import SummaryView
-from reconcile.view import Answer, Read
 from store.db.arrays import bigint_column
 from store.db.commits.ids import ids_in, ids_with
 from store.db.commits.pages import newest
@@ -46,12 +45,6 @@ buckets are days."""
 MAX_DELTA_COMMITS: Final = 4 * MAX_FOLD_COMMITS
 """Commits whose deltas a view adds up by itself; where more are not folded, that is done first."""
 
-THREADED_SPANS: Final = 2_000
-THREADED_IDS: Final = 20_000
-"""From so many on, a step is left to a thread: it may take 10 ms of the event loop's time."""
-
-_Given = TypeVar("_Given")
-_Result = TypeVar("_Result")
 _EXPIRED: Final = (
     "the view for this reconciliation was open for too long; reconcile again, over a shorter window"
 )
@@ -181,34 +174,6 @@ async def cold_view(database: Database, max_view_s: float = MAX_VIEW_S) -> Async
     finally:
         # Cancelled or not, with a statement under way or not: closing ends the transaction.
         await connection.close()
-
-
-async def worked_through(
-    view: LoadingView, read: Read, load: Callable[[Needs], Awaitable[Loaded]]
-) -> Answer:
-    """Work through a read, step by step; a large step in a thread.
-
-    Raises:
-        SummaryMismatch: what was loaded contradicts itself.
-        StoreUnavailable: ``load`` failed.
-    """
-    needs = await in_thread_if(asked_spans(read) >= THREADED_SPANS, view.needs, read)
-    while needs is not None:
-        loaded = await load(needs)
-        await in_thread_if(len(loaded) >= THREADED_IDS, view.load, loaded)
-        needs = view.needs(read)
-    return view.answer(read)
-
-
-async def in_thread_if(large: bool, work: Callable[[_Given], _Result], given: _Given) -> _Result:
-    """Do something here, or in a thread when it is large."""
-    return await asyncio.to_thread(work, given) if large else work(given)
-
-
-def asked_spans(read: Read) -> int:
-    """How many spans a read is about."""
-    asked = (read.measure, read.split and read.split[0], read.items, read.probe and read.probe[0])
-    return sum(len(spans) for spans in asked if spans is not None)
 
 
 @contextmanager

@@ -22,7 +22,6 @@ import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
-from store.db.commits.ids import WrittenIds
 from store.db.errors import is_missing_partition
 from store.db.pool import (
     Backoff,
@@ -45,6 +44,7 @@ from store.db.writing.insert import (
 )
 from store.db.writing.topics import KnownTopics
 from store.db.writing.tracking import Tracking, Written
+from store.domain.commits import WrittenIds
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.messages.record import RecordBatch
 

@@ -10,15 +10,18 @@ import pytest
 
 from reconcile import kernel
 from reconcile.ids import SyncIds
-from store.db.commits.ids import MAX_WRITTEN_IDS, WrittenIds, ids_of
+from store.db.commits.ids import ids_of
 from store.db.maintenance.retention import prune
-from store.db.pool import Connection, Database
-from store.db.reconciliation import hot_index, warm_up
-from store.db.reconciliation.hot_index import HotView
-from store.db.reconciliation.warm_up import FLOOR_STEP_NS, Warm
-from store.domain.commits import CommitRow
+from store.db.pool import Connection
+from store.db.reconciliation import stored_ids
+from store.domain.commits import MAX_WRITTEN_IDS, CommitRow, WrittenIds
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
+from store.domain.view import StoredIds
+from store.sync.index import hot, warm_up
+from store.sync.index.hot import HotView
+from store.sync.index.limits import FLOOR_STEP_NS, IndexLimits
+from store.sync.index.warm_up import Warm
 from storenode.message.limits import NS_PER_S
 from tests.integration.storage.following import LongTransaction
 from tests.integration.storage.viewing import WINDOW, ViewingNode, viewing
@@ -82,7 +85,7 @@ async def test_what_this_node_writes_is_not_read_again(
     async def fail(*_: object) -> SyncIds:
         raise AssertionError
 
-    monkeypatch.setattr(hot_index, "ids_of", fail)
+    monkeypatch.setattr(stored_ids, "ids_of", fail)
     messages = [(NOW - number, TOPICS[0], bytes([number])) for number in range(30)]
     async with viewing(database_url) as node:
         await node.store(batch_of(messages[:20]))
@@ -138,11 +141,8 @@ async def test_the_floor_rises_with_time_and_late_ones_below_it_are_left_out(
         assert (await check(node)).floor == view.floor
 
 
-async def test_time_alone_raises_the_floor(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hot_index, "_SETTLE_S", 0.01)
-    async with viewing(database_url) as node:
+async def test_time_alone_raises_the_floor(database_url: str) -> None:
+    async with viewing(database_url, limits=IndexLimits(settle_s=0.01)) as node:
         await store(node, random.Random(6))
         await check(node)
         node.clock.now_ns += 2 * WINDOW
@@ -165,11 +165,8 @@ async def test_a_clock_that_was_ahead_does_not_leave_the_index_empty(database_ur
         assert [name for name, _ in node.events] == ["index_warm", "index_lost", "index_warm"]
 
 
-async def test_a_view_waits_for_a_commit_and_not_for_ever(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hot_index, "PATIENCE_S", 0.05)
-    async with viewing(database_url) as node:
+async def test_a_view_waits_for_a_commit_and_not_for_ever(database_url: str) -> None:
+    async with viewing(database_url, limits=IndexLimits(patience_s=0.05)) as node:
         await store(node, random.Random(7))
         await check(node)
         position = node.hot.place[0]
@@ -182,7 +179,7 @@ async def test_it_never_holds_more_than_there_is_room_for(
     database_url: str, *, gathered: bool
 ) -> None:
     dice = random.Random(8)
-    async with viewing(database_url, max_entries=100, started=False) as node:
+    async with viewing(database_url, limits=IndexLimits(entries=100), started=False) as node:
         if not gathered:
             node.hot.start()
             await node.until_warm()
@@ -203,12 +200,12 @@ async def test_more_in_one_moment_than_there_is_room_for_is_left_to_the_database
     database_url: str,
 ) -> None:
     dice = random.Random(9)
-    async with viewing(database_url, max_entries=10) as node:
+    async with viewing(database_url, limits=IndexLimits(entries=10)) as node:
         await node.store(random_batch(dice, 50, [NOW]))
         assert len((await check(node)).view) == 0
         await node.store(random_batch(dice, 5, [NOW + 2 * MINUTE]))
         assert len((await check(node)).view) == 5
-    async with viewing(database_url, max_entries=10) as node:
+    async with viewing(database_url, limits=IndexLimits(entries=10)) as node:
         assert len((await check(node)).view) <= 10
 
 
@@ -237,14 +234,14 @@ async def test_after_a_failure_there_is_no_index_until_one_is_made(
 
     async with viewing(database_url, started=False) as node:
 
-        async def faulty(database: Database, floor_ns: int, max_entries: int) -> Warm:
+        async def faulty(stored: StoredIds, floor_ns: int, limits: IndexLimits) -> Warm:
             seen.append(node.hot.floor_ns)
             assert await hot_view(node) is None
             if faults:
                 raise faults.pop(0)
-            return await warm_up.warm_up(database, floor_ns, max_entries)
+            return await warm_up.warm_up(stored, floor_ns, limits)
 
-        monkeypatch.setattr(hot_index, "warm_up", faulty)
+        monkeypatch.setattr(hot, "warm_up", faulty)
         await store(node, random.Random(11))
         node.hot.start()
         await node.until_warm()
@@ -275,7 +272,7 @@ async def test_it_outlives_a_fault_while_it_follows(
             raise faults.pop()
         return await ids_of(connection, commits)
 
-    monkeypatch.setattr(hot_index, "ids_of", faulty)
+    monkeypatch.setattr(stored_ids, "ids_of", faulty)
     dice = random.Random(12)
     async with viewing(database_url) as node, viewing(database_url, started=False) as other:
         await store(other, dice)
@@ -304,12 +301,9 @@ async def test_lost_commits_are_not_in_a_new_index(database_url: str) -> None:
         assert [name for name, _ in node.events] == ["index_warm", "index_lost", "index_warm"]
 
 
-async def test_too_many_commits_in_line_make_it_anew(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hot_index, "MAX_WAITING_COMMITS", 3)
+async def test_too_many_commits_in_line_make_it_anew(database_url: str) -> None:
     dice = random.Random(14)
-    async with viewing(database_url) as node:
+    async with viewing(database_url, limits=IndexLimits(waiting_commits=3)) as node:
         for _ in range(3):
             await store(node, dice)
         await check(node)
@@ -330,7 +324,7 @@ async def test_commits_that_are_told_again_are_passed_over(
         read.extend(commit.batch for commit in commits)
         return await ids_of(connection, commits)
 
-    monkeypatch.setattr(hot_index, "ids_of", counted)
+    monkeypatch.setattr(stored_ids, "ids_of", counted)
     dice = random.Random(15)
     async with viewing(database_url) as node, viewing(database_url) as other:
         await store(other, dice)

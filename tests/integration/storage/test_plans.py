@@ -19,6 +19,7 @@ from store.db.pool import Connection, Database
 from store.db.reading import hashes as hashes_module
 from store.db.reading.reader import DatabaseReader
 from store.db.reading.select import EVERY_TOPIC, FRAME, resolve
+from store.domain.hub import START
 from store.domain.partitioning import MAX_COARSE
 from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
 from tests.integration.storage.node import Node
@@ -271,7 +272,7 @@ async def test_a_backlog_looks_for_each_batch_where_it_lies(
         explained = Explained(opened)
         connection = cast("Connection", explained)
         found = await commit_pages.read_feed_page(
-            connection, wanted, commit_pages.FeedPosition(commit_pages.START), FRAME, 10**9
+            connection, wanted, commit_pages.FeedPosition(START), FRAME, 10**9
         )
         assert found.count == len(matching)
         touched = {each.at[0] // DAY for each in matching}

@@ -16,11 +16,12 @@ from store.db.commits.ids import ids_in
 from store.db.maintenance.retention import prune
 from store.db.pool import Database
 from store.db.reconciliation import summary_read
-from store.db.reconciliation.summary_read import ColdView, cold_view, worked_through
+from store.db.reconciliation.summary_read import ColdView, cold_view
 from store.db.summaries.deltas import DAY_NS, HOUR_NS
 from store.db.summaries.fold import fold_until
 from store.domain.ports import StoreUnavailable
 from store.domain.retention import RetentionPolicy
+from store.sync.index.reading import worked_through
 from storenode.message.limits import MAX_TIMESTAMP_NS
 from tests.integration.storage.following import TERMINATE_OTHERS
 from tests.integration.storage.node import SETTINGS, Node

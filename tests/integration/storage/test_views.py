@@ -15,12 +15,13 @@ import pytest
 from reconcile.ids import END, LOWEST, SyncId
 from reconcile.view import Read, Spans
 from store.db.maintenance.retention import prune
-from store.db.reconciliation import hot_index, summary_read, views
-from store.db.reconciliation.views import MAX_COLD_VIEWS, StoredView
 from store.db.summaries.deltas import DAY_NS, HOUR_NS, MINUTE_NS
 from store.db.summaries.fold import fold_until
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.retention import RetentionPolicy
+from store.sync.index import reading
+from store.sync.index.limits import MAX_COLD_VIEWS, IndexLimits
+from store.sync.index.views import StoredView
 from tests.integration.storage.viewing import WINDOW, ViewingNode, check_view, viewing
 from tests.integration.storage.world import DAY, NOW, random_batch
 from tests.unit.reconcile.answers import check_answer
@@ -132,12 +133,9 @@ async def test_above_the_floor_no_connection_is_held(database_url: str) -> None:
         await node.no_transaction()
 
 
-async def test_an_index_that_lags_is_not_used(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hot_index, "PATIENCE_S", 0.05)
+async def test_an_index_that_lags_is_not_used(database_url: str) -> None:
     dice = random.Random(5)
-    async with viewing(database_url) as node:
+    async with viewing(database_url, limits=IndexLimits(patience_s=0.05)) as node:
         await store(node, dice)
         async with node.views.open_view(RECENT, END) as view:
             before = await count_of(view, RECENT)
@@ -214,12 +212,9 @@ async def test_wrong_summaries_are_named(database_url: str) -> None:
                 await view.answer(Read(split=(EVERYTHING, np.array([5_000]))))
 
 
-async def test_no_more_views_than_allowed_read_from_the_database(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(views, "COLD_PATIENCE_S", 0.05)
+async def test_no_more_views_than_allowed_read_from_the_database(database_url: str) -> None:
     dice = random.Random(10)
-    async with viewing(database_url) as node:
+    async with viewing(database_url, limits=IndexLimits(cold_patience_s=0.05)) as node:
         await store(node, dice)
         oracle = await node.held()
         async with AsyncExitStack() as stack:
@@ -270,7 +265,7 @@ async def test_large_reads_are_worked_through_in_threads(
         return await to_thread(work, given)
 
     monkeypatch.setattr(asyncio, "to_thread", spy)
-    monkeypatch.setattr(summary_read, "THREADED_IDS", 1_000)
+    monkeypatch.setattr(reading, "THREADED_IDS", 1_000)
     dice = random.Random(12)
     async with viewing(database_url) as node:
         await node.store(random_batch(dice, 2_000, range(NOW - DAY, NOW, DAY // 2_000)))

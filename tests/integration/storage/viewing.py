@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from reconcile.ids import SyncId
 from reconcile.view import Read, Spans
 from store.db.commits.feed import DatabaseFeed
-from store.db.commits.ids import WrittenIds
 from store.db.pool import Database
 from store.db.reading.reader import DatabaseReader
-from store.db.reconciliation.hot_index import MAX_INDEX_ENTRIES, HotIndex
-from store.db.reconciliation.summary_read import MAX_VIEW_S
-from store.db.reconciliation.views import DatabaseReconcilable, StoredView
+from store.db.reconciliation.stored_ids import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.writer import DatabaseWriter
+from store.domain.commits import WrittenIds
+from store.domain.environment import Environment
+from store.observe.metrics import Metrics
+from store.sync.index.hot import HotIndex
+from store.sync.index.limits import IndexLimits
+from store.sync.index.views import IndexedReconcilable, StoredView
 from storenode.message.limits import NS_PER_S
 from tests.integration.storage.node import RETENTION, SETTINGS, Node
 from tests.integration.storage.world import NOW
@@ -42,6 +46,19 @@ class Clock:
         return self.now_ns
 
 
+class Log:
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+    def info(self, event: str, **fields: object) -> None:
+        """Keep an event."""
+        self.events.append((event, fields))
+
+    debug = warning = error = info
+
+
 @dataclass
 class ViewingNode(Node):
     """A node's storage with its index and its views.
@@ -52,7 +69,7 @@ class ViewingNode(Node):
 
     hot: HotIndex
     written_ids: WrittenIds
-    views: DatabaseReconcilable
+    views: IndexedReconcilable
     clock: Clock
     events: list[tuple[str, dict[str, object]]] = field(default_factory=list)
 
@@ -76,8 +93,7 @@ async def viewing(
     url: str,
     *,
     window_ns: int = WINDOW,
-    max_entries: int = MAX_INDEX_ENTRIES,
-    max_view_s: float = MAX_VIEW_S,
+    limits: IndexLimits | None = None,
     started: bool = True,
 ) -> AsyncIterator[ViewingNode]:
     """A node's storage with views; without an index unless it is ``started``."""
@@ -85,20 +101,10 @@ async def viewing(
     clock, written_ids = Clock(), WrittenIds()
     partitions = PartitionMap(lambda: NOW, RETENTION)
     writer = DatabaseWriter(database, partitions, written_ids=written_ids)
-    events: list[tuple[str, dict[str, object]]] = []
-
-    def note(name: str, /, **fields: object) -> None:
-        events.append((name, fields))
-
-    hot = HotIndex(
-        database,
-        written_ids,
-        window_ns,
-        now_ns=clock,
-        on_event=note,
-        max_entries=max_entries,
-        first_backoff_s=0.01,
-    )
+    log, stored = Log(), DatabaseIds(database)
+    limits = replace(limits or IndexLimits(), backoff_s=0.01)
+    environment = Environment(clock, time.monotonic_ns, random.Random(0), log, Metrics("1.0"))
+    hot = HotIndex(stored, written_ids, window_ns, environment, limits)
     feed = DatabaseFeed(database, on_lost=lambda *_: hot.lost(), on_commits=hot.commits)
     try:
         await writer.start()
@@ -112,9 +118,9 @@ async def viewing(
             [],
             hot,
             written_ids,
-            DatabaseReconcilable(database, hot, max_view_s=max_view_s),
+            IndexedReconcilable(stored, hot, limits),
             clock,
-            events,
+            log.events,
         )
         if started:
             hot.start()

@@ -14,47 +14,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
-
-import psycopg
 
 from reconcile import kernel
 from reconcile.ids import SyncId, SyncIds
 from reconcile.index import Index, IndexView
-from store.db.commits.ids import WrittenIds, ids_of
-from store.db.commits.pages import START
-from store.db.errors import sentence
-from store.db.maintenance.maintainer import EventSink
-from store.db.pool import Connection, Database
-from store.db.reconciliation.warm_up import FLOOR_STEP_NS, FULL_SHARE, at, raised_floor, warm_up
-from store.domain.commits import CommitRow, at_most
-from store.domain.hub import Place
+from store.domain.commits import CommitRow, WrittenIds, at_most
+from store.domain.environment import Environment
+from store.domain.hub import START, Place
 from store.domain.ports import StoreUnavailable
-from storenode.message.limits import NS_PER_S
-
-MAX_INDEX_ENTRIES: Final = 2_000_000
-"""IDs in memory: 96 MB at most."""
-
-DEFAULT_RANGE_NS: Final = 3600 * NS_PER_S
-"""How far back the index goes where reconciliation has no range of its own."""
-
-INDEX_SLACK_NS: Final = 600 * NS_PER_S
-"""How much further than the range: clocks differ, and a session takes its time."""
-
-MAX_WAITING_COMMITS: Final = 16_384
-"""Commits that wait to be taken in; with more, the index is made anew."""
-
-PATIENCE_S: Final = 5.0
-"""How long a view waits until the index has a commit."""
-
-FIRST_BACKOFF_S: Final = 1.0
-LONGEST_BACKOFF_S: Final = 60.0
-
-_SETTLE_S: Final = 60.0
-_IDS_AT_ONCE: Final = 16_384
-_INLINE_IDS: Final = 2_000
+from store.domain.view import StoredIds
+from store.sync.index.limits import FLOOR_STEP_NS, FULL_SHARE, LONGEST_BACKOFF_S, IndexLimits
+from store.sync.index.warm_up import at, raised_floor, warm_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +37,26 @@ class HotView:
     floor: SyncId
 
 
-def index_window_ns(sync_range_ns: int | None, sync_offset_ns: int) -> int:
-    """How far back the index goes for such a schedule; a range of None is everything."""
-    return (sync_range_ns or DEFAULT_RANGE_NS) + sync_offset_ns + INDEX_SLACK_NS
-
-
 class HotIndex:
     """Keeps the index; ``commits`` and ``lost`` are told by the feed.
 
-    Events: ``index_warm``, ``index_lost``, ``index_failed``.
+    It logs ``index_warm``, ``index_lost`` and ``index_failed``.
     """
 
     def __init__(
         self,
-        database: Database,
+        stored: StoredIds,
         written_ids: WrittenIds,
         window_ns: int,
-        *,
-        now_ns: Callable[[], int],
-        on_event: EventSink,
-        max_entries: int = MAX_INDEX_ENTRIES,
-        first_backoff_s: float = FIRST_BACKOFF_S,
+        environment: Environment,
+        limits: IndexLimits | None = None,
     ) -> None:
-        self._database = database
+        self._stored = stored
         self._written_ids = written_ids
         self._window_ns = window_ns
-        self._now_ns = now_ns
-        self._on_event = on_event
-        self._max_entries = max_entries
-        self._first_backoff_s = first_backoff_s
+        self._now_ns = environment.now_ns
+        self._log = environment.log
+        self._limits = limits or IndexLimits()
         self._index: Index | None = None
         self._floor_ns = 0
         self._timely_floor_ns = 0
@@ -141,7 +104,7 @@ class HotIndex:
             if commit.place[0] > self._heard:
                 self._heard = commit.place[0]
                 self._waiting.append(commit)
-        if len(self._waiting) > MAX_WAITING_COMMITS:
+        if len(self._waiting) > self._limits.waiting_commits:
             self.lost()
         self._woken.set()
 
@@ -161,7 +124,7 @@ class HotIndex:
         The floor is not below the horizon.
         """
         try:
-            async with asyncio.timeout(PATIENCE_S), self.moved:
+            async with asyncio.timeout(self._limits.patience_s), self.moved:
                 await self.moved.wait_for(lambda: self._index is None or self._place[0] >= place[0])
         except TimeoutError:
             return None
@@ -171,20 +134,33 @@ class HotIndex:
             self._raise_floor(self._index, horizon_ns)
             return HotView(self._index.view(), at(self._floor_ns))
 
+    def check(self) -> None:
+        """Verify the index and its bounds.
+
+        Raises:
+            AssertionError: one is broken.
+        """
+        assert len(self._waiting) <= self._limits.waiting_commits
+        places = [commit.place[0] for commit in self._waiting]
+        assert places == sorted(set(places)), "commits wait in another order than their own"
+        if self._index is not None:
+            self._index.check()
+            full = self._changing.locked() or len(self._index) <= self._limits.entries
+            assert full, f"the index has {len(self._index)} IDs"
+
     # The work
 
     async def _run(self) -> None:
-        delay_s = self._first_backoff_s
+        delay_s = self._limits.backoff_s
         while True:
             try:
                 await self._warm()
-                delay_s = self._first_backoff_s
+                delay_s = self._limits.backoff_s
                 await self._follow()
-                self._on_event("index_lost")
+                self._log.warning("index_lost")
                 await asyncio.sleep(delay_s)
             except Exception as error:  # noqa: BLE001 - whatever fails, the database still answers
-                reason = sentence(error) if isinstance(error, psycopg.Error) else repr(error)
-                self._on_event("index_failed", reason=reason, retry_s=delay_s)
+                self._log.warning("index_failed", reason=_reason(error), retry_s=delay_s)
                 self._drop()
                 await self._tell()
                 await asyncio.sleep(delay_s)
@@ -193,13 +169,13 @@ class HotIndex:
     async def _warm(self) -> None:
         self._lost.clear()
         floor_ns = self._wanted_floor()
-        warm = await warm_up(self._database, floor_ns, self._max_entries)
+        warm = await warm_up(self._stored, floor_ns, self._limits)
         if self._lost.is_set():
             return
         self._timely_floor_ns = floor_ns
         self._floor_ns, self._place = warm.floor_ns, warm.place
         self._index = warm.index
-        self._on_event(
+        self._log.info(
             "index_warm",
             entries=len(warm.index),
             floor_ns=warm.floor_ns,
@@ -211,7 +187,7 @@ class HotIndex:
         """Take in what comes, until commits are lost."""
         while not self._lost.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SETTLE_S):
+                async with asyncio.timeout(self._limits.settle_s):
                     await self._woken.wait()
             self._woken.clear()
             await self._take_in_all()
@@ -224,7 +200,7 @@ class HotIndex:
             try:
                 await self._take_in()
             except StoreUnavailable:
-                await asyncio.sleep(self._first_backoff_s)
+                await asyncio.sleep(self._limits.backoff_s)
 
     async def _settle(self) -> None:
         """Follow the clock."""
@@ -240,14 +216,14 @@ class HotIndex:
 
     async def _take_in(self) -> None:
         """Insert the IDs of the commits that have waited longest."""
-        some = at_most(self._waiting, _IDS_AT_ONCE)
+        some = at_most(self._waiting, self._limits.ids_at_once)
         ids = await self._ids_of([each for each in some if each.place[0] > self._place[0]])
         async with self._changing:
             index = self._index
             if self._lost.is_set() or index is None:
                 return
             ids = ids[ids.timestamps >= self._floor_ns]
-            if len(ids) <= _INLINE_IDS:
+            if len(ids) <= self._limits.inline_ids:
                 index.insert(ids)
             else:
                 await asyncio.to_thread(index.insert, ids)
@@ -270,11 +246,7 @@ class HotIndex:
             else:
                 found.append(ids)
         if others:
-
-            async def read(connection: Connection) -> SyncIds:
-                return await ids_of(connection, others)
-
-            found.append(await self._database.read(read, self._database.bulk_pool))
+            found.append(await self._stored.ids_of(others))
         return SyncIds.join(found)
 
     def _wanted_floor(self) -> int:
@@ -287,8 +259,8 @@ class HotIndex:
             index.prune(at(floor_ns))
 
     def _make_room(self, index: Index) -> None:
-        if len(index) > self._max_entries:
-            floor_ns = raised_floor(index, int(FULL_SHARE * self._max_entries))
+        if len(index) > self._limits.entries:
+            floor_ns = raised_floor(index, int(FULL_SHARE * self._limits.entries))
             if floor_ns is not None:
                 self._raise_floor(index, floor_ns)
 
@@ -299,3 +271,7 @@ class HotIndex:
     async def _tell(self) -> None:
         async with self.moved:
             self.moved.notify_all()
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or repr(error)

@@ -1,4 +1,4 @@
-"""Filling the index in memory from one snapshot of the database."""
+"""Filling the index in memory from one snapshot of the store."""
 
 from __future__ import annotations
 
@@ -13,19 +13,12 @@ from reconcile.index import Index
 from reconcile.summaries.leaves import last_cut, rank
 from reconcile.summaries.loading import NeedIds
 from reconcile.view import Read, Spans
-from store.db.pool import Database
-from store.db.reconciliation.summary_read import ColdView, cold_view, worked_through
 from store.domain.hub import Place
-from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+from store.domain.view import ColdView, StoredIds
+from store.sync.index.limits import FLOOR_STEP_NS, FULL_SHARE, IndexLimits
+from store.sync.index.reading import worked_through
+from storenode.message.limits import MAX_TIMESTAMP_NS
 
-FULL_SHARE: Final = 0.9
-"""An index that has no room for everything is filled to this share: there is time until it is full
-again."""
-
-FLOOR_STEP_NS: Final = 60 * NS_PER_S
-"""Floors are at multiples of it, where summaries have an edge."""
-
-_IDS_AT_ONCE: Final = 65_536
 _PARTS_OF_ROOM: Final = 16
 _NO_HASH: Final = bytes(8 * HASH_WORDS)
 
@@ -44,22 +37,22 @@ def at(time_ns: int) -> SyncId:
     return time_ns, _NO_HASH
 
 
-async def warm_up(database: Database, floor_ns: int, max_entries: int) -> Warm:
+async def warm_up(stored: StoredIds, floor_ns: int, limits: IndexLimits) -> Warm:
     """Read what is held from ``floor_ns`` on, or from later on where that would be too much.
 
     Raises:
         StoreUnavailable: the database does not serve.
         SummaryMismatch: the summaries say something else than what is held.
     """
-    async with cold_view(database) as cold:
+    async with stored.open_cold() as cold:
         floor_ns = max(floor_ns, cold.horizon_ns)
-        floor_ns = await _with_room(cold, floor_ns, int(FULL_SHARE * max_entries))
-        index = Index()
+        floor_ns = await _with_room(cold, floor_ns, int(FULL_SHARE * limits.entries))
+        index = Index(min_chunk_ids=limits.chunk_ids)
         lower = at(floor_ns)
         while True:
-            ids = await cold.load(NeedIds(Spans.of([(lower, END)]), _IDS_AT_ONCE))
+            ids = await cold.load(NeedIds(Spans.of([(lower, END)]), limits.warm_up_ids))
             assert isinstance(ids, SyncIds)
-            if len(ids) < _IDS_AT_ONCE:
+            if len(ids) < limits.warm_up_ids:
                 await asyncio.to_thread(index.insert, ids)
                 return Warm(index, floor_ns, cold.place)
             lower = last_cut(ids)

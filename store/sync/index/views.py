@@ -1,4 +1,4 @@
-"""`store.domain.view.Reconcilable` on Postgres: the index in memory over the summaries.
+"""`store.domain.view.Reconcilable`: the index in memory over the summaries of the store.
 
     open_view ─ newest commit, horizon ─► the index once it has that commit: its view, its floor
          │                                      │ not in time, or there is no index
@@ -13,47 +13,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
 
 from reconcile.errors import SummaryMismatch
 from reconcile.ids import SyncId
 from reconcile.summaries.layered import LayeredView, reads_below
 from reconcile.summaries.loading import LoadingView
 from reconcile.view import Answer, Read
-from store.db.commits.pages import is_served, newest
-from store.db.pool import Connection, Database
-from store.db.reconciliation.hot_index import HotIndex, HotView
-from store.db.reconciliation.summary_read import (
-    MAX_VIEW_S,
-    THREADED_SPANS,
-    ColdView,
-    asked_spans,
-    cold_view,
-    in_thread_if,
-    worked_through,
-)
-from store.db.reconciliation.warm_up import at
-from store.domain.hub import Place
 from store.domain.ports import StoreBusy, StoreUnavailable
-
-MAX_COLD_VIEWS: Final = 4
-"""Transactions, each with a connection of its own, that may be open for views at a time."""
-
-COLD_PATIENCE_S: Final = 5.0
-"""How long a view waits until it may have one."""
-
-_HORIZON: Final = "select horizon_ns from storenode.store"
+from store.domain.view import ColdView, StoredIds
+from store.sync.index.hot import HotIndex, HotView
+from store.sync.index.limits import MAX_COLD_VIEWS, IndexLimits
+from store.sync.index.reading import asks_much, in_thread_if, worked_through
+from store.sync.index.warm_up import at
 
 
-class DatabaseReconcilable:
-    """Opens views; ``max_view_s`` is how long one may read from the database."""
+class IndexedReconcilable:
+    """Opens views."""
 
-    def __init__(
-        self, database: Database, hot: HotIndex, *, max_view_s: float = MAX_VIEW_S
-    ) -> None:
-        self._database = database
+    def __init__(self, stored: StoredIds, hot: HotIndex, limits: IndexLimits | None = None) -> None:
+        self._stored = stored
         self._hot = hot
-        self._max_view_s = max_view_s
+        self._patience_s = (limits or IndexLimits()).cold_patience_s
         self._free = asyncio.Semaphore(MAX_COLD_VIEWS)
 
     @property
@@ -90,14 +70,14 @@ class DatabaseReconcilable:
     async def open_cold(self) -> AsyncIterator[ColdView]:
         """A view of everything that is held now, from the database; raises as `open_view`."""
         try:
-            async with asyncio.timeout(COLD_PATIENCE_S):
+            async with asyncio.timeout(self._patience_s):
                 await self._free.acquire()
         except TimeoutError:
             raise StoreBusy(
                 f"{MAX_COLD_VIEWS} reconciliations read from the database already; retry later"
             ) from None
         try:
-            async with cold_view(self._database, self._max_view_s) as cold:
+            async with self._stored.open_cold() as cold:
                 yield cold
         finally:
             self._free.release()
@@ -105,27 +85,19 @@ class DatabaseReconcilable:
     async def _hot_view(self) -> tuple[HotView | None, int]:
         """The index with everything that is committed now, and the horizon."""
         indexed = self._hot.place
-
-        async def look(connection: Connection) -> tuple[Place, bool, int]:
-            cursor = await connection.execute(_HORIZON, binary=True)
-            row = await cursor.fetchone()
-            assert row is not None
-            served = await is_served(connection, indexed)
-            return await newest(connection), served, row[0]  # type: ignore[return-value]
-
-        place, served, horizon_ns = await self._database.read(look)
-        if not served and self._hot.place[0] >= indexed[0]:
+        newest = await self._stored.newest(indexed)
+        if not newest.served and self._hot.place[0] >= indexed[0]:
             # The database lost what the index has; the feed will notice, too.
             self._hot.lost()
-        return await self._hot.view_at(place, horizon_ns), horizon_ns
+        return await self._hot.view_at(newest.place, newest.horizon_ns), newest.horizon_ns
 
 
 class StoredView:
-    """`store.domain.view.OpenView` on Postgres."""
+    """`store.domain.view.OpenView` of an index and summaries."""
 
     def __init__(
         self,
-        opener: DatabaseReconcilable,
+        opener: IndexedReconcilable,
         stack: AsyncExitStack,
         horizon: SyncId,
         hot: HotView | None,
@@ -152,8 +124,7 @@ class StoredView:
             StoreBusy: too many views read from the database already.
         """
         if self._hot is not None and not reads_below(read, self._hot.floor):
-            large = asked_spans(read) >= THREADED_SPANS
-            return await in_thread_if(large, self._hot.view.answer, read)
+            return await in_thread_if(asks_much(read), self._hot.view.answer, read)
         cold = self._cold
         if cold is None:
             cold = self._cold = await self._stack.enter_async_context(self._opener.open_cold())

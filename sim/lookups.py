@@ -1,0 +1,230 @@
+"""SDS messages by ID: what a store selects, how a node serves it, and clients that ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from sim.bridge import kept, promised
+from sim.database import Database
+from sim.dice import happens
+from sim.limits import NS_PER_S
+from sim.marks import Mark
+from sim.process import Process
+from sim.streams import EndStream
+from store.domain.claims import Answer, Claim, Read
+from store.domain.lookup import Lookup
+from store.domain.ports import (
+    FetchDone,
+    FetchRequest,
+    HistoryEntry,
+    PeerAddress,
+    SdsLookup,
+    SdsPage,
+)
+from store.messages.transfer import transferred
+from store.sync.lookup import Fetcher
+from store.sync.session.reconciling import in_time
+from storenode.sds.codec import encode, sds_key
+
+if TYPE_CHECKING:
+    from sim.peers import SimCaller, SimStore
+    from sim.world import World
+
+LOOKUP: Final = "GetSdsMessages"
+CHANNEL: Final = b"channel"
+
+_PAGE_MESSAGES: Final = 1
+_PARENTS: Final = 3
+_HEADS: Final = 3
+_GENERATIONS: Final = 4
+_RECENT: Final = 12
+_PATIENCE_NS: Final = 120 * NS_PER_S
+_LIES: Final = (b"\xff", b"", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """An SDS message as its client knows it."""
+
+    message_id: bytes
+    digest: bytes
+    parents: tuple[HistoryEntry, ...]
+
+
+class Channel:
+    """What clients have said: each message names some of the last ones as its parents.
+
+    Attributes:
+        spoken: all of it by message ID, in its order.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.spoken: dict[bytes, Spoken] = {}
+        self._world = world
+
+    def parents(self) -> tuple[HistoryEntry, ...]:
+        """Some of the last messages, with and without hints."""
+        dice = self._world.dice
+        last = list(self.spoken.values())[-_PARENTS:]
+        return tuple(
+            HistoryEntry(each.message_id, each.digest if dice.random() < 0.5 else None)
+            for each in last
+        )
+
+    @staticmethod
+    def payload(message_id: bytes, parents: Sequence[HistoryEntry], content: bytes) -> bytes:
+        """An SDS message."""
+        history = [(each.message_id.decode(), each.retrieval_hint) for each in parents]
+        return encode(CHANNEL.decode(), message_id.decode(), parents=history, content=content)
+
+    def recent(self) -> tuple[HistoryEntry, ...]:
+        """Some of what was said lately."""
+        last = list(self.spoken.values())[-_RECENT:]
+        some = self._world.dice.sample(last, min(_HEADS, len(last)))
+        return tuple(HistoryEntry(each.message_id, each.digest) for each in some)
+
+
+def selected(database: Database, request: SdsLookup) -> Lookup:
+    """What a database has of some SDS messages, by the shipped rules."""
+    lookup = Lookup(request.channel_id, request.entries, request.claimants)
+    answer = None
+    while (read := lookup.step(answer)) is not None:
+        hints = {(query.key, query.hash): None for query in read.hints}
+        answer = Answer(read.keys, list(_claims(database, read)), hints)
+    return lookup
+
+
+def _claims(database: Database, read: Read) -> Iterator[Claim]:
+    for key in read.keys:
+        message_id, digest = database.sds.get(key, (b"", b""))
+        if digest in database.held:
+            yield key, database.held[digest][0], digest, message_id, b"", b""
+
+
+class SimSds:
+    """The SDS messages of a node: a `store.domain.ports.SdsLookups`."""
+
+    def __init__(self, process: Process) -> None:
+        self._database = process.database
+
+    async def messages(self, request: SdsLookup) -> AsyncIterator[SdsPage]:
+        """What is missing of some entries."""
+        found = await kept(self._database.look(partial(selected, self._database, request)))
+        yield SdsPage(b"", len(found.messages), tuple(found.missing))
+
+
+async def serve_lookup(process: Process, stream: EndStream) -> None:
+    """Answer a peer; while there are faults, some nodes do not keep to the rules."""
+    silence_s = process.scenario.silence_ns / NS_PER_S
+    request: SdsLookup = await in_time(stream.read(), silence_s)
+    database = process.database
+
+    def read() -> list[bytes]:
+        found = selected(database, request).messages
+        return [transferred(database.held[digest][1]) for _, _, digest, _ in found]
+
+    messages = await kept(database.look(read))
+    if process.node.world.faulty and happens(process.dice, process.scenario.faults.lies):
+        messages = _lie(process, messages)
+    for start in range(0, len(messages), _PAGE_MESSAGES):
+        await in_time(stream.write(messages[start : start + _PAGE_MESSAGES]), silence_s)
+
+
+def _lie(process: Process, messages: list[bytes]) -> list[bytes]:
+    """Leave something out, or send what is no message or was not asked for."""
+    process.judge.lies[process.name] += 1
+    process.mark(Mark.LIED)
+    lie = process.dice.choice(_LIES)
+    others = list(process.database.held.values())
+    if lie is None:
+        return messages[1:]
+    if lie or not others:
+        return [*messages, b"\xff"]
+    return [*messages, transferred(process.dice.choice(others)[1])]
+
+
+class JudgedFetcher(Fetcher):
+    """The shipped look-up; the judge is told what came of it."""
+
+    def __init__(self, process: Process, caller: SimCaller, store: SimStore) -> None:
+        super().__init__(caller, SimSds(process), store, process.policy, process.world_env)
+        self._process = process
+        self._asked = caller.asked
+
+    async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
+        """One peer, once."""
+        process, judge = self._process, self._process.judge
+        own, other = process.database, process.node.world.database_at(peer.host)
+        held, there = self._held(own, request), self._held(other, request)
+        lies, began_ns = judge.lies[peer.host], process.timeline.now_ns
+        try:
+            done = await super().fetch(peer, request)
+        finally:
+            asked = self._asked.pop(asyncio.current_task(), ())
+            judge.asked(process.name, held & self._held(own, request) & set(asked))
+        honest = lies == judge.lies[peer.host]
+        judge.fetched(
+            process.database,
+            request.entries,
+            done,
+            had=there & self._held(other, request) if honest else set(),
+            taken={each for each, digest in self._claimed(own, request) if own.had(digest)},
+        )
+        judge.waited(process.name, process.timeline.now_ns - began_ns, _PATIENCE_NS)
+        for mark, entries in (
+            (Mark.LOOKED_UP, done.found),
+            (Mark.NOT_FOUND, done.missing),
+            (Mark.LOOKUP_REFUSED, done.refused),
+            (Mark.LOOKUP_FAILED, done.error),
+        ):
+            if entries:
+                process.mark(mark)
+        return done
+
+    def _held(self, database: Database, request: FetchRequest) -> set[HistoryEntry]:
+        claimed = self._claimed(database, request)
+        return {each for each, digest in claimed if digest in database.held}
+
+    @staticmethod
+    def _claimed(database: Database, request: FetchRequest) -> Iterator[tuple[HistoryEntry, bytes]]:
+        """Entries that a database holds or has held, and the hash of the message of each."""
+        for each in request.entries:
+            key = sds_key(request.channel_id, each.message_id)
+            if key in database.sds:
+                yield each, database.sds[key][1]
+
+
+class Seeker:
+    """A client that has nodes look up what was said, and then what that was said after."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._task = world.loop.begin(None, self._run())
+
+    def stop(self) -> None:
+        """Seek no more."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        world = self._world
+        while True:
+            await asyncio.sleep(world.dice.uniform(0, 2) * world.scenario.seek_every_ns / NS_PER_S)
+            node, entries = world.dice.choice(world.nodes), world.channel.recent()
+            for _ in range(_GENERATIONS):
+                for peer in world.dice.sample(node.peers, len(node.peers)):
+                    if entries and node.peering is not None:
+                        request = FetchRequest(str(peer), CHANNEL, entries)
+                        await self._fetch(node.peering.fetch(request))
+                spoken = [world.channel.spoken[each.message_id] for each in entries]
+                entries = tuple(dict.fromkeys(one for each in spoken for one in each.parents))
+
+    @staticmethod
+    async def _fetch(task: asyncio.Task[FetchDone | None]) -> None:
+        try:
+            await kept(promised(task))
+        except InterruptedError:
+            return

@@ -1,0 +1,42 @@
+"""Working through a read of a view that must load what it needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from reconcile.summaries.loading import Loaded, LoadingView, Needs
+from reconcile.view import Answer, Read
+from store.sync.index.limits import THREADED_IDS, THREADED_SPANS
+
+_Given = TypeVar("_Given")
+_Result = TypeVar("_Result")
+
+
+async def worked_through(
+    view: LoadingView, read: Read, load: Callable[[Needs], Awaitable[Loaded]]
+) -> Answer:
+    """Work through a read, step by step; a large step in a thread.
+
+    Raises:
+        SummaryMismatch: what was loaded contradicts itself.
+        StoreUnavailable: ``load`` failed.
+    """
+    needs = await in_thread_if(asks_much(read), view.needs, read)
+    while needs is not None:
+        loaded = await load(needs)
+        await in_thread_if(len(loaded) >= THREADED_IDS, view.load, loaded)
+        needs = view.needs(read)
+    return view.answer(read)
+
+
+async def in_thread_if(large: bool, work: Callable[[_Given], _Result], given: _Given) -> _Result:
+    """Do something here, or in a thread when it is large."""
+    return await asyncio.to_thread(work, given) if large else work(given)
+
+
+def asks_much(read: Read) -> bool:
+    """Whether a read is about so many spans that its steps are large."""
+    asked = (read.measure, read.split and read.split[0], read.items, read.probe and read.probe[0])
+    return sum(len(spans) for spans in asked if spans is not None) >= THREADED_SPANS

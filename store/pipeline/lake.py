@@ -21,13 +21,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
+from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+from pyarrow.fs import FileSelector, PyFileSystem
 
 from store.pipeline.columns import ARROW, PARTITIONS
 from store.pipeline.errors import USAGE, PipelineError
@@ -147,11 +150,17 @@ class Lake:
             self.open()
         else:
             require_room(self.path)
+            self._require_no_files()
 
     def create(self) -> Lake:
-        """Begin an archive where there is none, and read its state."""
+        """Begin an archive where there is none, and read its state.
+
+        Raises:
+            PipelineError: the path cannot be written to, or an archive there has lost its log.
+        """
         if self.exists:
             return self.open()
+        self._require_no_files()
         try:
             create_table_with_add_actions(
                 self._log,
@@ -169,6 +178,25 @@ class Lake:
         self.open()
         self._settle_log(0)
         return self
+
+    def _require_no_files(self) -> None:
+        """A table made anew over the files of a lost log would in time delete them all."""
+        if self._log.startswith("/") and not Path(self._log).exists():
+            return
+        try:
+            listed = PyFileSystem(DeltaStorageHandler(self._log)).get_file_info(
+                FileSelector("", allow_not_found=True, recursive=True)
+            )
+        except (DeltaError, OSError, ValueError) as error:
+            raise _unreadable(self.path, error) from error
+        files = sum(each.path.endswith(".parquet") for each in listed)
+        if files:
+            raise PipelineError(
+                f"{self.path}/messages holds {files:,} Parquet files, but the log that names them"
+                " (_delta_log) is missing or damaged: put it back from a copy of the archive, or"
+                " name another path. Nothing was changed.",
+                USAGE,
+            )
 
     def files(self, days: Iterable[int] | None = None) -> list[LakeFile]:
         """The files of the state that was read, of some days only if they are given.

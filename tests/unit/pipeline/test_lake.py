@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,21 @@ def test_folders_of_which_no_file_system_knows_a_call_are_passed_over(
     monkeypatch.setattr(storage, "_sync", sync)
     lake.publish([FILE], {})
     assert len(lake.files()) == 1
+
+
+@pytest.mark.parametrize("damage", ["removed", "emptied"])
+def test_no_archive_is_begun_over_the_files_of_a_lost_log(
+    lake: Lake, tmp_path: Path, damage: str
+) -> None:
+    file = tmp_path / "archive" / "messages" / "run-1" / "day=2026-01-01" / "part.parquet"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"messages")
+    log = tmp_path / "archive" / "messages" / "_delta_log"
+    shutil.rmtree(log)
+    if damage == "emptied":
+        log.mkdir()
+    for begin in (lake.create, lake.require_usable):
+        with pytest.raises(PipelineError, match=r"2 Parquet files, but the log .* is missing"):
+            begin()
+    assert file.read_bytes() == b"messages"
+    assert list(log.glob("*")) == []

@@ -46,7 +46,7 @@ async def read_lattice(
 
     ``unfolded``: how many messages commits behind ``folded`` have added, by hour.
     """
-    days = {start: count for start, count in await _rows(connection, _DAYS, low_ns, high_ns)}
+    days: dict[int, int] = dict(await _rows(connection, _DAYS, low_ns, high_ns))
     hours = await _rows(connection, _HOURS, low_ns, high_ns, list(days))
     known = {start: count for start, count, is_known in hours if is_known}
     unknown = {start: count for start, count, is_known in hours if not is_known}

@@ -178,10 +178,10 @@ async def killed(node: Node, dice: random.Random, work: str) -> None:
 
         async def counted(self: psycopg.AsyncCursor, *given: object, **options: object) -> object:
             nonlocal left
-            left -= self.connection is own
-            if left == 0:
-                pid = own.info.backend_pid
-                await node.rows("select pg_terminate_backend(%s, 5000)", pid)
+            if self.connection is own:
+                left -= 1
+                if left == 0:
+                    await node.rows("select pg_terminate_backend(%s, 5000)", own.info.backend_pid)
             return await execute(self, *given, **options)  # type: ignore[arg-type]
 
         with pytest.MonkeyPatch.context() as patched:

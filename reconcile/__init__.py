@@ -9,6 +9,7 @@ What other rooms import, by module:
 - `reconcile.index`: `Index` and `IndexView`, SyncIDs in memory.
 - `reconcile.summaries`: views over counts and XORs of slices of time (`buckets`, `summary`,
   `layered`, `leaves`, `loading`).
+- `reconcile.lattice`: `LatticeSum`, a set of hashes as a sum that cannot be forged.
 - `reconcile.codec`: `decode`, `encode`, `Payload`, `Ranges`, `RangeKind`.
 - `reconcile.ids`, `reconcile.errors`, `reconcile.limits`, `reconcile.kernel`.
 

@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 3
+VERSION: Final = 5
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -98,6 +98,10 @@ class Kernel(Protocol):
 
     def narrow(self, /, *columns: Column) -> int:
         """Runs of differences with their bounds."""
+        ...
+
+    def lattice(self, hashes: Column, state: Column, /) -> bool:
+        """Add the expansions of hashes to a lattice sum; False: it was built without vectors."""
         ...
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from reconcile.ids import END, SyncId
+from reconcile.lattice import LatticeSum
 from reconcile.view import Answer, Read, Spans
 from sim.index import SimColdView, SimIds
 from sim.marks import Mark
@@ -25,6 +26,10 @@ class JudgedView:
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions."""
         return await self._view.answer(read)
+
+    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
+        """The lattice sum of whole hours."""
+        return await self._view.lattice(start_ns, end_ns)
 
 
 class JudgedViews(IndexedReconcilable):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from reconcile.ids import SyncIds
+from reconcile.lattice import LatticeSum
 from reconcile.summaries.loading import Loaded, Needs
 from reconcile.summaries.summary import SummaryView
 from reconcile.view import Answer, Read
@@ -29,6 +30,13 @@ class OpenView(Protocol):
 
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions about the range that was opened."""
+        ...
+
+    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
+        """The lattice sum of what is held from one whole hour to another, or None: not known.
+
+        Both are nanoseconds since the epoch and multiples of an hour.
+        """
         ...
 
 
@@ -69,6 +77,10 @@ class ColdView(Protocol):
         Raises:
             StoreUnavailable: the database does not serve, or the view was open for too long.
         """
+        ...
+
+    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
+        """See `OpenView.lattice`; raises as `load` does."""
         ...
 
 

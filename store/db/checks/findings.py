@@ -50,6 +50,7 @@ ADVICE: Final[dict[str, str]] = {
     "commit of fewer messages than are held": "restore the database from a backup",
     "summary differs from its messages": _RESUMMARIZE,
     "summary differs from those it is made of": _RESUMMARIZE,
+    "lattice sum differs from what it is made of": _RESUMMARIZE,
     "folded beyond the newest commit": (
         "set folded_position of storenode.store to the newest position of storenode.commits, then"
         " run `storenode db resummarize`"

@@ -19,6 +19,7 @@ from psycopg import sql
 
 from store.db.arrays import BigintArray, register
 from store.db.checks.findings import Findings
+from store.db.checks.lattices import WRONG_LATTICE, wrong_days, wrong_hours
 from store.db.schema.names import BUCKETS_TABLE, FINE_TABLE, SCHEMA
 from store.db.summaries.deltas import DAY_NS, HOUR_NS, unpack
 from store.db.summaries.summarized import (
@@ -158,10 +159,13 @@ def _compare(connection: Connection, findings: Findings, each: _Slice) -> int:
             cursor = connection.cursor()
             register(cursor)
             rows = cursor.execute(statement, unfolded).fetchall()
+            wrong = wrong_hours(connection, each.partition or FINE_TABLE, each.bounds)
     except pg.UndefinedTable:
         return 0  # retention was faster
     for start_ns, held, said in rows:
         findings.add(WRONG_SUMMARY, BUCKETS_TABLE, _example(0, start_ns, held, said, "held"))
+    for start_ns in wrong:
+        findings.add(WRONG_LATTICE, BUCKETS_TABLE, _named(1, start_ns))
     return int(buckets)
 
 
@@ -183,11 +187,17 @@ def _compare_levels(connection: Connection, findings: Findings) -> None:
     for level, start_ns, finer, said in connection.execute(statement):
         example = _example(level, start_ns, finer, said, f"by {_LEVEL_NAMES[level - 1]}")
         findings.add(WRONG_LEVEL, BUCKETS_TABLE, example)
+    for start_ns in wrong_days(connection):
+        findings.add(WRONG_LATTICE, BUCKETS_TABLE, _named(2, start_ns))
+
+
+def _named(level: int, start_ns: int) -> str:
+    moment = _EPOCH + timedelta(seconds=start_ns // NS_PER_S)
+    return f"{_LEVEL_NAMES[level]} {moment:%Y-%m-%dT%H:%M}Z ({start_ns})"
 
 
 def _example(level: int, start_ns: int, right: int, said: int, right_is: str) -> str:
-    moment = _EPOCH + timedelta(seconds=start_ns // NS_PER_S)
-    name = f"{_LEVEL_NAMES[level]} {moment:%Y-%m-%dT%H:%M}Z ({start_ns})"
+    name = _named(level, start_ns)
     if right == said:
         return f"{name}: {said} messages, but of other hashes"
     return f"{name}: {right} messages {right_is}, {said} in the summary"

@@ -1,4 +1,4 @@
-"""The maintenance of a database: partitions ahead, retention, statistics; by one node at a time.
+"""The maintenance of a database: partitions, retention, statistics, sums; by one node at a time.
 
     waiting  --lock obtained-->      in charge: a round at once and every interval,
                                      and between rounds summaries are folded
@@ -25,6 +25,7 @@ from store.db.maintenance.stats import analyze_stale
 from store.db.schema.names import FINE_TABLE
 from store.db.schema.partitions import ensure_ahead
 from store.db.summaries.fold import fold, is_pending
+from store.db.summaries.sealing import seal
 from store.domain.retention import RetentionPolicy, effective_age_ns
 from store.domain.retention_clock import RetentionClock
 from storenode.message.limits import NS_PER_S
@@ -174,7 +175,7 @@ class Maintainer:
             psycopg.Error: the connection is lost.
         """
         now_ns = await self._time(connection)
-        for task in (self._prune, self._ensure_ahead, self._analyze):
+        for task in (self._prune, self._ensure_ahead, self._analyze, self._seal):
             await self._attempt(connection, task.__name__.strip("_"), task(connection, now_ns))
         self.rounds += 1
 
@@ -232,6 +233,9 @@ class Maintainer:
         names = await analyze_stale(connection)
         if names:
             self._on_event("partitions_analyzed", partitions=names)
+
+    async def _seal(self, connection: Connection, now_ns: int) -> None:
+        await seal(connection, now_ns)
 
     async def _pause(self, seconds: float) -> bool:
         """Wait; True when a round was requested."""

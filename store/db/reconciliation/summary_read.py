@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
+from reconcile.lattice import LatticeSum
 from reconcile.summaries.buckets import Buckets
 from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
 from reconcile.summaries.summary import SummaryView
@@ -26,6 +28,7 @@ from store.db.arrays import bigint_column
 from store.db.commits.ids import ids_in, ids_with
 from store.db.commits.pages import newest
 from store.db.pool import Connection, Database, is_exhausted, is_transient, unavailable
+from store.db.reconciliation.lattice_read import read_lattice
 from store.db.summaries.deltas import HASH_WORDS, LEVELS_NS, unpack
 from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
 from store.domain.hub import Place
@@ -48,6 +51,7 @@ MAX_DELTA_COMMITS: Final = 4 * MAX_FOLD_COMMITS
 _EXPIRED: Final = (
     "the view for this reconciliation was open for too long; reconcile again, over a shorter window"
 )
+_Result = TypeVar("_Result")
 _DELTAS_AT_ONCE: Final = 256
 _MINUTE_NS, _HOUR_NS, _DAY_NS = LEVELS_NS
 _FINER_NS: Final = {_HOUR_NS: (_MINUTE_NS,), _DAY_NS: (_HOUR_NS, _MINUTE_NS)}
@@ -105,16 +109,21 @@ class ColdView:
         top: Buckets,
         minutes: Buckets,
         *,
+        folded: int,
         place: Place,
         horizon_ns: int,
         deadline_s: float,
     ) -> None:
-        """``minutes`` are the deltas that no bucket holds yet; ``deadline_s`` by the loop."""
+        """``minutes`` are the deltas that no bucket holds yet; ``deadline_s`` by the loop.
+
+        ``folded`` is the position up to which buckets hold them.
+        """
         self.view = SummaryView(top, _FINER_NS[top.length_ns])
         self.place = place
         self.horizon_ns = horizon_ns
         self._connection = connection
         self._minutes = minutes
+        self._folded = folded
         self._deadline_s = deadline_s
 
     async def load(self, needs: Needs) -> Loaded:
@@ -123,12 +132,26 @@ class ColdView:
         Raises:
             StoreUnavailable: the database does not serve, or the view's time has passed.
         """
+        return await self._in_time(partial(self._load, needs))
+
+    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
+        """See `store.domain.view.OpenView`; raises as `load` does."""
+        hours = Buckets.joined(_HOUR_NS, [self._minutes])
+        wanted = (hours.starts >= start_ns) & (hours.starts < end_ns)
+        unfolded = dict(
+            zip(hours.starts[wanted].tolist(), hours.counts[wanted].tolist(), strict=True)
+        )
+        return await self._in_time(
+            partial(read_lattice, self._connection, start_ns, end_ns, self._folded, unfolded)
+        )
+
+    async def _in_time(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
         if asyncio.get_running_loop().time() >= self._deadline_s:
             raise StoreUnavailable(_EXPIRED)
         try:
             with told():
                 async with asyncio.timeout_at(self._deadline_s):
-                    return await self._load(needs)
+                    return await work()
         except TimeoutError:
             raise StoreUnavailable(_EXPIRED) from None
 
@@ -217,6 +240,7 @@ async def _open(connection: Connection, deadline_s: float) -> ColdView:
         connection,
         Buckets.joined(length_ns, [folded, minutes]),
         minutes,
+        folded=position,  # type: ignore[arg-type]
         place=await newest(connection),
         horizon_ns=horizon_ns,  # type: ignore[arg-type]
         deadline_s=deadline_s,

@@ -120,6 +120,12 @@ sa.Table(
     sa.Column("start_ns", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("count", sa.BigInteger, nullable=False),
     *(sa.Column(f"x{word}", sa.BigInteger, nullable=False) for word in range(4)),
+    sa.Column("lattice", sa.LargeBinary),
+    sa.Column("lattice_count", sa.BigInteger),
+    sa.CheckConstraint(
+        "octet_length(lattice) = 2048 AND (lattice IS NULL) = (lattice_count IS NULL)",
+        name="buckets_lattice_check",
+    ),
 )
 
 sa.Table(

@@ -21,6 +21,7 @@ from psycopg import AsyncConnection
 from store.db import arrays
 from store.db.locks import FOLDING
 from store.db.summaries.deltas import LEVELS_NS, Buckets, unpack
+from store.db.summaries.lattices import late_sums, write_sums
 from store.db.summaries.summarized import columns
 from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
 
@@ -137,6 +138,12 @@ async def is_pending(connection: Connection) -> bool:
     return await cursor.fetchone() == (True,)
 
 
+async def folded_position(connection: Connection) -> int:
+    """Up to which position commits are folded."""
+    ((position,),) = await (await connection.execute(_FOLDED)).fetchall()
+    return int(position)
+
+
 async def lock_folding(connection: Connection) -> None:
     """Be the only one who changes buckets until the end of this transaction."""
     await connection.execute(_LOCK, (FOLDING,))
@@ -160,7 +167,7 @@ async def delete_buckets(connection: Connection, bounds: Bounds) -> None:
 async def _fold_next(
     connection: Connection, most_commits: int, most_bytes: int, without: Sequence[Bounds]
 ) -> Folded:
-    ((before,),) = await (await connection.execute(_FOLDED)).fetchall()
+    before = await folded_position(connection)
     rows = await following(connection, before, most_commits, most_bytes)
     if not rows:
         return Folded(before, 0, complete=True)
@@ -168,9 +175,11 @@ async def _fold_next(
     minutes = unpack(deltas)
     for bounds in without:
         minutes = minutes.without(bounds.low, bounds.high)
-    if len(minutes):
-        await _add(connection, minutes)
     position = rows[-1][0]
+    if len(minutes):
+        sums = await late_sums(connection, before, position, minutes)
+        await _add(connection, minutes)
+        await write_sums(connection, sums)
     await connection.execute(_MOVE, (position,))
     complete = len(rows) < most_commits and sum(map(len, deltas)) < most_bytes
     return Folded(position, len(rows), complete)

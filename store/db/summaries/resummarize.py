@@ -7,8 +7,7 @@ counted twice or left out, and a run that is cut short has done whole days.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
@@ -16,11 +15,12 @@ from psycopg import AsyncConnection, sql
 from psycopg import errors as pg
 
 from store.db.arrays import register
-from store.db.locks import FOLDING
 from store.db.schema.names import FINE_TABLE, SCHEMA
 from store.db.schema.partitions import read_catalog
 from store.db.summaries.deltas import DAY_NS, LEVELS_NS, unpack
-from store.db.summaries.fold import delete_buckets, fold_until
+from store.db.summaries.fold import delete_buckets, fold_until, folded_position
+from store.db.summaries.lattices import seal_days, seal_hours, unknown_days, unknown_hours
+from store.db.summaries.sealing import alone
 from store.db.summaries.summarized import (
     GIVEN,
     UNFOLDED,
@@ -38,9 +38,6 @@ EVERYTHING: Final = Bounds(UNBOUNDED_LOW, UNBOUNDED_HIGH)
 
 # A command that somebody has stopped must not keep nodes from folding.
 _SETTINGS: Final[LiteralString] = "set idle_in_transaction_session_timeout = '30s'"
-_LOCK: Final = "select pg_advisory_lock(%s)"
-_UNLOCK: Final = "select pg_advisory_unlock(%s)"
-_SNAPSHOT: Final[LiteralString] = "set transaction isolation level repeatable read"
 _ENDS: Final[LiteralString] = "select min(ts), max(ts) from {}"
 _ADD_MINUTES: Final[LiteralString] = """
 insert into storenode.buckets (level, start_ns, count, {words})
@@ -131,8 +128,7 @@ def _days(span: Bounds) -> Iterator[Bounds]:
 async def _rebuild(connection: Connection, bounds: Bounds) -> int:
     """Make the buckets of whole days anew; returns the number of messages in them."""
     await fold_until(connection)
-    async with _folding(connection), connection.transaction():
-        await connection.execute(_SNAPSHOT)
+    async with alone(connection):
         cursor = connection.cursor(binary=True)
         register(cursor)
         await cursor.execute(UNFOLDED, (bounds.low, bounds.high - 1))
@@ -142,6 +138,9 @@ async def _rebuild(connection: Connection, bounds: Bounds) -> int:
         await cursor.execute(_minutes(bounds), columns([unfolded]), prepare=False)
         for level in range(1, len(LEVELS_NS)):
             await cursor.execute(_level(level, bounds), prepare=False)
+        hours = [start for start, _ in await unknown_hours(connection, bounds)]
+        await seal_hours(connection, hours, await folded_position(connection))
+        await seal_days(connection, await unknown_days(connection, bounds))
         await cursor.execute(_MESSAGES, (bounds.low, bounds.high - 1))
         ((messages,),) = await cursor.fetchall()
     return int(messages + unfolded.counts.sum())
@@ -167,14 +166,3 @@ def _level(level: int, bounds: Bounds) -> sql.Composed:
         low=sql.Literal(bounds.low),
         last=sql.Literal(bounds.high - 1),
     )
-
-
-@asynccontextmanager
-async def _folding(connection: Connection) -> AsyncIterator[None]:
-    """Be the only one who folds; the lock comes before the transaction, and so its snapshot."""
-    await connection.execute(_LOCK, (FOLDING,))
-    try:
-        yield
-    finally:
-        if not connection.closed:
-            await connection.execute(_UNLOCK, (FOLDING,))

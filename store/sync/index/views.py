@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from reconcile.errors import SummaryMismatch
 from reconcile.ids import SyncId
+from reconcile.lattice import LatticeSum
 from reconcile.summaries.layered import LayeredView, reads_below
 from reconcile.summaries.loading import LoadingView
 from reconcile.view import Answer, Read
@@ -125,11 +126,7 @@ class StoredView:
         """
         if self._hot is not None and not reads_below(read, self._hot.floor):
             return await in_thread_if(asks_much(read), self._hot.view.answer, read)
-        cold = self._cold
-        if cold is None:
-            cold = self._cold = await self._stack.enter_async_context(self._opener.open_cold())
-            if at(cold.horizon_ns) != self._horizon:
-                raise StoreUnavailable("messages were dropped since the view was opened; try again")
+        cold = await self._opened_cold()
         if self._view is None:
             self._view = (
                 cold.view
@@ -140,3 +137,17 @@ class StoredView:
             return await worked_through(self._view, read, cold.load)
         except SummaryMismatch as error:
             raise StoreUnavailable(str(error)) from error
+
+    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
+        """The lattice sum of whole hours, of the moment of the view of the database.
+
+        Raises as `answer` does.
+        """
+        return await (await self._opened_cold()).lattice(start_ns, end_ns)
+
+    async def _opened_cold(self) -> ColdView:
+        if self._cold is None:
+            cold = self._cold = await self._stack.enter_async_context(self._opener.open_cold())
+            if at(cold.horizon_ns) != self._horizon:
+                raise StoreUnavailable("messages were dropped since the view was opened; try again")
+        return self._cold

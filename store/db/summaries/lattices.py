@@ -1,0 +1,223 @@
+"""Lattice sums of hours and days: summaries that whoever publishes cannot forge.
+
+    an hour is over --maintainer--> its messages are summed up, once (`sealing.seal`)
+    a late message  --fold--------> is added in the fold's transaction (`late_sums`)
+    a view          --------------> adds what is not folded yet (`added`)
+
+A bucket's sum is that of ``lattice_count`` messages. Buckets only gain messages, and go with their
+partition, so it is the sum of the bucket if, and only if, that is its count; another one, or NULL,
+is not known, and nothing follows from it. So whoever folds without knowing of sums does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+import numpy as np
+from psycopg import AsyncConnection
+
+from reconcile.ids import SyncId
+from reconcile.lattice import STATE_BYTES, LatticeSum
+from reconcile.view import Spans
+from store.db import arrays
+from store.db.commits.ids import ids_in
+from store.db.summaries.deltas import DAY_NS, HOUR_NS, Buckets
+from store.domain.partitioning import Bounds
+from storenode.message.limits import HASH_BYTES
+
+Connection = AsyncConnection[Any]
+
+MAX_LATE_MESSAGES: Final = 100_000
+"""Messages that are added to known sums at a time; where there are more, the sum is made anew."""
+
+THREADED_HASHES: Final = 4_096
+"""From so many on, expanding them takes longer than a millisecond, and is left to a thread."""
+
+PAGE_HASHES: Final = 65_536
+
+HOURS, DAYS = 1, 2
+
+ADDED: Final[LiteralString] = f"""
+select m.ts / {HOUR_NS} * {HOUR_NS} as hour_ns, string_agg(m.hash, ''::bytea)
+from storenode.commits c
+cross join lateral (
+    select n.ts, n.hash from storenode.messages n
+    where n.batch = c.batch and n.ts >= c.min_ts and n.ts <= c.max_ts offset 0
+) m
+where c.position > %(after)s::bigint and c.position <= %(until)s::bigint
+  and c.max_ts >= %(low)s::bigint and c.min_ts < %(high)s::bigint
+  and m.ts / {HOUR_NS} * {HOUR_NS} = any(%(hours)s::bigint[])
+group by 1
+"""
+"""The hashes that commits have added to some hours, by hour."""
+
+_KNOWN: Final[LiteralString] = """
+select level, start_ns, count, lattice from storenode.buckets
+where lattice_count = count
+  and (level = 1 and start_ns = any(%s::bigint[]) or level = 2 and start_ns = any(%s::bigint[]))
+"""
+_UNKNOWN: Final[LiteralString] = """
+select start_ns, count from storenode.buckets
+where level = 1 and start_ns >= %s::bigint and start_ns <= %s::bigint
+  and lattice_count is distinct from count
+order by lattice_count is null desc, start_ns desc
+"""
+_UNKNOWN_DAYS: Final[LiteralString] = f"""
+select start_ns from storenode.buckets day
+where level = 2 and start_ns >= %s::bigint and start_ns <= %s::bigint
+  and lattice_count is distinct from count
+  and not exists (
+      select from storenode.buckets hour
+      where hour.level = 1 and hour.start_ns >= day.start_ns
+        and hour.start_ns < day.start_ns + {DAY_NS}
+        and hour.lattice_count is distinct from hour.count)
+"""
+_HOURS_OF_DAY: Final[LiteralString] = f"""
+select count, lattice from storenode.buckets
+where level = 1 and start_ns >= %s::bigint and start_ns < %s::bigint + {DAY_NS}
+"""
+_WRITE: Final = """
+update storenode.buckets set lattice = %s, lattice_count = %s
+where level = %s and start_ns = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSum:
+    """The lattice sum of one hour or day."""
+
+    level: int
+    start_ns: int
+    total: LatticeSum
+
+
+async def sum_of(hashes: bytes) -> LatticeSum:
+    """The sum of hashes, each of which is there once."""
+    if len(hashes) < THREADED_HASHES * HASH_BYTES:
+        return LatticeSum.of(hashes)
+    return await asyncio.to_thread(LatticeSum.of, hashes)
+
+
+def sum_of_states(count: int, states: Sequence[bytes]) -> LatticeSum:
+    """The sum of the union of disjoint sets, with so many messages together."""
+    rows = np.frombuffer(b"".join(states), "<u2").reshape(-1, STATE_BYTES // 2)
+    return LatticeSum(count, rows.sum(axis=0, dtype="<u2"))
+
+
+async def added(
+    connection: Connection, after: int, until: int, hours: Sequence[int]
+) -> dict[int, LatticeSum]:
+    """What commits behind ``after`` and up to ``until`` have added to some hours, by hour."""
+    if not hours:
+        return {}
+    given = {"after": after, "until": until, "hours": list(hours)}
+    given |= {"low": min(hours), "high": max(hours) + HOUR_NS}
+    cursor = connection.cursor(binary=True)
+    await cursor.execute(ADDED, given)
+    return {hour: await sum_of(bytes(hashes)) for hour, hashes in await cursor.fetchall()}
+
+
+async def late_sums(
+    connection: Connection, after: int, until: int, minutes: Buckets
+) -> list[BucketSum]:
+    """The known sums that commits change which are to be folded, as they will be then.
+
+    ``minutes``: what these commits have added. Under FOLDING, before that is added to the buckets.
+    """
+    hours, days = minutes.coarser(HOUR_NS), minutes.coarser(DAY_NS)
+    cursor = connection.cursor(binary=True)
+    await cursor.execute(_KNOWN, (hours.starts.tolist(), days.starts.tolist()))
+    known = await cursor.fetchall()
+    keys = {(level, start) for level, start, *_ in known}
+    changed = [
+        (start, count)
+        for start, count in zip(hours.starts.tolist(), hours.counts.tolist(), strict=True)
+        if (HOURS, start) in keys or (DAYS, start - start % DAY_NS) in keys
+    ]
+    if sum(count for _, count in changed) > MAX_LATE_MESSAGES:
+        return []
+    new: dict[tuple[int, int], LatticeSum] = {}
+    for hour, each in (
+        await added(connection, after, until, [start for start, _ in changed])
+    ).items():
+        for key in ((HOURS, hour), (DAYS, hour - hour % DAY_NS)):
+            new[key] = new.get(key, LatticeSum()) + each
+    return [
+        BucketSum(level, start, LatticeSum.stored(count, state) + new[level, start])
+        for level, start, count, state in known
+        if (level, start) in new
+    ]
+
+
+async def write_sums(connection: Connection, sums: Sequence[BucketSum]) -> None:
+    """Keep the sums of buckets; under FOLDING."""
+    for each in sums:
+        total = each.total
+        given = (total.state_bytes(), total.count, each.level, each.start_ns)
+        await connection.execute(_WRITE, given)
+
+
+async def sum_hour(connection: Connection, start_ns: int, folded: int) -> LatticeSum:
+    """The sum of what commits up to ``folded`` have added to an hour.
+
+    Under FOLDING, in one snapshot; ``folded`` is what it says is folded.
+    """
+    everything = await sum_of_time(connection, start_ns, start_ns + HOUR_NS)
+    unfolded = await added(connection, folded, 2**63 - 1, [start_ns])
+    return everything - unfolded.get(start_ns, LatticeSum())
+
+
+async def sum_of_time(connection: Connection, low_ns: int, high_ns: int) -> LatticeSum:
+    """The sum of what is held in a range of time, in one snapshot."""
+    total, lower = LatticeSum(), (low_ns, bytes(HASH_BYTES))
+    while True:
+        span = Spans.of([(lower, (high_ns, bytes(HASH_BYTES)))])
+        ids = await ids_in(connection, span, PAGE_HASHES)
+        total += await sum_of(ids.hashes.tobytes())
+        if len(ids) < PAGE_HASHES:
+            return total
+        lower = _following(int(ids.timestamps[-1]), ids.hashes[-1].tobytes())
+        if lower[0] >= high_ns:
+            return total
+
+
+def _following(timestamp: int, digest: bytes) -> SyncId:
+    """The first bound behind an ID."""
+    number = int.from_bytes(digest, "big") + 1
+    if number >> (8 * HASH_BYTES):
+        return timestamp + 1, bytes(HASH_BYTES)
+    return timestamp, number.to_bytes(HASH_BYTES, "big")
+
+
+async def unknown_hours(connection: Connection, bounds: Bounds) -> list[tuple[int, int]]:
+    """Starts and counts of the hours whose sum is not known: what never was, then the newest."""
+    cursor = await connection.execute(_UNKNOWN, (bounds.low, bounds.high - 1))
+    return await cursor.fetchall()
+
+
+async def unknown_days(connection: Connection, bounds: Bounds) -> list[int]:
+    """Starts of the days whose sum is not known, while those of all their hours are."""
+    cursor = await connection.execute(_UNKNOWN_DAYS, (bounds.low, bounds.high - 1))
+    return [start for (start,) in await cursor.fetchall()]
+
+
+async def seal_hours(connection: Connection, hours: Sequence[int], folded: int) -> None:
+    """Sum hours up and keep that; under FOLDING, in one snapshot, in which so much is folded."""
+    # The caller may have opened the connection for something else.
+    arrays.register(connection)
+    for start in hours:
+        total = await sum_hour(connection, start, folded)
+        await write_sums(connection, [BucketSum(HOURS, start, total)])
+
+
+async def seal_days(connection: Connection, days: Sequence[int]) -> None:
+    """Make the sums of days of those of their hours, all of which are known; under FOLDING."""
+    for start in days:
+        cursor = connection.cursor(binary=True)
+        await cursor.execute(_HOURS_OF_DAY, (start, start))
+        rows = await cursor.fetchall()
+        total = sum_of_states(sum(count for count, _ in rows), [bytes(each) for _, each in rows])
+        await write_sums(connection, [BucketSum(DAYS, start, total)])

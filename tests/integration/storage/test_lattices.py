@@ -1,0 +1,279 @@
+"""Lattice sums in a database: always true or not known, whatever happens in whatever order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+
+from reconcile.lattice import LatticeSum
+from store.db.checks.check import check
+from store.db.checks.lattices import WRONG_LATTICE
+from store.db.maintenance.retention import prune
+from store.db.pool import Connection
+from store.db.reconciliation import lattice_read
+from store.db.reconciliation.summary_read import cold_view
+from store.db.schema import migrate
+from store.db.summaries import fold as fold_module
+from store.db.summaries import lattices, sealing
+from store.db.summaries.fold import fold, fold_until
+from store.db.summaries.resummarize import resummarize
+from store.db.summaries.sealing import seal
+from store.domain.ports import Source
+from store.domain.retention import RetentionPolicy
+from store.messages.record import RecordBatch
+from tests.integration.storage.lattices import assert_true, held, known, unknown
+from tests.integration.storage.node import Node
+from tests.integration.storage.summaries import LENGTHS
+from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of, random_batch
+
+HOUR = LENGTHS[1]
+LATER = NOW + 2 * DAY
+"""When everything that these tests store is over."""
+
+SPREAD = [NOW - number * DAY // 7 for number in range(40)]
+TWO_DAYS = RetentionPolicy(age_ns=2 * DAY)
+
+
+@pytest.fixture
+async def connection(node: Node) -> AsyncIterator[Connection]:
+    """A connection that belongs to nobody else."""
+    async with await node.database.connect() as opened:
+        yield opened
+
+
+def everywhere(dice: random.Random) -> RecordBatch:
+    """Three messages in every hour of `SPREAD`."""
+    moments = [moment + number for moment in SPREAD for number in range(3)]
+    return batch_of([(moment, TOPICS[0], dice.randbytes(9)) for moment in moments])
+
+
+async def sealed(node: Node, connection: Connection, dice: random.Random) -> None:
+    """Store messages, and know the sums of all hours and days."""
+    await node.store(everywhere(dice))
+    await fold_until(connection)
+    assert await seal(connection, LATER) == len({each // HOUR for each in SPREAD})
+    assert await unknown(connection) == set()
+
+
+async def test_what_is_over_is_summed_up_once(node: Node, connection: Connection) -> None:
+    await node.store(everywhere(random.Random(1)))
+    await fold_until(connection)
+    assert await known(connection) == {}
+    begun = NOW // HOUR * HOUR
+    settled = begun + HOUR + sealing.SETTLING_NS
+    hours = len({each // HOUR for each in SPREAD})
+    assert await seal(connection, settled - 1) == hours - 1
+    assert {start for level, start in await unknown(connection) if level == 1} == {begun}
+    assert {start for level, start in await unknown(connection) if level == 2} == {NOW // DAY * DAY}
+    assert await seal(connection, settled) == 1
+    assert await seal(connection, LATER) == 0
+    assert await unknown(connection) == set()
+    assert await assert_true(connection) == await held(connection, folded=False)
+
+
+async def test_late_messages_are_added_when_they_are_folded(
+    node: Node, connection: Connection
+) -> None:
+    dice = random.Random(2)
+    await sealed(node, connection, dice)
+    before = await known(connection)
+    # In hours that are known, and in one that had none.
+    late = [SPREAD[3], SPREAD[3] + 1, SPREAD[8], SPREAD[8] + HOUR]
+    await node.store(random_batch(dice, 30, late))
+    assert await known(connection) == before
+    await fold_until(connection)
+    found = await assert_true(connection)
+    assert len(found) == len(before)
+    assert await unknown(connection) == {(1, late[3] // HOUR * HOUR)}
+    assert sum(found[key] != before[key] for key in found) >= 3
+    assert await seal(connection, LATER) == 1
+    assert await assert_true(connection) == await held(connection, folded=False)
+
+
+async def test_very_many_late_messages_make_a_sum_unknown_until_it_is_made_anew(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lattices, "MAX_LATE_MESSAGES", 9)
+    dice = random.Random(3)
+    await sealed(node, connection, dice)
+    await node.store(random_batch(dice, 10, SPREAD[:1]))
+    await fold_until(connection)
+    assert await unknown(connection) == {(1, NOW // HOUR * HOUR), (2, NOW // DAY * DAY)}
+    await node.store(random_batch(dice, 9, SPREAD[:1]))
+    await fold_until(connection)
+    assert len(await unknown(connection)) == 2
+    assert await seal(connection, LATER) == 1
+    assert await unknown(connection) == set()
+    await assert_true(connection)
+
+
+async def test_a_node_of_the_version_before_makes_a_sum_unknown(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(4)
+    await sealed(node, connection, dice)
+    await node.store(random_batch(dice, 10, SPREAD[:1]))
+    with monkeypatch.context() as patched:
+        patched.setattr(fold_module, "late_sums", no_sums)
+        await fold_until(connection)
+    assert len(await unknown(connection)) == 2
+    await node.store(random_batch(dice, 10, SPREAD[:1]))
+    await fold_until(connection)
+    assert len(await unknown(connection)) == 2
+    await seal(connection, LATER)
+    assert await unknown(connection) == set()
+    await assert_true(connection)
+
+
+async def no_sums(*_given: object) -> list[lattices.BucketSum]:
+    return []
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_sums_are_true_whatever_happens(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Publishing, restoring, folding, sealing, dropping and rebuilding, some of it cut short."""
+    monkeypatch.setattr(fold_module, "MAX_FOLD_COMMITS", 2)
+    monkeypatch.setattr(sealing, "MAX_SEALED_MESSAGES", 40)
+    monkeypatch.setattr(lattices, "PAGE_HASHES", 7)
+    dice = random.Random(seed)
+    for _ in range(40):
+        match dice.randrange(10):
+            case 0 | 1 | 2:
+                moments = dice.sample(SPREAD, dice.randint(1, len(SPREAD)))
+                source = dice.choice((Source.CLIENT, Source.RESTORE))
+                await node.store(random_batch(dice, dice.randint(1, 40), moments), source)
+            case 3 | 4:
+                await fold(connection)
+            case 5 | 6:
+                await seal(connection, dice.choice((NOW, LATER)))
+            case 7:
+                await killed(node, dice, "fold")
+            case 8:
+                await killed(node, dice, "seal")
+            case _:
+                if dice.random() < 0.5:
+                    await prune(connection, TWO_DAYS, NOW)
+                else:
+                    await resummarize(connection)
+        await assert_true(connection)
+        await assert_readable(node, connection, dice)
+    await fold_until(connection)
+    while await seal(connection, LATER):
+        pass
+    assert await unknown(connection) == set()
+    assert await assert_true(connection) == await held(connection, folded=False)
+
+
+async def killed(node: Node, dice: random.Random, work: str) -> None:
+    """Fold or seal on a connection that the server ends before some statement."""
+    async with await node.database.connect() as own:
+        left = dice.randint(1, 12)
+        execute = psycopg.AsyncCursor.execute
+
+        async def counted(self: psycopg.AsyncCursor, *given: object, **options: object) -> object:
+            nonlocal left
+            if self.connection is own:
+                left -= 1
+                if left == 0:
+                    await node.rows("select pg_terminate_backend(%s, 5000)", own.info.backend_pid)
+            return await execute(self, *given, **options)  # type: ignore[arg-type]
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(psycopg.AsyncCursor, "execute", counted)
+            try:
+                await (fold(own) if work == "fold" else seal(own, LATER))
+            except psycopg.OperationalError:
+                assert own.closed
+
+
+async def assert_readable(node: Node, connection: Connection, dice: random.Random) -> None:
+    """A view says the sum of any whole hours, folded or not, known or not."""
+    right = await held(connection, folded=False)
+    first = min(SPREAD) // HOUR * HOUR
+    low = first + dice.randrange(-3, 140) * HOUR
+    high = low + dice.randrange(1, 150) * HOUR
+    async with cold_view(node.database) as view:
+        for start, end in ((low, high), (0, LATER)):
+            hours = [
+                each for (level, at), each in right.items() if level == 1 and start <= at < end
+            ]
+            assert await view.lattice(start, end) == sum(hours, LatticeSum())
+
+
+async def test_a_view_does_not_say_what_would_take_too_long(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lattice_read, "MAX_SUMMED_MESSAGES", 9)
+    dice = random.Random(5)
+    await sealed(node, connection, dice)
+    await node.store(random_batch(dice, 9, SPREAD))
+    async with cold_view(node.database) as view:
+        right = await view.lattice(0, LATER)
+        assert right is not None
+        assert right.count == 129
+        await node.store(random_batch(dice, 1, SPREAD))
+        await fold_until(connection)
+        assert await view.lattice(0, LATER) == right
+    await node.store(random_batch(dice, 10, SPREAD))
+    async with cold_view(node.database) as view:
+        assert await view.lattice(0, LATER) is None
+    await connection.execute("update storenode.buckets set lattice = null, lattice_count = null")
+    async with cold_view(node.database) as view:
+        assert await view.lattice(0, LATER) is None
+
+
+async def test_a_wrong_sum_is_named_and_made_anew(
+    node: Node, connection: Connection, database_url: str
+) -> None:
+    dice = random.Random(6)
+    await sealed(node, connection, dice)
+    await node.store(random_batch(dice, 20, SPREAD))
+    report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW, sample=None)
+    assert report.findings == []
+    hour, day = NOW // HOUR * HOUR, NOW // DAY * DAY
+    for level, start, names in ((1, hour, ["hour", "day"]), (2, day, ["day"])):
+        await connection.execute(
+            "update storenode.buckets set lattice ="
+            " set_byte(lattice, 77, 255 # get_byte(lattice, 77))"
+            " where level = %s and start_ns = %s",
+            (level, start),
+        )
+        report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW, sample=None)
+        (finding,) = report.findings
+        assert (finding.kind, finding.where) == (WRONG_LATTICE, "buckets")
+        assert [each.split()[0] for each in finding.examples] == names
+        assert "resummarize" in finding.advice
+        await resummarize(connection)
+        report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW, sample=None)
+        assert report.findings == []
+    await assert_true(connection)
+    assert await unknown(connection) == set()
+
+
+async def test_an_upgrade_knows_nothing_until_it_is_summed_up(
+    node: Node, connection: Connection, database_url: str
+) -> None:
+    """A database as the version before leaves it, with messages."""
+    await node.store(random_batch(random.Random(7), 100, SPREAD))
+    await fold_until(connection)
+    for statement in (
+        "alter table storenode.buckets drop column lattice, drop column lattice_count",
+        "update storenode.alembic_version set version_num = '0005'",
+    ):
+        await connection.execute(statement.encode())
+    await asyncio.to_thread(migrate.upgrade, database_url)
+    assert await known(connection) == {}
+    right = await held(connection, folded=False)
+    async with cold_view(node.database) as view:
+        hours = [each for (level, _), each in right.items() if level == 1]
+        assert await view.lattice(0, LATER) == sum(hours, LatticeSum())
+    await resummarize(connection)
+    assert await assert_true(connection) == right
+    report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW, sample=None)
+    assert report.findings == []

@@ -50,11 +50,15 @@ _REPEATED_CALLS: Final = frozenset({"newest", "unread.newest", "arrived", "confi
 
 
 class GossipJudge(Judge):
-    """Looks on, and fails the run, whoever swallows what it raises."""
+    """Looks on, and fails the run, whoever swallows what it raises.
+
+    ``in_peace``: messages that were published in peace, each with whether its publisher, if it
+    wanted confirmations, was answered.
+    """
 
     def __init__(self, world: GossipWorld) -> None:
         super().__init__()
-        self.in_peace: dict[bytes, None] = {}
+        self.in_peace: dict[bytes, bool] = {}
         self.answers = 0
         self._world = world
         self._voices: dict[tuple[Life, bytes, str], str] = {}
@@ -108,6 +112,8 @@ class GossipJudge(Judge):
             self.fail(f"{node.name} answers a publisher {late_s:.1f} s too late")
         for digest, told in zip(hashes, found, strict=True):
             self.acknowledge(node.database, [digest])
+            if digest in self.in_peace:
+                self.in_peace[digest] = True
             if digest in self.in_peace and late_s > -MAX_LATE_S:
                 self.fail(f"{node.name} lacks confirmations in peace until the time is up")
             holding = self._holding(digest, node.database)
@@ -174,6 +180,10 @@ class GossipJudge(Judge):
                 self.fail(f"{name} keeps {count} {what}, and {most} are allowed")
 
     # The end (rule 5)
+
+    def unanswered(self) -> int:
+        """How many publishers wait although the time that they gave is up."""
+        return sum(not answered for answered in self.in_peace.values())
 
     def unsettled(self) -> str:
         """What is left to be done for unread and waiting events; empty if nothing is."""

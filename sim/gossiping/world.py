@@ -189,11 +189,13 @@ class GossipWorld(World):
         for node in self.nodes:
             message = self.compose(b"peace " + node.name.encode(), self.timeline.now_ns)
             self.judge.make(message)
-            self.judge.in_peace[message.digest] = None
+            self.judge.in_peace[message.digest] = not self.reached(node)
             assert node.process is not None
             letter = Publish(0, (message.encoded,))
             node.process.spawn("publish", node.gossip.take_in(node.name, letter))
-        self._let_pass(int(SPREAD_S * NS_PER_S))
+        self._let_pass(int(SPREAD_S * NS_PER_S) + _CHECK_NS)
+        if self.judge.unanswered():
+            raise Violation(f"{self.judge.unanswered()} publishers are not answered in peace")
         self._wait_until_equal(int(SPREAD_S * NS_PER_S))
 
     def _end(self) -> None:

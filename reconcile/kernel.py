@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -98,6 +98,10 @@ class Kernel(Protocol):
 
     def narrow(self, /, *columns: Column) -> int:
         """Runs of differences with their bounds."""
+        ...
+
+    def fold(self, index: RowsHandle, /, *columns: Column) -> None:
+        """The keyed sum of the hashes in an interval of places."""
         ...
 
 

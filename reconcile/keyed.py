@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reconcile import kernel
-from reconcile.ids import HASH_DTYPE, SyncId, SyncIds, Words, ordered
+from reconcile.ids import HASH_DTYPE, Bools, Ints, SyncId, SyncIds, Words, ordered
 from reconcile.index import IndexView
 from storenode.message.limits import HASH_BYTES
 
@@ -40,7 +40,12 @@ _SUM_WORDS: Final = 2
 _AT_ONCE: Final = 8_192
 """Hashes whose intermediate values fit a processor's cache."""
 
-_BEGIN: Final = (0x736F6D6570736575, 0x646F72616E646F6D ^ 0xEE, 0x6C7967656E657261, 0x7465646279746573)
+_BEGIN: Final = (
+    0x736F6D6570736575,
+    0x646F72616E646F6D ^ 0xEE,
+    0x6C7967656E657261,
+    0x7465646279746573,
+)
 _LAST: Final = np.uint64(HASH_BYTES << 56)
 
 
@@ -94,7 +99,9 @@ def sum_of_view(view: IndexView, key: bytes, lower: SyncId, upper: SyncId) -> Su
     if kernel.compiled is None:
         return sum_of(view.rows.between(low, high), key)
     folded = np.zeros(_SUM_WORDS, _LITTLE)
-    kernel.compiled.fold(view.rows.handle, np.array([low, high]), np.frombuffer(key, np.uint8), folded)
+    kernel.compiled.fold(
+        view.rows.handle, np.array([low, high]), np.frombuffer(key, np.uint8), folded
+    )
     return Sum(high - low, folded)
 
 
@@ -182,30 +189,39 @@ class Aliased:
         self._ids = ids
         self._key = key
         aliases = aliases_of(ids, key)
-        self._order = np.argsort(aliases.words[:, 0])
-        self._sorted = aliases.take(self._order)
+        self._sorted = _Sorted(aliases)
         self.view = IndexView.of(aliases)
 
     def originals(self, aliases: SyncIds) -> SyncIds:
-        """The IDs behind some aliases, row by row.
+        """The IDs behind some aliases of the view, ascending."""
+        places, hit = self._sorted.find(aliases)
+        assert hit.all(), "an alias is none of this view"
+        return ordered(self._ids.take(places))
 
-        Raises:
-            ValueError: these are not all among them.
+    def revealed(self, aliases: SyncIds, hashes: bytes) -> tuple[SyncIds, bool]:
+        """The peer's IDs behind some aliases, which it says have these hashes.
+
+        Also whether each alias has one and there is no other; what fits is returned in any case.
         """
-        firsts = self._sorted.words[:, 0]
-        places = np.searchsorted(firsts, aliases.words[:, 0])
-        if len(places) and int(places.max()) >= len(firsts):
-            raise ValueError("an alias is not one of these IDs: pass those of the view")
-        if not np.array_equal(self._sorted.hashes[places], aliases.hashes):
-            raise ValueError("an alias is not one of these IDs: pass those of the view")
-        return self._ids.take(self._order[places])
-
-    def revealed(self, aliases: SyncIds, hashes: bytes) -> SyncIds | None:
-        """The peer's IDs, which it says have these hashes; None: they have other aliases."""
-        if len(hashes) != len(aliases) * HASH_BYTES:
-            return None
         rows = np.frombuffer(bytearray(hashes), HASH_DTYPE).reshape(-1, HASH_BYTES)
-        ids = SyncIds(aliases.timestamps, rows)
-        if not np.array_equal(aliases_of(ids, self._key).hashes, aliases.hashes):
-            return None
-        return ordered(ids)
+        made = aliases_of(SyncIds(np.zeros(len(rows), np.int64), rows), self._key)
+        places, hit = _Sorted(aliases).find(made)
+        ids = ordered(SyncIds(aliases.timestamps[places[hit]], rows[hit]))
+        return ids, bool(hit.all()) and len(ids) == len(rows) == len(aliases)
+
+
+class _Sorted:
+    """Aliases, to be found by their first words: these are as good as random."""
+
+    def __init__(self, aliases: SyncIds) -> None:
+        self._order = np.argsort(aliases.words[:, 0])
+        self._words = aliases.words[self._order]
+
+    def find(self, aliases: SyncIds) -> tuple[Ints, Bools]:
+        """Of each alias its row among these, unspecified where there is none; and if there is."""
+        if not len(self._order):
+            return np.zeros(len(aliases), np.int64), np.zeros(len(aliases), np.bool_)
+        places = np.searchsorted(self._words[:, 0], aliases.words[:, 0])
+        places = np.minimum(places, len(self._order) - 1)
+        hit = (self._words[places] == aliases.words).all(axis=1)
+        return self._order[places], hit

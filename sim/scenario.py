@@ -61,7 +61,8 @@ class Scenario:
     a store with the probability ``share``. ``ask_every_ns``: how often an operator has some node
     reconcile, 0: never. ``sds_share``: of all messages, those of SDS, some of which are looked up
     every ``seek_every_ns``. ``written_ids``: IDs that a node remembers of what it has written, for
-    its index.
+    its index. ``plain_nodes`` do not know keyed digests, and the links of
+    ``clear_nodes``, which are node IDs, are no secret.
     """
 
     stores: tuple[int, ...]
@@ -80,6 +81,8 @@ class Scenario:
     message_bytes: int
     large_share: float
     small_nodes: frozenset[int]
+    plain_nodes: frozenset[int]
+    clear_nodes: frozenset[str]
     faults_ns: int
     interval_ns: int
     range_ns: int | None
@@ -136,6 +139,10 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         message_bytes=dice.choice((10, 40, 200)),
         large_share=dice.choice((0.0, 0.1, 0.3)),
         small_nodes=frozenset(_some_nodes(dice, count) if picky else ()),
+        plain_nodes=frozenset(_some_nodes(dice, count) if happens(dice, 0.3) else ()),
+        clear_nodes=frozenset(
+            f"node-{node}" for node in (_some_nodes(dice, count) if happens(dice, 0.3) else ())
+        ),
         faults_ns=dice.randint(15, 50) * NS_PER_S,
         interval_ns=interval_ns,
         range_ns=dice.choice((None, 30 * NS_PER_S, 10 * MINUTE_NS, HOUR_NS)),

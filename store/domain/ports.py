@@ -346,6 +346,32 @@ class SyncEnding(StrEnum):
     FAILED = "failed"
 
 
+class Equality(StrEnum):
+    """How a session has compared the two sides.
+
+    XOR: by the fingerprints of WAKU-SYNC, which whoever may publish can forge. KEYED: by digests
+    under a key of the two. PARTLY_KEYED: by these from some time on.
+    """
+
+    UNKNOWN = ""
+    XOR = "xor"
+    KEYED = "keyed"
+    PARTLY_KEYED = "partly keyed"
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Differences that the fingerprints of WAKU-SYNC did not show: forged, or a fault.
+
+    ``hashes``: some of their messages, `MAX_SHOWN_HIDDEN` at most. Times in Unix nanoseconds.
+    """
+
+    count: int
+    first_ns: int
+    last_ns: int
+    hashes: tuple[bytes, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SyncOutcome:
     """What a session with a peer came to, as one side saw it.
@@ -358,7 +384,8 @@ class SyncOutcome:
     ``undelivered``: messages that the peer promised and did not deliver, ``unsolicited`` ones
     that it sent unasked. ``left_over``: a limit was reached, and the next session goes on; then
     ``middle_ns`` is the median of the timestamps of what was found.
-    ``own_count`` and ``peer_count``: IDs over the window, None where unknown.
+    ``own_count`` and ``peer_count``: IDs over the window, None where unknown. ``keyed_from_ns``:
+    from here on keyed digests were compared; None: nowhere.
     """
 
     in_sync: bool
@@ -382,6 +409,9 @@ class SyncOutcome:
     unsolicited: int = 0
     own_count: int | None = None
     peer_count: int | None = None
+    equality: Equality = Equality.UNKNOWN
+    keyed_from_ns: int | None = None
+    hidden: Hidden | None = None
 
 
 class PeerFailed(Exception):

@@ -9,6 +9,7 @@ import psycopg
 
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
+from reconcile.keyed import Sum, sum_of_view
 from reconcile.view import Answer, Read
 
 
@@ -22,6 +23,15 @@ class NaiveView:
     async def answer(self, read: Read) -> Answer:
         """Answer from memory."""
         return self._view.answer(read)
+
+    @property
+    def memory_start(self) -> SyncId:
+        """All of it is in memory."""
+        return LOWEST
+
+    async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
+        """The keyed sum of a range."""
+        return sum_of_view(self._view, key, lower, upper)
 
 
 class NaiveReconcilable:

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from reconcile.ids import SyncIds
+from store.domain.equality import Equality, Hidden
 from store.messages.cursor import FollowCursor
 from store.messages.record import RecordBatch
 from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
@@ -344,32 +345,6 @@ class SyncEnding(StrEnum):
     ABORTED = "aborted"
     REFUSED = "refused"
     FAILED = "failed"
-
-
-class Equality(StrEnum):
-    """How a session has compared the two sides.
-
-    XOR: by the fingerprints of WAKU-SYNC, which whoever may publish can forge. KEYED: by digests
-    under a key of the two. PARTLY_KEYED: by these from some time on.
-    """
-
-    UNKNOWN = ""
-    XOR = "xor"
-    KEYED = "keyed"
-    PARTLY_KEYED = "partly keyed"
-
-
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """Differences that the fingerprints of WAKU-SYNC did not show: forged, or a fault.
-
-    ``hashes``: some of their messages, `MAX_SHOWN_HIDDEN` at most. Times in Unix nanoseconds.
-    """
-
-    count: int
-    first_ns: int
-    last_ns: int
-    hashes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from store.domain.equality import Hidden
 from store.domain.ports import (
-    Hidden,
     PeerAddress,
     PeerState,
     SyncDone,

@@ -10,7 +10,8 @@ import numpy as np
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
-from store.domain.ports import Equality, Hidden, SyncEnding, SyncOutcome
+from store.domain.equality import Equality, Hidden
+from store.domain.ports import SyncEnding, SyncOutcome
 from store.sync.errors import shown
 from store.sync.limits import MAX_SHOWN_HIDDEN
 from store.sync.session.agreement import Proof

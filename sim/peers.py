@@ -43,6 +43,7 @@ from store.messages.transfer import decode_message, transferred
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Reconcile
 from store.sync.session import exchange as shipped
+from store.sync.session.agreement import Proof
 from store.sync.session.exchange import Account, ExchangeWork
 from store.sync.session.initiator import Initiator
 from store.sync.session.reconciling import in_time
@@ -134,6 +135,11 @@ class _Watched:
         """What the responder calls the session."""
         return self.work.session_id
 
+    @property
+    def proof(self) -> Proof:
+        """How it has compared the two sides."""
+        return self.work.proof
+
     async def begin(self) -> Result:
         """Go on to the end, as the initiator."""
         return self._judged(await self.work.begin())
@@ -146,7 +152,7 @@ class _Watched:
         if self.session_id and not result.refusal:
             judge = self._exchange.process.judge
             judge.meet(self.session_id, self._role, self._side)
-            judge.found(self.session_id, self._role, result)
+            judge.found(self.session_id, self._role, result, self.proof.keyed_from_ns)
             if self._role is Role.INITIATOR:
                 self._exchange.name(self.session_id)
         return result
@@ -425,6 +431,8 @@ def _marks(account: Account) -> Iterator[Mark]:
         (Mark.ANOTHER_WAY, report.held > 0),
         (Mark.PRUNED, report.pruned > 0),
         (Mark.INTERRUPTED, bool(report.error)),
+        (Mark.KEYED, account.proof.keyed_from_ns is not None),
+        (Mark.FORGED, bool(len(account.proof.hidden))),
     )
     return (mark for mark, whether in happened if whether)
 

@@ -62,7 +62,8 @@ class Scenario:
     reconcile, 0: never. ``sds_share``: of all messages, those of SDS, some of which are looked up
     every ``seek_every_ns``. ``written_ids``: IDs that a node remembers of what it has written, for
     its index. ``plain_nodes`` do not know keyed digests, and the links of
-    ``clear_nodes``, which are node IDs, are no secret.
+    ``clear_nodes``, which are node IDs, are no secret. ``forged``: stores differ in sets that
+    have one XOR.
     """
 
     stores: tuple[int, ...]
@@ -83,6 +84,7 @@ class Scenario:
     small_nodes: frozenset[int]
     plain_nodes: frozenset[int]
     clear_nodes: frozenset[str]
+    forged: bool
     faults_ns: int
     interval_ns: int
     range_ns: int | None
@@ -101,6 +103,12 @@ class Scenario:
     transfer: TransferLimits
     summary: SummaryLimits
     faults: Faults
+
+    @property
+    def all_keyed(self) -> bool:
+        """All that is held is compared by keyed digests, while nothing is lost."""
+        long = self.index_window_ns > 2 * HOUR_NS and self.index_entries >= 1_000
+        return long and not self.plain_nodes and not self.clear_nodes
 
     @property
     def nodes(self) -> int:
@@ -143,6 +151,7 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         clear_nodes=frozenset(
             f"node-{node}" for node in (_some_nodes(dice, count) if happens(dice, 0.3) else ())
         ),
+        forged=happens(dice, 0.15),
         faults_ns=dice.randint(15, 50) * NS_PER_S,
         interval_ns=interval_ns,
         range_ns=dice.choice((None, 30 * NS_PER_S, 10 * MINUTE_NS, HOUR_NS)),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import trustme
 
+from sim.forgery import CANDIDATES, forged_halves
 from storenode.client.messages import hash_of
 from storenode.client.types import WakuMessageAndTopic
 from storenode.connection.channel import TlsIdentity
@@ -15,7 +16,6 @@ from tests.integration.run.helpers import get
 from tests.integration.run.test_tls import Pki
 from tests.support.command import Command
 from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
-from tests.support.forgery import CANDIDATES, forged_halves
 from tests.support.node import NodeProcess
 
 MINUTE_NS = 60 * 10**9

@@ -24,7 +24,7 @@ from reconcile.keyed import (
     sum_of,
     sum_of_view,
 )
-from tests.support.forgery import CANDIDATES, forged_halves
+from sim.forgery import CANDIDATES, forged_halves
 
 MASK = 2**64 - 1
 KEY = bytes(range(16))

@@ -11,10 +11,10 @@ import pytest
 
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import SessionLimits
+from sim.forgery import CANDIDATES, forged_halves
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, Reconcile
 from store.sync.session.agreement import HOUR_NS
-from tests.support.forgery import CANDIDATES, forged_halves
 from tests.support.verifying_pair import EVERYTHING, Side, reconcile
 
 NO_HASH = bytes(32)

@@ -60,10 +60,8 @@ class _Meeting:
 
     def can_hide(self, each: SyncId) -> bool:
         """Was this ID compared by XOR only?"""
-        starts = [
-            MAX_TIMESTAMP_NS if start is None else start for start in self.keyed_from.values()
-        ]
-        return each[0] < max(starts, default=MAX_TIMESTAMP_NS)
+        starts = self.keyed_from.values()
+        return not starts or any(start is None or each[0] < start for start in starts)
 
 
 class Judge:

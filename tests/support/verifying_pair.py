@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -36,10 +36,10 @@ class MemoryView:
 
     horizon = LOWEST
 
-    def __init__(self, ids: Iterable[SyncId], memory_start: SyncId | None, miscounted: int) -> None:
-        self.memory_start = memory_start
-        self._miscounted = miscounted
-        self._view = IndexView.of(SyncIds.of(sorted(ids)))
+    def __init__(self, side: Side) -> None:
+        self.memory_start = side.memory_start
+        self._miscounted = side.miscounted
+        self._view = side.view or IndexView.of(SyncIds.of(sorted(side.ids)))
 
     async def answer(self, read: Read) -> Answer:
         """Answer from memory."""
@@ -55,9 +55,10 @@ class MemoryView:
 
 @dataclass
 class Side:
-    """One side: what it holds, what it knows, and how it lies."""
+    """One side: what it holds, as a set or as a view, what it knows, and how it lies."""
 
-    ids: set[SyncId]
+    ids: set[SyncId] = field(default_factory=set)
+    view: IndexView | None = None
     keyed: bool = True
     memory_start: SyncId | None = LOWEST
     horizon: SyncId = LOWEST
@@ -140,7 +141,7 @@ def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, Sy
         role=role,
         config=config,
         session=Session(role, config),
-        view=MemoryView(side.ids, side.memory_start, side.miscounted),
+        view=MemoryView(side),
         frames=Frames(stream, observer, role is Role.RESPONDER, 5.0, "0" * 32),
         now_ns=lambda: 0,
         turn=_no_turn,

@@ -220,7 +220,7 @@ class Exchange:
     def concluded(self, account: Account, work: Verifying, result: Result) -> None:
         """Note what a reconciliation came to, and whether the peer knows keyed digests."""
         account.result, account.proof = result, work.proof
-        if work.agreement is not None and account.node_id:
+        if work.agreement is not None and result.rounds and not result.refusal:
             known = work.agreement.peer_knows
             (self._plain.discard if known else self._plain.add)(account.node_id)
 

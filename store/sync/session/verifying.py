@@ -25,6 +25,7 @@ from store.sync.frames import Extension, Reconcile
 from store.sync.limits import THREADED_ROWS
 from store.sync.session.agreement import BY_XOR, Agreement, Phase, Proof, divided, without
 from store.sync.session.reconciling import Answerer, Driving, Extending, Frames, Turns
+from storenode.message.limits import HASH_BYTES
 
 _T = TypeVar("_T")
 
@@ -36,7 +37,7 @@ class Verifying:
     """One reconciliation, as one side sees it.
 
     ``view`` may be None where nothing is asked. ``agreement``: None in clear text. ``turn``: around
-    the work on a payload of so many bytes. ``proof`` is complete after `run`.
+    the work on a payload of so many bytes. ``proof`` is complete at the end.
     """
 
     role: Role
@@ -159,6 +160,8 @@ class Verifying:
             await self.frames.send(_NOTHING_TO_SAY, _hashes(aliased, found))
         else:
             told = await self._last_hashes()
+        if len(told) > HASH_BYTES * self.config.limits.max_differences:
+            raise ProtocolBroken("the peer tells more hashes than a session may report")
         settle = partial(_settled, result, found, aliased, agreement.cut, told)
         whole, self.proof = await _threaded(len(held.ids), settle)
         return whole

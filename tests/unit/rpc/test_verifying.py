@@ -258,6 +258,7 @@ async def test_hashes_that_are_not_those_of_the_aliases() -> None:
         lambda told: replace(told, hashes=b""),
         lambda told: replace(told, hashes=told.hashes + told.hashes[:32]),
         lambda told: replace(told, hashes=told.hashes[1:]),
+        lambda told: replace(told, hashes=bytes(32 * 1_001)),
     ):
 
         def tamper(
@@ -267,7 +268,10 @@ async def test_hashes_that_are_not_those_of_the_aliases() -> None:
                 return frame
             return replace(frame, extension=change(frame.extension))
 
-        _, other = await met(Side(set(forged()[0]), tamper=tamper), Side(set(forged()[1])))
+        limits = SessionLimits(max_differences=1_000)
+        _, other = await met(
+            Side(set(forged()[0]), tamper=tamper), Side(set(forged()[1]), limits=limits)
+        )
         assert isinstance(other.error, ProtocolBroken)
         assert "hashes" in str(other.error)
         assert proven_from(other) is None

@@ -435,7 +435,7 @@ function badgesOf(peer) {
 
 function comparedBy(last) {
   if (last.equality === "keyed") return "Compared by keyed fingerprints.";
-  if (last.keyed_from !== null) return `Compared by keyed fingerprints from ${moment(last.keyed_from)} on, before that by XOR.`;
+  if (last.keyed_from) return `Compared by keyed fingerprints from ${moment(last.keyed_from)} on, before that by XOR.`;
   return "Compared by XOR, which publishers can forge.";
 }
 

@@ -8,12 +8,12 @@ Source: `ReconcileExtension` in the schema. Rules:
   with its own. A side that cannot compute one sends none.
 - A part of the extension that comes in another frame, or has another size, breaks the protocol.
 
-    frame                                offer      digest            hashes
-    -----------------------------------  ---------  ----------------  ---------------
-    first of each side                   yes        with empty payload  no
-    a later one                          no         with empty payload  no
-    the answer to a digest               no         yes               no
-    after digests that differ            no         no                with empty payload
+    frame                      offer  digest              hashes
+    -------------------------  -----  ------------------  ------------------
+    first of each side         yes    with empty payload  no
+    a later one                no     with empty payload  no
+    the answer to a digest     no     yes                 no
+    after digests that differ  no     no                  with empty payload
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ BENCHMARKS = (
     "causal_history",
     "pages",
     "reconcile",
+    "keyed",
     "memory",
     "sync",
     "gossip",

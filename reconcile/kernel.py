@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 5
+VERSION: Final = 6
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -102,6 +102,10 @@ class Kernel(Protocol):
 
     def lattice(self, hashes: Column, state: Column, /) -> bool:
         """Add the expansions of hashes to a lattice sum; False: it was built without vectors."""
+        ...
+
+    def fold(self, index: RowsHandle, /, *columns: Column) -> None:
+        """The keyed sum of the hashes in an interval of places."""
         ...
 
 

@@ -71,6 +71,8 @@ class SessionConfig:
         shards: the node's shards, in any order.
         window: what to reconcile; the initiator's. None for a responder.
         horizon: nothing below is compared.
+        cuts: where the first payload divides the window, ascending, at beginnings of nanoseconds:
+            sets that were made to have one XOR as a whole are then seen in parts.
         limits: what the session may come to.
         tuning: what was chosen by measuring.
     """
@@ -79,6 +81,7 @@ class SessionConfig:
     shards: tuple[int, ...]
     window: Bounds | None = None
     horizon: SyncId = LOWEST
+    cuts: tuple[SyncId, ...] = ()
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     tuning: Tuning = field(default_factory=Tuning)
 
@@ -292,7 +295,7 @@ class Session:
         return [ReadEffect(read)]
 
     def _begin(self) -> _Work:
-        """The first payload: a Skip up to the window, a fingerprint over it."""
+        """The first payload: a Skip up to the window, a fingerprint over each of its parts."""
         config = self._config
         assert config.window is not None
         lower, upper = max(config.window[0], config.horizon), config.window[1]
@@ -300,7 +303,9 @@ class Session:
             return [self._end()]
         self._territory = lower, upper
         skips = reach(LOWEST, lower) if lower > LOWEST else []
-        bounds = SyncIds.of([lower, *reach(lower, upper)])
+        ends = [*(cut for cut in config.cuts if lower < cut < upper), upper]
+        parts = (reach(start, end) for start, end in zip([lower, *ends], ends, strict=False))
+        bounds = SyncIds.of([lower, *(bound for part in parts for bound in part)])
         answer = yield Read(measure=Spans(bounds[:-1], bounds[1:]))
         measured = answer.measured
         assert measured is not None

@@ -5,7 +5,8 @@
    holds the message, and goes on holding it until its horizon passes it.
 3. A view shows everything that was durable when it was asked for, and nothing that never was.
 4. Two sessions that reconciled with each other end with the exact difference of their two views;
-   with a part of it where one says that it was too much.
+   with a part of it where one says that it was too much, and without forged messages where they
+   have compared by XOR.
 5. After a session that calls itself in sync, both stores hold what either showed, but for as many
    as it says that policy refuses.
 6. No honest node accuses another of a broken protocol.
@@ -15,6 +16,7 @@
 10. Nobody waits longer for a frame than the silence that the node allows.
 11. A look-up asks for nothing that the store held, accounts for everything that it was asked for,
    calls nothing found that is not held, and finds what an honest peer held all the time.
+12. Where equality is concluded by keyed digests, both sides say so, from the same time on.
 
 What a database has lost together with its commits is nobody's fault: no rule asks for it.
 """
@@ -54,6 +56,12 @@ class Side:
 class _Meeting:
     sides: dict[Role, Side] = field(default_factory=dict)
     results: dict[Role, Result] = field(default_factory=dict)
+    keyed_from: dict[Role, int | None] = field(default_factory=dict)
+
+    def can_hide(self, each: SyncId) -> bool:
+        """Was this ID compared by XOR only?"""
+        starts = self.keyed_from.values()
+        return not starts or any(start is None or each[0] < start for start in starts)
 
 
 class Judge:
@@ -64,6 +72,7 @@ class Judge:
         acknowledged: hash -> the stores that said that they hold it.
         lost: what some database has lost.
         lies: how often a node has lied about what it holds.
+        forged: messages of sets that have one XOR.
     """
 
     def __init__(self) -> None:
@@ -71,6 +80,7 @@ class Judge:
         self.acknowledged: dict[bytes, list[Database]] = {}
         self.lost: set[bytes] = set()
         self.lies: Counter[str] = Counter()
+        self.forged: frozenset[bytes] = frozenset()
         self.compared = 0
         self._meetings: dict[str, _Meeting] = {}
 
@@ -140,15 +150,20 @@ class Judge:
         """A session has a name now."""
         self._meetings.setdefault(session_id, _Meeting()).sides[role] = side
 
-    def found(self, session_id: str, role: Role, result: Result) -> None:
-        """A side has its result (rule 4)."""
+    def found(self, session_id: str, role: Role, result: Result, keyed_from_ns: int | None) -> None:
+        """A side has its result, from some time on by keyed digests (rules 4 and 12)."""
         meeting = self._meetings.get(session_id)
         if meeting is None:
             return
-        meeting.results[role] = result
+        meeting.results[role], meeting.keyed_from[role] = result, keyed_from_ns
         if len(meeting.results) < 2 or len(meeting.sides) < 2:
             return
         self.compared += 1
+        _demand(
+            len(set(meeting.keyed_from.values())) == 1,
+            f"the sides of session {session_id[:8]} conclude by key from other times: "
+            f"{meeting.keyed_from}",
+        )
         whole = not any(each.truncated for each in meeting.results.values())
         window = meeting.results[Role.INITIATOR].window
         mine, theirs = self._views(meeting, window)
@@ -160,11 +175,12 @@ class Judge:
                 ("to receive", outcome.to_receive, other - own),
             ):
                 given = set(ids.pairs())
-                exact = given == truth if whole else given <= truth
+                missed = self._not_hidden(meeting, truth - given)
+                exact = given <= truth and not (whole and missed)
                 _demand(
                     exact,
                     f"the {side.value} of session {session_id[:8]} found {len(given)} IDs {what}, "
-                    f"of which {len(given - truth)} are none, and {len(truth - given)} are missing",
+                    f"of which {len(given - truth)} are none, and {len(missed)} are missing",
                 )
 
     @staticmethod
@@ -183,7 +199,7 @@ class Judge:
         for side in sides:
             lost = [
                 each
-                for each in mine ^ theirs
+                for each in self._not_hidden(meeting, mine ^ theirs)
                 if each[0] >= horizon_ns
                 and each[1] not in side.database.held
                 and each[1] not in self.lost
@@ -193,6 +209,10 @@ class Judge:
                 f"session {session_id[:8]} calls itself in sync, and {side.database.store_id} "
                 f"lacks {len(lost)} messages",
             )
+
+    def _not_hidden(self, meeting: _Meeting, ids: set[SyncId]) -> set[SyncId]:
+        """Without those that a comparison by XOR cannot see."""
+        return {each for each in ids if each[1] not in self.forged or not meeting.can_hide(each)}
 
     @staticmethod
     def _views(meeting: _Meeting, window: tuple[SyncId, SyncId]) -> tuple[set[SyncId], set[SyncId]]:

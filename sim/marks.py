@@ -32,6 +32,8 @@ class Mark(StrEnum):
     DUPLICATE = "a message came that was held already"
     ANOTHER_WAY = "a message came another way"
     PRUNED = "a message was dropped before it could be sent"
+    KEYED = "keyed digests were compared"
+    FORGED = "keyed digests showed a forged set"
     INTERRUPTED = "a transfer ended before its end"
     DROPPED = "retention dropped something"
     LOOKED_UP = "an SDS message was found at a peer"

@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from reconcile.ids import SyncId, SyncIds
-from reconcile.session import Bounds, Input, Result, Role
+from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.session import Bounds, Result, Role
 from sim.bridge import kept
 from sim.calls import Status
 from sim.judge import Side
@@ -41,11 +41,14 @@ from store.messages.cursor import ScanCursor
 from store.messages.record import RecordBatch
 from store.messages.transfer import decode_message, transferred
 from store.sync.errors import ProtocolBroken
+from store.sync.frames import Reconcile
 from store.sync.session import exchange as shipped
+from store.sync.session.agreement import Proof
 from store.sync.session.exchange import Account, ExchangeWork
 from store.sync.session.initiator import Initiator
-from store.sync.session.reconciling import Reconciling, in_time
+from store.sync.session.reconciling import in_time
 from store.sync.session.registry import Session, State
+from store.sync.session.verifying import Verifying
 from store.sync.transfer.core import Transfer
 from store.sync.transfer.driver import TransferWork
 from store.sync.transfer.events import Fault
@@ -120,24 +123,36 @@ class SimStore:
 class _Watched:
     """A reconciliation whose result the judge compares with that of the other side."""
 
-    def __init__(self, exchange: JudgedExchange, work: Reconciling, side: Side, role: Role) -> None:
+    def __init__(self, exchange: JudgedExchange, work: Verifying, side: Side, role: Role) -> None:
+        self.work = work
+        self.agreement = work.agreement
         self._exchange = exchange
-        self._work = work
         self._side = side
         self._role = role
 
     @property
     def session_id(self) -> str:
         """What the responder calls the session."""
-        return self._work.session_id
+        return self.work.session_id
 
-    async def run(self, first: Input) -> Result:
-        """Go on to the end."""
-        result = await self._work.run(first)
+    @property
+    def proof(self) -> Proof:
+        """How it has compared the two sides."""
+        return self.work.proof
+
+    async def begin(self) -> Result:
+        """Go on to the end, as the initiator."""
+        return self._judged(await self.work.begin())
+
+    async def answer(self, first: Reconcile) -> Result:
+        """Go on to the end, as the responder."""
+        return self._judged(await self.work.answer(first))
+
+    def _judged(self, result: Result) -> Result:
         if self.session_id and not result.refusal:
             judge = self._exchange.process.judge
             judge.meet(self.session_id, self._role, self._side)
-            judge.found(self.session_id, self._role, result)
+            judge.found(self.session_id, self._role, result, self.proof.keyed_from_ns)
             if self._role is Role.INITIATOR:
                 self._exchange.name(self.session_id)
         return result
@@ -164,6 +179,7 @@ class JudgedExchange(shipped.Exchange):
                 transfer_limits=scenario.transfer,
                 tuning=scenario.tuning,
                 max_sessions=scenario.sessions,
+                keyed=process.node.number not in scenario.plain_nodes,
             )
         )
 
@@ -177,17 +193,18 @@ class JudgedExchange(shipped.Exchange):
         role: Role,
         stream: FrameStream,
         view: OpenView | None,
-        horizon: SyncId,
+        account: Account,
         *,
         window: Bounds | None = None,
         session_id: str = "",
     ) -> _Watched:
         """A reconciliation."""
         work = super().reconciling(
-            role, stream, view, horizon, window=window, session_id=session_id
+            role, stream, view, account, window=window, session_id=session_id
         )
         _check_after_steps(work.session)
         shown = view.shown if isinstance(view, JudgedView) else []
+        horizon = account.horizon or LOWEST
         return _Watched(self, work, Side(self.process.database, shown, horizon), role)
 
     async def machine(self, session: Session, account: Account) -> Transfer:
@@ -414,6 +431,8 @@ def _marks(account: Account) -> Iterator[Mark]:
         (Mark.ANOTHER_WAY, report.held > 0),
         (Mark.PRUNED, report.pruned > 0),
         (Mark.INTERRUPTED, bool(report.error)),
+        (Mark.KEYED, account.proof.keyed_from_ns is not None),
+        (Mark.FORGED, bool(len(account.proof.hidden))),
     )
     return (mark for mark, whether in happened if whether)
 

@@ -61,7 +61,9 @@ class Scenario:
     a store with the probability ``share``. ``ask_every_ns``: how often an operator has some node
     reconcile, 0: never. ``sds_share``: of all messages, those of SDS, some of which are looked up
     every ``seek_every_ns``. ``written_ids``: IDs that a node remembers of what it has written, for
-    its index.
+    its index. ``plain_nodes`` do not know keyed digests, and the links of
+    ``clear_nodes``, which are node IDs, are no secret. ``forged``: stores differ in sets that
+    have one XOR.
     """
 
     stores: tuple[int, ...]
@@ -80,6 +82,9 @@ class Scenario:
     message_bytes: int
     large_share: float
     small_nodes: frozenset[int]
+    plain_nodes: frozenset[int]
+    clear_nodes: frozenset[str]
+    forged: bool
     faults_ns: int
     interval_ns: int
     range_ns: int | None
@@ -98,6 +103,12 @@ class Scenario:
     transfer: TransferLimits
     summary: SummaryLimits
     faults: Faults
+
+    @property
+    def all_keyed(self) -> bool:
+        """All that is held is compared by keyed digests, while nothing is lost."""
+        long = self.index_window_ns > 2 * HOUR_NS and self.index.entries >= 1_000
+        return long and not self.plain_nodes and not self.clear_nodes
 
     @property
     def nodes(self) -> int:
@@ -119,6 +130,7 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
     room = limits.max_differences >= (20 if moments > history // 3 else 1_000)
     picky = room and happens(dice, 0.3)
     silence_ns = dice.choice((5, 10, 20)) * NS_PER_S
+    forged = happens(dice, 0.15)
     return Scenario(
         stores=stores,
         peers=_peers(dice, stores),
@@ -127,7 +139,9 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         history=history,
         history_ns=history_ns,
         moments=moments,
-        share=dice.choice((0.5, 0.8, 0.95)),
+        # Beside other differences the sessions would show the forged ones, too; and what is not in
+        # memory is compared by XOR.
+        share=1.0 if forged else dice.choice((0.5, 0.8, 0.95)),
         clients=dice.randint(1, 3),
         publish_every_ns=dice.choice((1, 2, 5, 20)) * NS_PER_S,
         ask_every_ns=dice.choice((0, 0, 20 * NS_PER_S)),
@@ -136,6 +150,11 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         message_bytes=dice.choice((10, 40, 200)),
         large_share=dice.choice((0.0, 0.1, 0.3)),
         small_nodes=frozenset(_some_nodes(dice, count) if picky else ()),
+        plain_nodes=frozenset(_some_nodes(dice, count) if happens(dice, 0.3) else ()),
+        clear_nodes=frozenset(
+            f"node-{node}" for node in (_some_nodes(dice, count) if happens(dice, 0.3) else ())
+        ),
+        forged=forged,
         faults_ns=dice.randint(15, 50) * NS_PER_S,
         interval_ns=interval_ns,
         range_ns=dice.choice((None, 30 * NS_PER_S, 10 * MINUTE_NS, HOUR_NS)),
@@ -148,8 +167,8 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         lengths_ns=dice.choice(
             ((DAY_NS, HOUR_NS, MINUTE_NS), (HOUR_NS, MINUTE_NS, NS_PER_S), (MINUTE_NS, NS_PER_S))
         ),
-        index=_index_limits(dice),
-        index_window_ns=dice.choice((30 * NS_PER_S, HOUR_NS, 4 * DAY_NS)),
+        index=_index_limits(dice, (1_000,) if forged else (8, 40, 1_000)),
+        index_window_ns=4 * DAY_NS if forged else dice.choice((30 * NS_PER_S, HOUR_NS, 4 * DAY_NS)),
         written_ids=dice.choice((0, 4, 1_000)),
         limits=limits,
         tuning=_tuning(dice),
@@ -228,9 +247,9 @@ def _transfer_limits(dice: Dice, silence_ns: int) -> TransferLimits:
     )
 
 
-def _index_limits(dice: Dice) -> IndexLimits:
+def _index_limits(dice: Dice, entries: tuple[int, ...]) -> IndexLimits:
     return IndexLimits(
-        entries=dice.choice((8, 40, 1_000)),
+        entries=dice.choice(entries),
         chunk_ids=16,
         waiting_commits=dice.choice((8, 64)),
         ids_at_once=dice.choice((1, 8, 100)),

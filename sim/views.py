@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from reconcile.ids import END, SyncId
+from reconcile.keyed import Sum
 from reconcile.lattice import LatticeSum
 from reconcile.view import Answer, Read, Spans
 from sim.index import SimColdView, SimIds
@@ -23,6 +24,11 @@ class JudgedView:
         self.shown = _shown(view, lower, upper)
         self._view = view
 
+    @property
+    def memory_start(self) -> SyncId | None:
+        """From here on every ID is in memory; None: none is."""
+        return self._view.memory_start
+
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions."""
         return await self._view.answer(read)
@@ -30,6 +36,10 @@ class JudgedView:
     async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
         """The lattice sum of whole hours."""
         return await self._view.lattice(start_ns, end_ns)
+
+    async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
+        """The keyed sum of a range that begins in memory."""
+        return await self._view.keyed_sum(key, lower, upper)
 
 
 class JudgedViews(IndexedReconcilable):

@@ -8,12 +8,14 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from reconcile.ids import SyncIds
+from reconcile.ids import SyncId, SyncIds
+from reconcile.session import Result
 from sim.asking import ask_nodes
 from sim.bridge import TimelineLoop
 from sim.database import Database
 from sim.dice import Dice, happens
 from sim.faults import FaultInjector
+from sim.forgery import CANDIDATES, forged_halves
 from sim.intake import PUBSUB, Client
 from sim.judge import Judge, Violation
 from sim.limits import (
@@ -215,10 +217,22 @@ class World:
             self.judge.make(message)
             for store, database in enumerate(self.databases):
                 if dice.random() < scenario.share and self._fits(message, store):
-                    rules = Policy(max_drift_ns=None)
-                    admission = Admission(rules, START_NS, Source.RESTORE)
-                    admission.admit([message.encoded])
-                    database.add(admission.admitted.batch, 0)
+                    _restore(database, [message])
+        if scenario.forged:
+            self._forge(newest_ns)
+
+    def _forge(self, newest_ns: int) -> None:
+        """Give stores in turn one and the other of two sets that have the same XOR."""
+        candidates = [
+            self.compose(b"forged", newest_ns - 1 - number) for number in range(CANDIDATES)
+        ]
+        halves = forged_halves([message.digest for message in candidates])
+        for store, database in enumerate(self.databases):
+            messages = [candidates[place] for place in halves[store % 2]]
+            for message in messages:
+                self.judge.make(message)
+            _restore(database, messages)
+            self.judge.forged |= {message.digest for message in messages}
 
     def _fits(self, message: Message, store: int) -> bool:
         """Would the nodes of a store have taken it?"""
@@ -311,6 +325,7 @@ class World:
         return sum(
             timestamp >= horizon_ns
             and digest not in other.database.held
+            and (self.scenario.all_keyed or digest not in self.judge.forged)
             and self.judge.made[digest].size_bytes <= limit
             for timestamp, digest in one.database.ids
         )
@@ -330,8 +345,11 @@ class World:
                     *self._too_large(result.to_send, peer.host),
                     *self._too_large(result.to_receive, node.name),
                 ]
-                assert outcome.differences == len(refused), what
-                assert refused or result.rounds <= CLOSING_ROUNDS, what
+                found = {digest for _, digest in _found(result)}
+                forged = len((found & self.judge.forged) - set(refused))
+                assert outcome.differences == len(refused) + forged, what
+                assert not (forged and self.scenario.all_keyed), what
+                assert refused or forged or result.rounds <= CLOSING_ROUNDS, what
         self._check()
         for database in self.databases:
             database.check()
@@ -368,3 +386,14 @@ class World:
             crashes=sum(node.crashes for node in self.nodes),
             marks=dict(sorted(self.marks.items())),
         )
+
+
+def _found(result: Result) -> list[SyncId]:
+    return [*result.to_send, *result.to_receive]
+
+
+def _restore(database: Database, messages: list[Message]) -> None:
+    """Store messages as if they had been there all along."""
+    admission = Admission(Policy(max_drift_ns=None), START_NS, Source.RESTORE)
+    admission.admit([message.encoded for message in messages])
+    database.add(admission.admitted.batch, 0)

@@ -292,6 +292,14 @@ _PEERS: Final = (
         ],
     ),
     Panel(
+        "Comparisons",
+        "Sessions of the last hour by how they compared the sides, and differences that XOR hid.",
+        [
+            (_hourly("storenode_sync_comparisons_total", "equality"), "{{equality}}"),
+            (_hourly("storenode_sync_hidden_differences_total", "instance"), "{{instance}} hidden"),
+        ],
+    ),
+    Panel(
         "Transferred",
         "Messages a second that reconciliation moved, by direction and outcome.",
         [

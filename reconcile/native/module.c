@@ -9,6 +9,7 @@ static PyMethodDef methods[] = {
     METHOD(survey), METHOD(parse),  METHOD(encode),      METHOD(compose),  METHOD(places),
     METHOD(fingerprints), METHOD(items), METHOD(split),  METHOD(probe),    METHOD(match),
     METHOD(differences), METHOD(describe), METHOD(narrow), METHOD(lattice),
+    METHOD(fold),
     {NULL, NULL, 0, NULL},
 };
 

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from reconcile.ids import SyncIds
+from store.domain.equality import Equality, Hidden
 from store.messages.cursor import FollowCursor
 from store.messages.record import RecordBatch
 from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
@@ -358,7 +359,8 @@ class SyncOutcome:
     ``undelivered``: messages that the peer promised and did not deliver, ``unsolicited`` ones
     that it sent unasked. ``left_over``: a limit was reached, and the next session goes on; then
     ``middle_ns`` is the median of the timestamps of what was found.
-    ``own_count`` and ``peer_count``: IDs over the window, None where unknown.
+    ``own_count`` and ``peer_count``: IDs over the window, None where unknown. ``keyed_from_ns``:
+    from here on keyed digests were compared; None: nowhere.
     """
 
     in_sync: bool
@@ -382,6 +384,9 @@ class SyncOutcome:
     unsolicited: int = 0
     own_count: int | None = None
     peer_count: int | None = None
+    equality: Equality = Equality.UNKNOWN
+    keyed_from_ns: int | None = None
+    hidden: Hidden | None = None
 
 
 class PeerFailed(Exception):

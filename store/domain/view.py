@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from reconcile.ids import SyncIds
+from reconcile.keyed import Sum
 from reconcile.lattice import LatticeSum
 from reconcile.summaries.loading import Loaded, Needs
 from reconcile.summaries.summary import SummaryView
@@ -28,6 +29,11 @@ class OpenView(Protocol):
         """Below it nothing is held, or kept."""
         ...
 
+    @property
+    def memory_start(self) -> SyncId | None:
+        """From here on every ID is in memory; None: none is."""
+        ...
+
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions about the range that was opened."""
         ...
@@ -37,6 +43,10 @@ class OpenView(Protocol):
 
         Both are nanoseconds since the epoch and multiples of an hour.
         """
+        ...
+
+    async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
+        """The keyed sum of a range that begins in memory."""
         ...
 
 

@@ -156,6 +156,19 @@ class Metrics:
             buckets=_DIFFERENCE_BUCKETS,
             registry=registry,
         )
+        self.sync_comparisons = Counter(
+            "storenode_sync_comparisons_total",
+            "Reconciliations that ended well, by how the two sides were compared: keyed, xor, or"
+            " partly_keyed.",
+            ["equality"],
+            registry=registry,
+        )
+        self.sync_hidden_differences = Counter(
+            "storenode_sync_hidden_differences_total",
+            "Differences that keyed fingerprints found and those of WAKU-SYNC hid: a publisher"
+            " forged them, or something is broken.",
+            registry=registry,
+        )
         self.transfer_messages = Counter(
             "storenode_transfer_messages_total",
             "Messages that reconciliation transferred, by direction and outcome.",

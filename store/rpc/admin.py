@@ -144,6 +144,9 @@ def report_of(done: SyncDone) -> admin_pb2.SyncReport:
         own_count=outcome.own_count,
         peer_count=outcome.peer_count,
         outcome=outcome.ending.value,
+        equality=outcome.equality.value,
+        keyed_from=outcome.keyed_from_ns,
+        hidden=0 if outcome.hidden is None else outcome.hidden.count,
     )
 
 

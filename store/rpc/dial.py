@@ -95,9 +95,12 @@ class PeerCall:
         peer: PeerAddress,
         call: Any,  # noqa: ANN401 - grpc.aio's, untyped
         callee: Callee,
+        *,
+        secure: bool = False,
     ) -> None:
         self.peer = peer
         self.callee = callee
+        self.secure = secure
         self._call = call
         self._ending = Ending(call)
 
@@ -268,7 +271,8 @@ class PeerDialer:
         try:
             call = begin(line.channel)
             try:
-                yield PeerCall(peer, call, await self._identify(peer, call))
+                callee = await self._identify(peer, call)
+                yield PeerCall(peer, call, callee, secure=self._tls is not None)
             finally:
                 call.cancel()
         except CallFailed as error:

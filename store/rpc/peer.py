@@ -18,8 +18,13 @@ class PeerService:
     async def reconcile(self, call: Call, context: Context) -> None:
         """Answer ``Reconcile``."""
         told = call.metadata.told
-        await self._responder.reconcile(told[NODE_ID], told[STORE_ID], CallerStream(context))
+        await self._responder.reconcile(told[NODE_ID], told[STORE_ID], _stream(call, context))
 
     async def transfer(self, call: Call, context: Context) -> None:
         """Answer ``Transfer``."""
-        await self._responder.transfer(call.metadata.told[NODE_ID], CallerStream(context))
+        await self._responder.transfer(call.metadata.told[NODE_ID], _stream(call, context))
+
+
+def _stream(call: Call, context: Context) -> CallerStream:
+    rules = call.node.peers
+    return CallerStream(context, secure=rules is not None and rules.tls)

@@ -15,7 +15,8 @@ _GONE = "the peer is gone"
 class CallerStream:
     """The stream of a call that this node serves."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, *, secure: bool = False) -> None:
+        self.secure = secure
         self._context = context
 
     async def read(self) -> bytes | None:

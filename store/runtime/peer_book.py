@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from store.domain.equality import Hidden
 from store.domain.ports import (
     PeerAddress,
     PeerState,
@@ -115,6 +116,10 @@ class PeerBook:
         if outcome.ending is SyncEnding.DONE:
             metrics.sync_round_trips.observe(outcome.round_trips)
             metrics.sync_differences.observe(outcome.differences)
+            metrics.sync_comparisons.labels(outcome.equality.name.lower()).inc()
+        if outcome.hidden is not None:
+            metrics.sync_hidden_differences.inc(outcome.hidden.count)
+            _write_hidden(peer_node_id, outcome.hidden)
         for peer, known in self._known.items():
             if peer_node_id and self._id_of(peer) == peer_node_id:
                 self._learn(peer, known, peer_store_id, outcome)
@@ -150,6 +155,18 @@ def _differences_left(outcome: SyncOutcome) -> int:
     return max(0, outcome.differences - outcome.messages_received - outcome.messages_sent)
 
 
+def _write_hidden(peer_node_id: str, hidden: Hidden) -> None:
+    """What an operator needs to find the publisher of forged sets."""
+    _LOG.error(
+        "fingerprint_forged",
+        peer=peer_node_id,
+        differences=hidden.count,
+        first_timestamp=hidden.first_ns,
+        last_timestamp=hidden.last_ns,
+        hashes=[digest.hex() for digest in hidden.hashes],
+    )
+
+
 def _write(role: SyncRole, peer_node_id: str, outcome: SyncOutcome) -> None:
     """One line for each session; a warning where an operator should look."""
     fields: dict[str, object] = {
@@ -157,6 +174,7 @@ def _write(role: SyncRole, peer_node_id: str, outcome: SyncOutcome) -> None:
         "peer": peer_node_id,
         "outcome": outcome.ending.value,
         "in_sync": outcome.in_sync,
+        "compared": outcome.equality.value,
         "sent": outcome.messages_sent,
         "received": outcome.messages_received,
         "round_trips": outcome.round_trips,

@@ -262,6 +262,8 @@ def _session(done: SyncDone) -> Fields:
     return {
         "outcome": outcome.ending.value,
         "in_sync": outcome.in_sync,
+        "equality": outcome.equality.value,
+        "keyed_from": None if outcome.keyed_from_ns is None else _seconds(outcome.keyed_from_ns),
         "missing_here": outcome.missing_here,
         "missing_there": outcome.missing_there,
         "received": outcome.messages_received,

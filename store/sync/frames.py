@@ -28,7 +28,12 @@ from store.sync.limits import MAX_PIECE_ANSWERS, MAX_UNCUT_ENTRIES
 from store.sync.transfer.events import Frame
 from store.sync.transfer.limits import SESSION_ID_CHARS
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
-from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
+from storenode.wire.storenode.v1.peer_pb2 import (
+    RECONCILE_FEATURE_KEYED,
+    ReconcileExtension,
+    ReconcileFrame,
+    TransferFrame,
+)
 
 _MESSAGES: Final = TransferFrame.DESCRIPTOR.fields_by_name["messages"].number
 _ANSWERS: Final = frozenset(
@@ -46,6 +51,44 @@ _FIRST_BYTES: Final = bytes(
 
 
 @dataclass(frozen=True, slots=True)
+class Extension:
+    """A ``ReconcileExtension``; ``version`` is 0, and bytes are empty, where they are not given.
+
+    ``keyed``: the sender knows keyed digests.
+    """
+
+    version: int = 0
+    nonce: bytes = b""
+    keyed: bool = False
+    keyed_from_ns: int | None = None
+    digest: bytes = b""
+    hashes: bytes = b""
+
+    def message(self) -> ReconcileExtension:
+        """As the schema has it."""
+        return ReconcileExtension(
+            version=self.version,
+            nonce=self.nonce,
+            features=[RECONCILE_FEATURE_KEYED] if self.keyed else [],
+            keyed_from=self.keyed_from_ns,
+            digest=self.digest,
+            hashes=self.hashes,
+        )
+
+    @classmethod
+    def of(cls, message: ReconcileExtension) -> Extension:
+        """What a message has; features that this node does not know are passed over."""
+        return cls(
+            message.version,
+            message.nonce,
+            RECONCILE_FEATURE_KEYED in message.features,
+            message.keyed_from if message.HasField("keyed_from") else None,
+            message.digest,
+            message.hashes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Reconcile:
     """A ``ReconcileFrame``; ``count`` and the texts are claims of the peer."""
 
@@ -53,6 +96,7 @@ class Reconcile:
     session_id: str = ""
     refusal: str = ""
     count: int | None = None
+    extension: Extension | None = None
 
     def encode(self) -> bytes:
         """The bytes to send."""
@@ -61,6 +105,7 @@ class Reconcile:
             session_id=self.session_id,
             refusal=self.refusal,
             count=self.count,
+            extension=None if self.extension is None else self.extension.message(),
         ).SerializeToString()
 
     @classmethod
@@ -77,7 +122,8 @@ class Reconcile:
                 "the request is no storenode.v1.ReconcileFrame: encode it as the schema says"
             ) from None
         count = read.count if read.HasField("count") else None
-        return cls(read.ranges_data, read.session_id, read.refusal, count)
+        extension = Extension.of(read.extension) if read.HasField("extension") else None
+        return cls(read.ranges_data, read.session_id, read.refusal, count, extension)
 
 
 def is_session_id(text: str) -> bool:

@@ -48,6 +48,12 @@ TRANSFER_TICK_S: Final = 5.0
 THREADED_ROWS: Final = 4_096
 """The step of a session on an answer of more ranges and IDs runs beside the event loop."""
 
+MAX_SHOWN_HIDDEN: Final = 16
+"""Hashes of messages in the log of a session that found forged fingerprints."""
+
+RANDOM_CUTS: Final = 3
+"""Where the first payload divides the window towards a peer that does not know keyed digests."""
+
 MIN_KEPT_STEPS: Final = 64
 MAX_HORIZON_STEP_NS: Final = 2**36
 """Steps in which the horizon of reconciliations moves: at least so many in the time that messages

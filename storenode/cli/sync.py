@@ -106,6 +106,8 @@ def _rows(report: SyncReport) -> Iterator[tuple[str, str]]:
         yield "result", f"{report.outcome}: {safe(report.error)}"
     else:
         yield "result", "in sync" if report.in_sync else "not in sync"
+    if report.equality:
+        yield "compared", _compared(report)
     if report.HasField("own_count") and report.HasField("peer_count"):
         yield "held", f"{report.own_count:,} here, {report.peer_count:,} there before"
     yield "found", f"{report.missing_here:,} missing here, {report.missing_there:,} missing there"
@@ -119,6 +121,16 @@ def _rows(report: SyncReport) -> Iterator[tuple[str, str]]:
         yield "note", safe(note)
     size = f"{report.bytes_sent:,} bytes sent, {report.bytes_received:,} received"
     yield "cost", f"{report.seconds:.2f} s, {report.round_trips} round trips, {size}"
+
+
+def _compared(report: SyncReport) -> str:
+    """How the two sides were compared."""
+    if report.equality == "keyed":
+        return "keyed: by fingerprints that nobody else can forge"
+    if report.HasField("keyed_from"):
+        start = format_time(report.keyed_from)
+        return f"keyed from {start} on, before that by XOR, which publishers can forge"
+    return "by XOR, which publishers can forge"
 
 
 _WHAT = {

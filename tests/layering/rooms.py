@@ -94,6 +94,7 @@ PURE_ROOMS = frozenset(
 # virtual time. They have no more of the world than that.
 DRIVERS = frozenset(
     {f"store.sync.session.{name}" for name in ("exchange", "initiator", "reconciling", "responder")}
+    | {"store.sync.session.verifying"}
     | {f"store.sync.{name}.driver" for name in ("resume", "schedule", "transfer")}
     | {"sim", "sim.gossiping", "store.gossip.driver", "store.sync.index", "store.sync.lookup"}
 )

@@ -14,8 +14,10 @@ from typing import TypeVar
 
 import pytest
 
-from reconcile.ids import SyncIds
+from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import Index
+from reconcile.keyed import DIGEST_BYTES, Sum, digest_of
+from reconcile.session import Result
 from store.domain.admission import Admission
 from store.domain.commits import CommitRow
 from store.domain.hub import Place
@@ -40,13 +42,32 @@ from store.sync.resume.core import Advance, Fetch, FetchEnded, PageStored
 from store.sync.schedule import driver as schedule
 from store.sync.schedule.core import Begin as ScheduleBegin
 from store.sync.schedule.core import Tick as ScheduleTick
-from store.sync.session import exchange, initiator, reconciling, responder
+from store.sync.session import exchange, initiator, reconciling, responder, verifying
+from store.sync.session.agreement import Agreement
 from store.sync.session.registry import Refusal, Session, State
 from store.sync.transfer import driver as transfer
 from store.sync.transfer.events import Begin, Ended, Input, Persist, Persisted, Report
 from tests.sim.planting import Mutant, replace_with
 
 _T = TypeVar("_T")
+
+# Reconciliation
+
+
+async def _one_digest_for_all(self: verifying.Verifying, result: Result) -> bytes:
+    agreement = self.agreement
+    comparable = agreement is not None and agreement.comparable(result)
+    return bytes(DIGEST_BYTES) if comparable else b""
+
+
+def _digest_of_what_is_held(self: Agreement, result: Result, own: Sum) -> bytes:
+    assert self.key is not None
+    return digest_of(self.key, own, self.cut, result.window[1])
+
+
+def _own_cut(self: Agreement) -> SyncId:
+    return self._keyed_from_ns(), LOWEST[1]
+
 
 # Transfer
 
@@ -363,6 +384,15 @@ DRIVERS = {
     "waits for a silent peer for ever": Mutant(_plant_patience, "waited"),
     "keeps the slots of callers": Mutant(
         replace_with(responder.Responder, "_slot", _slot_that_is_kept), "do not become equal"
+    ),
+    "takes every digest for its own": Mutant(
+        replace_with(verifying.Verifying, "_own_digest", _one_digest_for_all), "are missing"
+    ),
+    "leaves out of its digest what it expects": Mutant(
+        replace_with(Agreement, "digest", _digest_of_what_is_held), "accuses an honest peer"
+    ),
+    "compares digests that begin at its own time": Mutant(
+        replace_with(Agreement, "cut", property(_own_cut)), "from other times|accuses"
     ),
     "leaves the transfer out": Mutant(
         replace_with(initiator.Initiator, "_transfer", _transfer_and_call_it_done),

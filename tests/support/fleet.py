@@ -17,6 +17,7 @@ from store.embedded import EmbeddedPostgres, EmbeddedSettings, running_url
 from storenode.client.messages import hash_of, new_message
 from storenode.client.node import connect
 from storenode.client.types import PublishResult, WakuMessageAndTopic
+from storenode.connection.channel import TlsIdentity
 from tests.support.command import Command, Ended
 from tests.support.node import NodeProcess
 
@@ -44,9 +45,11 @@ def made(count: int, newest_ns: int, span_s: float = 3_000.0, seed: int = 1) -> 
     ]
 
 
-async def publish(node: NodeProcess, messages: Iterable[WakuMessageAndTopic]) -> None:
+async def publish(
+    node: NodeProcess, messages: Iterable[WakuMessageAndTopic], tls: TlsIdentity | None = None
+) -> None:
     """Publish, and make sure that all are stored."""
-    async with connect(node.listen) as client:
+    async with connect(node.listen, tls=tls) as client:
         async for _, result in client.publish_all(messages):
             assert result.outcome in (PublishResult.STORED, PublishResult.DUPLICATE), result
 

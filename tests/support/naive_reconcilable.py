@@ -9,6 +9,7 @@ import psycopg
 
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
+from reconcile.keyed import Sum, sum_of_view
 from reconcile.lattice import LatticeSum
 from reconcile.view import Answer, Read
 
@@ -29,6 +30,15 @@ class NaiveView:
         """The sum of the hashes of a range of time."""
         within = (self._ids.timestamps >= start_ns) & (self._ids.timestamps < end_ns)
         return LatticeSum.of(self._ids.hashes[within].tobytes())
+
+    @property
+    def memory_start(self) -> SyncId:
+        """All of it is in memory."""
+        return LOWEST
+
+    async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
+        """The keyed sum of a range."""
+        return sum_of_view(self._view, key, lower, upper)
 
 
 class NaiveReconcilable:

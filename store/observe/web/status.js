@@ -433,6 +433,12 @@ function badgesOf(peer) {
   return badges;
 }
 
+function comparedBy(last) {
+  if (last.equality === "keyed") return "Compared by keyed fingerprints.";
+  if (last.keyed_from) return `Compared by keyed fingerprints from ${moment(last.keyed_from)} on, before that by XOR.`;
+  return "Compared by XOR, which publishers can forge.";
+}
+
 function sentencesOf(peer, now) {
   const lines = [];
   const last = peer.last;
@@ -447,6 +453,7 @@ function sentencesOf(peer, now) {
       "",
     ]);
   }
+  if (last && last.equality) lines.push([comparedBy(last), ""]);
   if (peer.lacks || peer.has) {
     lines.push([`Still missing: ${count(peer.has)} here, ${count(peer.lacks)} there.`, ""]);
   }

@@ -23,6 +23,9 @@ again."""
 
 LONGEST_BACKOFF_S: Final = 60.0
 
+THREADED_SUMMED: Final = 16_384
+"""A keyed sum over an index of more IDs runs beside the event loop."""
+
 MAX_COLD_VIEWS: Final = 4
 """Transactions, each with a connection of its own, that may be open for views at a time."""
 

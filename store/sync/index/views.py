@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from reconcile.errors import SummaryMismatch
 from reconcile.ids import SyncId
+from reconcile.keyed import Sum, sum_of_view
 from reconcile.lattice import LatticeSum
 from reconcile.summaries.layered import LayeredView, reads_below
 from reconcile.summaries.loading import LoadingView
@@ -23,7 +25,7 @@ from reconcile.view import Answer, Read
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import ColdView, StoredIds
 from store.sync.index.hot import HotIndex, HotView
-from store.sync.index.limits import MAX_COLD_VIEWS, IndexLimits
+from store.sync.index.limits import MAX_COLD_VIEWS, THREADED_SUMMED, IndexLimits
 from store.sync.index.reading import asks_much, in_thread_if, worked_through
 from store.sync.index.warm_up import at
 
@@ -122,6 +124,19 @@ class StoredView:
     def horizon(self) -> SyncId:
         """Below it nothing is held, or kept."""
         return self._horizon
+
+    @property
+    def memory_start(self) -> SyncId | None:
+        """From here on every ID is in memory; None: none is."""
+        return None if self._hot is None else self._hot.floor
+
+    async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
+        """The keyed sum of a range that begins in memory."""
+        assert self._hot is not None, "the range is not in memory"
+        assert lower >= self._hot.floor, "the range is not in memory"
+        view = self._hot.view
+        large = len(view) >= THREADED_SUMMED
+        return await in_thread_if(large, partial(sum_of_view, view, key, lower), upper)
 
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions.

@@ -15,6 +15,7 @@ from typing import Any
 
 from reconcile.algorithm.plan import Tuning
 from reconcile.ids import LOWEST, SyncId
+from reconcile.keyed import NONCE_BYTES
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
 from reconcile.session import Session as Machine
@@ -33,11 +34,14 @@ from store.sync.limits import (
     MAX_HORIZON_STEP_NS,
     MAX_TOLD_IDS,
     MIN_KEPT_STEPS,
+    RANDOM_CUTS,
     THREADED_ROWS,
 )
+from store.sync.session.agreement import BY_XOR, Agreement, Proof
 from store.sync.session.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
-from store.sync.session.reconciling import Reconciling
+from store.sync.session.reconciling import Frames
 from store.sync.session.registry import Refusal, Session, Sessions, State
+from store.sync.session.verifying import Verifying
 from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
 from store.sync.transfer.driver import TransferWork
 from store.sync.transfer.events import Report
@@ -57,7 +61,8 @@ class ExchangeWork:
     """What sessions work on.
 
     ``node_id`` and ``store_id`` are this node's; ``cluster`` and ``shards`` must be the peer's.
-    The silence of ``transfer_limits`` holds for every frame of a session.
+    The silence of ``transfer_limits`` holds for every frame of a session. ``keyed``: conclude
+    equality from keyed digests where the peer can.
     """
 
     node_id: str
@@ -70,6 +75,7 @@ class ExchangeWork:
     transfer_limits: TransferLimits = DEFAULT_LIMITS
     tuning: Tuning = field(default_factory=Tuning)
     max_sessions: int = MAX_SESSIONS
+    keyed: bool = True
 
     def horizon(self, view: OpenView) -> SyncId:
         """Below it nothing is compared: it is not held, or would be refused as too old."""
@@ -124,6 +130,7 @@ class Account:
     asked_from: SyncId | None = None
     horizon: SyncId | None = None
     result: Result | None = None
+    proof: Proof = BY_XOR
     report: Report = field(default_factory=lambda: NOTHING_TRANSFERRED)
 
     def outcome(
@@ -135,6 +142,7 @@ class Account:
         if result is not None and not result.refusal and ending in (None, SyncEnding.FAILED):
             return outcome_of(
                 result,
+                self.proof,
                 self.report,
                 asked_from=self.asked_from or result.window[0],
                 horizon=self.horizon or result.window[0],
@@ -158,6 +166,8 @@ class Exchange:
         self.memory = PolicyMemory()
         self.on_found: FoundListener = _ignore
         """Told of the node and the store of a peer that was found to hold what this store lacks."""
+        self._plain: set[str] = set()
+        """Peers that did not know keyed digests when they were last asked."""
         self._large_turn = asyncio.Semaphore()
         self._tasks: dict[Session, asyncio.Task[Any]] = {}
         self._gave_way: set[Session] = set()
@@ -173,35 +183,72 @@ class Exchange:
         role: Role,
         stream: FrameStream,
         view: OpenView | None,
-        horizon: SyncId,
+        account: Account,
         *,
         window: Bounds | None = None,
         session_id: str = "",
-    ) -> Reconciling:
+    ) -> Verifying:
         """A reconciliation: ``window`` where this node begins it, ``session_id`` where it answers.
 
-        ``view`` may be None where nothing is asked; below ``horizon`` nothing is compared.
+        ``view`` may be None where nothing is asked; below the horizon of the account nothing is
+        compared.
         """
         work = self.work
+        agreement = self._agreement(role, stream, view, account)
         config = SessionConfig(
             cluster=work.cluster,
             shards=work.shards,
             window=window,
-            horizon=horizon,
+            horizon=account.horizon or LOWEST,
+            cuts=self._cuts(window, account, secure=agreement is not None),
             limits=work.limits,
             tuning=work.tuning,
         )
-        return Reconciling(
+        return Verifying(
+            role=role,
+            config=config,
             session=Machine(role, config),
             view=view,
-            stream=stream,
-            observer=work.observer,
+            frames=Frames(
+                stream, work.observer, role is Role.RESPONDER, work.silence_s, session_id
+            ),
             now_ns=work.steady_ns,
-            responder=role is Role.RESPONDER,
-            silence_s=work.silence_s,
             turn=self.turn,
-            session_id=session_id,
+            agreement=agreement,
         )
+
+    def concluded(self, account: Account, work: Verifying, result: Result) -> None:
+        """Note what a reconciliation came to, and whether the peer knows keyed digests."""
+        account.result, account.proof = result, work.proof
+        if work.agreement is not None and result.rounds and not result.refusal:
+            known = work.agreement.peer_knows
+            (self._plain.discard if known else self._plain.add)(account.node_id)
+
+    def _agreement(
+        self, role: Role, stream: FrameStream, view: OpenView | None, account: Account
+    ) -> Agreement | None:
+        """What both sides may agree on; None in clear text, where a key would be no secret."""
+        work = self.work
+        if not (work.keyed and stream.secure and view is not None):
+            return None
+        own, peer = (work.node_id, work.store_id), (account.node_id, account.store_id)
+        asked, horizon = account.asked_from or LOWEST, account.horizon or LOWEST
+        return Agreement(
+            (*own, *peer) if role is Role.INITIATOR else (*peer, *own),
+            role,
+            work.environment.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big"),
+            lower=max(asked, horizon),
+            memory_start=view.memory_start,
+        )
+
+    def _cuts(self, window: Bounds | None, account: Account, *, secure: bool) -> tuple[SyncId, ...]:
+        """Where a session that will be concluded by XOR divides its window: at random."""
+        if window is None or (secure and account.node_id not in self._plain):
+            return ()
+        start_ns, end_ns = max(window[0], account.horizon or LOWEST)[0], window[1][0]
+        uniform = self.work.environment.random.uniform
+        times = {int(uniform(start_ns, end_ns)) for _ in range(RANDOM_CUTS)}
+        return tuple((time_ns, LOWEST[1]) for time_ns in sorted(times))
 
     @asynccontextmanager
     async def turn(self, payload_bytes: int) -> AsyncIterator[None]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from reconcile.errors import LimitExceeded, MalformedPayload
 from reconcile.ids import SyncId
-from reconcile.session import Begin, Result, Role
+from reconcile.session import Result, Role
 from store.domain.ports import (
     PeerAddress,
     PeerFailed,
@@ -95,7 +95,6 @@ class Initiator:
             # The view is given back by now: the peer may take its time to end the call.
             if result.rounds:
                 await end_of_frames(call, self._work.silence_s)
-        self._account.result = result
         if result.refusal:
             sentence = f"the peer at {self._peer} will not reconcile: {result.refusal}"
             raise _Declined(Refusal(Refused.BUSY, sentence))
@@ -119,11 +118,13 @@ class Initiator:
     async def _exchange_frames(self, call: CalleeStream) -> tuple[Result, str]:
         work = self._work
         async with work.reconcilable.open_view(*self._bounds) as view:
-            self._account.horizon = horizon = work.horizon(view)
+            self._account.horizon = work.horizon(view)
             reconciling = self._exchange.reconciling(
-                Role.INITIATOR, call, view, horizon, window=self._bounds
+                Role.INITIATOR, call, view, self._account, window=self._bounds
             )
-            return await reconciling.run(Begin()), reconciling.session_id
+            result = await reconciling.begin()
+            self._exchange.concluded(self._account, reconciling, result)
+            return result, reconciling.session_id
 
     async def _transfer(self, session: Session, session_id: str) -> None:
         async with self._connector.call(self._peer, TRANSFER) as call:

@@ -8,10 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from reconcile.ids import SyncId
+from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
+from store.domain.equality import Equality, Hidden
 from store.domain.ports import SyncEnding, SyncOutcome
 from store.sync.errors import shown
+from store.sync.limits import MAX_SHOWN_HIDDEN
+from store.sync.session.agreement import Proof
 from store.sync.transfer.events import Report
 from storenode.message.limits import NS_PER_S
 
@@ -36,6 +39,7 @@ def unsuccessful(ending: SyncEnding, error: str, seconds: float, node_id: str = 
 
 def outcome_of(
     result: Result,
+    proof: Proof,
     report: Report,
     *,
     asked_from: SyncId,
@@ -67,14 +71,32 @@ def outcome_of(
         undelivered=report.undelivered,
         left_over=result.truncated,
         middle_ns=_middle_ns(result) if result.truncated else 0,
-        notes=tuple(_notes(result, report, asked_from, horizon)),
+        notes=tuple(_notes(result, proof, report, asked_from, horizon)),
         ending=SyncEnding.FAILED if error else SyncEnding.DONE,
         missing_here=len(result.to_receive),
         missing_there=len(result.to_send),
         unsolicited=report.unsolicited,
         own_count=result.own_count,
         peer_count=result.peer_count,
+        equality=_equality(result, proof),
+        keyed_from_ns=proof.keyed_from_ns,
+        hidden=_hidden(proof.hidden),
     )
+
+
+def _equality(result: Result, proof: Proof) -> Equality:
+    if proof.keyed_from_ns is None:
+        return Equality.XOR
+    whole = proof.keyed_from_ns <= result.window[0][0]
+    return Equality.KEYED if whole else Equality.PARTLY_KEYED
+
+
+def _hidden(ids: SyncIds) -> Hidden | None:
+    if not len(ids):
+        return None
+    shown_ids = ids[:MAX_SHOWN_HIDDEN].pairs()
+    first_ns, last_ns = int(ids.timestamps[0]), int(ids.timestamps[-1])
+    return Hidden(len(ids), first_ns, last_ns, tuple(digest for _, digest in shown_ids))
 
 
 def _middle_ns(result: Result) -> int:
@@ -83,7 +105,9 @@ def _middle_ns(result: Result) -> int:
     return int(np.partition(timestamps, middle)[middle]) if len(timestamps) else 0
 
 
-def _notes(result: Result, report: Report, asked_from: SyncId, horizon: SyncId) -> list[str]:
+def _notes(
+    result: Result, proof: Proof, report: Report, asked_from: SyncId, horizon: SyncId
+) -> list[str]:
     strays = report.unsolicited + report.repeated
     notes = [
         (
@@ -110,7 +134,20 @@ def _notes(result: Result, report: Report, asked_from: SyncId, horizon: SyncId) 
         ),
         (strays > 0, f"sent by the peer although nobody asked for them: {strays:,}"),
     ]
-    return [sentence for applies, sentence in notes if applies] + _count_notes(result)
+    said = [sentence for applies, sentence in notes if applies]
+    return said + _hidden_notes(proof) + _count_notes(result)
+
+
+def _hidden_notes(proof: Proof) -> list[str]:
+    if not len(proof.hidden):
+        return []
+    first_ns, last_ns = (int(proof.hidden.timestamps[at]) for at in (0, -1))
+    sentence = (
+        f"found by keyed fingerprints and hidden from those of WAKU-SYNC: {len(proof.hidden):,}, "
+        f"from {_time(first_ns)} to {_time(last_ns)}: a publisher forged them, or something is "
+        "broken; see the runbook StorenodeForgedFingerprint"
+    )
+    return [sentence]
 
 
 def _count_notes(result: Result) -> list[str]:

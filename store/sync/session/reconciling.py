@@ -28,12 +28,11 @@ from reconcile.session import (
     Send,
     Session,
 )
-from reconcile.view import Answer
+from reconcile.view import Answer, Read
 from store.domain.ports import SyncObserver
 from store.domain.streams import FrameStream
-from store.domain.view import OpenView
 from store.sync.errors import PeerSilent, ProtocolBroken, shown
-from store.sync.frames import Reconcile, is_session_id
+from store.sync.frames import Extension, Reconcile, is_session_id
 from store.sync.limits import (
     FIRST_FRAME_S,
     MAX_RECONCILE_S,
@@ -45,27 +44,76 @@ _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
-class Reconciling:
-    """One reconciliation, as one side sees it.
+class Frames:
+    """The frames of one session, in the driver's terms.
 
-    ``view`` may be None where nothing is asked. ``session_id``: what this responder tells the
-    initiator; of an initiator, what it was told. ``now_ns``: a clock that never goes back.
-    ``turn``: around the work on a payload of so many bytes.
+    ``session_id``: what this responder tells the initiator; of an initiator, what it was told.
+    """
+
+    stream: FrameStream
+    observer: SyncObserver
+    responder: bool
+    silence_s: float
+    session_id: str = ""
+    _first: bool = field(default=True, init=False)
+
+    async def send(self, effect: Send, extension: Extension | None = None) -> None:
+        """Send what a session says, with an extension."""
+        first, self._first = self._first, False
+        session_id = self.session_id if first and self.responder and not effect.refusal else ""
+        count = effect.count if first else None
+        frame = Reconcile(effect.payload, session_id, effect.refusal, count, extension)
+        await in_time(self.stream.write(frame.encode()), self.silence_s)
+        self.observer.sync_bytes("sent", len(effect.payload))
+
+    async def receive(self) -> Reconcile:
+        """The next frame.
+
+        Raises:
+            PeerFailed: there is none, or it breaks the protocol.
+        """
+        data = await in_time(self.stream.read(), self.silence_s)
+        if data is None:
+            raise ProtocolBroken("the peer left when it was its turn to answer")
+        frame = Reconcile.parse(data)
+        if not self.responder:
+            self._learn(frame)
+        self.observer.sync_bytes("received", len(frame.payload))
+        return frame
+
+    def _learn(self, frame: Reconcile) -> None:
+        """Take the name of the session from the responder's first frame."""
+        if self.session_id and frame.session_id not in ("", self.session_id):
+            raise ProtocolBroken("the peer gives the session another name in the middle of it")
+        if not self.session_id and not frame.refusal and not is_session_id(frame.session_id):
+            raise ProtocolBroken("the peer's first frame does not name the session")
+        self.session_id = self.session_id or frame.session_id
+
+
+Answerer = Callable[[Read], Awaitable[Answer]]
+Turns = Callable[[int], AbstractAsyncContextManager[None]]
+Extending = Callable[[Result | None], Awaitable[Extension | None]]
+
+
+@dataclass(slots=True)
+class Driving:
+    """Drives one session to its end.
+
+    ``answer``: what is held; None where nothing is asked. ``extending``: the extension of the own
+    next frame, told the result where it is the last one. ``hear``: is given every frame of the
+    peer. ``turn``: around the work on a payload of so many bytes.
     """
 
     session: Session
-    view: OpenView | None
-    stream: FrameStream
-    observer: SyncObserver
+    answer: Answerer | None
+    frames: Frames
     now_ns: Callable[[], int]
-    responder: bool
-    silence_s: float
-    turn: Callable[[int], AbstractAsyncContextManager[None]]
-    session_id: str = ""
-    _named: bool = field(default=False, init=False)
+    turn: Turns
+    extending: Extending
+    hear: Callable[[Reconcile], object]
 
-    async def run(self, first: Input) -> Result:
-        """Go on to the end.
+    async def run(self, first: Input) -> tuple[Result, bool]:
+        """Go on to the end; True: the peer said the last word.
 
         Raises:
             MalformedPayload: the peer sent what is none.
@@ -77,13 +125,16 @@ class Reconciling:
             size_bytes = len(given.payload) if isinstance(given, Received) else 0
             async with self.turn(size_bytes):
                 effects = await self._work(given)
-            for effect in effects:
-                match effect:
-                    case Send():
-                        await self._send(effect)
-                    case Ended():
-                        return effect.result
-            given = await self._receive()
+            result = effects[-1].result if isinstance(effects[-1], Ended) else None
+            said = [effect for effect in effects if isinstance(effect, Send)]
+            for effect in said:
+                extension = None if effect.refusal else await self.extending(result)
+                await self.frames.send(effect, extension)
+            if result is not None:
+                return result, not said
+            frame = await self.frames.receive()
+            self.hear(frame)
+            given = Received(frame.payload, frame.count, shown(frame.refusal))
 
     async def _work(self, given: Input) -> list[Effect]:
         """Take an input in, and answer what the session asks, until it has something to say."""
@@ -92,39 +143,14 @@ class Reconciling:
             reads = [effect.read for effect in effects if isinstance(effect, ReadEffect)]
             if not reads:
                 return effects
-            assert self.view is not None, "a question about nothing"
+            assert self.answer is not None, "a question about nothing"
             (read,) = reads
-            given = Answered(await self.view.answer(read))
+            given = Answered(await self.answer(read))
 
     async def _step(self, given: Input) -> list[Effect]:
         if _is_large(given):
             return await asyncio.to_thread(self.session.step, self.now_ns(), given)
         return self.session.step(self.now_ns(), given)
-
-    async def _send(self, effect: Send) -> None:
-        session_id = "" if self._named or not self.responder or effect.refusal else self.session_id
-        self._named = True
-        frame = Reconcile(effect.payload, session_id, effect.refusal, effect.count)
-        await in_time(self.stream.write(frame.encode()), self.silence_s)
-        self.observer.sync_bytes("sent", len(effect.payload))
-
-    async def _receive(self) -> Received:
-        data = await in_time(self.stream.read(), self.silence_s)
-        if data is None:
-            raise ProtocolBroken("the peer left when it was its turn to answer")
-        frame = Reconcile.parse(data)
-        if not self.responder:
-            self._learn(frame)
-        self.observer.sync_bytes("received", len(frame.payload))
-        return Received(frame.payload, frame.count, shown(frame.refusal))
-
-    def _learn(self, frame: Reconcile) -> None:
-        """Take the name of the session from the responder's first frame."""
-        if self.session_id and frame.session_id not in ("", self.session_id):
-            raise ProtocolBroken("the peer gives the session another name in the middle of it")
-        if not self.session_id and not frame.refusal and not is_session_id(frame.session_id):
-            raise ProtocolBroken("the peer's first frame does not name the session")
-        self.session_id = self.session_id or frame.session_id
 
 
 async def first_frame(stream: FrameStream, observer: SyncObserver) -> Reconcile | None:

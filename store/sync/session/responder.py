@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, TypeVar
 
-from reconcile.ids import LOWEST
-from reconcile.session import Received, Result, Role
+from reconcile.session import Result, Role
 from store.domain.ports import SyncEnding, SyncRole
 from store.domain.streams import FrameStream
 from store.sync.errors import (
@@ -24,7 +23,6 @@ from store.sync.errors import (
     SessionUnknown,
     TooManyCalls,
     TransferFailed,
-    shown,
 )
 from store.sync.frames import Reconcile, pieces
 from store.sync.limits import FIRST_FRAME_S, MAX_OPENING_CALLS, MAX_OPENING_CALLS_OF_PEER
@@ -122,7 +120,6 @@ class Responder:
         with exchange.driving(session):
             async with time_limit():
                 result = await self._answer(session, account, stream, frame)
-            account.result = result
             if result.refusal:
                 self._end(account, result.refusal, SyncEnding.REFUSED)
                 return
@@ -141,17 +138,16 @@ class Responder:
         async with self._exchange.turn(len(frame.payload)):
             asked = await asked_range(frame.payload, work.limits.payload)
         async with AsyncExitStack() as stack:
-            view, horizon = None, LOWEST
+            view = None
             if asked is not None:
                 view = await stack.enter_async_context(work.reconcilable.open_view(*asked))
-                horizon = work.horizon(view)
-                account.asked_from, account.horizon = asked[0], horizon
+                account.asked_from, account.horizon = asked[0], work.horizon(view)
             reconciling = self._exchange.reconciling(
-                Role.RESPONDER, stream, view, horizon, session_id=session.session_id
+                Role.RESPONDER, stream, view, account, session_id=session.session_id
             )
-            first = Received(frame.payload, frame.count, shown(frame.refusal))
-            del frame
-            return await reconciling.run(first)
+            result = await reconciling.answer(frame)
+            self._exchange.concluded(account, reconciling, result)
+            return result
 
     async def _transfer(self, session: Session, account: Account, stream: FrameStream) -> Report:
         exchange = self._exchange
@@ -194,6 +190,7 @@ class _Resumed:
     def __init__(self, stream: FrameStream, first: bytes) -> None:
         self._first: bytes | None = first
         self._stream = stream
+        self.secure = stream.secure
         self.write = stream.write
         self.half_close = stream.half_close
 

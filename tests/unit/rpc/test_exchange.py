@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconcile.ids import SyncIds
+from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.session import Result, Role
 from store.domain.ports import (
     SyncEnding,
     SyncOutcome,
@@ -18,11 +20,12 @@ from store.domain.ports import (
     TransferReads,
     Writer,
 )
-from store.domain.view import Reconcilable
+from store.domain.streams import FrameStream
+from store.domain.view import OpenView, Reconcilable
 from store.observe.metrics import Metrics
 from store.runtime.environment import system_environment
 from store.sync.errors import GaveWay
-from store.sync.limits import MAX_HORIZON_STEP_NS
+from store.sync.limits import MAX_HORIZON_STEP_NS, RANDOM_CUTS
 from store.sync.session.exchange import Account, Exchange, ExchangeWork, common_horizon
 from store.sync.session.registry import Accepted, Refusal, Session
 from store.sync.transfer.driver import TransferWork
@@ -199,3 +202,49 @@ def test_nodes_with_equal_retention_have_the_same_horizon_at_almost_any_moment()
         later = common_horizon(now_ns + apart_ns + 5_000, now_ns + apart_ns - kept_ns)
         equal += first == later
     assert equal >= 995
+
+
+class _Plain:
+    """A stream in clear, or a secret one."""
+
+    def __init__(self, *, secure: bool) -> None:
+        self.secure = secure
+
+
+class _Empty:
+    """A view of nothing."""
+
+    horizon = LOWEST
+    memory_start = LOWEST
+
+
+def cuts_of(world: World, *, secure: bool) -> tuple[SyncId, ...]:
+    """Where a session with peer b divides its window."""
+    account = Account(SyncRole.INITIATOR, 0, "b", "sb", asked_from=(10, bytes(32)))
+    account.horizon = (1_000_000, bytes(32))
+    work = world.exchange.reconciling(
+        Role.INITIATOR,
+        cast("FrameStream", _Plain(secure=secure)),
+        cast("OpenView", _Empty()),
+        account,
+        window=((10, bytes(32)), (2_000_000, bytes(32))),
+    )
+    assert (work.agreement is not None) is secure
+    if work.agreement is not None:
+        result = cast("Result", SimpleNamespace(rounds=1, refusal=""))
+        world.exchange.concluded(account, work, result)
+    return work.config.cuts
+
+
+async def test_sessions_by_xor_begin_their_ranges_at_random(world: World) -> None:
+    found = [cuts_of(world, secure=False) for _ in range(8)]
+    assert len(set(found)) == 8
+    for cuts in found:
+        assert len(cuts) == RANDOM_CUTS
+        assert list(cuts) == sorted(set(cuts))
+        assert all(1_000_000 <= at_ns < 2_000_000 for at_ns, _ in cuts)
+
+
+async def test_so_do_sessions_with_a_peer_that_has_made_no_offer(world: World) -> None:
+    assert cuts_of(world, secure=True) == ()
+    assert len(cuts_of(world, secure=True)) == RANDOM_CUTS

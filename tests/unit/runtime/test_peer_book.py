@@ -2,7 +2,17 @@
 
 from dataclasses import replace
 
-from store.domain.ports import PeerAddress, SyncDone, SyncEnding, SyncOutcome, Window
+from structlog.testing import capture_logs
+
+from store.domain.equality import Equality, Hidden
+from store.domain.ports import (
+    PeerAddress,
+    SyncDone,
+    SyncEnding,
+    SyncOutcome,
+    SyncRole,
+    Window,
+)
 from store.observe.metrics import Metrics
 from store.runtime.peer_book import PeerBook
 
@@ -60,3 +70,38 @@ def test_what_is_left_different_is_told_by_the_window() -> None:
     book.ended(replace(whole, window=Window(time_start_ns=1)))
     assert value("storenode_peer_differences", window="recent") == 0
     assert value("storenode_peer_differences", window="whole") == 5
+
+
+def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged() -> None:
+    metrics = Metrics("1.0")
+    book = PeerBook((PEER,), metrics, lambda: 1)
+    whole = done(SyncEnding.DONE).outcome
+    hidden = Hidden(131, first_ns=5, last_ns=9, hashes=(b"\1" * 32, b"\2" * 32))
+    outcomes = [
+        replace(whole, equality=Equality.XOR),
+        replace(whole, equality=Equality.KEYED),
+        replace(whole, equality=Equality.PARTLY_KEYED, hidden=hidden),
+        replace(whole, ending=SyncEnding.FAILED, equality=Equality.KEYED, hidden=hidden),
+    ]
+    with capture_logs() as lines:
+        for outcome in outcomes:
+            book.session_ended(SyncRole.RESPONDER, "b.example", "store-b", outcome)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, labels)
+
+    for equality in ("xor", "keyed", "partly_keyed"):
+        assert value("storenode_sync_comparisons_total", equality=equality) == 1
+    assert value("storenode_sync_hidden_differences_total") == 262
+    forged = [line for line in lines if line["event"] == "fingerprint_forged"]
+    assert len(forged) == 2
+    assert forged[0] == {
+        "component": "store.sync",
+        "event": "fingerprint_forged",
+        "log_level": "error",
+        "peer": "b.example",
+        "differences": 131,
+        "first_timestamp": 5,
+        "last_timestamp": 9,
+        "hashes": ["01" * 32, "02" * 32],
+    }

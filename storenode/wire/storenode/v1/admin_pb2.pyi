@@ -369,6 +369,9 @@ class SyncReport(_message.Message):
     OWN_COUNT_FIELD_NUMBER: _builtins.int
     PEER_COUNT_FIELD_NUMBER: _builtins.int
     OUTCOME_FIELD_NUMBER: _builtins.int
+    EQUALITY_FIELD_NUMBER: _builtins.int
+    KEYED_FROM_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
     in_sync: _builtins.bool
     """True: both sides hold the same messages over the window, except for messages that lie below a
     horizon or are refused by policy.
@@ -411,6 +414,17 @@ class SyncReport(_message.Message):
     """`done`; `aborted`: another session with the peer took precedence; `refused`: the nodes are
     incompatible or busy; `failed`.
     """
+    equality: _builtins.str
+    """How the two sides were compared: `keyed`, by fingerprints that nobody else can forge; `xor`, by
+    those of WAKU-SYNC, which whoever may publish can forge; `partly keyed`: from `keyed_from` on.
+    Empty: they were not.
+    """
+    keyed_from: _builtins.int
+    """Messages from this timestamp on were compared by keyed fingerprints, in Unix nanoseconds.
+    Unset: none were.
+    """
+    hidden: _builtins.int
+    """Differences that WAKU-SYNC's fingerprints hid and keyed ones found: forged, or a fault."""
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Remarks for the operator, such as which messages were not compared."""
@@ -438,15 +452,22 @@ class SyncReport(_message.Message):
         own_count: _builtins.int | None = ...,
         peer_count: _builtins.int | None = ...,
         outcome: _builtins.str = ...,
+        equality: _builtins.str = ...,
+        keyed_from: _builtins.int | None = ...,
+        hidden: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_own_count", b"_own_count", "_peer_count", b"_peer_count", "own_count", b"own_count", "peer_count", b"peer_count"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "_own_count", b"_own_count", "_peer_count", b"_peer_count", "keyed_from", b"keyed_from", "own_count", b"own_count", "peer_count", b"peer_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_own_count", b"_own_count", "_peer_count", b"_peer_count", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "error", b"error", "in_sync", b"in_sync", "left_over", b"left_over", "messages_received", b"messages_received", "messages_sent", b"messages_sent", "missing_here", b"missing_here", "missing_there", b"missing_there", "notes", b"notes", "outcome", b"outcome", "own_count", b"own_count", "peer", b"peer", "peer_count", b"peer_count", "refused_by_policy", b"refused_by_policy", "round_trips", b"round_trips", "seconds", b"seconds", "time_end", b"time_end", "time_start", b"time_start", "undelivered", b"undelivered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "_own_count", b"_own_count", "_peer_count", b"_peer_count", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "equality", b"equality", "error", b"error", "hidden", b"hidden", "in_sync", b"in_sync", "keyed_from", b"keyed_from", "left_over", b"left_over", "messages_received", b"messages_received", "messages_sent", b"messages_sent", "missing_here", b"missing_here", "missing_there", b"missing_there", "notes", b"notes", "outcome", b"outcome", "own_count", b"own_count", "peer", b"peer", "peer_count", b"peer_count", "refused_by_policy", b"refused_by_policy", "round_trips", b"round_trips", "seconds", b"seconds", "time_end", b"time_end", "time_start", b"time_start", "undelivered", b"undelivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__keyed_from: _TypeAlias = _typing.Literal["keyed_from"]  # noqa: Y015
+    _WhichOneofArgType__keyed_from: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from"]  # noqa: Y015
     _WhichOneofReturnType__own_count: _TypeAlias = _typing.Literal["own_count"]  # noqa: Y015
     _WhichOneofArgType__own_count: _TypeAlias = _typing.Literal["_own_count", b"_own_count"]  # noqa: Y015
     _WhichOneofReturnType__peer_count: _TypeAlias = _typing.Literal["peer_count"]  # noqa: Y015
     _WhichOneofArgType__peer_count: _TypeAlias = _typing.Literal["_peer_count", b"_peer_count"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keyed_from) -> _WhichOneofReturnType__keyed_from | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__own_count) -> _WhichOneofReturnType__own_count | None: ...
     @_typing.overload

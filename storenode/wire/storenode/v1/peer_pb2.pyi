@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from storenode.wire.waku.sync.transfer.v1 import transfer_pb2 as _transfer_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,26 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ReconcileFeature:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReconcileFeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReconcileFeature.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RECONCILE_FEATURE_UNSPECIFIED: _ReconcileFeature.ValueType  # 0
+    """Not used."""
+    RECONCILE_FEATURE_KEYED: _ReconcileFeature.ValueType  # 1
+    """Keyed digests."""
+
+class ReconcileFeature(_ReconcileFeature, metaclass=_ReconcileFeatureEnumTypeWrapper):
+    """What goes beyond WAKU-SYNC in a reconciliation."""
+
+RECONCILE_FEATURE_UNSPECIFIED: ReconcileFeature.ValueType  # 0
+"""Not used."""
+RECONCILE_FEATURE_KEYED: ReconcileFeature.ValueType  # 1
+"""Keyed digests."""
+Global___ReconcileFeature: _TypeAlias = ReconcileFeature  # noqa: Y015
 
 @_typing.final
 class ReconcileFrame(_message.Message):
@@ -31,6 +52,7 @@ class ReconcileFrame(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
+    EXTENSION_FIELD_NUMBER: _builtins.int
     ranges_data: _builtins.bytes
     """A RangesData payload, byte for byte as the specification encodes it."""
     session_id: _builtins.str
@@ -43,6 +65,12 @@ class ReconcileFrame(_message.Message):
     """
     count: _builtins.int
     """Only in the first frame of each side: how many IDs the sender holds over the whole range."""
+    @_builtins.property
+    def extension(self) -> Global___ReconcileExtension:
+        """What goes beyond WAKU-SYNC. Only over TLS where both sides show certificates; a side that does
+        not know it ignores it.
+        """
+
     def __init__(
         self,
         *,
@@ -50,16 +78,74 @@ class ReconcileFrame(_message.Message):
         session_id: _builtins.str = ...,
         refusal: _builtins.str = ...,
         count: _builtins.int | None = ...,
+        extension: Global___ReconcileExtension | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_count", b"_count", "count", b"count"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_count", b"_count", "count", b"count", "extension", b"extension"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_count", b"_count", "count", b"count", "ranges_data", b"ranges_data", "refusal", b"refusal", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_count", b"_count", "count", b"count", "extension", b"extension", "ranges_data", b"ranges_data", "refusal", b"refusal", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__count: _TypeAlias = _typing.Literal["count"]  # noqa: Y015
     _WhichOneofArgType__count: _TypeAlias = _typing.Literal["_count", b"_count"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__count) -> _WhichOneofReturnType__count | None: ...
 
 Global___ReconcileFrame: _TypeAlias = ReconcileFrame  # noqa: Y015
+
+@_typing.final
+class ReconcileExtension(_message.Message):
+    """What a reconciliation has beyond WAKU-SYNC: equality is concluded from digests under a key that
+    is derived from the nonces and names of both sides.
+
+    The frame whose empty `ranges_data` ends the reconciliation carries the digest of its sender, and
+    the other side answers with a frame that has its own. If they are equal, the call ends. If not,
+    the side that answers begins once more, in the same frame, over the range of the digests, with
+    aliases instead of hashes; then each side sends the hashes of the messages that the other lacks.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    KEYED_FROM_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The version of the extension, 1. Only in the first frame of each side."""
+    nonce: _builtins.bytes
+    """Random, 16 bytes. Only in the first frame of each side."""
+    keyed_from: _builtins.int
+    """The sender can compute digests from this time on, in Unix nanoseconds. The digests of both sides
+    begin at the later of their two times. Only in the first frame of each side.
+    """
+    digest: _builtins.bytes
+    """16 bytes: the digest of all IDs that both sides together hold, as far as the sender knows."""
+    hashes: _builtins.bytes
+    """Only after digests that differ: hashes of the messages that the receiver lacks, 32 bytes each,
+    in the order of their timestamps and aliases.
+    """
+    @_builtins.property
+    def features(self) -> _containers.RepeatedScalarFieldContainer[Global___ReconcileFeature.ValueType]:
+        """What the sender knows. Only in the first frame of each side."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        nonce: _builtins.bytes = ...,
+        features: _abc.Iterable[Global___ReconcileFeature.ValueType] | None = ...,
+        keyed_from: _builtins.int | None = ...,
+        digest: _builtins.bytes = ...,
+        hashes: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "keyed_from", b"keyed_from"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "digest", b"digest", "features", b"features", "hashes", b"hashes", "keyed_from", b"keyed_from", "nonce", b"nonce", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__keyed_from: _TypeAlias = _typing.Literal["keyed_from"]  # noqa: Y015
+    _WhichOneofArgType__keyed_from: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keyed_from) -> _WhichOneofReturnType__keyed_from | None: ...
+
+Global___ReconcileExtension: _TypeAlias = ReconcileExtension  # noqa: Y015
 
 @_typing.final
 class TransferFrame(_message.Message):

@@ -1,0 +1,32 @@
+"""How two stores were compared, and what that has brought to light."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Equality(StrEnum):
+    """How a session has compared the two sides.
+
+    XOR: by the fingerprints of WAKU-SYNC, which whoever may publish can forge. KEYED: by digests
+    under a key of the two. PARTLY_KEYED: by these from some time on.
+    """
+
+    UNKNOWN = ""
+    XOR = "xor"
+    KEYED = "keyed"
+    PARTLY_KEYED = "partly keyed"
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Differences that the fingerprints of WAKU-SYNC did not show: forged, or a fault.
+
+    ``hashes``: some of their messages, few enough for a log. Times in Unix nanoseconds.
+    """
+
+    count: int
+    first_ns: int
+    last_ns: int
+    hashes: tuple[bytes, ...]

@@ -1,0 +1,190 @@
+"""What two sides agree on beyond WAKU-SYNC, and what follows for a reconciliation.
+
+Source: `ReconcileExtension` in the schema. Rules:
+
+- Each side offers a nonce in its first frame, and says from when on it can compute keyed digests.
+  An offer of another version counts as none; without both offers nothing of this applies.
+- Who ends the reconciliation by an empty payload sends its digest with it, and the other answers
+  with its own. A side that cannot compute one sends none.
+- A part of the extension that comes in another frame, or has another size, breaks the protocol.
+
+    frame                      offer  digest              hashes
+    -------------------------  -----  ------------------  ------------------
+    first of each side         yes    with empty payload  no
+    a later one                no     with empty payload  no
+    the answer to a digest     no     yes                 no
+    after digests that differ  no     no                  with empty payload
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+import numpy as np
+
+from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.keyed import DIGEST_BYTES, NONCE_BYTES, PairKey, Sum, digest_of, sum_of
+from reconcile.session import Result, Role
+from store.sync.errors import ProtocolBroken
+from store.sync.frames import Extension, Reconcile
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS, NS_PER_S
+
+VERSION: Final = 1
+
+HOUR_NS: Final = 3600 * NS_PER_S
+"""Digests that cannot begin where the range does begin at a whole hour."""
+
+_NOTHING: Final = Extension()
+
+
+class Phase(Enum):
+    """Which frame of the peer comes next: the rows of this module's table."""
+
+    FIRST = auto()
+    LATER = auto()
+    ANSWER = auto()
+    SEARCH = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """How a session has compared the two sides.
+
+    Attributes:
+        keyed_from_ns: from here on by keyed digests, which were equal in the end; None: nowhere.
+        hidden: differences that the fingerprints of WAKU-SYNC did not show.
+    """
+
+    keyed_from_ns: int | None = None
+    hidden: SyncIds = field(default_factory=SyncIds.empty)
+
+
+BY_XOR: Final = Proof()
+
+
+class Agreement:
+    """One side's part in one session.
+
+    ``names`` are the node and store IDs of the initiator, then of the responder. ``lower``: below
+    it this side compares nothing. ``memory_start``: from here on it can compute digests.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, str, str, str],
+        role: Role,
+        nonce: bytes,
+        *,
+        lower: SyncId,
+        memory_start: SyncId | None,
+    ) -> None:
+        self._names = names
+        self._role = role
+        self._nonce = nonce
+        self._lower_ns = lower[0]
+        self._memory_start = memory_start
+        self._phase = Phase.FIRST
+        self._theirs: Extension | None = None
+        self.key: PairKey | None = None
+        """Once both sides have made an offer."""
+
+    @property
+    def cut(self) -> SyncId:
+        """Digests begin here."""
+        theirs = 0 if self._theirs is None else self._theirs.keyed_from_ns or 0
+        return max(self._keyed_from_ns(), theirs), LOWEST[1]
+
+    @property
+    def peer_knows(self) -> bool:
+        """The peer has made an offer."""
+        return self._theirs is not None
+
+    def offer(self) -> Extension:
+        """For the own first frame; a responder has heard the initiator's by then."""
+        return Extension(
+            version=VERSION, nonce=self._nonce, keyed=True, keyed_from_ns=self._keyed_from_ns()
+        )
+
+    def expect(self, phase: Phase) -> None:
+        """The next frame of the peer is another one of the table."""
+        self._phase = phase
+
+    def hear(self, frame: Reconcile) -> Extension:
+        """Take the extension of a frame of the peer.
+
+        Raises:
+            ProtocolBroken: a part of it does not belong there, or has another size.
+        """
+        phase = self._phase
+        if phase is Phase.FIRST:
+            self._phase = Phase.LATER
+            if frame.extension is not None and frame.extension.version == VERSION:
+                self._take(frame.extension)
+        told = frame.extension
+        if self.key is None or told is None:
+            return _NOTHING
+        last = not frame.payload
+        _demand(not told.nonce or phase is Phase.FIRST, "a nonce after its first frame")
+        _demand(not told.digest or _digest_belongs(phase, last=last), "a digest before its last")
+        _demand(not told.hashes or (phase is Phase.SEARCH and last), "hashes nobody asked for")
+        _demand(len(told.digest) in (0, DIGEST_BYTES), f"a digest of {len(told.digest)} bytes")
+        _demand(not len(told.hashes) % HASH_BYTES, "hashes that are cut off")
+        return told
+
+    def comparable(self, result: Result) -> bool:
+        """Can digests be compared for what a reconciliation came to."""
+        whole = not (result.truncated or result.refusal)
+        return self.key is not None and whole and self.cut < result.window[1]
+
+    def digest(self, result: Result, own: Sum) -> bytes:
+        """The digest of what both sides hold together; ``own``: the sum of what is held here."""
+        assert self.key is not None
+        expected = sum_of(divided(result.to_receive, self.cut)[1], self.key.fold)
+        return digest_of(self.key, own + expected, self.cut, result.window[1])
+
+    def _take(self, offer: Extension) -> None:
+        keyed_from_ns = offer.keyed_from_ns or 0
+        _demand(len(offer.nonce) == NONCE_BYTES, f"a nonce of {len(offer.nonce)} bytes")
+        _demand(keyed_from_ns <= MAX_TIMESTAMP_NS, "a time beyond the last timestamp")
+        if not offer.keyed:
+            return
+        self._theirs = offer
+        nonces = self._nonce, offer.nonce
+        if self._role is Role.RESPONDER:
+            nonces = offer.nonce, self._nonce
+        self.key = PairKey.derive(nonces, self._names)
+
+    def _keyed_from_ns(self) -> int:
+        """From when on this side can compute digests of what it compares."""
+        theirs = 0 if self._theirs is None else self._theirs.keyed_from_ns or 0
+        lower_ns = self._lower_ns
+        if self._role is Role.RESPONDER:
+            lower_ns = max(lower_ns, theirs)
+        if self._memory_start is None:
+            return MAX_TIMESTAMP_NS
+        if self._memory_start <= (lower_ns, LOWEST[1]):
+            return lower_ns
+        return min(-(-self._memory_start[0] // HOUR_NS) * HOUR_NS, MAX_TIMESTAMP_NS)
+
+
+def divided(ids: SyncIds, bound: SyncId) -> tuple[SyncIds, SyncIds]:
+    """Ascending IDs before a bound at the beginning of a nanosecond, and the others."""
+    place = int(np.searchsorted(ids.timestamps, bound[0]))
+    return ids[:place], ids[place:]
+
+
+def without(ids: SyncIds, others: SyncIds) -> SyncIds:
+    """The IDs whose hashes are not among those of others."""
+    known = set(others.opaque.tolist())
+    return ids[np.array([digest not in known for digest in ids.opaque.tolist()], np.bool_)]
+
+
+def _digest_belongs(phase: Phase, *, last: bool) -> bool:
+    return phase is Phase.ANSWER or (last and phase is not Phase.SEARCH)
+
+
+def _demand(holds: bool, what: str) -> None:
+    if not holds:
+        raise ProtocolBroken(f"the peer sends {what}: see ReconcileExtension in the schema")

@@ -1,0 +1,87 @@
+"""Sets that the fingerprint of WAKU-SYNC cannot tell apart, at nodes that run as processes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import trustme
+
+from sim.forgery import CANDIDATES, forged_halves
+from storenode.client.messages import hash_of
+from storenode.client.types import WakuMessageAndTopic
+from storenode.connection.channel import TlsIdentity
+from tests.integration.peers.test_processes import events
+from tests.integration.run.helpers import get
+from tests.integration.run.test_tls import Pki
+from tests.support.command import Command
+from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
+from tests.support.node import NodeProcess
+
+MINUTE_NS = 60 * 10**9
+SHARED = 200
+
+
+def tls(pki: Pki, name: str, allowed: str) -> list[str]:
+    """Options of a node with a certificate."""
+    cert, key = pki.issue(name, "127.0.0.1", file=name)
+    files = ("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(pki.ca))
+    return [*files, "--peer-listen", "127.0.0.1:0", "--allow-peer", allowed]
+
+
+async def forged_at(
+    first: NodeProcess, second: NodeProcess, span_s: float, tls: TlsIdentity | None = None
+) -> list[WakuMessageAndTopic]:
+    """Publish `SHARED` messages at both, and at each one half of a forged set."""
+    newest_ns = time.time_ns() - MINUTE_NS
+    shared = made(SHARED, newest_ns, seed=1)
+    candidates = made(CANDIDATES, newest_ns, span_s, seed=2)
+    halves = forged_halves([hash_of(each) for each in candidates])
+    messages = [[candidates[place] for place in half] for half in halves]
+    for node, own in zip((first, second), messages, strict=True):
+        await publish(node, [*shared, *own], tls)
+    return [*shared, *messages[0], *messages[1]]
+
+
+async def test_forged_sets_are_found_over_tls(tmp_path: Path, fleet: Fleet) -> None:
+    pki = Pki(tmp_path, trustme.CA())
+    first = fleet.start(*tls(pki, "a.example", "b.example"))
+    second = fleet.start(*tls(pki, "b.example", "a.example"), peers=[f"a.example@{first.peer}"])
+    everything = await forged_at(
+        first, second, span_s=600.0, tls=TlsIdentity(pki.authority.cert_pem.bytes())
+    )
+    differences = len(everything) - SHARED
+    assert differences > 100
+
+    ended, report = synchronize(second, "--tls-ca", str(pki.ca))
+
+    assert ended.code == 0, ended
+    assert held(first) == held(second) == hashes(everything)
+    assert (report["in_sync"], report["equality"]) == (True, "keyed")
+    assert report["hidden"] == report["missing_here"] + report["missing_there"] == differences
+    assert "hidden from those of WAKU-SYNC" in report["notes"][0]
+    forged = hashes(everything[SHARED:])
+    for node in (first, second):
+        (said,) = events(node, "fingerprint_forged")
+        assert said["differences"] == differences
+        assert 0 < len(said["hashes"]) <= 16
+        assert {bytes.fromhex(each) for each in said["hashes"]} <= forged
+        sample = f"storenode_sync_hidden_differences_total {float(differences)}"
+        assert sample in get(node.metrics, "/metrics")[1]
+
+    _, report = synchronize(second, "--tls-ca", str(pki.ca))
+    assert (report["in_sync"], report["equality"], report["hidden"]) == (True, "keyed", 0)
+    assert report["round_trips"] == 1
+
+
+async def test_in_clear_they_stay_hidden_and_the_report_says_by_xor(fleet: Fleet) -> None:
+    first = fleet.start()
+    second = fleet.start(peers=[first])
+    # So short that no random start of a range is likely to cut it.
+    everything = await forged_at(first, second, span_s=1e-6)
+    ended, report = synchronize(second)
+    assert ended.code == 0, ended
+    assert (report["in_sync"], report["equality"], report["hidden"]) == (True, "xor", 0)
+    assert held(first) != held(second)
+    assert held(first) | held(second) == hashes(everything)
+    assert "compared  by XOR, which publishers can forge\n" in Command.of(second).ok("sync").out

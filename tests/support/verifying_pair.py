@@ -1,0 +1,165 @@
+"""Two reconciliations with keyed digests, joined in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from reconcile.ids import END, LOWEST, SyncId, SyncIds
+from reconcile.index import IndexView
+from reconcile.keyed import Sum, sum_of_view
+from reconcile.lattice import LatticeSum
+from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
+from reconcile.session import Result, Role, Session, SessionConfig
+from reconcile.view import Answer, Read
+from store.domain.ports import PeerFailed, SyncObserver
+from store.sync.frames import Reconcile
+from store.sync.session.agreement import Agreement
+from store.sync.session.reconciling import Frames
+from store.sync.session.verifying import Verifying
+
+NAMES = ("i", "store-i", "r", "store-r")
+TIMEOUT_S = 60.0
+
+Tamper = Callable[[Reconcile], Reconcile]
+
+
+def unchanged(frame: Reconcile) -> Reconcile:
+    """An honest sender."""
+    return frame
+
+
+class MemoryView:
+    """A view of some IDs, of which those from a time on count as being in memory."""
+
+    horizon = LOWEST
+
+    def __init__(self, side: Side) -> None:
+        self.memory_start = side.memory_start
+        self._miscounted = side.miscounted
+        self._view = side.view or IndexView.of(SyncIds.of(sorted(side.ids)))
+
+    async def answer(self, read: Read) -> Answer:
+        """Answer from memory."""
+        return self._view.answer(read)
+
+    async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
+        """The keyed sum of a range."""
+        assert self.memory_start is not None
+        assert lower >= self.memory_start
+        total = sum_of_view(self._view, key, lower, upper)
+        return replace(total, count=total.count + self._miscounted)
+
+    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
+        """Not known."""
+        del start_ns, end_ns
+        return None
+
+
+@dataclass
+class Side:
+    """One side: what it holds, as a set or as a view, what it knows, and how it lies."""
+
+    ids: set[SyncId] = field(default_factory=set)
+    view: IndexView | None = None
+    keyed: bool = True
+    memory_start: SyncId | None = LOWEST
+    horizon: SyncId = LOWEST
+    tamper: Tamper = unchanged
+    miscounted: int = 0
+    limits: SessionLimits = DEFAULT_SESSION_LIMITS
+    sent: list[Reconcile] = field(default_factory=list)
+    work: Verifying | None = None
+    result: Result | None = None
+    error: BaseException | None = None
+
+
+class _Stream:
+    secure = True
+
+    def __init__(self, side: Side, inbox: asyncio.Queue[Any], outbox: asyncio.Queue[Any]) -> None:
+        self._side = side
+        self._inbox = inbox
+        self._outbox = outbox
+
+    async def read(self) -> bytes | None:
+        """The next frame; None after the last."""
+        return cast("bytes | None", await self._inbox.get())
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame."""
+        told = self._side.tamper(Reconcile.parse(frame))
+        self._side.sent.append(told)
+        await self._outbox.put(told.encode())
+
+    async def half_close(self) -> None:
+        """Nothing follows."""
+        await self._outbox.put(None)
+
+
+class _Observer:
+    def sync_bytes(self, direction: str, count: int) -> None:
+        """Nothing is counted."""
+
+
+async def reconcile(initiator: Side, responder: Side, window: tuple[SyncId, SyncId]) -> None:
+    """One session, to its end on both sides; results and errors are in the sides."""
+    there: asyncio.Queue[Any] = asyncio.Queue()
+    back: asyncio.Queue[Any] = asyncio.Queue()
+    one = _verifying(initiator, Role.INITIATOR, _Stream(initiator, back, there), window)
+    other = _verifying(responder, Role.RESPONDER, _Stream(responder, there, back), window)
+
+    async def answer() -> Result:
+        first = await there.get()
+        return await other.answer(Reconcile.parse(first))
+
+    async with asyncio.timeout(TIMEOUT_S):
+        await asyncio.gather(_run(initiator, one.begin(), there), _run(responder, answer(), back))
+
+
+async def _run(side: Side, work: Any, outbox: asyncio.Queue[Any]) -> None:  # noqa: ANN401
+    try:
+        side.result = await work
+    except (PeerFailed, ValueError) as error:
+        side.error = error
+    finally:
+        await outbox.put(None)
+
+
+def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, SyncId]) -> Verifying:
+    config = SessionConfig(
+        cluster=1,
+        shards=(),
+        window=window if role is Role.INITIATOR else None,
+        horizon=side.horizon,
+        limits=side.limits,
+    )
+    agreement = None
+    if side.keyed:
+        nonce = bytes([role is Role.INITIATOR]) * 16
+        lower = max(side.horizon, window[0])
+        agreement = Agreement(NAMES, role, nonce, lower=lower, memory_start=side.memory_start)
+    observer = cast("SyncObserver", _Observer())
+    side.work = Verifying(
+        role=role,
+        config=config,
+        session=Session(role, config),
+        view=MemoryView(side),
+        frames=Frames(stream, observer, role is Role.RESPONDER, 5.0, "0" * 32),
+        now_ns=lambda: 0,
+        turn=_no_turn,
+        agreement=agreement,
+    )
+    return side.work
+
+
+@asynccontextmanager
+async def _no_turn(payload_bytes: int) -> AsyncIterator[None]:
+    del payload_bytes
+    yield
+
+
+EVERYTHING = (LOWEST, (END[0], LOWEST[1]))

@@ -44,20 +44,40 @@ def pytest_configure(config: pytest.Config) -> None:
 SPARK = "tests/integration/pipeline/"
 TOGETHER = (SPARK, "tests/install/")
 """Folders whose tests share what takes long to make: a session of Spark, what was built."""
-LONGEST = (*TOGETHER, "tests/faults/test_soak.py", "tests/integration/demo/")
+APART = (f"{SPARK}test_cluster.py", f"{SPARK}test_docs.py")
+"""Files of these folders that have processes of their own for most of what they do."""
+LONGEST = (
+    *(*APART, *TOGETHER, "tests/faults/test_soak.py"),
+    *("tests/faults/test_upgrade.py", "tests/integration/demo/"),
+)
+"""The longest first."""
+
+
+def _scope(nodeid: str) -> str | None:
+    """What is given to a process as a whole, where that is not a file like any other."""
+    return next((each for each in (*APART, *TOGETHER) if nodeid.startswith(each)), None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest, so that no process of several is left alone with it."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+    def rank(item: pytest.Item) -> int:
+        places = (at for at, each in enumerate(LONGEST) if item.nodeid.startswith(each))
+        return next(places, len(LONGEST))
+
+    items.sort(key=rank)
 
 
 class _WholeFiles(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Gives a process whole files of tests, or a whole folder of `TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        folder = next((each for each in TOGETHER if nodeid.startswith(each)), None)
-        return folder or str(super()._split_scope(nodeid))
+        return _scope(nodeid) or str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores, since many tests wait for processes of their own."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling:

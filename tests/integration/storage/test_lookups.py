@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -26,19 +27,42 @@ from tests.integration.storage.world import (
     in_order,
     random_batch,
 )
+from tests.support.postgres import PostgresServer
 
 SEED = 20261120
 FOREVER = 2**63 - 1
 
 
+async def filled(url: str) -> World:
+    """Fill a database, and return what it holds then."""
+    batch = random_batch(random.Random(SEED), 300, [NOW - 40 * DAY, NOW - 1, NOW])
+    async with running(url) as node:
+        assert all(await node.store(batch))
+    return World(in_order(held_of(batch)))
+
+
+@pytest.fixture(scope="module")
+def history(postgres: PostgresServer, template_database: str) -> Iterator[tuple[str, World]]:
+    """URL of a database that tests only read, and what it holds."""
+    name = postgres.create_database(template_database)
+    url = postgres.url(name)
+    yield url, asyncio.run(filled(url))
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+async def node(history: tuple[str, World]) -> AsyncIterator[Node]:
+    """A node on that database."""
+    async with running(history[0]) as opened:
+        yield opened
+
+
 @pytest.fixture(params=[0, NOW, FOREVER], ids=["all-recent", "some-recent", "none-recent"])
-async def world(
-    node: Node, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+def world(
+    history: tuple[str, World], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> World:
     monkeypatch.setattr(hashes_module, "recent_ns", lambda: request.param)
-    batch = random_batch(random.Random(SEED), 300, [NOW - 40 * DAY, NOW - 1, NOW])
-    assert all(await node.store(batch))
-    return World(in_order(held_of(batch)))
+    return history[1]
 
 
 def look_up(
@@ -175,26 +199,27 @@ async def test_lookups_fail_together_and_work_again(database_url: str) -> None:
 
 
 @pytest.mark.parametrize("count", [MAX_DIRECT_HASHES, MAX_DIRECT_HASHES + 1, 400])
-async def test_pages_of_large_messages_are_cut_by_bytes(node: Node, count: int) -> None:
+async def test_pages_of_large_messages_are_cut_by_bytes(database_url: str, count: int) -> None:
     dice = random.Random(SEED)
     size = 9_000_000 // count
     batch = batch_of(
         (NOW - dice.randrange(3), TOPICS[0], dice.randbytes(size)) for _ in range(count)
     )
-    assert all(await node.store(batch))
     world = in_order(held_of(batch))
     hashes = tuple(dice.sample(batch.hashes, count))
-    for forward in (True, False):
-        after, found = None, []
-        while True:
-            page = await node.reader.query(look_up(hashes, forward=forward, after=after))
-            assert len(page.entries) <= MAX_RESPONSE_BYTES - 32_000
-            found.append(page)
-            if page.next_cursor is None:
-                break
-            assert len(page.entries) > MAX_RESPONSE_BYTES - 100_000 - size
-            [after] = [each for each in world if each.hash == page.next_cursor]
-        assert len(found) == 3
-        ordered = found if forward else found[::-1]
-        joined = b"".join(page.entries for page in ordered)
-        assert joined == as_query(each.frame for each in world), len(joined)
+    async with running(database_url) as node:
+        assert all(await node.store(batch))
+        for forward in (True, False):
+            after, found = None, []
+            while True:
+                page = await node.reader.query(look_up(hashes, forward=forward, after=after))
+                assert len(page.entries) <= MAX_RESPONSE_BYTES - 32_000
+                found.append(page)
+                if page.next_cursor is None:
+                    break
+                assert len(page.entries) > MAX_RESPONSE_BYTES - 100_000 - size
+                [after] = [each for each in world if each.hash == page.next_cursor]
+            assert len(found) == 3
+            ordered = found if forward else found[::-1]
+            joined = b"".join(page.entries for page in ordered)
+            assert joined == as_query(each.frame for each in world), len(joined)

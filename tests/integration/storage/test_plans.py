@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import re
@@ -22,8 +23,9 @@ from store.db.reading.select import EVERY_TOPIC, FRAME, resolve
 from store.domain.hub import START
 from store.domain.partitioning import MAX_COARSE
 from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
-from tests.integration.storage.node import Node
+from tests.integration.storage.node import SETTINGS, Node, running
 from tests.integration.storage.world import DAY, NOW, PUBSUBS, TOPICS, Held, held_of, random_batch
+from tests.support.postgres import PostgresServer
 
 SEED = 20261120
 FOREVER = 2**63 - 1
@@ -158,20 +160,35 @@ class World:
     held: list[Held] = field(repr=False)
 
 
-@pytest.fixture
-async def world(node: Node) -> AsyncIterator[World]:
+async def filled(url: str) -> list[Held]:
+    """Fill a database, and return what it holds then."""
     dice = random.Random(SEED)
     days = [NOW - number * 11 * DAY for number in range(60)]
     held = []
-    for _ in range(4):
-        batch = random_batch(dice, 900, days)
-        assert all(await node.store(batch))
-        held += held_of(batch)
-    await node.rows("analyze")
-    async with await node.database.connect() as connection:
-        explained = Explained(connection)
-        database = ExplainedDatabase(node.database.url, node.database.settings)
-        database.explained = explained
+    async with running(url) as node:
+        for _ in range(4):
+            batch = random_batch(dice, 900, days)
+            assert all(await node.store(batch))
+            held += held_of(batch)
+        await node.rows("analyze")
+    return held
+
+
+@pytest.fixture(scope="module")
+def history(postgres: PostgresServer, template_database: str) -> Iterator[tuple[str, list[Held]]]:
+    """URL of a database that tests only read, and what it holds."""
+    name = postgres.create_database(template_database)
+    url = postgres.url(name)
+    yield url, asyncio.run(filled(url))
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+async def world(history: tuple[str, list[Held]]) -> AsyncIterator[World]:
+    url, held = history
+    database = ExplainedDatabase(url, SETTINGS)
+    async with await database.connect() as connection:
+        database.explained = explained = Explained(connection)
         yield World(explained, DatabaseReader(database, lambda: 0), held)
 
 

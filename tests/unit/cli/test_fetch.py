@@ -16,11 +16,15 @@ from storenode.cli.main import main
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 
 
-@given(st.lists(st.tuples(texts, texts, st.none() | st.binary(min_size=32, max_size=32))))
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("list") / "ids"
+
+
+@given(given=st.lists(st.tuples(texts, texts, st.none() | st.binary(min_size=32, max_size=32))))
 def test_what_is_written_line_by_line_is_read(
-    tmp_path_factory: pytest.TempPathFactory, given: list[tuple[str, str, bytes | None]]
+    path: Path, given: list[tuple[str, str, bytes | None]]
 ) -> None:
-    path = tmp_path_factory.mktemp("list") / "ids"
     lines = [
         {"channel": channel, "message_id": name, "hint": hint and hint.hex(), "other": 1}
         for channel, name, hint in given

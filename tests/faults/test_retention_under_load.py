@@ -101,7 +101,7 @@ async def test_dropping_disturbs_nobody(
         work = [group.create_task(repeat(each, stop)) for each in (scan, scan, query, query)]
         follower = Follower(node.listen)
         async with following(follower):
-            async with publishing([Publisher(node.listen, ledger, dice, messages=200)]):
+            async with publishing([Publisher(node.listen, ledger, dice)]):
                 await hold_one_and_prune(server, KEPT_DAYS + 10)
                 for days in range(DAYS - 1, KEPT_DAYS - 1, -STEP_DAYS):
                     await prune(server, f"{days}d")

@@ -261,23 +261,6 @@ async def kept(promise: Promise[_T]) -> _T:
     return promise.value
 
 
-def promised(task: asyncio.Task[_T]) -> Promise[_T]:
-    """The result of a task as a promise."""
-    promise: Promise[_T] = Promise()
-
-    def settle(done: asyncio.Task[_T]) -> None:
-        if done.cancelled():
-            promise.fail(InterruptedError("the task was cancelled"))
-        elif (error := done.exception()) is not None:
-            assert isinstance(error, Exception)
-            promise.fail(error)
-        else:
-            promise.keep(done.result())
-
-    task.add_done_callback(settle)
-    return promise
-
-
 async def driven(steps: Steps[_T]) -> _T:
     """Do the work of a generator as a coroutine does.
 

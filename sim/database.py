@@ -18,7 +18,7 @@ from sim.dice import Dice, happens
 from sim.judge import Judge
 from sim.limits import COMMITS_AT_ONCE, NS_PER_MS
 from sim.snapshot import Snapshot
-from sim.tasks import Promise, Steps
+from sim.tasks import Promise
 from sim.timeline import Timeline
 from store.domain.commits import CommitRow, WrittenIds
 from store.domain.hub import START, Place
@@ -121,7 +121,7 @@ class Database:
             message is not None and (digest in self.lost or message.timestamp_ns < self.horizon_ns)
         )
 
-    def be_busy(self) -> Steps[None]:
+    def admit_write(self) -> None:
         """Refuse a write now and then.
 
         Raises:
@@ -129,7 +129,6 @@ class Database:
         """
         if happens(self._dice, self.weather.busy):
             raise StoreBusy("too many writes wait already")
-        yield from ()
 
     def look(
         self, work: Callable[[], _T], portions: int = 1, *, since: int | None = None

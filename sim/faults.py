@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sim.dice import happens
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.node import Node
-from sim.tasks import Steps, Task
 
 if TYPE_CHECKING:
     from sim.world import World
 
-_Fault: TypeAlias = Callable[[], Steps[None]]
+_Fault: TypeAlias = Callable[[], Coroutine[None, None, None]]
 
 _BUSY_MOMENTS: Final = 0.7
 """Share of faults that wait for something to be under way, where they do more harm."""
 
-_LOOK_EVERY_NS: Final = 20 * NS_PER_MS
+_LOOK_EVERY_S: Final = 0.02
 _LOOKS: Final = 250
 
 
@@ -28,7 +28,7 @@ class FaultInjector:
     def __init__(self, world: World) -> None:
         self._world = world
         self._dice = world.dice
-        self._tasks: list[Task] = []
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin with all the kinds that the scenario has."""
@@ -47,7 +47,8 @@ class FaultInjector:
             (faults.index_lost_every_ns, self._lose_index),
         ):
             if every_ns:
-                self._begin(what.__name__, self._again(every_ns, what))
+                work = self._again(every_ns, what)
+                self._tasks.append(self._world.loop.begin(None, work))
         if faults.skew_ns:
             for node in self._world.nodes:
                 self._skew(node)
@@ -66,32 +67,28 @@ class FaultInjector:
         for node in world.nodes:
             node.clock.offset_ns = 0
 
-    def _begin(self, name: str, steps: Steps[None]) -> None:
-        self._tasks.append(Task(self._world.timeline, name, lambda _: steps, lambda _: None))
-
-    def _again(self, every_ns: int, what: _Fault) -> Steps[None]:
+    async def _again(self, every_ns: int, what: _Fault) -> None:
         while True:
-            yield from self._world.sleep(int(self._dice.uniform(0, 2) * every_ns))
+            await asyncio.sleep(self._dice.uniform(0, 2) * every_ns / NS_PER_S)
             if happens(self._dice, _BUSY_MOMENTS):
-                yield from self._busy_moment()
-            yield from what()
+                await self._busy_moment()
+            await what()
 
-    def _busy_moment(self) -> Steps[None]:
+    async def _busy_moment(self) -> None:
         """Wait until a call is under way, and a little longer: for a time without one, not long."""
         for _ in range(_LOOKS):
             if self._world.network.calls:
                 break
-            yield from self._world.sleep(_LOOK_EVERY_NS)
+            await asyncio.sleep(_LOOK_EVERY_S)
         delay_ns = self._world.scenario.network_delay_ns + self._world.scenario.disk_delay_ns
-        yield from self._world.sleep(int(self._dice.uniform(0, 20) * delay_ns))
+        await asyncio.sleep(self._dice.uniform(0, 20) * delay_ns / NS_PER_S)
 
-    def _crash(self) -> Steps[None]:
+    async def _crash(self) -> None:
         up = [node for node in self._world.nodes if node.process is not None]
         if up:
             self._dice.choice(up).crash("by force")
-        yield from ()
 
-    def _partition(self) -> Steps[None]:
+    async def _partition(self) -> None:
         world = self._world
         names = [node.name for node in world.nodes] + [each.name for each in world.clients]
         here = set(self._dice.sample(names, self._dice.randint(1, len(names) - 1)))
@@ -100,29 +97,27 @@ class FaultInjector:
         ]
         world.trace.note("net", f"cuts off {sorted(here)}")
         world.network.cut(pairs)
-        yield from world.sleep(int(self._dice.uniform(0, 1) ** 2 * 15 * NS_PER_S))
+        await asyncio.sleep(self._dice.uniform(0, 1) ** 2 * 15)
         world.trace.note("net", "is whole again")
         world.network.heal()
 
-    def _outage(self) -> Steps[None]:
+    async def _outage(self) -> None:
         database = self._dice.choice(self._world.databases)
         self._world.trace.note(database.store_id, "is away")
         database.go_away()
-        yield from self._world.sleep(int(self._dice.uniform(0.1, 5) * NS_PER_S))
+        await asyncio.sleep(self._dice.uniform(0.1, 5))
         loses = happens(self._dice, self._world.scenario.faults.commits_lost)
         without = min(self._dice.randint(1, 6), len(database.commits)) if loses else 0
         self._world.trace.note(database.store_id, f"is back without {without} commits")
         database.come_back(without)
 
-    def _jump(self) -> Steps[None]:
+    async def _jump(self) -> None:
         self._skew(self._dice.choice(self._world.nodes))
-        yield from ()
 
-    def _lose_index(self) -> Steps[None]:
+    async def _lose_index(self) -> None:
         node = self._dice.choice(self._world.nodes)
         if node.peering is not None:
             node.peering.index.lost()
-        yield from ()
 
     def _skew(self, node: Node) -> None:
         most_ns = self._world.scenario.faults.skew_ns

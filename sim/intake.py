@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sim.database import Unavailable
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.messages import Message
 from sim.network import Caller
-from sim.process import Handler, Process
-from sim.tasks import Promise, Steps, Task, within
+from sim.process import Process
 from store.domain.admission import Admission, Verdict
 from store.domain.ports import Source
-from store.messages.record import RecordBatch
 
 if TYPE_CHECKING:
     from sim.world import World
 
 PUBSUB: Final = "/waku/2/rs/7/0"
 
-_PATIENCE_NS: Final = 2 * NS_PER_S
+_PATIENCE_S: Final = 2.0
 _TRIES: Final = 4
 _HELD: Final = (Verdict.ACCEPTED, Verdict.DUPLICATE)
 _BATCHES: Final = (1, 1, 2, 5)
@@ -44,57 +43,25 @@ class Results:
     verdicts: tuple[Verdict, ...]
 
 
-class Intake:
-    """Takes what clients publish; a `sim.process.Service`."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-
-    def methods(self) -> Mapping[str, Handler]:
-        """None: clients write letters."""
-        return {}
-
-    def letters(self) -> Mapping[type, Callable[[str, Any], None]]:
-        """What clients publish."""
-        return {Publish: self._take}
-
-    def start(self) -> None:
-        """Nothing to begin with."""
-
-    def check(self) -> None:
-        """Nothing is kept."""
-
-    def store(self, batch: RecordBatch) -> Steps[None]:
-        """Make what was accepted durable.
-
-        Raises:
-            Unavailable: nobody knows whether it is.
-        """
-        if len(batch):
-            yield from self._process.database.write(self._process, batch).wait()
-
-    def _take(self, sender: str, letter: Publish) -> None:
-        self._process.spawn("publish", self.take_in(sender, letter))
-
-    def take_in(self, sender: str, letter: Publish) -> Steps[None]:
-        """Store what a client publishes, and answer it."""
-        process = self._process
-        admission = Admission(process.policy(), process.clock.unix_ns(), Source.CLIENT)
-        admission.admit(letter.messages)
-        published = admission.admitted
+async def take(process: Process, sender: str, letter: Publish) -> None:
+    """Store what a client publishes, and answer it."""
+    admission = Admission(process.policy(), process.clock.unix_ns(), Source.CLIENT)
+    admission.admit(letter.messages)
+    published = admission.admitted
+    if len(published.batch):
         try:
-            yield from self.store(published.batch)
+            await process.node.store(process, published.batch)
         except Unavailable:
             return
-        verdicts = tuple(published.verdicts)
-        held = [
-            digest
-            for digest, verdict in zip(published.hashes, verdicts, strict=True)
-            if verdict in _HELD
-        ]
-        process.note(f"acknowledges {len(held)} of {len(verdicts)} to {sender}")
-        process.judge.acknowledge(process.database, held)
-        process.network.post(process.name, sender, Results(letter.number, verdicts))
+    verdicts = tuple(published.verdicts)
+    held = [
+        digest
+        for digest, verdict in zip(published.hashes, verdicts, strict=True)
+        if verdict in _HELD
+    ]
+    process.note(f"acknowledges {len(held)} of {len(verdicts)} to {sender}")
+    process.judge.acknowledge(process.database, held)
+    process.network.post(process.name, sender, Results(letter.number, verdicts))
 
 
 class Client(Caller):
@@ -105,24 +72,21 @@ class Client(Caller):
         self._world = world
         self._numbers = count(1)
         self._made = count(1)
-        self._asked: dict[int, Promise[Results]] = {}
-        self._task = Task(world.timeline, name, lambda _: self._run(), lambda _: None)
+        self._asked: dict[int, asyncio.Event] = {}
 
     def receive(self, sender: str, letter: object) -> None:  # noqa: ARG002 - as of every host
         """An answer."""
         if isinstance(letter, Results) and letter.number in self._asked:
-            self._asked[letter.number].keep(letter)
+            self._asked[letter.number].set()
 
-    def stop(self) -> None:
-        """Publish no more."""
-        self._task.cancel()
-
-    def _run(self) -> Steps[None]:
+    async def run(self) -> None:
+        """Publish until this is cancelled."""
         world = self._world
         while True:
-            yield from world.sleep(int(world.scenario.publish_every_ns * world.dice.uniform(0, 2)))
+            pause_ns = world.scenario.publish_every_ns * world.dice.uniform(0, 2)
+            await asyncio.sleep(pause_ns / NS_PER_S)
             messages = [self._make() for _ in range(world.dice.choice(_BATCHES))]
-            yield from self._publish(tuple(message.encoded for message in messages))
+            await self._publish(tuple(message.encoded for message in messages))
 
     def _make(self) -> Message:
         """Most are fresh; some are too old or too new for some nodes, or ephemeral, or large."""
@@ -141,19 +105,15 @@ class Client(Caller):
         world.judge.make(message)
         return message
 
-    def _publish(self, messages: tuple[bytes, ...]) -> Steps[None]:
+    async def _publish(self, messages: tuple[bytes, ...]) -> None:
         world = self._world
         number = next(self._numbers)
-        letter = Publish(number, messages)
+        answered = self._asked[number] = asyncio.Event()
         for _ in range(_TRIES):
             node = world.dice.choice(world.nodes)
-            answer = self._asked[number] = Promise()
-            world.network.post(self.name, node.name, letter)
-            late = TimeoutError("no answer")
-            try:
-                yield from within(world.timeline, answer, _PATIENCE_NS, late)
-            except TimeoutError:
-                continue
-            finally:
-                del self._asked[number]
-            return
+            world.network.post(self.name, node.name, Publish(number, messages))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_S):
+                    await answered.wait()
+                    break
+        del self._asked[number]

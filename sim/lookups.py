@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sim.bridge import kept, promised
+from sim.bridge import kept
 from sim.database import Database
 from sim.dice import happens
 from sim.limits import NS_PER_S
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sim.world import World
 
 LOOKUP: Final = "GetSdsMessages"
-CHANNEL: Final = b"channel"
+CHANNEL: Final = "channel"
 
 _PAGE_MESSAGES: Final = 1
 _PARENTS: Final = 3
@@ -79,7 +79,7 @@ class Channel:
     def payload(message_id: bytes, parents: Sequence[HistoryEntry], content: bytes) -> bytes:
         """An SDS message."""
         history = [(each.message_id.decode(), each.retrieval_hint) for each in parents]
-        return encode(CHANNEL.decode(), message_id.decode(), parents=history, content=content)
+        return encode(CHANNEL, message_id.decode(), parents=history, content=content)
 
     def recent(self) -> tuple[HistoryEntry, ...]:
         """Some of what was said lately."""
@@ -198,33 +198,14 @@ class JudgedFetcher(Fetcher):
                 yield each, database.sds[key][1]
 
 
-class Seeker:
-    """A client that has nodes look up what was said, and then what that was said after."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._task = world.loop.begin(None, self._run())
-
-    def stop(self) -> None:
-        """Seek no more."""
-        self._task.cancel()
-
-    async def _run(self) -> None:
-        world = self._world
-        while True:
-            await asyncio.sleep(world.dice.uniform(0, 2) * world.scenario.seek_every_ns / NS_PER_S)
-            node, entries = world.dice.choice(world.nodes), world.channel.recent()
-            for _ in range(_GENERATIONS):
-                for peer in world.dice.sample(node.peers, len(node.peers)):
-                    if entries and node.peering is not None:
-                        request = FetchRequest(str(peer), CHANNEL, entries)
-                        await self._fetch(node.peering.fetch(request))
-                spoken = [world.channel.spoken[each.message_id] for each in entries]
-                entries = tuple(dict.fromkeys(one for each in spoken for one in each.parents))
-
-    @staticmethod
-    async def _fetch(task: asyncio.Task[FetchDone | None]) -> None:
-        try:
-            await kept(promised(task))
-        except InterruptedError:
-            return
+async def seek(world: World) -> None:
+    """Have nodes look up what was said, and then what that followed from."""
+    while True:
+        await asyncio.sleep(world.dice.uniform(0, 2) * world.scenario.seek_every_ns / NS_PER_S)
+        node, entries = world.dice.choice(world.nodes), world.channel.recent()
+        for _ in range(_GENERATIONS):
+            for peer in world.dice.sample(node.peers, len(node.peers)):
+                if entries and node.peering is not None:
+                    await asyncio.wait({node.peering.fetch(peer, entries)})
+            spoken = [world.channel.spoken[each.message_id] for each in entries]
+            entries = tuple(dict.fromkeys(one for each in spoken for one in each.parents))

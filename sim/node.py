@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from sim.bridge import kept
 from sim.calls import Closed, End, Identity
 from sim.clock import Clock
 from sim.database import Database
-from sim.intake import Intake
-from sim.keeping import Keeper
+from sim.intake import Publish, take
+from sim.keeping import keep
 from sim.peering import Peering
-from sim.process import Handler, Process, Service
+from sim.process import Process
 from sim.streams import served
-from sim.tasks import Cancelled, Steps
 from store.domain.ports import PeerAddress
+from store.messages.record import RecordBatch
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ class Node:
         self.process: Process | None = None
         self.peering: Peering | None = None
         self.crashes = 0
-        self._methods: dict[str, Handler] = {}
 
     @property
     def identity(self) -> Identity | None:
@@ -70,29 +70,23 @@ class Node:
         """Begin a life."""
         assert self.process is None
         process = self.process = Process(self)
-        process.services = self.make_services(process)
-        self._methods = {
-            method: handler
-            for service in process.services
-            for method, handler in service.methods().items()
-        }
         process.note("starts")
-        for service in process.services:
-            service.start()
-        if self.peering is not None:
-            self.peering.start()
+        self.begin(process)
 
-    def make_services(self, process: Process) -> list[Service]:
-        """The parts of a life."""
+    def begin(self, process: Process) -> None:
+        """Begin everything that a life does."""
+        if self.retention_ns is not None:
+            process.begin_task("retention", keep(process, self.retention_ns))
         self.peering = Peering(process, self.peers)
-        return [
-            self.make_intake(process),
-            Keeper(process, self.retention_ns),
-        ]
+        self.peering.start()
 
-    def make_intake(self, process: Process) -> Service:
-        """What takes messages from clients."""
-        return Intake(process)
+    async def store(self, process: Process, batch: RecordBatch) -> None:
+        """Make durable what a client publishes.
+
+        Raises:
+            Unavailable: nobody knows whether it is.
+        """
+        await kept(self.database.write(process, batch))
 
     def crash(self, why: str) -> None:
         """End a life: what is in memory is gone."""
@@ -106,46 +100,27 @@ class Node:
 
     def serve(self, method: str, end: End) -> bool:
         """Take a call."""
-        process, handler = self.process, self._methods.get(method)
-        if process is None:
+        process, peering = self.process, self.peering
+        work = None if peering is None else peering.calls().get(method)
+        if process is None or work is None:
             return False
-        work = None if self.peering is None else self.peering.calls().get(method)
-        if work is not None:
-            serving = process.begin_task(method, served(process, end, method, work))
+        serving = process.begin_task(method, served(process, end, method, work))
 
-            def lost(_: Closed) -> None:
-                serving.cancel()
+        def lost(_: Closed) -> None:
+            serving.cancel()
 
-            end.on_lost = lost
-            return True
-        if handler is None:
-            return False
-        task = process.begin(method, lambda task: _served(handler(end, task)))
-        end.on_lost = task.cancel
+        end.on_lost = lost
         return True
 
     def receive(self, sender: str, letter: object) -> None:
         """Take a letter; one that comes while the node is off is lost."""
-        if self.process is not None:
-            for service in self.process.services:
-                take = service.letters().get(type(letter))
-                if take is not None:
-                    take(sender, letter)
+        if self.process is not None and isinstance(letter, Publish):
+            self.process.begin_task("publish", take(self.process, sender, letter))
 
     def check(self) -> None:
         """Verify everything that the node has in memory."""
-        if self.process is not None:
-            self.process.check()
         if self.peering is not None:
             self.peering.check()
-
-
-def _served(steps: Steps[None]) -> Steps[None]:
-    """A call of a peer that may leave, or fall silent, at any time."""
-    try:
-        yield from steps
-    except (Closed, Cancelled):
-        return
 
 
 def _address(world: World, number: int) -> PeerAddress:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
-from sim.bridge import promised
 from sim.index import SimFeed, SimIds
-from sim.lookups import LOOKUP, JudgedFetcher, serve_lookup
+from sim.lookups import CHANNEL, LOOKUP, JudgedFetcher, serve_lookup
 from sim.peers import JudgedExchange, SimBook, SimCaller, SimStore
-from sim.process import AsyncHandler, Process
+from sim.process import Process
 from sim.scans import SCAN, serve_scan
-from sim.streams import EndStream
-from sim.tasks import Promise
+from sim.streams import EndStream, Handler
 from sim.views import JudgedViews
 from store.domain.ports import (
-    FetchDone,
     FetchRequest,
+    HistoryEntry,
     PeerAddress,
     StoreBusy,
     StoreUnavailable,
@@ -32,6 +31,7 @@ from store.sync.schedule.driver import Synchronizer
 from store.sync.session.initiator import RECONCILE, TRANSFER
 from store.sync.session.responder import Responder
 
+_ENDLESS: Final = ("resume", "feed", "retention")
 _RETRY_S: Final = 1.0
 _QUIET_S: Final = 30.0
 """So long after everything was stopped nothing of it may be left."""
@@ -81,7 +81,7 @@ class Peering:
             proceed=self._synchronizer.start,
         )
 
-    def calls(self) -> Mapping[str, AsyncHandler]:
+    def calls(self) -> Mapping[str, Handler]:
         """What is served to peers; nothing once it is stopped."""
         if self._stopped:
             return {}
@@ -106,22 +106,19 @@ class Peering:
         self._synchronizer._schedule.check()
         self._resumer._machine.check()
 
-    def ask(self, peer: PeerAddress | None, start_ns: int | None) -> Question:
-        """An operator wants a session."""
+    def ask(self, peer: PeerAddress | None, start_ns: int | None) -> asyncio.Task[SyncDone]:
+        """An operator wants a session, and cancels it when going away."""
         request = SyncRequest("" if peer is None else str(peer), start_ns, None)
-        return Question(
-            self._process.begin_task("operator", self._synchronizer.synchronize(request))
-        )
+        return self._process.begin_task("operator", self._synchronizer.synchronize(request))
 
-    def fetch(self, request: FetchRequest) -> asyncio.Task[FetchDone | None]:
-        """A client wants some SDS messages; None: the database takes nothing now."""
+    def fetch(self, peer: PeerAddress, entries: tuple[HistoryEntry, ...]) -> asyncio.Task[None]:
+        """A client wants some SDS messages."""
+        request = FetchRequest(str(peer), CHANNEL.encode(), entries)
         return self._process.begin_task("look-up", self._fetch(request))
 
-    async def _fetch(self, request: FetchRequest) -> FetchDone | None:
-        try:
-            return await self._synchronizer.fetch(request)
-        except (StoreBusy, StoreUnavailable):
-            return None
+    async def _fetch(self, request: FetchRequest) -> None:
+        with suppress(StoreBusy, StoreUnavailable):
+            await self._synchronizer.fetch(request)
 
     async def stop(self) -> None:
         """Stop as a node does that shuts down; then nothing may be left.
@@ -133,7 +130,7 @@ class Peering:
         self._stopped = True
         await self._synchronizer.stop()
         self.exchange.close()
-        for task in [task for task in life.tasks if task.get_name() in ("resume", "feed")]:
+        for task in [task for task in life.tasks if task.get_name() in _ENDLESS]:
             task.cancel()
         await self._resumer.stop()
         await self.index.stop()
@@ -156,15 +153,3 @@ class Peering:
             except StoreUnavailable:
                 # As the node's own background tasks: they are started again.
                 await asyncio.sleep(_RETRY_S)
-
-
-class Question:
-    """What an operator waits for."""
-
-    def __init__(self, task: asyncio.Task[SyncDone]) -> None:
-        self._task = task
-        self.answer: Promise[SyncDone] = promised(task)
-
-    def withdraw(self) -> None:
-        """The operator has gone away."""
-        self._task.cancel()

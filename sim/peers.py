@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Bounds, Input, Result, Role
-from sim.bridge import driven, kept
+from sim.bridge import kept
 from sim.calls import Status
 from sim.judge import Side
 from sim.lookups import LOOKUP
@@ -78,7 +78,7 @@ class SimStore:
     ) -> Sequence[bool]:
         """Store a batch durably; per record True if it is new."""
         del source, min_confirms
-        await driven(self._database.be_busy())
+        self._database.admit_write()
         if not len(batch):
             return []
         return await kept(self._database.write(self._process, batch))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sim.bridge import Life
-from sim.calls import End, Identity
+from sim.calls import Identity
 from sim.clock import Clock
 from sim.database import Database
 from sim.dice import Dice
@@ -16,51 +16,18 @@ from sim.judge import Judge
 from sim.marks import Mark
 from sim.network import Network
 from sim.scenario import Scenario
-from sim.tasks import Steps, Task, pause
 from sim.timeline import Timeline
 from store.domain.commits import WrittenIds
 from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from sim.node import Node
-    from sim.streams import EndStream
-
-Handler = Callable[[End, Task], Steps[None]]
-AsyncHandler = Callable[["EndStream"], Awaitable[None]]
 
 _T = TypeVar("_T")
 
 
-class Service(Protocol):
-    """A part of a node that has calls to serve, or something to do by itself.
-
-    A further protocol between nodes is one more of these: its methods are served on the same
-    network, and its own tasks begin with `start`.
-    """
-
-    def methods(self) -> Mapping[str, Handler]:
-        """What it serves to other nodes: full method -> what takes one call."""
-        ...
-
-    def letters(self) -> Mapping[type, Callable[[str, Any], None]]:
-        """What it takes from clients: type of a letter -> what takes its sender and itself."""
-        ...
-
-    def start(self) -> None:
-        """The process has begun."""
-        ...
-
-    def check(self) -> None:
-        """Verify its invariants and bounds.
-
-        Raises:
-            AssertionError: one is broken.
-        """
-        ...
-
-
 class Process:
-    """What the services of a node share; nothing of it is left after a crash.
+    """What the parts of a node share; nothing of it is left after a crash.
 
     Attributes:
         alive: until it crashes, or is stopped.
@@ -70,8 +37,6 @@ class Process:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.alive = True
-        self.services: list[Service] = []
-        self.tasks: dict[Task, None] = {}
         self.at_end: list[Callable[[], None]] = []
         self.life = Life()
         self.written_ids = WrittenIds(self.scenario.written_ids)
@@ -134,28 +99,11 @@ class Process:
         """Something rare happened."""
         self.node.world.marks[str(what)] += 1
 
-    def spawn(self, name: str, steps: Steps[None]) -> Task:
-        """Begin some work; it ends with the process at the latest."""
-        return self.begin(name, lambda _: steps)
-
-    def begin(self, name: str, work: Callable[[Task], Steps[None]]) -> Task:
-        """Begin some work that is told its task."""
-        task = Task(self.timeline, name, work, self._ended)
-        self.tasks[task] = None
-        return task
-
     def begin_task(self, name: str, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Begin a coroutine, which ends with the process at the latest."""
         task = self.node.world.loop.begin(self.life, work)
         task.set_name(name)
         return task
-
-    def _ended(self, task: Task) -> None:
-        self.tasks.pop(task, None)
-
-    def sleep(self, steady_ns: int) -> Steps[None]:
-        """Let so much time pass by the steady clock."""
-        yield from pause(self.timeline, self.clock.true_delay_ns(steady_ns))
 
     def crash_soon(self) -> None:
         """End it at this moment."""
@@ -170,16 +118,5 @@ class Process:
         """Nothing goes on; only for `Node`."""
         self.alive = False
         self.life.end()
-        for task in list(self.tasks):
-            task.cancel()
         for action in self.at_end:
             action()
-
-    def check(self) -> None:
-        """Verify the invariants of all its parts.
-
-        Raises:
-            AssertionError: one is broken.
-        """
-        for service in self.services:
-            service.check()

@@ -64,6 +64,7 @@ _STATUSES: Final[tuple[tuple[type[Exception], Status], ...]] = (
 )
 
 FramesListener = Callable[[bytes], None]
+Handler = Callable[["EndStream"], Awaitable[None]]
 
 
 class StatusReceived(CallFailed):
@@ -184,9 +185,7 @@ def acknowledgements(process: Process) -> FramesListener:
     return look
 
 
-async def served(
-    process: Process, end: End, method: str, work: Callable[[EndStream], Awaitable[None]]
-) -> None:
+async def served(process: Process, end: End, method: str, work: Handler) -> None:
     """Serve one call: its status is what the work returns or raises."""
     stream = EndStream(process, end, calls=False)
     if method == TRANSFER:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from reconcile.ids import SyncIds
-from sim.asking import Operator
-from sim.bridge import TimelineLoop, promised
+from sim.asking import ask_nodes
+from sim.bridge import TimelineLoop
 from sim.database import Database
 from sim.dice import Dice, happens
 from sim.faults import FaultInjector
@@ -23,13 +24,12 @@ from sim.limits import (
     NS_PER_S,
     START_NS,
 )
-from sim.lookups import Channel, Seeker, Spoken
+from sim.lookups import Channel, Spoken, seek
 from sim.messages import Message, message_of
 from sim.network import Host, Network
 from sim.node import MAX_DRIFT_NS, Node
 from sim.peers import described
 from sim.scenario import Scenario
-from sim.tasks import Promise, Steps, pause
 from sim.timeline import Timeline
 from sim.trace import Trace
 from store.domain.admission import Admission
@@ -108,6 +108,7 @@ class World:
         for host in hosts:
             self.network.add(host)
         self.channel = Channel(self)
+        self._actors: list[asyncio.Task[None]] = []
         self._changed = True
 
     def run(self) -> Summary:
@@ -126,14 +127,10 @@ class World:
             node.boot()
         faults = FaultInjector(self)
         faults.start()
-        actors: list[Operator | Seeker] = []
-        if self.scenario.ask_every_ns:
-            actors.append(Operator(self))
-        if self.scenario.sds_share:
-            actors.append(Seeker(self))
+        self._act(client.run() for client in self.clients)
+        self._act([ask_nodes(self)] if self.scenario.ask_every_ns else ())
+        self._act([seek(self)] if self.scenario.sds_share else ())
         self._let_pass(self.scenario.faults_ns)
-        for actor in actors:
-            actor.stop()
         self._calm(faults)
         calm_ns = self.timeline.now_ns
         self._let_pass(_UNDER_WAY_NS)
@@ -151,10 +148,6 @@ class World:
     def make_node(self, number: int, database: Database) -> Node:
         """One of the nodes."""
         return Node(self, number, database)
-
-    def sleep(self, delay_ns: int) -> Steps[None]:
-        """Let time pass."""
-        yield from pause(self.timeline, delay_ns)
 
     def drift_ppm(self) -> int:
         """How fast a node's steady clock goes."""
@@ -236,11 +229,14 @@ class World:
         ]
         return message.size_bytes <= min(sizes)
 
+    def _act(self, work: Iterable[Coroutine[Any, Any, None]]) -> None:
+        """Begin what goes on until the faults end."""
+        self._actors += [self.loop.begin(None, each) for each in work]
+
     def _let_pass(self, duration_ns: int) -> None:
         end_ns = self.timeline.now_ns + duration_ns
-        marker: Promise[None] = Promise()
-        self.timeline.at(end_ns, lambda: marker.keep(None))
-        while not marker.settled:
+        self.timeline.at(end_ns, lambda: None)
+        while self.timeline.now_ns < end_ns:
             self._step()
 
     def _step(self) -> None:
@@ -269,8 +265,8 @@ class World:
         self.trace.note("world", "is calm from now on")
         self.faulty = False
         faults.stop()
-        for client in self.clients:
-            client.stop()
+        for actor in self._actors:
+            actor.cancel()
         for node in self.nodes:
             self._start(node)
 
@@ -341,7 +337,7 @@ class World:
             database.check()
         for node in self.nodes:
             if node.peering is not None and node.process is not None:
-                self._await(promised(node.process.begin_task("stop", node.peering.stop())))
+                self._await(node.process.begin_task("stop", node.peering.stop()))
 
     def _too_large(self, ids: SyncIds, host: str) -> list[bytes]:
         """Those that are too large for a node: it will always lack them."""
@@ -350,12 +346,12 @@ class World:
 
     def _session(self, node: Node, peer: PeerAddress) -> SyncOutcome:
         assert node.peering is not None
-        return self._await(node.peering.ask(peer, 0).answer).outcome
+        return self._await(node.peering.ask(peer, 0)).outcome
 
-    def _await(self, promise: Promise[_T]) -> _T:
-        while not promise.settled:
+    def _await(self, task: asyncio.Task[_T]) -> _T:
+        while not task.done():
             self._step()
-        return promise.value
+        return task.result()
 
     def _summary(self, settling_ns: int) -> Summary:
         return Summary(

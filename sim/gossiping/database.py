@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sim.bridge import driven, kept
+from sim.bridge import kept
 from sim.database import Client, Database
 from sim.dice import happens
 from sim.limits import NS_PER_S
@@ -143,7 +143,7 @@ class Session:
         if not self.process.alive:
             raise asyncio.CancelledError
         try:
-            await driven(self.database.be_busy())
+            self.database.admit_write()
             return await kept(begin())
         except (StoreBusy, StoreUnavailable):
             if self.process.alive:

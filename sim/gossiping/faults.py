@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
-from sim.bridge import promised
 from sim.dice import happens
 from sim.faults import FaultInjector
 from sim.limits import NS_PER_S
-from sim.tasks import Steps
 
 if TYPE_CHECKING:
     from sim.gossiping.world import GossipWorld
@@ -40,12 +39,12 @@ class GossipFaultInjector(FaultInjector):
         for store in self._gossip.stores:
             store.pauses = 0.0
 
-    def _crash(self) -> Steps[None]:
+    async def _crash(self) -> None:
         world = self._gossip
         up = [node for node in world.nodes if node.process is not None]
         if not up or not happens(world.dice, world.gossip.gentle):
-            yield from super()._crash()
+            await super()._crash()
             return
         node = world.dice.choice(up)
-        yield from promised(world.loop.begin(None, node.stop())).wait()
+        await asyncio.wait({world.loop.begin(None, node.stop())})
         world.restart_later(node)

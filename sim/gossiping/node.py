@@ -9,16 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from sim.bridge import kept
 from sim.calls import End
 from sim.dice import happens
 from sim.environment import SimLog
 from sim.gossiping.database import MAX_NEEDED, GossipDatabase, Session, UnreadSession
 from sim.gossiping.streams import GOSSIP, Connector, serve
-from sim.intake import Intake
 from sim.limits import NS_PER_MS
 from sim.node import Node
-from sim.process import Process, Service
-from sim.tasks import Steps
+from sim.process import Process
 from store.domain.commits import CommitRow
 from store.domain.ports import Source
 from store.gossip.config import GossipConfig
@@ -38,6 +37,7 @@ _TIMEOUTS_S: Final = (0.5, 5.0, 60.0)
 _CHECK_EVERY_STEPS: Final = 17
 _REPORT_NS: Final = 20 * NS_PER_MS
 _CALL: Final = "call"
+_CALLS: Final = (_CALL, "publish")
 
 
 class GossipNode(Node):
@@ -47,19 +47,24 @@ class GossipNode(Node):
     database: GossipDatabase
     gossip: Gossiping
 
-    def make_services(self, process: Process) -> list[Service]:
-        """The parts of a life."""
-        if not self.world.gossip.beside:
-            return [self.make_intake(process)]
-        services = super().make_services(process)
-        assert self.peering is not None
-        self.peering.exchange.on_found = self.gossip.node.driver.found
-        return services
-
-    def make_intake(self, process: Process) -> Service:
-        """What takes messages from clients."""
+    def begin(self, process: Process) -> None:
+        """Begin everything that a life does."""
         self.gossip = Gossiping(self, process)
-        return self.gossip
+        self.gossip.start()
+        if self.world.gossip.beside:
+            super().begin(process)
+            assert self.peering is not None
+            self.peering.exchange.on_found = self.gossip.node.driver.found
+
+    async def store(self, process: Process, batch: RecordBatch) -> None:
+        """Make durable what a client publishes; who wants confirmations waits for them."""
+        await self.gossip.store(process, batch)
+
+    def check(self) -> None:
+        """Verify everything that the node has in memory."""
+        super().check()
+        if self.process is not None:
+            self.gossip.check()
 
     def serve(self, method: str, end: End) -> bool:
         """Take a call."""
@@ -79,11 +84,11 @@ class GossipNode(Node):
             process.end()
 
 
-class Gossiping(Intake):
+class Gossiping:
     """The gossip of one process, whose publishers wait for confirmations; `Meter` of the driver."""
 
     def __init__(self, owner: GossipNode, process: Process) -> None:
-        super().__init__(process)
+        self._process = process
         world = self._world = owner.world
         self._owner = owner
         self._works: list[asyncio.Task[None]] = []
@@ -120,7 +125,7 @@ class Gossiping(Intake):
         """End all work, in the order in which a node does."""
         self._unfollow()
         self.node.close()
-        calls = [task for task in self._process.life.tasks if task.get_name() == _CALL]
+        calls = [task for task in self._process.life.tasks if task.get_name() in _CALLS]
         ended = (*self._works, *calls)
         for task in ended:
             task.cancel()
@@ -129,9 +134,9 @@ class Gossiping(Intake):
         # The streams that peers began end by themselves.
         await asyncio.sleep(0.001)
 
-    def store(self, batch: RecordBatch) -> Steps[None]:
+    async def store(self, process: Process, batch: RecordBatch) -> None:
         """Make what was accepted durable; who wants confirmations waits for them."""
-        world, process, hashes = self._world, self._process, batch.hashes
+        world, hashes = self._world, batch.hashes
         asked, timeout_s = (
             world.dice.choice(world.gossip.min_confirms),
             world.dice.choice(_TIMEOUTS_S),
@@ -139,7 +144,7 @@ class Gossiping(Intake):
         if hashes and hashes[0] in world.judge.in_peace:
             asked, timeout_s = len(world.reached(self._owner)), SPREAD_S
         write = self._owner.database.write_of(process, batch, Source.CLIENT, asked)
-        stored = yield from write.wait()
+        stored = await kept(write)
         if asked and hashes and process.alive:
             process.begin_task(_CALL, self._confirm(hashes, stored, asked, timeout_s))
 

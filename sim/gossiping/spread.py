@@ -108,9 +108,7 @@ class SpreadWorld(GossipWorld):
         message = self.compose(payload, self.timeline.now_ns)
         self.judge.make(message)
         node = self.dice.choice(self.nodes)
-        assert node.process is not None
-        letter = Publish(0, (message.encoded,))
-        node.process.spawn("publish", node.gossip.take_in(node.name, letter))
+        node.receive(node.name, Publish(0, (message.encoded,)))
 
     def _lacking(self) -> int:
         held = sum(map(len, self._arrivals.values()))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from sim.bridge import promised
 from sim.database import Database
 from sim.dice import Dice, happens
 from sim.gossiping.database import GossipDatabase
@@ -157,6 +156,7 @@ class GossipWorld(World):
             node.boot()
         faults = GossipFaultInjector(self)
         faults.start()
+        self._act(client.run() for client in self.clients)
         names = [node.name for node in self.nodes]
         for liar in self.liars:
             for victim in self.dice.sample(names, self.gossip.victims):
@@ -172,7 +172,7 @@ class GossipWorld(World):
         return self._summary(settled_ns - calm_ns)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self._await(promised(self.loop.begin(None, work)))
+        self._await(self.loop.begin(None, work))
 
     def _wait_until_equal(self, patience_ns: int) -> None:
         deadline_ns = self.timeline.now_ns + patience_ns
@@ -190,9 +190,7 @@ class GossipWorld(World):
             message = self.compose(b"peace " + node.name.encode(), self.timeline.now_ns)
             self.judge.make(message)
             self.judge.in_peace[message.digest] = None
-            assert node.process is not None
-            letter = Publish(0, (message.encoded,))
-            node.process.spawn("publish", node.gossip.take_in(node.name, letter))
+            node.receive(node.name, Publish(0, (message.encoded,)))
         self._let_pass(int(SPREAD_S * NS_PER_S))
         self._wait_until_equal(int(SPREAD_S * NS_PER_S))
 

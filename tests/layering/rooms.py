@@ -95,11 +95,7 @@ PURE_ROOMS = frozenset(
 DRIVERS = frozenset(
     {f"store.sync.session.{name}" for name in ("exchange", "initiator", "reconciling", "responder")}
     | {f"store.sync.{name}.driver" for name in ("resume", "schedule", "transfer")}
-    | {
-        f"sim.{name}"
-        for name in ("bridge", "index", "lookups", "peering", "peers", "process", "streams")
-    }
-    | {"sim.gossiping", "store.gossip.driver", "store.sync.index", "store.sync.lookup"}
+    | {"sim", "sim.gossiping", "store.gossip.driver", "store.sync.index", "store.sync.lookup"}
 )
 
 # What is run by hand has a terminal, and seeds the generator that the rest is given.

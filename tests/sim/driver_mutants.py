@@ -244,7 +244,9 @@ async def _view_of_what_is_there(
     self: hot.HotIndex, place: Place, horizon_ns: int
 ) -> hot.HotView | None:
     del place, horizon_ns
-    return None if self._index is None else hot.HotView(self._index.view(), at(self._floor_ns))
+    if self._index is None:
+        return None
+    return hot.HotView(self._index.view(), at(self._floor_ns), self._place)
 
 
 async def _warm_and_forget_the_rest(self: hot.HotIndex) -> None:

@@ -31,10 +31,11 @@ from store.sync.index.warm_up import at, raised_floor, warm_up
 
 @dataclass(frozen=True, slots=True)
 class HotView:
-    """Everything from a floor on that is held in memory, fixed."""
+    """Everything from a floor on that is held in memory, fixed, up to a commit."""
 
     view: IndexView
     floor: SyncId
+    place: Place
 
 
 class HotIndex:
@@ -132,7 +133,7 @@ class HotIndex:
             if self._index is None or self._place[0] < place[0]:
                 return None
             self._raise_floor(self._index, horizon_ns)
-            return HotView(self._index.view(), at(self._floor_ns))
+            return HotView(self._index.view(), at(self._floor_ns), self._place)
 
     def check(self) -> None:
         """Verify the index and its bounds.

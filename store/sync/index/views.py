@@ -89,7 +89,14 @@ class IndexedReconcilable:
         if not newest.served and self._hot.place[0] >= indexed[0]:
             # The database lost what the index has; the feed will notice, too.
             self._hot.lost()
-        return await self._hot.view_at(newest.place, newest.horizon_ns), newest.horizon_ns
+        hot = await self._hot.view_at(newest.place, newest.horizon_ns)
+        if hot is not None and hot.place != newest.place:
+            # It has gone on meanwhile: with new commits, or with some that the database has lost.
+            newest = await self._stored.newest(hot.place)
+            if not newest.served:
+                self._hot.lost()
+                hot = None
+        return hot, newest.horizon_ns
 
 
 class StoredView:

@@ -15,10 +15,14 @@ import pytest
 from reconcile.ids import END, LOWEST, SyncId
 from reconcile.view import Read, Spans
 from store.db.maintenance.retention import prune
+from store.db.reconciliation.stored_ids import DatabaseIds
 from store.db.summaries.deltas import DAY_NS, HOUR_NS, MINUTE_NS
 from store.db.summaries.fold import fold_until
+from store.domain.commits import CommitRow
+from store.domain.hub import Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.retention import RetentionPolicy
+from store.domain.view import Newest
 from store.sync.index import reading
 from store.sync.index.limits import MAX_COLD_VIEWS, IndexLimits
 from store.sync.index.views import StoredView
@@ -166,6 +170,30 @@ async def test_an_index_of_what_the_database_lost_is_not_used(database_url: str)
         await node.until_warm()
         async with node.views.open_view(RECENT, END) as view:
             await check_view(view, await node.held(), dice, above=RECENT)
+
+
+async def test_an_index_that_takes_in_what_the_database_lost_meanwhile_is_not_used(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(13)
+    async with viewing(database_url) as node:
+        await store(node, dice)
+        async with node.views.open_view(RECENT, END) as view:
+            before = await count_of(view, RECENT)
+        await node.feed.stop()
+        await node.store(random_batch(dice, 7, [NOW]))
+        look = DatabaseIds.newest
+
+        async def look_and_go_on(stored: DatabaseIds, seen: Place) -> Newest:
+            found = await look(stored, seen)
+            lost = CommitRow((found.place[0], 0), 0, 1, NOW, NOW, None)
+            node.hot.commits([lost])
+            await node.until(lambda: node.hot.place == lost.place)
+            return found
+
+        monkeypatch.setattr(DatabaseIds, "newest", look_and_go_on)
+        async with node.views.open_view(RECENT, END) as view:
+            assert await count_of(view, RECENT) == before + 7
 
 
 async def test_retention_waits_for_a_view_and_shows_in_the_next(database_url: str) -> None:

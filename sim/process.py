@@ -7,18 +7,9 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sim.bridge import Life
-from sim.calls import Identity
-from sim.clock import Clock
-from sim.database import Database
-from sim.dice import Dice
 from sim.environment import environment_of
-from sim.judge import Judge
 from sim.marks import Mark
-from sim.network import Network
-from sim.scenario import Scenario
-from sim.timeline import Timeline
 from store.domain.commits import WrittenIds
-from storenode.message.rules import Policy
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -35,61 +26,16 @@ class Process:
     """
 
     def __init__(self, node: Node) -> None:
-        self.node = node
+        world = node.world
+        self.node, self.name, self.clock = node, node.name, node.clock
+        self.database, self.identity, self.policy = node.database, node.who, node.policy
+        self.scenario, self.dice, self.timeline = world.scenario, world.dice, world.timeline
+        self.network, self.judge = world.network, world.judge
         self.alive = True
         self.at_end: list[Callable[[], None]] = []
         self.life = Life()
         self.written_ids = WrittenIds(self.scenario.written_ids)
         self.world_env = environment_of(self)
-
-    @property
-    def name(self) -> str:
-        """The node's."""
-        return self.node.name
-
-    @property
-    def scenario(self) -> Scenario:
-        """What the run is made of."""
-        return self.node.world.scenario
-
-    @property
-    def dice(self) -> Dice:
-        """Chance."""
-        return self.node.world.dice
-
-    @property
-    def timeline(self) -> Timeline:
-        """Time."""
-        return self.node.world.timeline
-
-    @property
-    def network(self) -> Network:
-        """How to reach others."""
-        return self.node.world.network
-
-    @property
-    def judge(self) -> Judge:
-        """Who looks on."""
-        return self.node.world.judge
-
-    @property
-    def database(self) -> Database:
-        """The node's store."""
-        return self.node.database
-
-    @property
-    def clock(self) -> Clock:
-        """The node's clocks."""
-        return self.node.clock
-
-    @property
-    def identity(self) -> Identity:
-        """What it says in calls."""
-        return self.node.who
-
-    def policy(self) -> Policy:
-        """The rules for messages of clients, now."""
-        return self.node.policy()
 
     def note(self, what: str) -> None:
         """Something happened here."""

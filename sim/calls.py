@@ -119,10 +119,6 @@ class Pipe:
         self._hand_over()
         return self._reader
 
-    def put_back(self, frame: object) -> None:
-        """Let a frame be the next to be read again."""
-        self._arrived.appendleft(frame)
-
     def lose(self, error: Closed) -> None:
         """Nothing goes through any more."""
         if self._error is not None:
@@ -231,10 +227,6 @@ class End:
     def read(self) -> Promise[Any]:
         """The next frame, or `Ended` when the other side has no more."""
         return self._in.read()
-
-    def put_back(self, frame: object) -> None:
-        """Let a frame be the next to be read again."""
-        self._in.put_back(frame)
 
     def send(self, frame: object) -> Promise[None]:
         """Send a frame; kept when there is room for another."""

@@ -194,10 +194,6 @@ class Judge:
                 f"lacks {len(lost)} messages",
             )
 
-    def forget(self, session_id: str) -> None:
-        """A session is over on both sides, or will never be."""
-        self._meetings.pop(session_id, None)
-
     @staticmethod
     def _views(meeting: _Meeting, window: tuple[SyncId, SyncId]) -> tuple[set[SyncId], set[SyncId]]:
         initiator, responder = meeting.sides[Role.INITIATOR], meeting.sides[Role.RESPONDER]

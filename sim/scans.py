@@ -11,7 +11,7 @@ from sim.dice import happens
 from sim.limits import SCAN_PAGE_MESSAGES
 from sim.process import Process
 from sim.streams import EndStream
-from store.domain.ports import CursorOutOfRange
+from store.domain.ports import CursorOutOfRange, StoreUnavailable
 from store.messages.cursor import ScanCursor
 from store.messages.transfer import transferred
 from store.sync.session.reconciling import in_time
@@ -22,6 +22,9 @@ SCAN: Final = "Scan"
 _NO_HASH: Final = bytes(32)
 _LOST_PLACE: Final = 0.3
 """Share of scans from a cursor that a peer does not serve, while there are faults."""
+
+_BROKEN: Final = 0.2
+"""Share of pages after which a scan breaks, while there are faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ async def serve_scan(process: Process, stream: EndStream) -> None:
     cursor = request.cursor
     while (page := await _read(process, request, cursor)) is not None:
         await in_time(stream.write(page), silence_s)
+        if process.node.world.faulty and happens(process.dice, _BROKEN):
+            raise StoreUnavailable("the database does not answer")
         cursor = page.cursor
 
 

@@ -269,7 +269,7 @@ def _faults(dice: Dice) -> Faults:
         commit_crashes=share(0.0, 0.02, 0.1),
         busy=share(0.0, 0.0, 0.05),
         fails=share(0.0, 0.0, 0.03),
-        commits_lost=share(0.3, 0.8),
+        commits_lost=share(0.8, 1.0),
         lies=share(0.3),
         crash_every_ns=every(0, 8, 20),
         partition_every_ns=every(0, 10, 25),

@@ -107,7 +107,7 @@ class FaultInjector:
         database.go_away()
         await asyncio.sleep(self._dice.uniform(0.1, 5))
         loses = happens(self._dice, self._world.scenario.faults.commits_lost)
-        without = min(self._dice.randint(1, 6), len(database.commits)) if loses else 0
+        without = min(self._dice.randint(1, 3), len(database.commits)) if loses else 0
         self._world.trace.note(database.store_id, f"is back without {without} commits")
         database.come_back(without)
 

@@ -133,6 +133,7 @@ class SimFeed:
         if not served:
             self._process.mark(Mark.COMMITS_LOST)
             self._hot.lost()
+            assert not self._hot.entries, "the index keeps what its database has lost"
             return place
         return head
 

@@ -431,7 +431,8 @@ DRIVERS = {
         "lacks .* that are durable|do not become equal",
     ),
     "does not notice that commits were lost": Mutant(
-        replace_with(hot.HotIndex, "lost", _lose_nothing), "lacks .* that are durable"
+        replace_with(hot.HotIndex, "lost", _lose_nothing),
+        "lacks .* that are durable|keeps what its database has lost",
     ),
     "opens a view of an index that is behind": Mutant(
         replace_with(hot.HotIndex, "view_at", _view_of_what_is_there), "lacks .* that are durable"

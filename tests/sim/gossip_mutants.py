@@ -171,7 +171,9 @@ GOSSIP_MUTANTS = {
     "tells those who join nothing": GossipMutant(LonelyGossip, UNEQUAL),
     "takes silence for a lie": GossipMutant(ImpatientGossip, "accuses an honest peer"),
     "counts a liar twice": GossipMutant(CredulousGossip, "has confirmed .* as liar-", 20),
-    "counts announcements": GossipMutant(CountingGossip, "which is no store", 10),
+    "counts announcements": GossipMutant(
+        CountingGossip, "which is no store|tells of .* confirmations", 20
+    ),
     "remembers everything": GossipMutant(GreedyGossip, "AssertionError"),
     "takes all for held": GossipMutant(PresumingGossip, "acknowledged .* does not hold it"),
     "leaves events waiting": GossipMutant(OrphanGossip, f"{UNEQUAL}: .* waiting"),

@@ -85,8 +85,10 @@ select count, lattice from storenode.buckets
 where level = 1 and start_ns >= %s::bigint and start_ns < %s::bigint + {DAY_NS}
 """
 _WRITE: Final = """
-update storenode.buckets set lattice = %s, lattice_count = %s
-where level = %s and start_ns = %s
+update storenode.buckets held set lattice = given.lattice, lattice_count = given.count
+from unnest(%s::smallint[], %s::bigint[], %s::bigint[], %s::bytea[])
+    as given(level, start_ns, count, lattice)
+where held.level = given.level and held.start_ns = given.start_ns
 """
 
 
@@ -159,10 +161,11 @@ async def late_sums(
 
 async def write_sums(connection: Connection, sums: Sequence[BucketSum]) -> None:
     """Keep the sums of buckets; under FOLDING."""
-    for each in sums:
-        total = each.total
-        given = (total.state_bytes(), total.count, each.level, each.start_ns)
-        await connection.execute(_WRITE, given)
+    if sums:
+        levels, starts = [each.level for each in sums], [each.start_ns for each in sums]
+        counts = [each.total.count for each in sums]
+        states = [each.total.state_bytes() for each in sums]
+        await connection.execute(_WRITE, (levels, starts, counts, states))
 
 
 async def sum_hour(connection: Connection, start_ns: int, folded: int) -> LatticeSum:

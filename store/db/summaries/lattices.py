@@ -21,7 +21,7 @@ from psycopg import AsyncConnection
 
 from reconcile.lattice import STATE_BYTES, LatticeSum
 from store.db.summaries.deltas import DAY_NS, HOUR_NS, Buckets
-from store.domain.partitioning import Bounds
+from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
 from storenode.message.limits import HASH_BYTES
 
 Connection = AsyncConnection[Any]
@@ -168,16 +168,6 @@ async def write_sums(connection: Connection, sums: Sequence[BucketSum]) -> None:
         await connection.execute(_WRITE, (levels, starts, counts, states))
 
 
-async def sum_hour(connection: Connection, start_ns: int, folded: int) -> LatticeSum:
-    """The sum of what commits up to ``folded`` have added to an hour.
-
-    Under FOLDING, in one snapshot; ``folded`` is what it says is folded.
-    """
-    everything = await sum_of_time(connection, start_ns, start_ns + HOUR_NS)
-    unfolded = await added(connection, folded, 2**63 - 1, [start_ns])
-    return everything - unfolded.get(start_ns, LatticeSum())
-
-
 async def sum_of_time(connection: Connection, low_ns: int, high_ns: int) -> LatticeSum:
     """The sum of what is held in a range of time, in one snapshot."""
     total, last_ns, last = LatticeSum(), low_ns, b""
@@ -207,8 +197,10 @@ async def unknown_days(connection: Connection, bounds: Bounds) -> list[int]:
 
 async def seal_hours(connection: Connection, hours: Sequence[int], folded: int) -> None:
     """Sum hours up and keep that; under FOLDING, in one snapshot, in which so much is folded."""
+    unfolded = await added(connection, folded, UNBOUNDED_HIGH - 1, hours)
     for start in hours:
-        total = await sum_hour(connection, start, folded)
+        everything = await sum_of_time(connection, start, start + HOUR_NS)
+        total = everything - unfolded.get(start, LatticeSum())
         await write_sums(connection, [BucketSum(HOURS, start, total)])
 
 

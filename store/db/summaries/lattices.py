@@ -19,13 +19,9 @@ from typing import Any, Final, LiteralString
 import numpy as np
 from psycopg import AsyncConnection
 
-from reconcile.ids import SyncId
 from reconcile.lattice import STATE_BYTES, LatticeSum
-from reconcile.view import Spans
-from store.db import arrays
-from store.db.commits.ids import ids_in
 from store.db.summaries.deltas import DAY_NS, HOUR_NS, Buckets
-from store.domain.partitioning import Bounds
+from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
 from storenode.message.limits import HASH_BYTES
 
 Connection = AsyncConnection[Any]
@@ -54,6 +50,15 @@ group by 1
 """
 """The hashes that commits have added to some hours, by hour."""
 
+# The index alone has all of it; nothing is as cheap as one long value.
+_PAGE: Final[LiteralString] = """
+select max(ts), string_agg(hash, ''::bytea) from (
+    select ts, hash from storenode.messages
+    where ts >= %(ts)s::bigint and ts < %(high)s::bigint
+      and (ts, hash) > (%(ts)s::bigint, %(hash)s::bytea)
+    order by ts, hash limit %(limit)s::bigint
+) as page
+"""
 _KNOWN: Final[LiteralString] = """
 select level, start_ns, count, lattice from storenode.buckets
 where lattice_count = count
@@ -80,8 +85,10 @@ select count, lattice from storenode.buckets
 where level = 1 and start_ns >= %s::bigint and start_ns < %s::bigint + {DAY_NS}
 """
 _WRITE: Final = """
-update storenode.buckets set lattice = %s, lattice_count = %s
-where level = %s and start_ns = %s
+update storenode.buckets held set lattice = given.lattice, lattice_count = given.count
+from unnest(%s::smallint[], %s::bigint[], %s::bigint[], %s::bytea[])
+    as given(level, start_ns, count, lattice)
+where held.level = given.level and held.start_ns = given.start_ns
 """
 
 
@@ -154,42 +161,26 @@ async def late_sums(
 
 async def write_sums(connection: Connection, sums: Sequence[BucketSum]) -> None:
     """Keep the sums of buckets; under FOLDING."""
-    for each in sums:
-        total = each.total
-        given = (total.state_bytes(), total.count, each.level, each.start_ns)
-        await connection.execute(_WRITE, given)
-
-
-async def sum_hour(connection: Connection, start_ns: int, folded: int) -> LatticeSum:
-    """The sum of what commits up to ``folded`` have added to an hour.
-
-    Under FOLDING, in one snapshot; ``folded`` is what it says is folded.
-    """
-    everything = await sum_of_time(connection, start_ns, start_ns + HOUR_NS)
-    unfolded = await added(connection, folded, 2**63 - 1, [start_ns])
-    return everything - unfolded.get(start_ns, LatticeSum())
+    if sums:
+        levels, starts = [each.level for each in sums], [each.start_ns for each in sums]
+        counts = [each.total.count for each in sums]
+        states = [each.total.state_bytes() for each in sums]
+        await connection.execute(_WRITE, (levels, starts, counts, states))
 
 
 async def sum_of_time(connection: Connection, low_ns: int, high_ns: int) -> LatticeSum:
     """The sum of what is held in a range of time, in one snapshot."""
-    total, lower = LatticeSum(), (low_ns, bytes(HASH_BYTES))
+    total, last_ns, last = LatticeSum(), low_ns, b""
+    cursor = connection.cursor(binary=True)
     while True:
-        span = Spans.of([(lower, (high_ns, bytes(HASH_BYTES)))])
-        ids = await ids_in(connection, span, PAGE_HASHES)
-        total += await sum_of(ids.hashes.tobytes())
-        if len(ids) < PAGE_HASHES:
+        given = {"ts": last_ns, "hash": last, "high": high_ns, "limit": PAGE_HASHES}
+        await cursor.execute(_PAGE, given)
+        ((last_ns, joined),) = await cursor.fetchall()
+        hashes = bytes(joined or b"")
+        total += await sum_of(hashes)
+        if len(hashes) < PAGE_HASHES * HASH_BYTES:
             return total
-        lower = _following(int(ids.timestamps[-1]), ids.hashes[-1].tobytes())
-        if lower[0] >= high_ns:
-            return total
-
-
-def _following(timestamp: int, digest: bytes) -> SyncId:
-    """The first bound behind an ID."""
-    number = int.from_bytes(digest, "big") + 1
-    if number >> (8 * HASH_BYTES):
-        return timestamp + 1, bytes(HASH_BYTES)
-    return timestamp, number.to_bytes(HASH_BYTES, "big")
+        last = hashes[-HASH_BYTES:]
 
 
 async def unknown_hours(connection: Connection, bounds: Bounds) -> list[tuple[int, int]]:
@@ -206,10 +197,10 @@ async def unknown_days(connection: Connection, bounds: Bounds) -> list[int]:
 
 async def seal_hours(connection: Connection, hours: Sequence[int], folded: int) -> None:
     """Sum hours up and keep that; under FOLDING, in one snapshot, in which so much is folded."""
-    # The caller may have opened the connection for something else.
-    arrays.register(connection)
+    unfolded = await added(connection, folded, UNBOUNDED_HIGH - 1, hours)
     for start in hours:
-        total = await sum_hour(connection, start, folded)
+        everything = await sum_of_time(connection, start, start + HOUR_NS)
+        total = everything - unfolded.get(start, LatticeSum())
         await write_sums(connection, [BucketSum(HOURS, start, total)])
 
 

@@ -38,6 +38,7 @@ EVERYTHING: Final = Bounds(UNBOUNDED_LOW, UNBOUNDED_HIGH)
 
 # A command that somebody has stopped must not keep nodes from folding.
 _SETTINGS: Final[LiteralString] = "set idle_in_transaction_session_timeout = '30s'"
+_NEWEST: Final[LiteralString] = "select coalesce(max(position), 0) from storenode.commits"
 _ENDS: Final[LiteralString] = "select min(ts), max(ts) from {}"
 _ADD_MINUTES: Final[LiteralString] = """
 insert into storenode.buckets (level, start_ns, count, {words})
@@ -127,7 +128,9 @@ def _days(span: Bounds) -> Iterator[Bounds]:
 
 async def _rebuild(connection: Connection, bounds: Bounds) -> int:
     """Make the buckets of whole days anew; returns the number of messages in them."""
-    await fold_until(connection)
+    # Nodes that publish faster than this folds must not keep it from going on.
+    ((newest,),) = await (await connection.execute(_NEWEST)).fetchall()
+    await fold_until(connection, newest)
     async with alone(connection):
         cursor = connection.cursor(binary=True)
         register(cursor)

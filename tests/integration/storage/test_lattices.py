@@ -182,7 +182,7 @@ async def killed(node: Node, dice: random.Random, work: str) -> None:
                 left -= 1
                 if left == 0:
                     await node.rows("select pg_terminate_backend(%s, 5000)", own.info.backend_pid)
-            return await execute(self, *given, **options)  # type: ignore[arg-type]
+            return await execute(self, *given, **options)  # type: ignore[call-overload]
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(psycopg.AsyncCursor, "execute", counted)

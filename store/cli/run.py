@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from store.config.node import ConfigError, NodeConfig
-from store.config.options import run_options
+from store.config.options import options_of
 from store.observe.logging import configure
 from storenode.cli.errors import FAILED, UNREACHABLE, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand
@@ -23,7 +23,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @click.command(cls=LayeredCommand)
-@run_options
+@options_of(NodeConfig)
 def run(**options: Any) -> None:  # noqa: ANN401 - the options, by name
     """Run a node in the foreground until SIGTERM or Ctrl-C.
 

@@ -1,6 +1,17 @@
-"""Bounds of what the options of requests and responses may be set to."""
+"""Bounds of what the options of `storenode run` may be set to."""
 
 from typing import Final
+
+MAX_CLUSTER: Final = 65_535
+MAX_SHARD: Final = 65_535
+MAX_CONNECTIONS: Final = 1_000
+"""To the database, for one kind of work."""
+
+LARGEST_MESSAGE_BYTES: Final = 3 * 1024 * 1024
+"""A message must fit into a response, and gRPC clients take 4 MiB by default."""
+
+LARGEST_TOPIC_BYTES: Final = 2 * 1024
+"""A topic must fit into an index entry of Postgres, at most 2,704 bytes."""
 
 LARGEST_RESPONSE_BYTES: Final = 64 * 1024 * 1024
 """A response is held in memory as a whole, by the node and by the client."""

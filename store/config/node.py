@@ -2,99 +2,290 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from store.domain.limits import RESULT_BYTES, least_response_bytes
-from storenode.cli.options.types import Address, Peer
+import click
+
+from store.config import limits as most
+from store.config.options import access, data, limit, listener, messages, peers, request, running
+from store.domain.limits import RESULT_BYTES, RequestLimits, least_response_bytes
+from store.domain.quota import DEFAULT_RECEIVED_BYTES_PER_S, ClientLimits
+from storenode.cli.options.types import (
+    ADDRESS,
+    DURATION,
+    DURATION_OR_ALL,
+    DURATION_OR_OFF,
+    PEER,
+    POSITIVE_DURATION,
+    SETTING,
+    SIZE,
+    SWITCH,
+    Address,
+    Peer,
+    size_up_to,
+)
 from storenode.cli.options.units import format_size
+from storenode.message.limits import (
+    MAX_MESSAGE_BYTES,
+    MAX_META_BYTES,
+    MAX_REQUEST_BYTES,
+    MAX_TOPIC_BYTES,
+)
 
 LISTENERS: Final = ("listen", "peer", "admin", "metrics")
 """Names of the listeners, as `--insecure` and the ready line call them."""
 
-MAX_CLUSTER: Final = 65_535
-MAX_SHARD: Final = 65_535
+_CLIENT: Final = ClientLimits()
+_REQUEST: Final = RequestLimits()
+_PATH: Final = click.Path(path_type=Path)
 
 
 class ConfigError(Exception):
     """Options that contradict each other; one sentence that says which and what to do."""
 
 
+def _file(what: str) -> Any:  # noqa: ANN401 - as `dataclasses.field`
+    return access(what, _PATH, metavar="FILE")
+
+
+def _share(what: str, default: int | None) -> Any:  # noqa: ANN401
+    return limit(
+        f"{what} of one client; the token file may set others.", click.IntRange(1), default
+    )
+
+
+def _connections(work: str, default: int) -> Any:  # noqa: ANN401
+    kind = click.IntRange(1, most.MAX_CONNECTIONS)
+    return running(f"Database connections for {work}, at most.", kind, default)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """Every option of `storenode run`, parsed: durations in nanoseconds, sizes in bytes.
 
-    The fields are named after the options; `None` stands for off, all, or not given.
+    A field declares its option, which is named after it; `None` stands for off, all, or not given.
     """
 
-    data_dir: Path
-    database_url: str | None = field(repr=False)
-    postgres_setting: tuple[tuple[str, str], ...]
-    start_timeout: int
+    data_dir: Path = data(
+        "Directory of the node: its embedded Postgres, its node ID. One node at a time.",
+        _PATH,
+        "./storenode-data",
+        metavar="DIR",
+    )
+    database_url: str | None = data(
+        "Use this Postgres (14 or newer) instead of an embedded one; libpq's form, also with"
+        " several hosts. Set STORENODE_DATABASE_URL rather than the flag when it holds a password.",
+        metavar="URL",
+        secret=True,
+    )
+    postgres_setting: tuple[tuple[str, str], ...] = data(
+        "Setting of the embedded Postgres, such as shared_buffers=1GB; repeatable.",
+        SETTING,
+        multiple=True,
+    )
+    start_timeout: int = data(
+        "How long to wait for the database at startup.", POSITIVE_DURATION, "30s"
+    )
 
-    listen: Address
-    peer_listen: Address | None
-    admin_listen: Address
-    metrics_listen: Address
-    insecure: frozenset[str]
+    listen: Address = listener(
+        "Address for clients; port 0 picks a free one.", ADDRESS, "127.0.0.1:7420"
+    )
+    peer_listen: Address | None = listener(
+        "Address for other nodes; with TLS it must be given, without TLS it is that of"
+        " --listen unless given.",
+        ADDRESS,
+    )
+    admin_listen: Address = listener("Address for operators.", ADDRESS, "127.0.0.1:7421")
+    metrics_listen: Address = listener(
+        "Address of /metrics, /healthz, /readyz and the page /status, plain HTTP.",
+        ADDRESS,
+        "127.0.0.1:7422",
+    )
+    insecure: frozenset[str] = listener(
+        "Allow plaintext connections to this listener beyond loopback; repeatable.",
+        click.Choice(LISTENERS),
+        multiple=True,
+    )
 
-    tls_cert: Path | None
-    tls_key: Path | None
-    tls_ca: Path | None
-    client_ca: Path | None
-    allow_peer: frozenset[str]
-    client_token_file: Path | None
+    tls_cert: Path | None = _file("Certificate chain (PEM); enables TLS on all gRPC listeners.")
+    tls_key: Path | None = _file("Private key (PEM) of --tls-cert.")
+    tls_ca: Path | None = _file("Authorities (PEM) that sign the certificates of peers.")
+    client_ca: Path | None = _file(
+        "Authorities (PEM): clients and operators must show a certificate signed by one."
+    )
+    allow_peer: frozenset[str] = access(
+        "Node ID (first DNS name of its certificate) that may call --peer-listen; repeatable.",
+        metavar="ID",
+        multiple=True,
+    )
+    client_token_file: Path | None = _file(
+        "Tokens, rights and limits of clients (TOML); without it any client may do everything"
+        " but administer."
+    )
 
-    cluster: int
-    shard: frozenset[int]
-    max_clock_drift: int | None
-    max_message_size: int
-    max_meta_size: int
-    max_topic_size: int
+    cluster: int = messages(
+        "Cluster that the shards belong to.", click.IntRange(0, most.MAX_CLUSTER), 1
+    )
+    shard: frozenset[int] = messages(
+        "Accept only topics of this shard; repeatable. None: every topic is accepted.",
+        click.IntRange(0, most.MAX_SHARD),
+        multiple=True,
+    )
+    max_clock_drift: int | None = messages(
+        "How far a publisher's timestamp may be from this node's clock.", DURATION_OR_OFF, "20s"
+    )
+    max_message_size: int = messages(
+        "Size of one encoded message, all fields.",
+        size_up_to(most.LARGEST_MESSAGE_BYTES),
+        format_size(MAX_MESSAGE_BYTES),
+    )
+    max_meta_size: int = messages(
+        "Size of a message's `meta` field.",
+        size_up_to(MAX_MESSAGE_BYTES),
+        format_size(MAX_META_BYTES),
+    )
+    max_topic_size: int = messages(
+        "Size of a pubsub or content topic, as UTF-8.",
+        size_up_to(most.LARGEST_TOPIC_BYTES),
+        format_size(MAX_TOPIC_BYTES),
+    )
+    retention: int | None = messages(
+        "Age at which messages are dropped, a whole partition (a day) at a time.",
+        DURATION_OR_OFF,
+        "30d",
+    )
+    retention_size: int | None = messages(
+        "Size of the store beyond which the oldest partitions are dropped.", SIZE
+    )
+    retention_interval: int = messages(
+        "How often to create partitions ahead of time and drop old ones.", POSITIVE_DURATION, "1m"
+    )
+    retention_lock_timeout: int = messages(
+        "How long a drop may wait for locks, which blocks other queries, before it gives up.",
+        POSITIVE_DURATION,
+        "250ms",
+    )
+    retention_requires_archive: bool = messages(
+        "Drop a partition only when `storenode pipeline archive` has archived all its hours.",
+        is_flag=True,
+    )
 
-    retention: int | None
-    retention_size: int | None
-    retention_interval: int
-    retention_lock_timeout: int
-    retention_requires_archive: bool
+    max_requests_per_second: int = _share("Requests a second", _CLIENT.requests_per_s)
+    max_messages_per_second: int = _share("Published messages a second", _CLIENT.messages_per_s)
+    max_received_per_second: int = limit(
+        "Bytes of requests a second of one client.",
+        SIZE,
+        format_size(DEFAULT_RECEIVED_BYTES_PER_S),
+    )
+    max_calls: int = _share("Calls at one time", _CLIENT.calls)
+    max_streams: int = _share("Streams at one time, idle followers too,", _CLIENT.streams)
+    max_request_size: int = limit(
+        "Size of one request.", size_up_to(MAX_REQUEST_BYTES), format_size(MAX_REQUEST_BYTES)
+    )
 
-    peer: tuple[Peer, ...]
-    sync_interval: int
-    sync_range: int | None
-    sync_offset: int
-    wide_sync_interval: int | None
-    peer_silence: int
-    max_confirms: int
-    gossip: bool
+    max_batch_messages: int = request(
+        "Messages in one publishing request.",
+        click.IntRange(1, most.LARGEST_BATCH_MESSAGES),
+        _REQUEST.batch_messages,
+    )
+    max_response_size: int = request(
+        "Size of one response; pages are kept below it. gRPC clients accept 4MiB by default.",
+        size_up_to(most.LARGEST_RESPONSE_BYTES),
+        format_size(_REQUEST.response_bytes),
+    )
+    default_page_limit: int = request(
+        "Messages of a page of Query that asks for no number.",
+        click.IntRange(1, most.LARGEST_PAGE_MESSAGES),
+        _REQUEST.default_page_messages,
+    )
+    max_page_limit: int = request(
+        "Messages of a page of Query, whatever it asks for.",
+        click.IntRange(1, most.LARGEST_PAGE_MESSAGES),
+        _REQUEST.page_messages,
+    )
+    max_query_hashes: int = request(
+        "Message hashes in a Query.",
+        click.IntRange(1, most.LARGEST_QUERY_HASHES),
+        _REQUEST.query_hashes,
+    )
+    max_query_topics: int = request(
+        "Content topics in a Query, and in the filter of any other read.",
+        click.IntRange(1, most.LARGEST_QUERY_TOPICS),
+        _REQUEST.query_topics,
+    )
+    max_sds_entries: int = request(
+        "Entries of a GetSdsMessages.",
+        click.IntRange(1, most.LARGEST_SDS_ENTRIES),
+        _REQUEST.sds_entries,
+    )
+    max_sds_claimants: int = request(
+        "Messages returned for one SDS message ID.",
+        click.IntRange(1, most.LARGEST_SDS_CLAIMANTS),
+        _REQUEST.sds_claimants,
+    )
+    max_causal_heads: int = request(
+        "Heads of a GetCausalHistory.",
+        click.IntRange(1, most.LARGEST_CAUSAL_HEADS),
+        _REQUEST.causal_heads,
+    )
+    max_causal_known_ids: int = request(
+        "Known IDs of a GetCausalHistory.",
+        click.IntRange(1, most.LARGEST_CAUSAL_KNOWN_IDS),
+        _REQUEST.causal_known_ids,
+    )
+    max_causal_messages: int = request(
+        "Messages of a GetCausalHistory, whatever it asks for.",
+        click.IntRange(1, most.LARGEST_CAUSAL_MESSAGES),
+        _REQUEST.causal_messages,
+    )
 
-    max_requests_per_second: int
-    max_messages_per_second: int
-    max_received_per_second: int
-    max_calls: int
-    max_streams: int
-    max_request_size: int
+    peer: tuple[Peer, ...] = peers("Another node; repeatable.", PEER, multiple=True)
+    sync_interval: int = peers("How often to reconcile with a peer; 0 disables it.", DURATION, "5m")
+    sync_range: int | None = peers("How far back a reconciliation looks.", DURATION_OR_ALL, "1h")
+    sync_offset: int = peers(
+        "How much of the most recent time a reconciliation excludes.", DURATION, "20s"
+    )
+    wide_sync_interval: int | None = peers(
+        "How often to reconcile the whole history with a peer.", DURATION_OR_OFF, "1h"
+    )
+    peer_silence: int = peers(
+        "How long a peer may be silent in a session; use the same value on all nodes.",
+        POSITIVE_DURATION,
+        "60s",
+    )
+    max_confirms: int = peers(
+        "Stores that must hold a message before it counts as confirmed.", click.IntRange(0), 0
+    )
+    gossip: bool = peers("Exchange messages with peers as they arrive.", SWITCH, "on")
 
-    max_batch_messages: int
-    max_response_size: int
-    default_page_limit: int
-    max_page_limit: int
-    max_query_hashes: int
-    max_query_topics: int
-    max_sds_entries: int
-    max_sds_claimants: int
-    max_causal_heads: int
-    max_causal_known_ids: int
-    max_causal_messages: int
-
-    write_connections: int
-    read_connections: int
-    bulk_connections: int
-    drain_timeout: int
-    log_format: str | None
-    log_level: str
-    tracing: bool
-    trace_sample: float | None
+    write_connections: int = _connections("publishing", 3)
+    read_connections: int = _connections("look-ups and pages", 6)
+    bulk_connections: int = _connections("scans and backlogs", 6)
+    drain_timeout: int = running(
+        "How long calls in progress may continue after SIGTERM.", DURATION, "30s"
+    )
+    log_format: str | None = running(
+        "Format of the log on standard error.",
+        click.Choice(("text", "json")),
+        show_default="text on a terminal, else json",
+    )
+    log_level: str = running(
+        "Minimum level to log.", click.Choice(("debug", "info", "warning", "error")), "info"
+    )
+    tracing: bool = running(
+        "Send OpenTelemetry traces to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, by"
+        " gRPC; needs the extra `tracing`.",
+        SWITCH,
+        "off",
+    )
+    trace_sample: float | None = running(
+        "Share of calls to trace, among those without a trace context from the caller.",
+        click.FloatRange(0, 1),
+        metavar="SHARE",
+        show_default="as OTEL_TRACES_SAMPLER says, else 1",
+    )
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> NodeConfig:

@@ -524,7 +524,7 @@ class NoPeers(Exception):
     """This node has no peers; the sentence says how to give it some."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PeerState:
     """A configured peer as its node knows it; times in Unix nanoseconds, 0: never.
 
@@ -534,15 +534,15 @@ class PeerState:
 
     address: str
     node_id: str
-    store_id: str
-    connected: bool
-    in_session: bool
-    last_sync_ns: int
-    last: SyncDone | None
-    last_error: str
-    failures: int
-    lacks: int
-    has: int
+    store_id: str = ""
+    connected: bool = False
+    in_session: bool = False
+    last_sync_ns: int = 0
+    last: SyncDone | None = None
+    last_error: str = ""
+    failures: int = 0
+    lacks: int = 0
+    has: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 
 import grpc
@@ -103,8 +102,3 @@ def metrics(node: NodeProcess) -> dict[tuple[str, ...], float]:
         for family in text_string_to_metric_families(get(node.metrics, "/metrics")[1])
         for sample in family.samples
     }
-
-
-def elapsed_ms(begun_s: float) -> float:
-    """Milliseconds since a moment of the monotonic clock."""
-    return (time.monotonic() - begun_s) * 1000

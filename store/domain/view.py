@@ -25,11 +25,9 @@ class OpenView(Protocol):
     @property
     def horizon(self) -> SyncId:
         """Below it nothing is held, or kept."""
-        ...
 
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions about the range that was opened."""
-        ...
 
 
 class Reconcilable(Protocol):
@@ -37,12 +35,10 @@ class Reconcilable(Protocol):
 
     def open_view(self, lower: SyncId, upper: SyncId) -> AbstractAsyncContextManager[OpenView]:
         """Fix what is held in the half-open range; everything that was acknowledged is in it."""
-        ...
 
     @property
     def index_entries(self) -> int:
         """IDs held in memory."""
-        ...
 
 
 class ColdView(Protocol):
@@ -51,17 +47,14 @@ class ColdView(Protocol):
     @property
     def view(self) -> SummaryView:
         """The summaries."""
-        ...
 
     @property
     def place(self) -> Place:
         """The newest commit of what is held."""
-        ...
 
     @property
     def horizon_ns(self) -> int:
         """The store's horizon at that moment."""
-        ...
 
     async def load(self, needs: Needs) -> Loaded:
         """Read what the view needs.
@@ -69,7 +62,6 @@ class ColdView(Protocol):
         Raises:
             StoreUnavailable: the database does not serve, or the view was open for too long.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +78,9 @@ class StoredIds(Protocol):
 
     def open_cold(self) -> AbstractAsyncContextManager[ColdView]:
         """A view of everything that is held now."""
-        ...
 
     async def newest(self, seen: Place) -> Newest:
         """The newest commit now, and whether the database still has one that was seen."""
-        ...
 
     async def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
         """The IDs that some commits have added and that are held, in any order."""
-        ...

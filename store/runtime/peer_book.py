@@ -27,11 +27,9 @@ class Connections(Protocol):
 
     def connected(self, peer: PeerAddress) -> bool:
         """True while there is a connection."""
-        ...
 
     def node_id(self, peer: PeerAddress) -> str:
         """The ID that the peer gave, or the configured one, or ""."""
-        ...
 
 
 class PeerBook:

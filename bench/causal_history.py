@@ -20,7 +20,8 @@ from store.db.arrays import register, uuids
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import encode, sds_key
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
-from storenode.wire.storenode.v1.store_pb2 import CausalHistoryPage, GetCausalHistoryRequest
+from storenode.wire.storenode.v1.store_pb2 import GetCausalHistoryRequest
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 
 CHAIN: Final = 10_000
 GRAPH: Final = 100_000
@@ -105,11 +106,7 @@ def through_node(channel: grpc.Channel, case: Case) -> None:
             for message_id, digest in case.heads
         ],
     )
-    call = channel.unary_stream(
-        "/storenode.v1.Store/GetCausalHistory",
-        request_serializer=GetCausalHistoryRequest.SerializeToString,
-        response_deserializer=CausalHistoryPage.FromString,
-    )
+    call = StoreStub(channel).GetCausalHistory
     found = sum(len(page.messages) for page in call(request))
     assert found == len(case.messages), f"{found} of {len(case.messages)} messages were found"
 

@@ -22,8 +22,9 @@ from pathlib import Path
 import grpc
 
 from bench.data import Row, batches, publish_request, rows
-from bench.support import PUBLISH_STREAM, Bench, bench_node, bench_node_on, report, seconds, used
+from bench.support import Bench, bench_node, bench_node_on, publish_requests, report, seconds, used
 from storenode.wire.storenode.v1 import store_pb2
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.support.fleet import exchanging
 
 BATCH = 100
@@ -50,18 +51,8 @@ def triangle() -> Iterator[list[Bench]]:
 
 def publish(bench: Bench, requests: Sequence[store_pb2.PublishRequest]) -> None:
     """Publish prepared batches; all of them must be stored."""
-    stored = 0
     with bench.channel() as channel:
-        call = channel.stream_stream(
-            PUBLISH_STREAM,
-            request_serializer=store_pb2.PublishRequest.SerializeToString,
-            response_deserializer=store_pb2.PublishResponse.FromString,
-        )
-        for response in call(iter(requests)):
-            stored += sum(
-                result.outcome == store_pb2.PublishResult.STORED for result in response.results
-            )
-    assert stored == sum(len(request.messages) for request in requests)
+        publish_requests(channel, requests, sum(len(request.messages) for request in requests))
 
 
 def held(bench: Bench) -> int:
@@ -132,11 +123,7 @@ def latency(nodes: Sequence[Bench], count: int) -> None:
 
     def follow() -> None:
         with grpc.insecure_channel(nodes[1].node.listen) as channel:
-            call = channel.unary_stream(
-                "/storenode.v1.Store/Follow",
-                request_serializer=store_pb2.FollowRequest.SerializeToString,
-                response_deserializer=store_pb2.FollowPage.FromString,
-            )
+            call = StoreStub(channel).Follow
             for page in call(store_pb2.FollowRequest()):
                 now = time.perf_counter()
                 live.set()
@@ -164,11 +151,7 @@ def latency(nodes: Sequence[Bench], count: int) -> None:
 def paced(bench: Bench, data: Sequence[Row]) -> Iterator[tuple[bytes, float]]:
     """Publish messages one by one; the hash of each, and when it was sent."""
     with bench.channel() as channel:
-        call = channel.unary_unary(
-            "/storenode.v1.Store/Publish",
-            request_serializer=store_pb2.PublishRequest.SerializeToString,
-            response_deserializer=store_pb2.PublishResponse.FromString,
-        )
+        call = StoreStub(channel).Publish
         pending = []
         began = time.perf_counter()
         for number, row in enumerate(data):

@@ -17,7 +17,8 @@ import grpc
 
 from bench.data import rows
 from bench.support import PLAIN_COLUMNS, Bench, bench_node, load, options, report, seconds
-from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 
 PER_REQUEST = 100
 REQUESTS = 1_000
@@ -32,11 +33,7 @@ _BASELINE = f"select {PLAIN_COLUMNS} from plain where hash = any(%s)"
 def batched_node(bench: Bench, wanted: Sequence[Sequence[bytes]]) -> None:
     """One client, one request after the other."""
     with bench.channel() as channel:
-        query = channel.unary_unary(
-            QUERY,
-            request_serializer=StoreQueryRequest.SerializeToString,
-            response_deserializer=StoreQueryResponse.FromString,
-        )
+        query = StoreStub(channel).Query
         for group in wanted:
             response = query(
                 StoreQueryRequest(

@@ -27,13 +27,12 @@ import psutil
 import psycopg
 
 from bench.data import Row, batches, content_topic, publish_request
-from bench.support import PUBLISH_STREAM, report
+from bench.support import publish_requests, report
 from store.db.pool import prepare
 from store.db.schema.migrate import upgrade
 from store.db.schema.partitions import ensure_for
 from store.db.summaries.resummarize import EVERYTHING, resummarize
 from storenode.message.limits import NS_PER_S
-from storenode.wire.storenode.v1.store_pb2 import PublishResponse
 from tests.support.node import COMMAND, NodeProcess
 from tests.support.postgres import PostgresServer
 
@@ -130,13 +129,7 @@ def differ(node: NodeProcess, start_ns: int, seed: int) -> None:
         for number in range(DIFFERENCES)
     ]
     with grpc.insecure_channel(node.listen) as channel:
-        call = channel.stream_stream(
-            PUBLISH_STREAM,
-            request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=PublishResponse.FromString,
-        )
-        for _ in call(publish_request(batch) for batch in batches(rows)):
-            pass
+        publish_requests(channel, map(publish_request, batches(rows)), DIFFERENCES)
 
 
 @contextmanager

@@ -28,7 +28,8 @@ from store.db.writing.bulk import (
     message_blocks,
 )
 from storenode.message.rules import Policy
-from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.support.admission import admit
 
 DAYS = 30
@@ -39,7 +40,6 @@ MESSAGES_PER_PAGE_READ = 20_000
 """A page of one topic in fifty spans 5,000 messages; what is read must not reach the end."""
 
 PLACES = {"start": 0.001, "middle": 0.5, "end": 0.999}
-QUERY = "/storenode.v1.Store/Query"
 
 
 def chunk(count: int, number: int, start_ns: int, step_ns: int) -> list[Row]:
@@ -79,11 +79,7 @@ def page_ms(bench: Bench, cursor: bytes, topic: str | None, pages: int) -> float
         request.pubsub_topic = PUBSUB_TOPIC
         request.content_topics.append(topic)
     with bench.channel() as channel:
-        query = channel.unary_unary(
-            QUERY,
-            request_serializer=StoreQueryRequest.SerializeToString,
-            response_deserializer=StoreQueryResponse.FromString,
-        )
+        query = StoreStub(channel).Query
         query(request)
         began = time.perf_counter()
         for _ in range(pages):

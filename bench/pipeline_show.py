@@ -22,8 +22,8 @@ from typing import Any, Final
 import grpc
 
 from bench.histories import HOURS_PER_DAY, Channel, Spoken, channels
-from bench.support import PUBLISH_STREAM
-from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse, PublishResult
+from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResult
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.support.node import COMMAND, NodeProcess, clean_environment, running_node
 
 CHANNELS: Final = 20
@@ -205,13 +205,8 @@ class Show:
 
 
 def _publish(connection: grpc.Channel, messages: tuple[Spoken, ...]) -> None:
-    call = connection.stream_stream(
-        PUBLISH_STREAM,
-        request_serializer=PublishRequest.SerializeToString,
-        response_deserializer=PublishResponse.FromString,
-    )
     stored = 0
-    for response in call(_requests(messages)):
+    for response in StoreStub(connection).PublishStream(_requests(messages)):
         stored += sum(each.outcome == PublishResult.STORED for each in response.results)
     _same("messages stored", stored, len(messages))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bench.data import rows
 from bench.support import PLAIN_COLUMNS, Bench, bench_node, load, options, report, seconds
-from storenode.wire.storenode.v1.store_pb2 import ScanPage, ScanRequest
+from storenode.wire.storenode.v1.store_pb2 import ScanRequest
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 
 REPEATS = 3
 _PAGE = (
@@ -19,11 +20,7 @@ _PAGE = (
 def scan(bench: Bench, expected: int) -> None:
     """Read everything from the node."""
     with bench.channel() as channel:
-        call = channel.unary_stream(
-            "/storenode.v1.Store/Scan",
-            request_serializer=ScanRequest.SerializeToString,
-            response_deserializer=ScanPage.FromString,
-        )
+        call = StoreStub(channel).Scan
         read = sum(len(page.messages) for page in call(ScanRequest(include_data=True)))
     assert read == expected, f"{read} of {expected} messages were read"
 

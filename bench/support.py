@@ -18,11 +18,11 @@ import psycopg
 
 from bench.data import Row, batches, copy_blocks, hashes, publish_request
 from store.embedded import running_url
-from storenode.wire.storenode.v1.store_pb2 import PublishResponse, PublishResult
+from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResult
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.support.node import NodeProcess, running_node
 
 MAX_RESPONSE_BYTES = 4 * 1024 * 1024
-PUBLISH_STREAM = "/storenode.v1.Store/PublishStream"
 
 _PLAIN_TABLE = """
 create table plain (ts bigint not null, hash bytea not null, pubsub_topic text not null,
@@ -141,16 +141,18 @@ def _seconds_of(process: psutil.Process) -> float:
 def publish(bench: Bench, data: list[Row]) -> None:
     """Publish rows through ``PublishStream`` and make sure that all are stored."""
     with bench.channel() as channel:
-        call = channel.stream_stream(
-            PUBLISH_STREAM,
-            request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=PublishResponse.FromString,
-        )
-        stored = 0
-        for response in call(publish_request(batch) for batch in batches(data)):
-            outcomes = [result.outcome for result in response.results]
-            stored += outcomes.count(PublishResult.STORED)
-    assert stored == len(data), f"{stored} of {len(data)} messages were stored"
+        publish_requests(channel, map(publish_request, batches(data)), len(data))
+
+
+def publish_requests(
+    channel: grpc.Channel, requests: Iterable[PublishRequest], expected: int
+) -> None:
+    """Publish requests through ``PublishStream``; so many of their messages must be stored."""
+    stored = 0
+    for response in StoreStub(channel).PublishStream(iter(requests)):
+        outcomes = [result.outcome for result in response.results]
+        stored += outcomes.count(PublishResult.STORED)
+    assert stored == expected, f"{stored} of {expected} messages were stored"
 
 
 def settle(bench: Bench) -> None:

@@ -16,6 +16,8 @@ from typing import Any, Final, TypeVar
 import click
 import psycopg
 
+from store.config.node import NodeConfig
+from store.config.options import options_of
 from store.db.checks.check import CheckReport
 from store.db.checks.check import check as check_database
 from store.db.errors import SchemaError, sentence
@@ -35,7 +37,7 @@ from store.runtime.limits import MAX_CLOCK_LEAD_NS
 from storenode.cli.client.text import TIME, format_time
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
-from storenode.cli.options.types import DURATION_OR_OFF, POSITIVE_DURATION, SIZE
+from storenode.cli.options.types import DURATION_OR_OFF, SIZE
 from storenode.cli.options.units import format_size
 from storenode.message.limits import NS_PER_S
 
@@ -211,18 +213,7 @@ def partitions(target: Target) -> int:
     type=SIZE,
     help="Drop the oldest partitions while the store is larger than this.",
 )
-@option(
-    "--retention-lock-timeout",
-    type=POSITIVE_DURATION,
-    default="250ms",
-    show_default=True,
-    help="How long a drop may wait for locks, which blocks other queries, before it gives up.",
-)
-@option(
-    "--retention-requires-archive",
-    is_flag=True,
-    help="Drop a partition only when `storenode pipeline archive` has archived all its hours.",
-)
+@options_of(NodeConfig, "retention_lock_timeout", "retention_requires_archive", section="Options")
 @option("--dry-run", is_flag=True, help="Only show what would be dropped.")
 @option(
     "--trust-clock",

@@ -11,6 +11,7 @@ import click
 
 from storenode.cli.options.layers import option
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _METADATA: Final = "option"
 
 
@@ -42,13 +43,17 @@ peers = partial(_declare, "Peers")
 running = partial(_declare, "Running")
 
 
-def options_of(config: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options that the fields of a dataclass declare, named after them."""
+def options_of(config: type, *names: str, **others: str) -> Decorator:
+    """Give a command the options that the fields of a dataclass declare, or some of them.
+
+    ``others`` takes the place of what is declared, such as the section.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for each in reversed(fields(config)):
-            flag = "--" + each.name.replace("_", "-")
-            command = option(flag, **each.metadata[_METADATA])(command)
+            if not names or each.name in names:
+                flag = "--" + each.name.replace("_", "-")
+                command = option(flag, **{**each.metadata[_METADATA], **others})(command)
         return command
 
     return decorate

@@ -43,15 +43,12 @@ class View(Protocol):
 
     def showing(self, scene: Scene) -> AbstractContextManager[None]:
         """Show what happens from now on."""
-        ...
 
     async def run(self, scene: Scene) -> None:
         """Show how everything is, again and again."""
-        ...
 
     def conclude(self, parts: Iterable[RenderableType]) -> None:
         """Print the end, below what was on the terminal before."""
-        ...
 
 
 def has_screen(console: Console) -> bool:

@@ -17,19 +17,15 @@ class Random(Protocol):
 
     def uniform(self, a: float, b: float) -> float:
         """A number between the two."""
-        ...
 
     def choice(self, seq: Sequence[_T]) -> _T:
         """One of them; there must be one."""
-        ...
 
     def shuffle(self, x: MutableSequence[Any]) -> None:
         """Change the order in place."""
-        ...
 
     def getrandbits(self, k: int, /) -> int:
         """A number of so many random bits."""
-        ...
 
 
 class Log(Protocol):
@@ -37,19 +33,15 @@ class Log(Protocol):
 
     def debug(self, event: str, **fields: object) -> object:
         """For whoever looks for a fault."""
-        ...
 
     def info(self, event: str, **fields: object) -> object:
         """What happens as it should."""
-        ...
 
     def warning(self, event: str, **fields: object) -> object:
         """What an operator may want to look at."""
-        ...
 
     def error(self, event: str, **fields: object) -> object:
         """A fault of this node."""
-        ...
 
 
 class IntakeCounts(Protocol):
@@ -59,7 +51,6 @@ class IntakeCounts(Protocol):
         self, source: str, stored: int, duplicate: int, rejected: Mapping[str, int]
     ) -> None:
         """``rejected`` by label of the reason."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,6 @@ class Writer(Protocol):
         many other stores are to confirm each message; where none are asked for, the node's own
         rule holds for what is new.
         """
-        ...
 
 
 class Reader(Protocol):
@@ -243,19 +242,15 @@ class Reader(Protocol):
 
     async def position(self, message_hash: bytes, rights: TopicRights) -> SyncId | None:
         """Position of a message by hash, also for a while after it was pruned; None: unknown."""
-        ...
 
     async def query(self, request: PageRequest) -> QueryPage:
         """One page."""
-        ...
 
     def scan(self, request: ScanRequest) -> AsyncIterator[FramesPage]:
         """Every match in ascending order, a page at a time; no transaction outlives a page."""
-        ...
 
     async def summary(self) -> StoreSummary:
         """What is held (the count may be a few seconds old)."""
-        ...
 
 
 class Feed(Protocol):
@@ -266,11 +261,9 @@ class Feed(Protocol):
 
         Raises :class:`CursorOutOfRange`.
         """
-        ...
 
     def announce_ephemeral(self, messages: Sequence[Ephemeral]) -> None:
         """Hand messages to the live followers of this node, at most once."""
-        ...
 
 
 class SdsLookups(Protocol):
@@ -278,7 +271,6 @@ class SdsLookups(Protocol):
 
     def messages(self, request: SdsLookup) -> AsyncIterator[SdsPage]:
         """Claimants of each ID, ``request.claimants`` at most, and the entries that are missing."""
-        ...
 
 
 class SdsReader(SdsLookups, Protocol):
@@ -286,7 +278,6 @@ class SdsReader(SdsLookups, Protocol):
 
     def causal_history(self, request: CausalRequest) -> AsyncIterator[SdsPage]:
         """The causal past of the heads, every parent before its children."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +392,6 @@ class PeerCaller(Protocol):
 
         Never raises for what a peer does: the outcome says it. Cancelling it ends the session.
         """
-        ...
 
     def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
@@ -417,7 +407,6 @@ class PeerCaller(Protocol):
             PeerFailed: the call failed.
             CursorOutOfRange: the peer does not serve this cursor.
         """
-        ...
 
     def lookup(
         self, peer: PeerAddress, channel_id: bytes, entries: Sequence[HistoryEntry]
@@ -427,15 +416,12 @@ class PeerCaller(Protocol):
         Raises:
             PeerFailed: the call failed, or the peer does not keep to its rules.
         """
-        ...
 
     def connected(self, peer: PeerAddress) -> bool:
         """True while there is a connection to the peer."""
-        ...
 
     def node_id(self, peer: PeerAddress) -> str:
         """The ID that a peer gave when it last answered; until then the configured one, or ""."""
-        ...
 
 
 class SyncObserver(Protocol):
@@ -445,15 +431,12 @@ class SyncObserver(Protocol):
         self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
     ) -> None:
         """A session ended, however it did."""
-        ...
 
     def transferred(self, direction: str, outcome: str, count: int) -> None:
         """Messages of a transfer: ``sent`` or ``received``, and what became of them."""
-        ...
 
     def sync_bytes(self, direction: str, count: int) -> None:
         """Bytes of reconciliation payloads: ``sent`` or ``received``."""
-        ...
 
 
 class TransferReads(Protocol):
@@ -465,11 +448,9 @@ class TransferReads(Protocol):
         None stands for a message that is not held any more. ``ids`` ascend. Fewer than are asked
         for come also where there are very many; the rest is asked for again.
         """
-        ...
 
     async def held(self, ids: SyncIds) -> list[bool]:
         """For each of ascending IDs whether the message is held."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,7 +510,7 @@ class NoPeers(Exception):
     """This node has no peers; the sentence says how to give it some."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PeerState:
     """A configured peer as its node knows it; times in Unix nanoseconds, 0: never.
 
@@ -539,15 +520,15 @@ class PeerState:
 
     address: str
     node_id: str
-    store_id: str
-    connected: bool
-    in_session: bool
-    last_sync_ns: int
-    last: SyncDone | None
-    last_error: str
-    failures: int
-    lacks: int
-    has: int
+    store_id: str = ""
+    connected: bool = False
+    in_session: bool = False
+    last_sync_ns: int = 0
+    last: SyncDone | None = None
+    last_error: str = ""
+    failures: int = 0
+    lacks: int = 0
+    has: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -577,7 +558,6 @@ class Synchronization(Protocol):
             EmptyWindow: it would end where it begins, or before.
             StoreBusy: too many wait already, or the node is stopping.
         """
-        ...
 
     async def fetch(self, request: FetchRequest) -> FetchDone:
         """Ask a peer for some SDS messages, and store what comes.
@@ -587,12 +567,9 @@ class Synchronization(Protocol):
             NoPeers: none is.
             StoreBusy, StoreUnavailable: the database takes nothing now.
         """
-        ...
 
     def peers(self) -> Sequence[PeerState]:
         """The configured peers."""
-        ...
 
     def resume(self) -> ResumeState | None:
         """The resume; None when there was no gap."""
-        ...

@@ -142,25 +142,24 @@ class Account:
 
     def begin(self, kind: CallKind, now_ns: int) -> Exceeded | None:
         """Count a call that begins; after ``None``, `end` must follow once."""
-        running = self._running
+        running, of_all = self._running, self._quota.running
         allowed = self.limits.calls if kind is CallKind.CALL else self.limits.streams
         if running[kind] >= allowed:
             return Exceeded(f"{kind} of one client", allowed)
-        exceeded = self._quota.enter(kind)
-        if exceeded is not None:
-            return exceeded
+        allowed = self._quota.allowed[kind]
+        if of_all[kind] >= allowed:
+            return Exceeded(f"{kind} of this node", allowed)
         exceeded = _take(self._requests, 1, now_ns, "requests per second")
-        if exceeded is not None:
-            self._quota.leave(kind)
-            return exceeded
-        running[kind] += 1
-        return None
+        if exceeded is None:
+            running[kind] += 1
+            of_all[kind] += 1
+        return exceeded
 
     def end(self, kind: CallKind) -> None:
         """Count the end of a call that `begin` let in."""
         assert self._running[kind] > 0, "a call ended that never began"
         self._running[kind] -= 1
-        self._quota.leave(kind)
+        self._quota.running[kind] -= 1
 
     def request(self, size_bytes: int, now_ns: int, *, counted: bool = False) -> Exceeded | None:
         """Charge a request's size, and the request itself unless `begin` has ``counted`` it."""
@@ -180,7 +179,7 @@ class Account:
 
 
 class Quota:
-    """The accounts of all callers."""
+    """The accounts of all callers; ``running`` and ``allowed`` are calls of each kind in all."""
 
     def __init__(
         self,
@@ -189,8 +188,8 @@ class Quota:
         max_streams: int = MAX_NODE_STREAMS,
     ) -> None:
         self._max_strangers = max_strangers
-        self._allowed = {CallKind.CALL: max_calls, CallKind.STREAM: max_streams}
-        self._running = {CallKind.CALL: 0, CallKind.STREAM: 0}
+        self.allowed = {CallKind.CALL: max_calls, CallKind.STREAM: max_streams}
+        self.running = {CallKind.CALL: 0, CallKind.STREAM: 0}
         self._named: dict[str, Account] = {}
         self._strangers: dict[str, Account] = {}
         self._shared: Account | None = None
@@ -213,21 +212,6 @@ class Quota:
             account.set_limits(limits)
         return account
 
-    def enter(self, kind: CallKind) -> Exceeded | None:
-        """Count a call of any caller; used by `Account`."""
-        if self._running[kind] >= self._allowed[kind]:
-            return Exceeded(f"{kind} of this node", self._allowed[kind])
-        self._running[kind] += 1
-        return None
-
-    def leave(self, kind: CallKind) -> None:
-        """Count the end of a call of any caller; used by `Account`."""
-        self._running[kind] -= 1
-
-    def running(self, kind: CallKind) -> int:
-        """Calls of this kind that are under way."""
-        return self._running[kind]
-
     def check(self) -> None:
         """Verify the invariants.
 
@@ -235,8 +219,8 @@ class Quota:
             AssertionError: the counts contradict each other.
         """
         assert len(self._strangers) <= self._max_strangers
-        for kind, allowed in self._allowed.items():
-            assert 0 <= self._running[kind] <= allowed
+        for kind, allowed in self.allowed.items():
+            assert 0 <= self.running[kind] <= allowed
 
     def _open(self, key: str, limits: ClientLimits, now_ns: int, *, named: bool) -> Account:
         if named:

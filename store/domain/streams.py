@@ -34,15 +34,12 @@ class FrameStream(Protocol):
 
     async def read(self) -> bytes | None:
         """The next frame; None after the last."""
-        ...
 
     async def write(self, frame: bytes) -> None:
         """Send a frame; waits while the other side does not read."""
-        ...
 
     async def half_close(self) -> None:
         """Say that this side sends no more; a callee says so by ending the call."""
-        ...
 
 
 class Named(Protocol):
@@ -51,12 +48,10 @@ class Named(Protocol):
     @property
     def node_id(self) -> str:
         """The ID of the node."""
-        ...
 
     @property
     def store_id(self) -> str:
         """The ID of its database."""
-        ...
 
 
 class CalleeStream(FrameStream, Protocol):
@@ -65,7 +60,6 @@ class CalleeStream(FrameStream, Protocol):
     @property
     def callee(self) -> Named:
         """Who answers it."""
-        ...
 
 
 class Connector(Protocol):
@@ -79,8 +73,6 @@ class Connector(Protocol):
         Raises:
             CallFailed: the peer cannot be reached, will not serve, or is not who it should be.
         """
-        ...
 
     def node_id(self, peer: PeerAddress) -> str:
         """The ID that a peer gave when it last answered; until then the configured one, or ""."""
-        ...

@@ -90,7 +90,6 @@ class Confirmations(Protocol):
         The messages are committed here; ``stored`` are those that were new. A time of None is the
         node's. Never raises for what a peer does; cancelling it costs nothing.
         """
-        ...
 
 
 class NoConfirmations:

@@ -27,7 +27,6 @@ class OpenView(Protocol):
     @property
     def horizon(self) -> SyncId:
         """Below it nothing is held, or kept."""
-        ...
 
     @property
     def memory_start(self) -> SyncId | None:
@@ -36,7 +35,6 @@ class OpenView(Protocol):
 
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions about the range that was opened."""
-        ...
 
     async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
         """The lattice sum of what is held from one whole hour to another, or None: not known.
@@ -55,12 +53,10 @@ class Reconcilable(Protocol):
 
     def open_view(self, lower: SyncId, upper: SyncId) -> AbstractAsyncContextManager[OpenView]:
         """Fix what is held in the half-open range; everything that was acknowledged is in it."""
-        ...
 
     @property
     def index_entries(self) -> int:
         """IDs held in memory."""
-        ...
 
 
 class ColdView(Protocol):
@@ -69,17 +65,14 @@ class ColdView(Protocol):
     @property
     def view(self) -> SummaryView:
         """The summaries."""
-        ...
 
     @property
     def place(self) -> Place:
         """The newest commit of what is held."""
-        ...
 
     @property
     def horizon_ns(self) -> int:
         """The store's horizon at that moment."""
-        ...
 
     async def load(self, needs: Needs) -> Loaded:
         """Read what the view needs.
@@ -87,7 +80,6 @@ class ColdView(Protocol):
         Raises:
             StoreUnavailable: the database does not serve, or the view was open for too long.
         """
-        ...
 
     async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
         """See `OpenView.lattice`; raises as `load` does."""
@@ -108,12 +100,9 @@ class StoredIds(Protocol):
 
     def open_cold(self) -> AbstractAsyncContextManager[ColdView]:
         """A view of everything that is held now."""
-        ...
 
     async def newest(self, seen: Place) -> Newest:
         """The newest commit now, and whether the database still has one that was seen."""
-        ...
 
     async def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
         """The IDs that some commits have added and that are held, in any order."""
-        ...

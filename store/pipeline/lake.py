@@ -422,10 +422,6 @@ def _day_number(day: object) -> int:
     return int(pa.scalar(day, pa.date32()).value)
 
 
-def _day_text(day: int) -> str:
-    return str(pa.scalar(day, pa.int32()).cast(pa.date32()).as_py())
-
-
 def _unreadable(path: str, error: Exception) -> PipelineError:
     text = " ".join(str(error).split())[:300]
     return PipelineError(f"The archive in {path} could not be read or written ({text}).")

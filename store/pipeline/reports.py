@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
@@ -23,11 +22,6 @@ class Report(Protocol):
 
     def lines(self) -> list[str]:
         """The same in words."""
-
-
-def to_json(report: Report) -> str:
-    """A report as one JSON object."""
-    return json.dumps(report.as_json())
 
 
 def time_text(ns: int) -> str:

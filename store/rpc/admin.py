@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from store.domain.ports import (
     EmptyWindow,
@@ -12,7 +15,6 @@ from store.domain.ports import (
     HistoryEntry,
     NoPeers,
     PeerState,
-    ResumeState,
     SyncDone,
     SyncRequest,
     TopicFilter,
@@ -28,6 +30,7 @@ from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import admin_pb2
 
 _MAX_COUNT = 2**32 - 1
+_M = TypeVar("_M", bound=Message)
 
 
 async def get_status(call: Call, request: bytes) -> bytes:
@@ -37,18 +40,14 @@ async def get_status(call: Call, request: bytes) -> bytes:
     exchange = call.node.exchange
     peers: Sequence[PeerState] = () if exchange is None else exchange.peers()
     resume = None if exchange is None else exchange.resume()
-    return admin_pb2.NodeStatus(
+    return _filled(
+        admin_pb2.NodeStatus,
+        state,
         version=identity.version,
         node_id=identity.node_id,
-        ready=state.ready,
-        messages=state.messages,
-        oldest_timestamp=state.oldest_timestamp_ns,
-        newest_timestamp=state.newest_timestamp_ns,
-        index_entries=state.index_entries,
-        index_start=state.index_start_ns,
-        peers=[_peer(peer) for peer in peers],
         store_id=identity.store_id,
-        resume=None if resume is None else _resume(resume),
+        peers=[_peer(peer) for peer in peers],
+        resume=None if resume is None else _filled(admin_pb2.ResumeStatus, resume),
         gossip=None if state.gossip is None else _gossip(state.gossip),
     ).SerializeToString()
 
@@ -122,47 +121,24 @@ def _check_window(wanted: SyncRequest) -> None:
 
 def report_of(done: SyncDone) -> admin_pb2.SyncReport:
     """A session that ended, as the schema has it."""
-    outcome = done.outcome
-    return admin_pb2.SyncReport(
-        in_sync=outcome.in_sync,
-        round_trips=outcome.round_trips,
-        bytes_sent=outcome.bytes_sent,
-        bytes_received=outcome.bytes_received,
-        messages_sent=outcome.messages_sent,
-        messages_received=outcome.messages_received,
-        seconds=outcome.seconds,
-        error=outcome.error,
+    return _filled(
+        admin_pb2.SyncReport,
+        done.outcome,
         peer=str(done.peer),
         time_start=done.window.time_start_ns,
         time_end=done.window.time_end_ns,
-        missing_here=outcome.missing_here,
-        missing_there=outcome.missing_there,
-        refused_by_policy=outcome.refused_by_policy,
-        undelivered=outcome.undelivered,
-        left_over=outcome.left_over,
-        notes=outcome.notes,
-        own_count=outcome.own_count,
-        peer_count=outcome.peer_count,
-        outcome=outcome.ending.value,
-        equality=outcome.equality.value,
-        keyed_from=outcome.keyed_from_ns,
-        hidden=0 if outcome.hidden is None else outcome.hidden.count,
+        outcome=done.outcome.ending.value,
+        equality=done.outcome.equality.value,
+        hidden=0 if done.outcome.hidden is None else done.outcome.hidden.count,
     )
 
 
 def _peer(peer: PeerState) -> admin_pb2.PeerStatus:
-    return admin_pb2.PeerStatus(
-        address=peer.address,
-        node_id=peer.node_id,
-        connected=peer.connected,
-        last_sync=peer.last_sync_ns,
+    return _filled(
+        admin_pb2.PeerStatus,
+        peer,
         last_report=None if peer.last is None else report_of(peer.last),
-        last_error=peer.last_error,
-        store_id=peer.store_id,
         failures=min(peer.failures, _MAX_COUNT),
-        in_session=peer.in_session,
-        lacks=peer.lacks,
-        has=peer.has,
     )
 
 
@@ -171,28 +147,17 @@ def _gossip(gossip: GossipState) -> admin_pb2.GossipStatus:
         unread=gossip.unread.count,
         oldest_unread=gossip.unread.oldest_ns,
         waiting=gossip.unread.waiting,
-        peers=[
-            admin_pb2.GossipPeer(
-                node_id=peer.node_id,
-                store_id=peer.store_id,
-                connected=peer.connected,
-                slowed=peer.slowed,
-                cut_off_until=peer.cut_off_until_ns,
-                reason=peer.reason,
-            )
-            for peer in gossip.peers
-        ],
+        peers=[_filled(admin_pb2.GossipPeer, peer) for peer in gossip.peers],
     )
 
 
-def _resume(resume: ResumeState) -> admin_pb2.ResumeStatus:
-    return admin_pb2.ResumeStatus(
-        running=resume.running,
-        time_start=resume.time_start_ns,
-        time_end=resume.time_end_ns,
-        reached=resume.reached_ns,
-        messages=resume.messages,
-        stored=resume.stored,
-        error=resume.error,
-        peers=resume.peers,
-    )
+def _filled(kind: type[_M], state: object, **others: object) -> _M:
+    """A message of the schema whose fields are ``others`` and, by their names, those of ``state``.
+
+    A field that is a time is called ``..._ns`` there. One that is nowhere is an error.
+    """
+    for field in cast("Sequence[FieldDescriptor]", kind.DESCRIPTOR.fields):
+        if field.name not in others:
+            name = field.name if hasattr(state, field.name) else f"{field.name}_ns"
+            others[field.name] = getattr(state, name)
+    return cast("Callable[..., _M]", kind)(**others)

@@ -25,7 +25,7 @@ from store.messages.fields import chunk_messages
 from store.messages.transfer import MalformedMessage
 from store.observe.limits import MAX_FRAME_TRACES
 from store.rpc.failure import malformed, over_limit
-from store.rpc.gossip_limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
+from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import delimited, varint
 from storenode.wire.storenode.internal.v1.gossip_raw_pb2 import RawGossipFrame

@@ -60,3 +60,9 @@ PEER_SCAN_PAGE_MESSAGES: Final = 2_000
 MAX_LOOKUP_MESSAGES: Final = 20_000
 """Messages that are taken from a peer for one look-up of SDS message IDs: 1,000 IDs with as many
 claimants as a node returns by default, and one more that a hint names, fit."""
+
+MAX_GOSSIP_FRAME_BYTES: Final = 4 * 1024 * 1024
+"""A ``GossipFrame``; a larger one ends the stream. What is in one: ``store.gossip.limits``."""
+
+MAX_GOSSIP_ENTRIES: Final = 8_192
+"""Messages or IDs in a ``GossipFrame``."""

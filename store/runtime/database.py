@@ -44,15 +44,12 @@ class DatabaseHost(Protocol):
 
     async def start(self) -> str:
         """Make the database ready, its schema included, and return its URL."""
-        ...
 
     def url(self) -> str:
         """The URL as it is now: an embedded server may come back on another port."""
-        ...
 
     async def stop(self) -> None:
         """Give back what was taken; may be called before `start` has ended."""
-        ...
 
 
 def database_host(config: NodeConfig, on_event: HostEvent) -> DatabaseHost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final, Protocol
 
 from store.domain.equality import Hidden
@@ -28,23 +28,9 @@ class Connections(Protocol):
 
     def connected(self, peer: PeerAddress) -> bool:
         """True while there is a connection."""
-        ...
 
     def node_id(self, peer: PeerAddress) -> str:
         """The ID that the peer gave, or the configured one, or ""."""
-        ...
-
-
-@dataclass(slots=True)
-class _Known:
-    store_id: str = ""
-    in_session: bool = False
-    last_sync_ns: int = 0
-    last: SyncDone | None = None
-    last_error: str = ""
-    failures: int = 0
-    lacks: int = 0
-    has: int = 0
 
 
 class PeerBook:
@@ -56,7 +42,7 @@ class PeerBook:
     def __init__(
         self, peers: tuple[PeerAddress, ...], metrics: Metrics, now_ns: Callable[[], int]
     ) -> None:
-        self._known = {peer: _Known() for peer in peers}
+        self._known = {peer: PeerState(peer.target, peer.node_id) for peer in peers}
         self._metrics = metrics
         self._now_ns = now_ns
         self.connections: Connections | None = None
@@ -87,23 +73,15 @@ class PeerBook:
 
     def states(self) -> list[PeerState]:
         """The configured peers, in the order of the options."""
-        return [self._state(peer, known) for peer, known in self._known.items()]
-
-    def _state(self, peer: PeerAddress, known: _Known) -> PeerState:
-        connections = self.connections
-        return PeerState(
-            address=peer.target,
-            node_id=peer.node_id if connections is None else connections.node_id(peer),
-            store_id=known.store_id,
-            connected=connections is not None and connections.connected(peer),
-            in_session=known.in_session,
-            last_sync_ns=known.last_sync_ns,
-            last=known.last,
-            last_error=known.last_error,
-            failures=known.failures,
-            lacks=known.lacks,
-            has=known.has,
-        )
+        found = self.connections
+        return [
+            replace(
+                known,
+                node_id=self._id_of(peer),
+                connected=found is not None and found.connected(peer),
+            )
+            for peer, known in self._known.items()
+        ]
 
     # SyncObserver
 
@@ -111,9 +89,9 @@ class PeerBook:
         self, role: SyncRole, peer_node_id: str, peer_store_id: str, outcome: SyncOutcome
     ) -> None:
         """Count and log a session of either role; also a caller's is news of a configured peer."""
-        metrics = self._metrics
+        metrics, is_done = self._metrics, outcome.ending is SyncEnding.DONE
         metrics.sync_sessions.labels(role.value, outcome.ending.value).inc()
-        if outcome.ending is SyncEnding.DONE:
+        if is_done:
             metrics.sync_round_trips.observe(outcome.round_trips)
             metrics.sync_differences.observe(outcome.differences)
             metrics.sync_comparisons.labels(outcome.equality.name.lower()).inc()
@@ -121,8 +99,16 @@ class PeerBook:
             metrics.sync_hidden_differences.inc(outcome.hidden.count)
             _write_hidden(peer_node_id, outcome.hidden)
         for peer, known in self._known.items():
-            if peer_node_id and self._id_of(peer) == peer_node_id:
-                self._learn(peer, known, peer_store_id, outcome)
+            if not peer_node_id or self._id_of(peer) != peer_node_id:
+                continue
+            known.store_id = peer_store_id or known.store_id
+            if is_done:
+                now_ns = self._now_ns()
+                known.last_sync_ns = now_ns
+                known.lacks = max(0, outcome.missing_there - outcome.messages_sent)
+                known.has = max(0, outcome.missing_here - outcome.messages_received)
+                last = metrics.peer_last_sync_timestamp_seconds.labels(str(peer))
+                last.set(now_ns / NS_PER_S)
         _write(role, peer_node_id, outcome)
 
     def transferred(self, direction: str, outcome: str, count: int) -> None:
@@ -135,17 +121,6 @@ class PeerBook:
 
     def _id_of(self, peer: PeerAddress) -> str:
         return peer.node_id if self.connections is None else self.connections.node_id(peer)
-
-    def _learn(self, peer: PeerAddress, known: _Known, store_id: str, outcome: SyncOutcome) -> None:
-        known.store_id = store_id or known.store_id
-        if outcome.ending is not SyncEnding.DONE:
-            return
-        now_ns = self._now_ns()
-        known.last_sync_ns = now_ns
-        known.lacks = max(0, outcome.missing_there - outcome.messages_sent)
-        known.has = max(0, outcome.missing_here - outcome.messages_received)
-        label = str(peer)
-        self._metrics.peer_last_sync_timestamp_seconds.labels(label).set(now_ns / NS_PER_S)
 
 
 def _differences_left(outcome: SyncOutcome) -> int:

@@ -52,11 +52,9 @@ class CommitListener(Protocol):
 
     def commits(self, commits: Sequence[CommitRow]) -> None:
         """Hear of commits, in their order; of some again."""
-        ...
 
     def lost(self) -> None:
         """Commits were lost."""
-        ...
 
 
 class CommitListeners:

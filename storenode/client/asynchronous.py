@@ -16,10 +16,9 @@ from storenode.client.message import (
     entries_of,
     nanoseconds,
 )
-from storenode.client.messages import publish_requests
+from storenode.client.messages import publish_requests, query_request
 from storenode.client.node import Entry, NodeClient, connect, content_filter
 from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
-from storenode.client.queries import query_request
 from storenode.client.retry import Retry
 from storenode.client.streams import MessageStream, followed_across
 from storenode.connection.channel import TlsIdentity

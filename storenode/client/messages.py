@@ -1,8 +1,8 @@
-"""Messages as the client builds, hashes and groups them."""
+"""Messages as the client builds, hashes and groups them, and requests of ``Query``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from google.protobuf.duration_pb2 import Duration
@@ -12,6 +12,7 @@ from storenode.message.hashing import message_hash
 from storenode.message.limits import NS_PER_S
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 if TYPE_CHECKING:
@@ -101,3 +102,35 @@ def outcome_name(result: store_pb2.PublishResult) -> str:
     if result.outcome in store_pb2.PublishResult.Outcome.values():
         return store_pb2.PublishResult.Outcome.Name(result.outcome)
     return str(int(result.outcome))
+
+
+def query_request(
+    *,
+    pubsub_topic: str | None = None,
+    content_topics: Sequence[str] = (),
+    time_start: int | None = None,
+    time_end: int | None = None,
+    message_hashes: Sequence[bytes] = (),
+    forward: bool = False,
+    cursor: bytes | None = None,
+    limit: int | None = None,
+    include_data: bool = True,
+    request_id: str = "",
+) -> StoreQueryRequest:
+    """Build a request; what is not given stays unset, and the node judges the combination.
+
+    Times in Unix nanoseconds, the end exclusive; ``cursor`` is a message hash. Source:
+    13/WAKU2-STORE.
+    """
+    return StoreQueryRequest(
+        request_id=request_id,
+        include_data=include_data,
+        pubsub_topic=pubsub_topic,
+        content_topics=content_topics,
+        time_start=time_start,
+        time_end=time_end,
+        message_hashes=message_hashes,
+        pagination_cursor=cursor,
+        pagination_forward=forward,
+        pagination_limit=limit,
+    )

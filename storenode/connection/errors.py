@@ -1,7 +1,5 @@
 """What a call of a node may raise, each with a name and a sentence that says what to do."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 import grpc
@@ -115,15 +113,6 @@ _BY_CODE: Final[dict[str, type[NodeError]]] = {
     "QUERY_429": LimitExceeded,
     "QUERY_503": NodeUnavailable,
 }
-
-
-@contextmanager
-def translated(address: str) -> Iterator[None]:
-    """Raise errors of gRPC as `NodeError`; ``address`` is the node's, for the sentence."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise node_error(error, address) from error
 
 
 def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:

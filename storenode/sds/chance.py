@@ -8,4 +8,3 @@ class Chance(Protocol):
 
     def uniform(self, a: float, b: float) -> float:
         """A number between the two."""
-        ...

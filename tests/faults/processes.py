@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 
 import grpc
 import psutil
 from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.run.helpers import get
@@ -34,11 +34,7 @@ class Readiness:
         self._channel = grpc.insecure_channel(node.listen)
         self._changes: list[bool] = []
         self._changed = threading.Condition()
-        self._watch = self._channel.unary_stream(
-            "/grpc.health.v1.Health/Watch",
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )(health_pb2.HealthCheckRequest())
+        self._watch = HealthStub(self._channel).Watch(health_pb2.HealthCheckRequest())
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -70,7 +66,7 @@ class Readiness:
 
     def close(self) -> None:
         """End the watching."""
-        self._watch.cancel()  # type: ignore[no-untyped-call]
+        self._watch.cancel()
         self._channel.close()
         self._reader.join()
 
@@ -103,8 +99,3 @@ def metrics(node: NodeProcess) -> dict[tuple[str, ...], float]:
         for family in text_string_to_metric_families(get(node.metrics, "/metrics")[1])
         for sample in family.samples
     }
-
-
-def elapsed_ms(begun_s: float) -> float:
-    """Milliseconds since a moment of the monotonic clock."""
-    return (time.monotonic() - begun_s) * 1000

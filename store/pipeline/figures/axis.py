@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from store.pipeline.figures.limits import MAX_STEPS, OUTLIERS, STEPS_NS
-from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.limits import HOUR_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,3 @@ def _inner(days: list[int], messages: Mapping[int, int], spare: float) -> int:
         if before > spare:
             return day
     return days[-1]
-
-
-def day_of(ns: int) -> int:
-    """The UTC day of a time, since the epoch."""
-    return ns // DAY_NS

@@ -60,7 +60,6 @@ class OnlineTimes(Protocol):
         Raises:
             StoreUnavailable: the database does not answer.
         """
-        ...
 
     async def note(self, online_ns: int, now_ns: int) -> None:
         """Persist that nothing up to ``online_ns`` was missed, by the clock ``now_ns``.
@@ -68,7 +67,6 @@ class OnlineTimes(Protocol):
         Raises:
             StoreUnavailable: the database did not take it.
         """
-        ...
 
 
 class Resumer:

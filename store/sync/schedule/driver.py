@@ -54,15 +54,12 @@ class PeerBook(Protocol):
 
     def begun(self, peer: PeerAddress) -> None:
         """This node begins a session with a peer."""
-        ...
 
     def ended(self, done: SyncDone) -> None:
         """A session that this node began has ended."""
-        ...
 
     def states(self) -> list[PeerState]:
         """Every configured peer."""
-        ...
 
 
 class Fetches(Protocol):
@@ -70,7 +67,6 @@ class Fetches(Protocol):
 
     async def fetch(self, peer: PeerAddress, request: FetchRequest) -> FetchDone:
         """One peer, once (see `store.domain.ports.Synchronization.fetch`)."""
-        ...
 
 
 class Synchronizer:

@@ -10,7 +10,7 @@ from storenode.cli.client.output import note
 from storenode.cli.client.session import HEX, Session, connected, time_options, topic_options
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
-from storenode.client.queries import query_request
+from storenode.client.messages import query_request
 
 _PAGE = "Page"
 

@@ -19,9 +19,9 @@ from storenode.client.messages import (
     new_request,
     outcome_name,
     publish_requests,
+    query_request,
 )
 from storenode.client.node import NodeClient, connect, content_filter
-from storenode.client.queries import query_request
 from storenode.client.retry import Retry
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from store.gossip.limits import MAX_FRAME_IDS
-from store.rpc.gossip_limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from store.rpc.gossiping import GOSSIP
+from store.rpc.limits import MAX_GOSSIP_ENTRIES, MAX_GOSSIP_FRAME_BYTES
 from storenode.client.messages import hash_of, new_message
 from storenode.client.node import connect
 from storenode.connection.ending import Ending

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tests.support.node import NodeProcess
 
@@ -73,22 +74,14 @@ def occupied_port() -> Iterator[str]:
 
 def health_of(channel: grpc.Channel) -> int:
     """The answer of one health check."""
-    check = channel.unary_unary(
-        "/grpc.health.v1.Health/Check",
-        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-        response_deserializer=health_pb2.HealthCheckResponse.FromString,
-    )
+    check = HealthStub(channel).Check
     status: int = check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S).status
     return status
 
 
 def watch_health(channel: grpc.Channel) -> Iterator[int]:
     """The states of the node as they change; ends with the call."""
-    watch = channel.unary_stream(
-        "/grpc.health.v1.Health/Watch",
-        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-        response_deserializer=health_pb2.HealthCheckResponse.FromString,
-    )
+    watch = HealthStub(channel).Watch
     for response in watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S):
         yield response.status
 

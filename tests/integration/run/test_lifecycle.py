@@ -16,11 +16,11 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from storenode.wire.storenode.v1.store_pb2 import (
-    FollowPage,
     FollowRequest,
     PublishRequest,
     PublishResponse,
 )
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.run.helpers import (
     TIMEOUT_S,
     health_of,
@@ -164,11 +164,7 @@ def test_followers_are_told_to_go_elsewhere(tmp_path: Path, database_url: str) -
         running_node(tmp_path / "data", "--drain-timeout", "1h", database_url=database_url) as node,
         grpc.insecure_channel(node.listen) as channel,
     ):
-        follow = channel.unary_stream(
-            "/storenode.v1.Store/Follow",
-            request_serializer=FollowRequest.SerializeToString,
-            response_deserializer=FollowPage.FromString,
-        )
+        follow = StoreStub(channel).Follow
         pages = iter(follow(FollowRequest(), timeout=TIMEOUT_S))
         assert next(pages).live
         node.signal(signal.SIGTERM)
@@ -260,11 +256,7 @@ class endless_publisher:  # noqa: N801 - used like a function, in a with stateme
     """A `PublishStream` that the node has begun to serve and that its client never ends."""
 
     def __init__(self, channel: grpc.Channel) -> None:
-        self._publish = channel.stream_stream(
-            "/storenode.v1.Store/PublishStream",
-            request_serializer=PublishRequest.SerializeToString,
-            response_deserializer=PublishResponse.FromString,
-        )
+        self._publish = StoreStub(channel).PublishStream
         self._ends, self._requests = socket.socketpair()
 
     def __enter__(self) -> Iterator[PublishResponse]:

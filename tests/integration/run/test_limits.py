@@ -13,9 +13,8 @@ from typing import Protocol
 import pytest
 
 from storenode.client.errors import NodeError
-from storenode.client.messages import hash_of, new_message, outcome_name
+from storenode.client.messages import hash_of, new_message, outcome_name, query_request
 from storenode.client.node import NodeClient, connect, content_filter
-from storenode.client.queries import query_request
 from storenode.client.sds_messages import sds_payload
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.support.node import NodeProcess, running_node

@@ -10,7 +10,8 @@ import pytest
 import trustme
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from storenode.wire.storenode.v1.store_pb2 import ScanPage, ScanRequest
+from storenode.wire.storenode.v1.store_pb2 import ScanRequest
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.run.helpers import health_of, log_lines, run_to_end
 from tests.support.node import NodeProcess, running_node
 
@@ -64,11 +65,7 @@ def pki(tmp_path: Path) -> Pki:
 
 def scan_code(channel: grpc.Channel, node_id: str) -> grpc.StatusCode:
     """How a scan of a peer ends."""
-    scan = channel.unary_stream(
-        "/storenode.v1.Store/Scan",
-        request_serializer=ScanRequest.SerializeToString,
-        response_deserializer=ScanPage.FromString,
-    )
+    scan = StoreStub(channel).Scan
     metadata = (
         ("storenode-node-id", node_id),
         ("storenode-store-id", "00000000-0000-0000-0000-000000000001"),

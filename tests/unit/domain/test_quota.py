@@ -70,7 +70,7 @@ def test_the_node_bounds_the_calls_of_all() -> None:
     assert accounts[2].begin(CALL, 0) == Exceeded("concurrent calls of this node", 2)
     accounts[0].end(CALL)
     assert accounts[2].begin(CALL, 0) is None
-    assert quota.running(CALL) == 2
+    assert quota.running[CALL] == 2
 
 
 def test_a_refused_call_is_counted_nowhere() -> None:
@@ -80,7 +80,7 @@ def test_a_refused_call_is_counted_nowhere() -> None:
     assert account.begin(CALL, 0) is None
     refused = account.begin(CALL, 0)
     assert refused == Exceeded("requests per second", 2, NS_PER_S // 2)
-    assert quota.running(CALL) == 2
+    assert quota.running[CALL] == 2
 
 
 def test_requests_messages_and_bytes_have_rates_of_their_own() -> None:
@@ -179,6 +179,6 @@ def test_counts_agree_with_a_list_of_calls(
             account.messages(3, now_ns)
         quota.check()
         for counted in (CALL, STREAM):
-            assert quota.running(counted) == sum(one[1] is counted for one in running)
+            assert quota.running[counted] == sum(one[1] is counted for one in running)
         for busy, _ in running:
             assert not busy.at_rest(now_ns)

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sim": frozenset(
         {"reconcile", "store.domain", "store.gossip", "store.gossip.driver", "store.messages"}
         | {"store.sync"}
-        | {"storenode.message", "storenode.sds"}
+        | {"storenode.message", "storenode.sds", "storenode.sds.aio"}
     ),
     # edges, which never import each other
     "store.db": EDGES_SHARE | {"reconcile", "storenode.sds"},
@@ -99,7 +99,13 @@ DRIVERS = frozenset(
         f"sim.{name}"
         for name in ("bridge", "index", "lookups", "peering", "peers", "process", "streams")
     }
-    | {"sim.gossiping", "store.gossip.driver", "store.sync.index", "store.sync.lookup"}
+    | {
+        "sim.gossiping",
+        "sim.groups",
+        "store.gossip.driver",
+        "store.sync.index",
+        "store.sync.lookup",
+    }
 )
 
 # What is run by hand has a terminal, and seeds the generator that the rest is given.

@@ -27,6 +27,8 @@ _Ts = TypeVarTuple("_Ts")
 
 _LONGEST_THREAD_NS: Final = 20 * NS_PER_MS
 _ENDING_EVENTS: Final = 1_000
+_ENDING_ROUNDS: Final = 20
+"""A task that does not end when it was cancelled so often never will."""
 
 
 class Life:
@@ -105,7 +107,9 @@ class TimelineLoop(asyncio.AbstractEventLoop):
 
     def _end_all(self) -> None:
         """Let nothing of the run be left for the garbage collector to end somewhere else."""
-        while self._tasks:
+        for _ in range(_ENDING_ROUNDS):
+            if not self._tasks:
+                return
             for handle in list(self._timers):
                 handle.cancel()  # what would begin more tasks
             for task in list(self._tasks):

@@ -33,6 +33,8 @@ class GroupFaultInjector:
         weather.lost, weather.twice, weather.breaks = faults.lost, faults.twice, faults.breaks
         for every_ns, what in (
             (faults.crash_every_ns, self._crash),
+            (faults.leave_every_ns, self._leave),
+            (faults.disk_every_ns, self._lose_disk),
             (faults.outage_every_ns if self._world.stores else 0, self._outage),
             (faults.partition_every_ns, self._partition),
             (faults.jump_every_ns if faults.skew_ns else 0, self._jump),
@@ -52,6 +54,7 @@ class GroupFaultInjector:
         weather.lost = weather.twice = weather.breaks = 0.0
         world.network.heal()
         for member in world.members:
+            member.disk.away = False
             if member.clock.offset_ns:
                 member.jump(0)
 
@@ -64,17 +67,31 @@ class GroupFaultInjector:
             yield from what()
 
     def _crash(self) -> Steps[None]:
-        up = [member for member in self._world.members if member.channel is not None]
+        up = [member for member in self._world.members if not member.life.ended]
         if up:
             self._dice.choice(up).crash("by force")
         yield from ()
 
-    def _outage(self) -> Steps[None]:
-        store = self._dice.choice(self._world.stores)
-        if store.up:
-            store.crash()
+    def _leave(self) -> Steps[None]:
+        up = [member for member in self._world.members if member.stays]
+        if up:
+            self._dice.choice(up).leave()
+        yield from ()
+
+    def _lose_disk(self) -> Steps[None]:
+        disk = self._dice.choice(self._world.members).disk
+        disk.away = True
         yield from pause(self._world.timeline, int(self._dice.uniform(0.1, 5) * NS_PER_S))
-        store.restart()
+        disk.away = False
+
+    def _outage(self) -> Steps[None]:
+        world, dice = self._world, self._dice
+        stores = world.stores if happens(dice, 0.5) else [dice.choice(world.stores)]
+        for store in stores:
+            store.crash()
+        yield from pause(world.timeline, int(dice.uniform(0.1, 5) * NS_PER_S))
+        for store in stores:
+            store.start()
 
     def _partition(self) -> Steps[None]:
         world = self._world

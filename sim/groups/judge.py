@@ -12,24 +12,38 @@
 7. No clock is further ahead than allowed, and a sender's clock rises with every message.
 8. What is not acknowledged is sent again, in its time; and ends as acknowledged or given up.
 9. Nobody answers a request that it did not hear, nor one that somebody has answered meanwhile.
-10. What was written down comes back, with every message that had left.
+10. What was written down comes back, with every message that had left or was said to be sent.
 11. Nobody sleeps longer than a participant may be silent, whatever its clock does.
 12. Nothing is given up right after a time in which nobody could look for it.
+13. Nothing leaves, and nothing is shown to an application, before it is written down; and what was
+    said once is never published under two IDs.
+14. What is shown to an application is the log, without gap and duplicate.
+15. A cursor or the end of a scan is written down with or after all messages before it.
+16. What is written down and may leave does so at once.
+17. Nothing is tried again without a pause, and no more is under way or waits than may.
+18. Who leaves does so in time, and nothing of it goes on.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sim.groups.spoken import Spoken
+from sim.groups.disk import Disk
+from sim.groups.store import Since
 from sim.judge import Violation
-from sim.limits import NS_PER_MS
+from sim.limits import NS_PER_MS, NS_PER_S
+from storenode.sds.aio.events import Message
+from storenode.sds.aio.ledger import Batch
+from storenode.sds.aio.limits import MAX_REQUESTS_IN_FLIGHT
+from storenode.sds.aio.participant import Participant
+from storenode.sds.aio.transport import FeedPage, Fetched
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Kind, SdsMessage
+from storenode.sds.envelope import Kind, SdsMessage, decode_message
 from storenode.sds.events import (
     Acknowledged,
     ClockCapped,
@@ -38,19 +52,25 @@ from storenode.sds.events import (
     GaveUp,
     Lost,
     Missing,
-    Published,
     Reason,
-    Receive,
     Received,
     RepairAnswered,
-    Send,
-    Tick,
 )
 from storenode.sds.limits import MAX_REPAIR_ANSWERED, UNATTENDED_SWEEPS
 from storenode.sds.pages import Key
-from storenode.sds.snapshot import snapshot
 
-_SLACK_MS: Final = 2_000
+_SLACK_MS: Final = 4_000
+_BOOT_MS: Final = 100
+"""Between the moment at which a state is read and the first step of its participant."""
+
+_MOST_TRIES: Final = 40
+"""Calls of one kind, or failed transactions, of one participant in a second."""
+
+_MOST_SCANS: Final = 15
+"""Scans among them."""
+
+_PROMPT_NS: Final = 1 * NS_PER_S
+_LATEST_TICK_NS: Final = 20 * NS_PER_S
 
 
 @dataclass(slots=True)
@@ -69,6 +89,13 @@ class View:
         shown: causes that it was shown and that are not in its log.
         lost: what it was told is lost.
         sent_ns: own unacknowledged messages -> when they were sent last.
+        promised: what `Channel.send` has returned for; left: own messages that have left.
+        shown_keys: the log as its application was shown it.
+        handed: pages of a feed of which no cursor is written: cursor -> content.
+        scanned: what a scan must bring before the gap is closed.
+        ready: own messages that are written down and have not left -> since when.
+        listens: whether a stream is ready for them; waits_ns: since when at the latest.
+        unanswered: batches that have left.
     """
 
     def __init__(self, name: str, config: ChannelConfig) -> None:
@@ -88,6 +115,19 @@ class View:
         self.last_ms = 0
         self.attended_ms = 0
         self.ticks = 0
+        self.ticked_ns = 0
+        self.abandons = False
+        self.promised: set[str] = set()
+        self.left: set[str] = set()
+        self.shown_keys: list[Key] = []
+        self.handed: dict[bytes, list[tuple[int, str]]] = {}
+        self.scanned: list[tuple[int, str]] = []
+        self.scanned_after = 0
+        self.ready: dict[str, int] = {}
+        self.listens = False
+        self.waits_ns = 0
+        self.unanswered = 0
+        self.tries: dict[str, deque[int]] = {}
 
     def clock_was_set(self, now_ns: int, now_ms: int) -> None:
         """Times that were to come count from now on."""
@@ -111,12 +151,15 @@ class GroupJudge:
         wrong: about acknowledgements by filters.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now_ns: Callable[[], int]) -> None:
         self.made: dict[str, SdsMessage] = {}
+        self._now_ns = now_ns
+        self._said: dict[bytes, str] = {}
+        self._read: dict[bytes, SdsMessage] = {}
         self.wrong = Wrong()
         self.delivered: dict[str, set[str]] = {}
         self.taken: dict[str, set[str]] = {}
-        self._saw: Mapping[type[Event], Callable[[View, Event, Spoken | None], None]] = {
+        self._saw: Mapping[type[Event], Callable[[View, Event, SdsMessage | None], None]] = {
             Received: self._received,
             Delivered: self._delivered,
             Acknowledged: self._acknowledged,
@@ -127,52 +170,167 @@ class GroupJudge:
             RepairAnswered: self._answered,
         }
 
+    def read(self, payload: bytes) -> SdsMessage:
+        """A message by its bytes."""
+        message = self._read.get(payload)
+        if message is None:
+            message = self._read[payload] = decode_message(payload)
+        return message
+
     # Lives
 
-    def booted(self, view: View, channel: MessageChannel, saved: bytes | None, now_ns: int) -> None:
+    def booted(self, view: View, participant: Participant, disk: Disk, now_ms: int) -> None:
         """A life begins from what was written down (rule 10)."""
-        if saved is not None:
-            _demand(snapshot(channel) == saved, f"{view.name} writes down what it does not read")
-        entries = list(channel.log.entries())
+        core, ledger = participant.core, participant.ledger
+        entries = list(core.log.entries())
         view.keys = [entry.key for entry in entries]
         view.ids = {entry.message_id for entry in entries}
-        forgotten = [key for key in view.own if key not in view.ids]
+        waiting = [each.message for each in core.incoming.waiting.values()]
+        for what, found, written in (
+            ("log", view.ids, disk.log.keys()),
+            (
+                "outbox",
+                {each.message_id for each in ledger.outbox.values()},
+                _names(disk, "outbox"),
+            ),
+            ("unacknowledged", core.outgoing.by_id.keys(), _names(disk, "unacknowledged")),
+            ("lost", core.lost.keys(), _names(disk, "lost")),
+            ("waiting", {each.message_id for each in waiting}, self._waiting(disk)),
+        ):
+            _demand(found == written, f"{view.name} does not go on from its {what}")
+        forgotten = (view.left | view.promised) - view.ids
         _demand(not forgotten, f"{view.name} has forgotten {len(forgotten)} messages that it sent")
-        waiting = channel.incoming.waiting.values()
-        view.shown = {key for each in waiting for key in each.unmet}
-        view.sent_ns = dict.fromkeys(channel.outgoing.by_id, now_ns)
-        pending = () if channel.answers is None else channel.answers.pending
-        view.asked = dict.fromkeys(pending)
-        view.highest = channel.clock.value
+        own = {entry.message_id: entry.lamport for entry in entries if entry.sender_id == view.name}
+        view.own, view.last_own = own, max(own.values(), default=0)
+        view.lost &= core.lost.keys()
+        view.shown = {key for each in core.incoming.waiting.values() for key in each.unmet}
+        view.sent_ns = dict.fromkeys(core.outgoing.by_id, self._now_ns())
+        view.asked.clear()
+        view.highest = core.clock.value
+        view.shown_keys, view.handed, view.scanned = [], {}, []
+        view.ready = dict.fromkeys(_names(disk, "outbox"), self._now_ns())
+        view.ticked_ns = self._now_ns()
+        view.attend(now_ms)
 
-    # What it does
+    def stopped(self, view: View, left: Sequence[object]) -> None:
+        """A participant has left (rule 18)."""
+        _demand(not left, f"tasks are left of {view.name}: {left}")
+
+    def stays(self, view: View) -> None:
+        """A participant ought to have left, and has not (rule 18)."""
+        _demand(False, f"{view.name} does not leave")
+
+    # What its driver does
+
+    def saved(self, view: View, disk: Disk, batch: Batch) -> None:
+        """A transaction was written (rule 15)."""
+        gap_ns: int | None = disk.row["gap_from_ns"]
+        for row in batch.rows["cursors"].values():
+            if row is not None and row["cursor"] in view.handed:
+                self._passed(view, disk, row["cursor"], gap_ns)
+        before = [each for each in view.scanned if gap_ns is None or each[0] < gap_ns]
+        if before and batch.number > view.scanned_after:
+            lacking = {name for _, name in before} - disk.log.keys() - self._waiting(disk)
+            _demand(not lacking, f"{view.name} closes a gap and lacks {len(lacking)} messages")
+            view.scanned = [each for each in view.scanned if each not in before]
+        for row in batch.rows["outbox"].values():
+            if row is not None and (name := row["message_id"].decode()) not in view.left:
+                view.ready[name] = self._now_ns()
+
+    def _passed(self, view: View, disk: Disk, cursor: bytes, gap_ns: int | None) -> None:
+        held = disk.log.keys() | self._waiting(disk)
+        for known in list(view.handed):
+            messages = view.handed.pop(known)
+            lacking = [
+                name
+                for time_ns, name in messages
+                if name not in held and (gap_ns is None or time_ns < gap_ns)
+            ]
+            _demand(not lacking, f"{view.name} has a cursor past {len(lacking)} unsaved messages")
+            if known == cursor:
+                return
+
+    def handed(self, view: View, page: FeedPage) -> None:
+        """A feed gives a page."""
+        messages = self._content(page.messages)
+        if messages:
+            view.handed[page.cursor] = messages
+
+    def scans(self, view: View, messages: Iterable[Fetched], commits: int) -> None:
+        """A scan begins, which will bring these; so many batches are older."""
+        view.scanned, view.scanned_after = self._content(messages), commits
+
+    def left(self, view: View, disk: Disk, messages: Sequence[Fetched]) -> None:
+        """A participant publishes a batch (rules 13 and 17)."""
+        under_way = f"{view.name} has {view.unanswered} batches under way"
+        _demand(view.unanswered <= MAX_REQUESTS_IN_FLIGHT, under_way)
+        for each in messages:
+            message = self.read(each.payload)
+            if message.sender_id != view.name:
+                continue
+            named = {entry.message_id for entry in message.history}
+            if message.content:
+                named.add(message.message_id)
+                known = self._said.setdefault(message.content, message.message_id)
+                _demand(known == message.message_id, f"{view.name} says one thing under two IDs")
+                view.left.add(message.message_id)
+                view.ready.pop(message.message_id, None)
+            unsaved = named - disk.log.keys()
+            _demand(not unsaved, f"what {view.name} publishes leaves before it is saved")
+
+    def shown(self, view: View, disk: Disk, message: Message) -> None:
+        """An application is shown a message (rules 13 and 14)."""
+        name = message.message_id[:10]
+        row = disk.log.get(message.message_id)
+        _demand(row is not None, f"{view.name} shows {name} before it is saved")
+        made = self.made.get(message.message_id)
+        _demand(made is not None and made.content == message.content, f"nobody said {name}")
+        place = bisect_left(view.shown_keys, message.key)
+        again = view.shown_keys[place : place + 1] == [message.key]
+        _demand(not again, f"{view.name} shows {name} twice")
+        after = len(view.shown_keys) - place
+        _demand(after == message.entries_after, f"{view.name} shows {name} at another place")
+        view.shown_keys.insert(place, message.key)
+
+    def tried(self, view: View, what: str, now_ns: int) -> None:
+        """A participant makes a call, or a transaction of it has failed (rule 17)."""
+        most = _MOST_SCANS if what == Since.__name__ else _MOST_TRIES
+        times = view.tries.setdefault(what, deque(maxlen=most))
+        often = len(times) == most and now_ns - times[0] < NS_PER_S
+        _demand(not often, f"{view.name} tries {what} {most} times in a second")
+        times.append(now_ns)
+
+    def _content(self, messages: Iterable[Fetched]) -> list[tuple[int, str]]:
+        read = [(each.timestamp_ns, self.read(each.payload)) for each in messages]
+        return [(time_ns, message.message_id) for time_ns, message in read if message.content]
+
+    def _waiting(self, disk: Disk) -> set[str]:
+        rows = disk.tables["waiting"].values()
+        return {self.read(row["payload"]).message_id for row in rows}
+
+    # What its core does
 
     def stepped(
-        self,
-        view: View,
-        channel: MessageChannel,
-        now_ms: int,
-        given: Send | Receive | Published | Tick,
-        spoken: Spoken | None,
+        self, view: View, channel: MessageChannel, now_ms: int, heard: SdsMessage | None
     ) -> None:
-        """A channel has been given something (rules 7 and 9)."""
+        """A channel has been given something: a message, or anything else (rules 7 and 9)."""
         view.latest_ms = max(view.latest_ms, now_ms)
         view.attend(now_ms)
-        if not isinstance(given, Receive):
+        if heard is None:
             view.ticks += 1
-        elif spoken is not None:
-            view.asked.pop(spoken.message.message_id, None)
+        else:
+            view.asked.pop(heard.message_id, None)
         ahead = view.latest_ms + view.config.max_clock_ahead_ms + view.ticks
         _demand(
             channel.clock.value <= ahead,
             f"the clock of {view.name} is {channel.clock.value - view.latest_ms} ms ahead",
         )
 
-    def saw(self, view: View, event: Event, spoken: Spoken | None) -> None:
+    def saw(self, view: View, event: Event, heard: SdsMessage | None) -> None:
         """A channel has said something."""
         look = self._saw.get(type(event))
         if look is not None:
-            look(view, event, spoken)
+            look(view, event, heard)
 
     def ended_step(self, view: View, channel: MessageChannel) -> None:
         """A step is over (rule 5)."""
@@ -207,28 +365,37 @@ class GroupJudge:
             f"{view.name} sleeps for {delay_ms} ms",
         )
 
-    def check(self, view: View, channel: MessageChannel, now_ns: int) -> None:
-        """Verify the whole of a participant (rules 2 and 8, and its bounds).
+    def check(self, view: View, participant: Participant) -> None:
+        """Verify the whole of a participant (rules 2, 8, 16 and 17, and its bounds).
 
         Raises:
             Violation: something does not hold.
             AssertionError: an invariant of the channel is broken.
         """
+        channel, now_ns = participant.core, self._now_ns()
         channel.check()
-        _check_bounds(channel)
+        _check_bounds(participant)
         keys = [entry.key for entry in channel.log.entries()]
         _demand(keys == view.keys, f"the log of {view.name} is not what it was told")
         _demand(keys == sorted(keys), f"the log of {view.name} is not in order")
+        _demand(now_ns - view.ticked_ns <= _LATEST_TICK_NS, f"nobody ticks {view.name}")
+        self._check_sending(view, channel, now_ns)
+
+    @staticmethod
+    def _check_sending(view: View, channel: MessageChannel, now_ns: int) -> None:
         config = view.config
         longest_ns = (config.resend_possible_ms + config.resend_ms + _SLACK_MS) * NS_PER_MS
         open_ids = channel.outgoing.by_id.keys()
         _demand(open_ids == view.sent_ns.keys(), f"{view.name} has lost sight of what it sent")
         for message_id, sent_ns in view.sent_ns.items():
-            silent_ns = now_ns - sent_ns
             _demand(
-                silent_ns <= longest_ns,
+                now_ns - sent_ns <= longest_ns,
                 f"{view.name} does not send {message_id[:10]} again, unacknowledged as it is",
             )
+        if view.listens and view.unanswered < MAX_REQUESTS_IN_FLIGHT:
+            for message_id, since_ns in view.ready.items():
+                late = now_ns - max(since_ns, view.waits_ns) > _PROMPT_NS
+                _demand(not late, f"{view.name} keeps {message_id[:10]} back")
 
     def unequal(self, views: list[View]) -> str:
         """Who lacks what without having been told, as a sentence; empty if nobody does."""
@@ -241,10 +408,9 @@ class GroupJudge:
 
     # Events
 
-    def _received(self, view: View, event: Event, spoken: Spoken | None) -> None:
+    def _received(self, view: View, event: Event, message: SdsMessage | None) -> None:
         assert isinstance(event, Received)
-        assert spoken is not None
-        message = spoken.message
+        assert message is not None
         if event.kind is Kind.CONTENT:
             self.taken.setdefault(event.message_id, set()).add(view.name)
         for entry in message.history:
@@ -254,7 +420,7 @@ class GroupJudge:
             for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
                 view.asked[entry.message_id] = None
 
-    def _delivered(self, view: View, event: Event, _: Spoken | None) -> None:
+    def _delivered(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, Delivered)
         made = self.made.get(event.message_id)
         name = f"{event.message_id[:10]} at {view.name}"
@@ -285,12 +451,12 @@ class GroupJudge:
         view.ids.add(key[1])
         view.shown.discard(key[1])
 
-    def _capped(self, view: View, event: Event, _: Spoken | None) -> None:
+    def _capped(self, view: View, event: Event, _: SdsMessage | None) -> None:
         """The clock need not follow the message that is delivered next."""
         assert isinstance(event, ClockCapped)
         view.capped = event.message_id
 
-    def _acknowledged(self, view: View, event: Event, _: Spoken | None) -> None:
+    def _acknowledged(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, Acknowledged)
         key = event.message_id
         self._end(view, key)
@@ -301,7 +467,7 @@ class GroupJudge:
             known = self.delivered.get(key, set()) - {view.name}
             _demand(bool(known), f"{view.name} calls {key[:10]} acknowledged, and nobody has it")
 
-    def _gave_up(self, view: View, event: Event, _: Spoken | None) -> None:
+    def _gave_up(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, GaveUp)
         self._end(view, event.message_id)
 
@@ -310,35 +476,43 @@ class GroupJudge:
         _demand(key in view.sent_ns, f"{view.name} ends {key[:10]}, which was not waiting for that")
         del view.sent_ns[key]
 
-    def _lost(self, view: View, event: Event, _: Spoken | None) -> None:
+    def _lost(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, Lost)
         had = [key for key in event.message_ids if key in view.ids or key not in view.shown]
         _demand(not had, f"{view.name} calls {len(had)} messages lost that it was not waiting for")
         lived_ms = view.last_ms - view.attended_ms
         _demand(
-            2 * lived_ms >= (view.config.lost_after_ms or 0),
+            view.abandons or 2 * (lived_ms + _BOOT_MS) >= (view.config.lost_after_ms or 0),
             f"{view.name} gives up after {lived_ms} ms",
         )
         view.lost.update(event.message_ids)
 
-    def _missing(self, view: View, event: Event, _: Spoken | None) -> None:
+    def _missing(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, Missing)
         had = [each for each in event.messages if each.message_id in view.ids]
         _demand(not had, f"{view.name} misses {len(had)} messages that it has")
 
-    def _answered(self, view: View, event: Event, _: Spoken | None) -> None:
+    def _answered(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, RepairAnswered)
         key = event.message_id
         _demand(key in view.asked, f"{view.name} answers for {key[:10]}, and nobody waits for that")
         del view.asked[key]
 
 
-def _check_bounds(channel: MessageChannel) -> None:
+def _names(disk: Disk, table: str) -> set[str]:
+    return {row["message_id"].decode() for row in disk.tables[table].values()}
+
+
+def _check_bounds(participant: Participant) -> None:
+    channel = participant.core
     config, incoming = channel.config, channel.incoming
+    volatile = participant.publisher._volatile
+    syncs = sum(item.reason is Reason.SYNC for item in volatile)
     bounds = (
         (len(incoming.waiting), config.max_waiting, "messages wait"),
         (len(incoming.wants), config.max_missing, "messages are missing"),
         (len(channel.outgoing), config.max_outgoing, "messages are unacknowledged"),
+        (syncs, 1, "sync messages wait to be published"),
         (len(channel.filter), config.filter.capacity, "IDs are in one filter"),
     )
     for count, bound, what in bounds:

@@ -10,12 +10,3 @@ MAX_GROUP_EVENTS: Final = 20_000_000
 
 CHECK_EVERY_EVENTS: Final = 512
 """After so many events the whole state of one participant is checked, of each in its turn."""
-
-MAX_OUTBOX: Final = 64
-"""Messages that wait to be published, past which only those are added that stores keep."""
-
-MAX_QUESTS: Final = 256
-"""Missing messages that one participant looks for; others are told to it again."""
-
-MAX_LIVE: Final = 16
-"""Messages that a store hands to a follower and does not keep; the oldest make room."""

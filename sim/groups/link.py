@@ -1,200 +1,271 @@
-"""A participant's connection to store nodes: publishing, following, and fetching what is missing.
+"""A participant's way to its channel: what others broadcast, and a store node over the network.
 
-Each of the three is a task that goes from node to node when one fails, and rests in between.
+Without a store node a link remembers nothing: what its feed does not bring is gone. Where
+participants follow their store, the feed is a call; else it is what they hear of each other.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from sim.calls import Closed, End, Ended, Identity
-from sim.groups.limits import MAX_OUTBOX
-from sim.groups.quests import Quests
-from sim.groups.spoken import Causes, FollowFrom, Offer, Page, Request, Spoken
-from sim.groups.store import FOLLOW, PUBLISH, READ
-from sim.limits import NS_PER_S
-from sim.tasks import Promise, Steps, Task, pause, within
-from storenode.sds.events import MissingMessage, Published
+from sim.bridge import Life, driven, kept
+from sim.calls import Closed, End, Ended, Identity, Status
+from sim.groups.store import FOLLOW, PUBLISH, READ, ByHint, ById, Causes, Request, Since, taken
+from storenode.sds.aio.limits import CALL_TIMEOUT_S
+from storenode.sds.aio.transport import (
+    CursorRefused,
+    FeedPage,
+    Fetched,
+    Outbound,
+    Route,
+    TransportError,
+    Verdict,
+)
+from storenode.sds.envelope import Entry
 
 if TYPE_CHECKING:
     from sim.groups.member import Member
 
-_BATCH: Final = 4
-_REST_NS: Final = 1 * NS_PER_S
-_ANSWER_NS: Final = 10 * NS_PER_S
-_LAST_KEY: Final = (2**64, "")
+MAX_HEARD: Final = 1_000
+"""Letters that wait for a feed to be read; the oldest make room."""
 
 
-class Link:
-    """The link of one life of a participant."""
+class Radio:
+    """What a participant hears of the others while a feed is open."""
 
-    def __init__(self, member: Member, outbox: Sequence[Spoken]) -> None:
-        self._member = member
-        self._world = member.world
-        self._outbox = deque(outbox)
-        self._quests = Quests(member.world.scenario.limits)
-        self._woken: dict[str, Promise[None]] = {}
-        work = {"publish": self._publishing(), "look": self._looking()}
-        if member.world.scenario.follow:
-            work["follow"] = self._following()
-        self._tasks = [self._begin(name, steps) for name, steps in work.items()]
+    def __init__(self) -> None:
+        self._heard: deque[Fetched] = deque(maxlen=MAX_HEARD)
+        self._news = asyncio.Event()
+        self._open = 0
 
-    def end(self) -> None:
-        """Nothing goes on."""
-        for task in self._tasks:
-            task.cancel()
+    def hear(self, message: Fetched) -> None:
+        """Keep a letter for the feed, if there is one."""
+        if self._open:
+            self._heard.append(message)
+            self._news.set()
 
-    def publish(self, spoken: Spoken) -> None:
-        """Publish a message when its turn comes; what stores do not keep may have none."""
-        if spoken.lasting or len(self._outbox) < MAX_OUTBOX:
-            self._outbox.append(spoken)
-            self._wake("publish")
-
-    def unstored(self) -> tuple[Spoken, ...]:
-        """What no store has said yet that it keeps: it must outlive a crash."""
-        return tuple(spoken for spoken in self._outbox if spoken.lasting)
-
-    def look_for(self, messages: Sequence[MissingMessage]) -> None:
-        """Some messages are missing."""
-        self._quests.want(messages, self._world.timeline.now_ns)
-        self._wake("look")
-
-    # Waiting
-
-    def _begin(self, name: str, steps: Steps[None]) -> Task:
-        return Task(self._world.timeline, name, lambda _: steps, lambda _: None)
-
-    def _wake(self, who: str) -> None:
-        if who in self._woken:
-            self._woken.pop(who).keep(None)
-
-    def _sleep(self, who: str, until_ns: int | None) -> Steps[None]:
-        """Wait until somebody wakes us, or until a time."""
-        woken = self._woken[who] = Promise[None]()
-        timeline = self._world.timeline
-        timer = None if until_ns is None else timeline.at(until_ns, lambda: woken.keep(None))
+    async def pages(self) -> AsyncGenerator[list[Fetched], None]:
+        """What is heard from now on; the first page at once."""
+        self._open += 1
         try:
-            yield from woken.wait()
+            while True:
+                page, self._heard = list(self._heard), deque(maxlen=MAX_HEARD)
+                yield page
+                self._news.clear()
+                if not self._heard:
+                    await self._news.wait()
         finally:
-            if timer is not None:
-                timer.cancel()
+            self._open -= 1
+            self._heard.clear()
 
-    def _rest(self) -> Steps[None]:
-        yield from pause(self._world.timeline, int(_REST_NS * self._world.dice.uniform(0.5, 2)))
 
-    def _call(self, node: str, method: str) -> Steps[End]:
+class GroupTransport:
+    """Where a life of a participant reaches its channel; ``node`` is None without a store node."""
+
+    def __init__(self, member: Member, life: Life, node: str | None) -> None:
+        self.name = node or "radio"
+        self.member = member
+        self.life = life
+        self.node = node
+
+    def open(self, route: Route) -> GroupLink:
+        """Make a link."""
+        del route
+        return GroupLink(self)
+
+
+class GroupLink:
+    """The methods are those of `storenode.sds.aio.transport.Link`."""
+
+    def __init__(self, transport: GroupTransport) -> None:
+        self.name = transport.name
+        self._member = transport.member
+        self._world = transport.member.world
+        self._life = transport.life
+        self._node = transport.node
+
+    async def close(self) -> None:
+        """Calls end with those who made them."""
+
+    async def publish(
+        self, batches: AsyncIterator[Sequence[Outbound]]
+    ) -> AsyncGenerator[Sequence[Verdict], None]:
+        """Let the others hear each batch, and have the store take it."""
+        self._begin(PUBLISH)
+        view = self._member.view
+        view.unanswered = 0
+        answers = self._to_others(batches) if self._node is None else self._to_store(batches)
+        try:
+            async with aclosing(answers):
+                async for verdicts in answers:
+                    view.unanswered -= 1
+                    view.waits_ns = self._world.timeline.now_ns
+                    yield verdicts
+        finally:
+            view.listens = False
+        raise TransportError(f"{self.name} ended the stream of publishing.")
+
+    async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        """The store's feed, or what the others say; that has no past, and serves no cursor."""
+        self._begin(FOLLOW)
+        pages = self._of_store(cursor) if self._world.scenario.follow else self._of_others(cursor)
+        async with aclosing(pages):
+            async for page in pages:
+                if self._world.scenario.follow:
+                    self._world.judge.handed(self._member.view, page)
+                yield page
+
+    async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+        """All that the store holds from a time on."""
+        if self._node is not None:
+            self._member.scans(self._world.store_named(self._node).shelf.since(since_ns))
+            async with aclosing(self._pages(Since(since_ns))) as pages:
+                async for page in pages:
+                    yield page
+
+    async def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """From the store."""
+        async with aclosing(self._pages(ByHint(tuple(hints)))) as pages:
+            async for page in pages:
+                yield page
+
+    async def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """From the store."""
+        async with aclosing(self._pages(ById(entries))) as pages:
+            async for page in pages:
+                yield page
+
+    async def closure(
+        self, heads: Sequence[Entry], known_ids: Sequence[str]
+    ) -> AsyncGenerator[Sequence[Fetched], None]:
+        """From the store."""
+        self._world.mark("a causal history was asked for")
+        async with aclosing(self._pages(Causes(heads, known_ids))) as pages:
+            async for page in pages:
+                yield page
+
+    # Calls
+
+    def _begin(self, method: str) -> None:
+        if self._life.ended:
+            raise TransportError("The participant has crashed.")
+        world = self._world
+        with world.judging():
+            world.judge.tried(self._member.view, method, world.timeline.now_ns)
+
+    @asynccontextmanager
+    async def _call(self, method: str) -> AsyncIterator[End]:
         name = self._member.name
-        return (yield from self._world.network.call(name, node, method, Identity(name, name)))
+        assert self._node is not None
+        try:
+            end = await driven(
+                self._world.network.call(name, self._node, method, Identity(name, name))
+            )
+            try:
+                yield end
+            finally:
+                end.cancel()
+        except Closed as error:
+            refused = error.status is Status.OUT_OF_RANGE
+            raise (CursorRefused if refused else TransportError)(error.sentence) from None
+        except TimeoutError:
+            raise TransportError(f"{self.name} says nothing.") from None
 
-    def _in_time(self, promise: Promise[Any]) -> Steps[Any]:
-        silent = TimeoutError("a store says nothing")
-        return (yield from within(self._world.timeline, promise, _ANSWER_NS, silent))
+    async def _pages(self, request: Request) -> AsyncGenerator[Sequence[Fetched], None]:
+        if self._node is None:
+            return
+        self._begin(type(request).__name__)
+        async with self._call(READ) as end:
+            await kept(end.send(request))
+            while (page := await _next(end, CALL_TIMEOUT_S)) is not None:
+                if page:
+                    yield page
 
     # Publishing
 
-    def _publishing(self) -> Steps[None]:
-        number = self._world.dice.randint(0, 1)
+    async def _left(
+        self, batches: AsyncIterator[Sequence[Outbound]]
+    ) -> AsyncGenerator[list[Fetched], None]:
+        """Batches as they leave the participant; the others hear them."""
+        world, member = self._world, self._member
+        view = member.view
         while True:
-            if not self._outbox:
-                yield from self._sleep("publish", None)
-            number += 1
+            view.listens, view.waits_ns = True, world.timeline.now_ns
+            batch = await anext(batches)
+            view.listens = False
+            view.unanswered += 1
+            messages = [taken(each) for each in batch]
+            with world.judging():
+                world.judge.left(view, member.disk, messages)
+            for message in messages:
+                world.relay(member.name, message)
+            yield messages
+
+    async def _to_others(
+        self, batches: AsyncIterator[Sequence[Outbound]]
+    ) -> AsyncGenerator[Sequence[Verdict], None]:
+        async with aclosing(self._left(batches)) as leaving:
+            async for batch in leaving:
+                if self._world.network.breaks_now():
+                    raise TransportError("The radio fails.")
+                yield [Verdict(held=True, hint=each.hint) for each in batch]
+
+    async def _to_store(
+        self, batches: AsyncIterator[Sequence[Outbound]]
+    ) -> AsyncGenerator[Sequence[Verdict], None]:
+        async with self._call(PUBLISH) as end:
+            writing = asyncio.create_task(self._write(end, batches))
             try:
-                yield from self._publish_to(self._node(number))
-            except (Closed, TimeoutError):
-                yield from self._rest()
+                while (verdicts := await _next(end, None)) is not None:
+                    yield verdicts
+            finally:
+                writing.cancel()
+                await asyncio.wait({writing})
+                if not writing.cancelled():
+                    writing.result()
 
-    def _publish_to(self, node: str) -> Steps[None]:
-        end = yield from self._call(node, PUBLISH)
-        try:
-            while self._outbox:
-                batch = list(self._outbox)[:_BATCH]
-                yield from self._in_time(end.send(Offer(batch)))
-                hints = set((yield from self._in_time(end.read())))
-                self._published([each for each in batch if each.hint in hints])
-            end.half_close()
-        finally:
-            end.cancel()
-
-    def _published(self, batch: Sequence[Spoken]) -> None:
-        for spoken in batch:
-            if spoken in self._outbox:
-                self._outbox.remove(spoken)
-            if self._member.channel is not None and spoken.lasting:
-                self._member.step(Published(spoken.message.message_id, spoken.hint))
-
-    def _node(self, number: int) -> str:
-        stores = self._world.stores
-        return stores[number % len(stores)].name
+    async def _write(self, end: End, batches: AsyncIterator[Sequence[Outbound]]) -> None:
+        async with aclosing(self._left(batches)) as leaving:
+            with suppress(Closed):
+                async for batch in leaving:
+                    await kept(end.send(batch))
 
     # Following
 
-    def _following(self) -> Steps[None]:
-        number = self._world.dice.randint(0, 1)
-        while True:
-            number += 1
-            with suppress(Closed):
-                yield from self._follow(self._node(number))
-            yield from self._rest()
+    async def _of_store(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        async with self._call(FOLLOW) as end:
+            await kept(end.send(cursor))
+            timeout_s: float | None = CALL_TIMEOUT_S
+            while (page := await _next(end, timeout_s)) is not None:
+                yield page
+                timeout_s = None
+        raise TransportError(f"{self.name} ended the feed.")
 
-    def _follow(self, node: str) -> Steps[None]:
-        member = self._member
-        end = yield from self._call(node, FOLLOW)
-        try:
-            yield from end.send(FollowFrom(member.places.get(node, 0))).wait()
-            while isinstance(page := (yield from end.read().wait()), Page):
-                if not member.take(page.messages):
-                    break  # What there was no room for must be read once more, from here.
-                member.places[node] = page.place
-        finally:
-            end.cancel()
+    async def _of_others(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        if cursor:
+            raise CursorRefused("What was said before is gone.")
+        async with aclosing(self._member.radio.pages()) as pages:
+            async for page in pages:
+                if page and self._world.network.breaks_now():
+                    raise TransportError("The radio fails.")
+                yield FeedPage(page, b"%d" % self._world.next_number(), live=True)
 
-    # Fetching
 
-    def _looking(self) -> Steps[None]:
-        number = self._world.dice.randint(0, 1)
-        timeline = self._world.timeline
-        while True:
-            request = self._quests.next(timeline.now_ns, self._known)
-            if request is None:
-                yield from self._sleep("look", self._quests.next_due_ns())
-                continue
-            number += 1
-            try:
-                yield from self._look(self._node(number), request)
-            except (Closed, TimeoutError):
-                yield from self._rest()
+async def _next(end: End, timeout_s: float | None) -> Any:  # noqa: ANN401 - a page of any call
+    """The next page of a call; None after the last.
 
-    def _look(self, node: str, request: Request) -> Steps[None]:
-        if isinstance(request, Causes):
-            self._world.mark("a causal history was asked for")
-        found, truncated = yield from self._ask(node, request)
-        if truncated:
-            self._world.mark("an answer was truncated")
-        member, quests = self._member, self._quests
-        before = set(quests.by_id)
-        member.take(found)
-        channel = member.channel
-        assert channel is not None
-        quests.answered(request, channel.incoming.wants, self._world.timeline.now_ns)
-        quests.deepened(deeper=bool(found) and not quests.by_id.keys() <= before)
-
-    def _ask(self, node: str, request: Request) -> Steps[tuple[list[Spoken], bool]]:
-        end = yield from self._call(node, READ)
-        found: list[Spoken] = []
-        truncated = False
-        try:
-            yield from self._in_time(end.send(request))
-            while not isinstance(page := (yield from self._in_time(end.read())), Ended):
-                found += page.messages
-                truncated |= page.truncated
-        finally:
-            end.cancel()
-        return found, truncated
-
-    def _known(self, most: int) -> Sequence[str]:
-        channel = self._member.channel
-        assert channel is not None
-        return [entry.message_id for entry in channel.log.preceding(_LAST_KEY, most)]
+    Raises:
+        Closed: the call ended with an error.
+        TimeoutError: nothing came in time.
+    """
+    async with asyncio.timeout(timeout_s):
+        item = await kept(end.read())
+    if not isinstance(item, Ended):
+        return item
+    if item.status is not Status.OK:
+        raise Closed(item.status, item.sentence)
+    return None

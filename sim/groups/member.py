@@ -1,53 +1,54 @@
-"""A participant: what stays of it over its lives, and one life with the real channel.
+"""A participant: what stays of it over its lives, and one life of the shipped participant.
 
-It writes its state down before a message of its own leaves it, so that a life never uses again
-what others have seen, and now and then besides; what came after that is gone with a crash.
+Its application says things, and reads the log and what comes after as any application does. A
+life ends when it leaves, or with a crash: then all is gone that no transaction has written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from sim.bridge import Life
 from sim.clock import Clock
-from sim.dice import happens
+from sim.groups.disk import Disk, SimState
 from sim.groups.judge import View
-from sim.groups.link import Link
-from sim.groups.spoken import Spoken
-from sim.limits import NS_PER_MS
+from sim.groups.link import GroupTransport, Radio
+from sim.groups.store import ROUTE
+from sim.limits import NS_PER_MS, NS_PER_S
 from sim.network import Caller
-from sim.timeline import Timer
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.cipher import Clear
+from storenode.sds.aio.participant import LeftError, Participant, participating
+from storenode.sds.aio.transport import Fetched
 from storenode.sds.channel import ChannelFullError, MessageChannel
-from storenode.sds.envelope import SdsMessage, decode_message
-from storenode.sds.events import (
-    Broadcast,
-    Event,
-    Missing,
-    Packet,
-    Published,
-    Reason,
-    Receive,
-    Send,
-    Tick,
-)
-from storenode.sds.snapshot import restore, snapshot
+from storenode.sds.envelope import SdsMessage
+from storenode.sds.events import Broadcast, Event, Packet
 
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld
 
-_LASTING: Final = frozenset({Reason.CONTENT, Reason.RESEND, Reason.REPAIR})
-_HASH_BYTES: Final = 32
+_QUIET_NS: Final = 2 * NS_PER_S
+"""So long after it has left nothing of a participant may go on."""
+
+_LATEST_READER_S: Final = 1.5
+"""So late an application begins to read, while transactions are under way."""
+
+LEAVE_NS: Final = 30 * NS_PER_S
+"""It takes no longer to leave."""
 
 
 class Member(Caller):
     """One participant; a `sim.network.Host`.
 
     Attributes:
-        channel: of its present life; None while it is off.
+        participant: of its present life; None while it is off.
+        disk: what is written down of it.
         view: what the judge knows of it.
-        places: how far it has followed each store, as it was written down last.
+        life: the present or the last one.
     """
 
     def __init__(self, world: GroupWorld, number: int) -> None:
@@ -56,16 +57,14 @@ class Member(Caller):
         self.config = replace(world.scenario.config, sender_id=self.name)
         self.clock = Clock(world.timeline)
         self.view = View(self.name, self.config)
-        self.channel: MessageChannel | None = None
+        self.disk = Disk()
+        self.participant: Participant | None = None
         self.crashes = 0
-        self.places: dict[str, int] = {}
-        self._link: Link | None = None
-        self._saved: bytes | None = None
-        self._saved_places: dict[str, int] = {}
-        self._saved_outbox: tuple[Spoken, ...] = ()
-        self._tick: Timer | None = None
-        self._tick_ms = 0
-        self._persist: Timer | None = None
+        self.life = Life()
+        self.life.ended = True
+        self.radio = Radio()
+        self._channel: Channel | None = None
+        self._leaving = asyncio.Event()
 
     @property
     def now_ms(self) -> int:
@@ -79,151 +78,180 @@ class Member(Caller):
     # Lives
 
     def boot(self) -> None:
-        """Begin a life, where the last one was written down."""
-        assert self.channel is None
-        if self._saved is None:
-            self.channel = MessageChannel(self.config, self.now_ms, self.world.dice)
-        else:
-            self.channel = restore(self.config, self._saved)
-        self.places = dict(self._saved_places)
-        self.note(f"starts with {len(self.channel.log)} messages")
-        self.world.judge.booted(self.view, self.channel, self._saved, self.world.timeline.now_ns)
-        if self.world.stores:
-            self._link = Link(self, self._saved_outbox)
-        self._tick_now()
-        self._persist_later()
+        """Begin a life, where the last one was written down; nothing to do while one lasts."""
+        if self.life.ended:
+            self.life, self.radio = Life(), Radio()
+            self._leaving = asyncio.Event()
+            self.world.loop.begin(self.life, self._live(self.life))
 
     def crash(self, why: str) -> None:
         """End a life: what was not written down is gone."""
-        assert self.channel is not None
         self.note(f"crashes {why}")
-        self.channel = None
         self.crashes += 1
-        for timer in (self._tick, self._persist):
-            if timer is not None:
-                timer.cancel()
-        self._tick = None
-        if self._link is not None:
-            self._link.end()
-            self._link = None
+        self.participant = None
+        self.life.end()
         self.world.network.drop_calls(self.name)
         self.world.restart_later(self)
 
-    def persist(self) -> None:
-        """Write everything down."""
-        if self.channel is not None and self.world.scenario.persist_ns:
-            self._saved = snapshot(self.channel)
-            self._saved_places = dict(self.places)
-            self._saved_outbox = () if self._link is None else self._link.unstored()
+    def crash_soon(self, why: str) -> None:
+        """Crash at this moment."""
+        life = self.life
+
+        def act() -> None:
+            if not life.ended:
+                self.world.mark(f"a participant crashed {why}")
+                self.crash(why)
+
+        self.world.timeline.soon(act)
+
+    def leave(self) -> None:
+        """End a life in good order."""
+        self.note("leaves")
+        self._leaving.set()
+        life = self.life
+
+        def look() -> None:
+            if not (life.ended or self.world.over):
+                self.world.judge.stays(self.view)
+
+        self.world.timeline.after(LEAVE_NS, look)
+
+    @property
+    def stays(self) -> bool:
+        """Whether it takes part, and is not about to leave."""
+        return self.participant is not None and not self._leaving.is_set()
+
+    async def _live(self, life: Life) -> None:
+        world = self.world
+        nodes = world.order_of_stores() or [None]
+        async with participating(
+            SimState(self, life),
+            None,
+            transports=[GroupTransport(self, life, node) for node in nodes],
+            route=ROUTE,
+            config=self.config,
+            cipher=Clear(),
+            clock=self.clock.unix_ns,
+            chance=world.dice,
+        ) as participant:
+            self.note(f"starts with {len(participant.core.log)} messages")
+            with world.judging():
+                world.judge.booted(self.view, participant, self.disk, self.now_ms)
+            self._watch(participant.core)
+            self.participant, self._channel = participant, Channel(participant)
+            world.loop.begin(life, self._read(self._channel))
+            await self._leaving.wait()
+        self.participant = None
+        world.timeline.after(_QUIET_NS, lambda: self._over(life))
+
+    def _over(self, life: Life) -> None:
+        if not (life.ended or self.world.over):
+            self.world.judge.stopped(self.view, list(life.tasks))
+            self.note("has left")
+            life.end()
+            self.world.restart_later(self)
+
+    # Its application
+
+    def say(self, content: bytes) -> None:
+        """The user says something."""
+        assert self._channel is not None
+        self.world.loop.begin(self.life, self._say(self._channel, content))
+
+    async def _say(self, channel: Channel, content: bytes) -> None:
+        try:
+            message_id = await channel.send(content)
+        except ChannelFullError:
+            self.world.mark("a channel was full")
+        except LeftError:
+            self.world.mark("something was said too late")
+        else:
+            self.view.promised.add(message_id)
+
+    async def _read(self, channel: Channel) -> None:
+        await asyncio.sleep(self.world.dice.uniform(0, _LATEST_READER_S))
+        with suppress(LeftError):
+            async for message in channel.messages():
+                with self.world.judging():
+                    self.world.judge.shown(self.view, self.disk, message)
+
+    # What others do
+
+    def receive(self, sender: str, letter: object) -> None:  # noqa: ARG002 - as of every host
+        """Hear somebody's broadcast; what comes while it is off is lost."""
+        assert isinstance(letter, Fetched)
+        if self.participant is not None:
+            self.radio.hear(letter)
 
     def jump(self, offset_ns: int) -> None:
         """Somebody sets the clock."""
         self.clock.offset_ns = offset_ns
         self.note(f"has its clock set to {offset_ns // NS_PER_MS} ms ahead")
         self.view.clock_was_set(self.world.timeline.now_ns, self.now_ms)
-        if self.channel is not None:
-            self._tick_now()
 
-    # What it does
+    # What the judge sees
 
-    def say(self, content: bytes) -> None:
-        """The user says something."""
-        if self.channel is not None:
-            try:
-                self.step(Send(content))
-            except ChannelFullError:
-                self.world.mark("a channel was full")
+    def scans(self, messages: Iterable[Fetched]) -> None:
+        """A scan begins, which will bring these."""
+        if self.participant is not None:
+            self.world.judge.scans(self.view, messages, self.participant.ledger.commits)
 
-    def receive(self, sender: str, letter: object) -> None:  # noqa: ARG002 - as of every host
-        """Hear somebody's broadcast; what comes while it is off is lost."""
-        if self.channel is not None:
-            assert isinstance(letter, Spoken)
-            self.take((letter,))
+    def _watch(self, core: Any) -> None:  # noqa: ANN401 - a channel, whose methods are replaced
+        """Have the judge see every step of a core."""
+        receive, tick = core.receive, core.tick
 
-    def take(self, messages: Sequence[Spoken]) -> bool:
-        """Take what came, from others or from a store; False: there was no room for some of it."""
-        hinted = bool(self.world.stores)
-        self.world.heard += len(messages)
-        full_before = self._times_full
-        for spoken in messages:
-            if self.channel is None:
-                break
-            packet = Packet(spoken.payload, spoken.hint if hinted else None)
-            self.step(Receive((packet,)), spoken)
-        return self._times_full == full_before
+        def one_by_one(now_ms: int, packets: Iterable[Packet]) -> list[Event]:
+            events: list[Event] = []
+            for packet in packets:
+                heard = self.world.judge.read(packet.payload)
+                self.world.heard += 1
+                events += self._judged(core, receive(now_ms, [packet]), heard)
+            return events
 
-    @property
-    def _times_full(self) -> int:
-        return 0 if self.channel is None else self.channel.counts.buffer_full
+        def ticked(now_ms: int, chance: object) -> list[Event]:
+            events = self._judged(core, tick(now_ms, chance))
+            self.view.ticked_ns = self.world.timeline.now_ns
+            delay_ms = core.next_due_ms(chance) - now_ms
+            with self.world.judging():
+                self.world.judge.slept(self.view, delay_ms)
+            return events
 
-    def step(self, given: Send | Receive | Published | Tick, spoken: Spoken | None = None) -> None:
-        """Give the channel something, and do what it says."""
-        channel, judge = self.channel, self.world.judge
-        assert channel is not None
-        now_ms = self.now_ms
-        events = channel.step(now_ms, given, self.world.dice)
-        judge.stepped(self.view, channel, now_ms, given, spoken)
-        for event in events:
-            judge.saw(self.view, event, spoken)
-            self._act(event)
-            if self.channel is not channel:
-                return
-        judge.ended_step(self.view, channel)
-        if events or isinstance(given, Tick):
-            self._arm()
+        core.receive, core.tick = one_by_one, ticked
+        for name in ("send", "published"):
+            setattr(core, name, self._watched(core, getattr(core, name)))
+        core.abandon = self._watched(core, core.abandon, abandoned=True)
 
-    def _act(self, event: Event) -> None:
-        if isinstance(event, Broadcast):
-            self._broadcast(event)
-        elif isinstance(event, Missing) and self._link is not None:
-            self._link.look_for(event.messages)
+    def _watched(
+        self,
+        core: MessageChannel,
+        method: Callable[..., list[Event]],
+        *,
+        abandoned: bool = False,
+    ) -> Callable[..., list[Event]]:
+        def watched(*given: object) -> list[Event]:
+            return self._judged(core, method(*given), abandoned=abandoned)
 
-    def _broadcast(self, event: Broadcast) -> None:
-        world = self.world
-        message = decode_message(event.payload)
-        world.broadcasts[event.reason.value] += 1
-        world.judge.spoke(self.view, event.reason, message, world.timeline.now_ns)
-        spoken = self._spoken(event, message)
-        self.note(f"{event.reason.value} {message.message_id[:10]}")
-        if self._link is not None:
-            self._link.publish(spoken)
-        if event.reason is Reason.CONTENT:
-            self.persist()
-            if happens(world.dice, world.faults_now.send_crashes):
-                world.mark("a participant crashed between writing down and sending")
-                self.crash("before it sends")
-                return
-        world.relay(self.name, spoken)
+        return watched
 
-    def _spoken(self, event: Broadcast, message: SdsMessage) -> Spoken:
-        time_ns = self.clock.unix_ns()
-        digest = blake2b(event.payload + time_ns.to_bytes(9), digest_size=_HASH_BYTES).digest()
-        return Spoken(event.payload, digest, time_ns, message, event.reason in _LASTING)
-
-    def _arm(self) -> None:
-        """Tick when the channel says so; a tick that comes early does no harm."""
-        channel = self.channel
-        assert channel is not None
-        due_ms = max(channel.next_due_ms(self.world.dice), self.now_ms + 1)
-        self.world.judge.slept(self.view, due_ms - self.now_ms)
-        if self._tick is not None:
-            if self._tick_ms <= due_ms:
-                return
-            self._tick.cancel()
-        self._tick_ms = due_ms
-        delay_ns = due_ms * NS_PER_MS - self.clock.unix_ns()
-        self._tick = self.world.timeline.after(delay_ns, self._tick_now)
-
-    def _tick_now(self) -> None:
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
-        self.step(Tick())
-
-    def _persist_later(self) -> None:
-        def act() -> None:
-            self.persist()
-            self._persist_later()
-
-        delay_ns = int(self.world.scenario.persist_ns * self.world.dice.uniform(0.5, 1.5))
-        self._persist = self.world.timeline.after(delay_ns, act)
+    def _judged(
+        self,
+        core: MessageChannel,
+        events: list[Event],
+        heard: SdsMessage | None = None,
+        *,
+        abandoned: bool = False,
+    ) -> list[Event]:
+        world, view = self.world, self.view
+        judge = world.judge
+        with world.judging():
+            judge.stepped(view, core, self.now_ms, heard)
+            view.abandons = abandoned
+            for event in events:
+                judge.saw(view, event, heard)
+                if isinstance(event, Broadcast):
+                    message = judge.read(event.payload)
+                    world.broadcasts[event.reason.value] += 1
+                    judge.spoke(view, event.reason, message, world.timeline.now_ns)
+                    self.note(f"{event.reason.value} {message.message_id[:10]}")
+            judge.ended_step(view, core)
+        return events

@@ -6,7 +6,7 @@ messages that people ask about, a partition, late joiners and restarts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sim.dice import Dice, happens
@@ -26,17 +26,23 @@ class GroupFaults:
     """What goes wrong. Shares are of all cases; ``..._every_ns`` is a mean distance, 0: never.
 
     ``lost`` and ``twice``: of what one participant broadcasts to another. ``breaks``: of frames
-    of calls. ``send_crashes``: of messages, after which their sender is gone before they leave.
-    ``commit_crashes``: of batches, after which a store is gone before it says that it has them.
-    ``skew_ns``: how far a clock may be off.
+    of calls. Of a participant's transactions, ``refused_saves`` fail, ``doubtful_saves`` are
+    written and fail, and a participant crashes before ``save_crashes`` are written, and after
+    ``send_crashes``. ``commit_crashes``: of batches, after which a store is gone before it says
+    that it has them. ``skew_ns``: how far a clock may be off.
     """
 
     lost: float = 0.0
     twice: float = 0.0
     breaks: float = 0.0
+    refused_saves: float = 0.0
+    doubtful_saves: float = 0.0
+    save_crashes: float = 0.0
     send_crashes: float = 0.0
     commit_crashes: float = 0.0
     crash_every_ns: int = 0
+    leave_every_ns: int = 0
+    disk_every_ns: int = 0
     outage_every_ns: int = 0
     partition_every_ns: int = 0
     jump_every_ns: int = 0
@@ -50,14 +56,13 @@ NO_FAULTS: Final = GroupFaults()
 class GroupScenario:
     """One run; durations in nanoseconds.
 
-    ``relay``: participants hear each other's broadcasts. ``stores``: how many store nodes there
-    are; ``follow``: participants follow one. ``joins_ns[i]``: when participant i joins first.
-    ``messages`` are said over ``talk_ns``, in bursts of up to ``burst``; ``persist_ns``: how often
-    a participant writes down what it has received. ``config`` is of all participants, but for
-    their names.
+    ``stores``: how many store nodes there are; ``follow``: participants follow one, else they
+    hear each other's broadcasts. ``pull_ns``: how often a store fetches what another one has, 0:
+    never; ``drift_ns``: how far from its own time a message's may be. ``joins_ns[i]``: when
+    participant i joins first. ``messages`` are said over ``talk_ns``, in bursts of up to
+    ``burst``. ``config`` is of all participants, but for their names.
     """
 
-    relay: bool
     stores: int
     follow: bool
     joins_ns: tuple[int, ...]
@@ -65,7 +70,8 @@ class GroupScenario:
     burst: int
     talk_ns: int
     faults_ns: int
-    persist_ns: int
+    pull_ns: int
+    drift_ns: int
     network_delay_ns: int
     disk_delay_ns: int
     config: ChannelConfig
@@ -81,16 +87,22 @@ class GroupScenario:
 def drawn_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
     """A scenario for so many participants, with store nodes or without."""
     small = size <= SMALL_GROUP
-    stores = dice.choice((1, 1, 2)) if with_store else 0
-    # With a store node, hearing each other and following it are two ways; one may be closed.
-    relay, follow = dice.choice(((True, False), (True, True), (False, True)))
-    if not stores or not small:
-        relay, follow = True, False
+    stores = dice.choice((1, 2)) if with_store else 0
+    follow = dice.choice((False, True)) and stores > 0 and small
     talk_ns = (20 if small else 30 if size <= LARGE_GROUP else 60) * NS_PER_S
     most = 60 if small else 24 if size <= LARGE_GROUP else 8
     messages = dice.randint(10, most) if small else most
+    faults = _small_faults(dice) if small else _large_faults(size)
+    lost_after_ms = dice.choice((None, None, 3_000)) if small and stores else None
+    if small and not stores:
+        # What others could be answered with ends with the lives of those who have it.
+        lost_after_ms = dice.choice((None, 6_000, 12_000))
+        if lost_after_ms is None:
+            faults = replace(
+                faults, crash_every_ns=0, leave_every_ns=0, save_crashes=0.0, send_crashes=0.0
+            )
+    in_step = faults.skew_ns <= 3 * NS_PER_S
     return GroupScenario(
-        relay=relay,
         stores=stores,
         follow=follow,
         joins_ns=_joins(dice, size, talk_ns),
@@ -98,14 +110,21 @@ def drawn_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
         burst=dice.choice((1, 1, 3, 8)),
         talk_ns=talk_ns,
         faults_ns=talk_ns * 3 // 2,
-        persist_ns=dice.choice((1, 5)) * (1 if small else 10) * NS_PER_S,
+        pull_ns=3 * NS_PER_S if follow else dice.choice((0, 0, 3)) * NS_PER_S,
+        # What a store refuses may be given up before a clock is right, or others have heard it.
+        drift_ns=(dice.choice((8, 600)) if follow and in_step else 10**6) * NS_PER_S,
         network_delay_ns=dice.choice((10, 50, 300) if small else (50,)) * NS_PER_MS,
         disk_delay_ns=dice.choice((1, 20)) * NS_PER_MS,
         config=_config(
-            dice, size, messages, follow=follow, repair=not stores or happens(dice, 0.3)
+            dice,
+            size,
+            messages,
+            lost_after_ms,
+            follow=follow,
+            repair=not stores or happens(dice, 0.3),
         ),
         limits=_limits(dice),
-        faults=_small_faults(dice) if small else _large_faults(size),
+        faults=faults,
     )
 
 
@@ -117,23 +136,30 @@ def _joins(dice: Dice, size: int, talk_ns: int) -> tuple[int, ...]:
     )
 
 
-def _config(dice: Dice, size: int, messages: int, *, follow: bool, repair: bool) -> ChannelConfig:
+def _config(
+    dice: Dice,
+    size: int,
+    messages: int,
+    lost_after_ms: int | None,
+    *,
+    follow: bool,
+    repair: bool,
+) -> ChannelConfig:
     """Times grow with the group, so that it does not talk about itself all the time."""
     unit = 1 if size <= SMALL_GROUP else 4 if size <= LARGE_GROUP else 16
     quiet = 1 if size <= LARGE_GROUP else 5
     groups = 1 if size <= SMALL_GROUP else size // 20
     # A message that no history names shows in filters only: without a feed they must cover all,
     # and one that is wrong about it hides it for good.
-    capacity = max(4, int(messages * dice.choice((0.5, 1.5, 4) if follow else (1.5, 4))))
+    capacity = max(4, int(messages * dice.choice((0.5, 1.5, 4) if follow else (4, 6))))
     error_rate = dice.choice((0.05, 0.001)) if follow else 1e-6
-    lost_after_ms = dice.choice((None, None, 3_000)) if size <= SMALL_GROUP else None
     return ChannelConfig(
         _CHANNEL,
         "anybody",
         filter=FilterShape(capacity, error_rate),
         history_entries=dice.choice((1, 2, 2, 4)),
         filter_every=dice.choice((1, 1, 3)),
-        gap_window=dice.choice((8, 128)),
+        gap_window=dice.choice((8, 128)) if follow else 128,
         resend_ms=3_000 * unit,
         resend_possible_ms=9_000 * unit,
         sync_min_ms=1_000 * unit * quiet,
@@ -149,16 +175,11 @@ def _config(dice: Dice, size: int, messages: int, *, follow: bool, repair: bool)
 
 
 def _limits(dice: Dice) -> RequestLimits:
-    """Small ones, so that small groups come by them."""
-    few = dice.choice((2, 5))
+    """Small answers, so that small groups come by their limits."""
     return RequestLimits(
         page_messages=3,
-        query_hashes=few,
-        sds_entries=few,
-        sds_claimants=dice.choice((1, 4)),
-        causal_heads=few,
-        causal_known_ids=20,
-        causal_messages=dice.choice((4, 20)),
+        sds_claimants=dice.choice((1, 2)),
+        causal_messages=dice.choice((2, 5)),
     )
 
 
@@ -173,9 +194,14 @@ def _small_faults(dice: Dice) -> GroupFaults:
         lost=share(0.2, 0.2, 0.5),
         twice=share(0.1, 0.5),
         breaks=share(0.02, 0.1),
-        send_crashes=share(0.0, 0.1, 0.3),
+        refused_saves=share(0.0, 0.1, 0.5),
+        doubtful_saves=share(0.0, 0.1),
+        save_crashes=share(0.0, 0.01, 0.03),
+        send_crashes=share(0.0, 0.01, 0.03),
         commit_crashes=share(0.0, 0.1),
         crash_every_ns=every(0, 4, 8),
+        leave_every_ns=every(0, 10),
+        disk_every_ns=every(0, 10),
         outage_every_ns=every(0, 10),
         partition_every_ns=every(5, 10),
         jump_every_ns=every(0, 0, 5),
@@ -188,7 +214,8 @@ def _large_faults(size: int) -> GroupFaults:
         lost=0.2,
         twice=0.05,
         breaks=0.02,
-        send_crashes=0.05,
+        refused_saves=0.01,
+        send_crashes=0.001,
         crash_every_ns=(3 if size <= LARGE_GROUP else 2) * NS_PER_S,
         partition_every_ns=20 * NS_PER_S,
         skew_ns=3 * NS_PER_S,

@@ -11,12 +11,12 @@ from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sim.groups.spoken import Spoken
 from store.domain.causal import CausalWalk
 from store.domain.claims import Answer, Claim, Done, Hinted, HintQuery, Read
 from store.domain.limits import RequestLimits
 from store.domain.lookup import Lookup
 from store.domain.ports import CausalRequest, HistoryEntry, TopicFilter
+from storenode.sds.aio.transport import Fetched
 from storenode.sds.codec import decode, sds_key
 from storenode.sds.envelope import Entry
 
@@ -33,29 +33,34 @@ class Shelf:
     """
 
     def __init__(self, channel_id: str, limits: RequestLimits) -> None:
-        self.held: dict[bytes, Spoken] = {}
-        self.order: list[Spoken] = []
+        self.held: dict[bytes, Fetched] = {}
+        self.order: list[Fetched] = []
         self._channel_id = channel_id.encode()
         self._limits = limits
         self._claims: dict[bytes, Claim] = {}
         self._by_key: dict[bytes, list[Claim]] = {}
 
-    def add(self, spoken: Spoken) -> bool:
+    def add(self, message: Fetched) -> bool:
         """Store a message; False when it is there."""
-        if spoken.hint in self.held:
+        if message.hint in self.held:
             return False
-        self.held[spoken.hint] = spoken
-        self.order.append(spoken)
-        claim = _claim(spoken)
-        self._claims[spoken.hint] = claim
+        self.held[message.hint] = message
+        self.order.append(message)
+        claim = _claim(message)
+        self._claims[message.hint] = claim
         insort(self._by_key.setdefault(claim[0], []), claim, key=lambda each: each[1:3])
         return True
 
-    def by_hint(self, hints: Iterable[bytes]) -> list[Spoken]:
+    def since(self, time_ns: int) -> list[Fetched]:
+        """Those from a time on, in ascending order of time."""
+        found = [each for each in self.order if each.timestamp_ns >= time_ns]
+        return sorted(found, key=lambda each: (each.timestamp_ns, each.hint))
+
+    def by_hint(self, hints: Iterable[bytes]) -> list[Fetched]:
         """Those of some hints that are held."""
         return [self.held[hint] for hint in hints if hint in self.held]
 
-    def by_id(self, entries: Sequence[Entry]) -> tuple[list[Spoken], bool]:
+    def by_id(self, entries: Sequence[Entry]) -> tuple[list[Fetched], bool]:
         """All that claim some IDs, as a node finds them; True: an ID has more claimants."""
         asked = _entries(entries)
         lookup = Lookup(self._channel_id, asked, self._limits.sds_claimants)
@@ -64,7 +69,7 @@ class Shelf:
             answer = self._answer(read)
         return [self.held[found[2]] for found in lookup.messages], lookup.truncated
 
-    def causes(self, heads: Sequence[Entry], known: Sequence[str]) -> tuple[list[Spoken], bool]:
+    def causes(self, heads: Sequence[Entry], known: Sequence[str]) -> tuple[list[Fetched], bool]:
         """Heads and all their causes, parents first; True: a limit ended the walk."""
         keys = frozenset(sds_key(self._channel_id, each.encode()) for each in known)
         request = CausalRequest(
@@ -99,13 +104,13 @@ def _entries(entries: Iterable[Entry]) -> tuple[HistoryEntry, ...]:
     return tuple(HistoryEntry(entry.message_id.encode(), entry.hint) for entry in entries)
 
 
-def _claim(spoken: Spoken) -> Claim:
-    found = decode(spoken.payload)
+def _claim(message: Fetched) -> Claim:
+    found = decode(message.payload)
     assert found is not None, "a participant has published what no node can read"
     return (
         sds_key(found.channel_id, found.message_id),
-        spoken.timestamp_ns,
-        spoken.hint,
+        message.timestamp_ns,
+        message.hint,
         found.message_id,
         _array(_UUID, [sds_key(found.channel_id, parent) for parent, _ in found.parents]),
         _array(_BYTEA, [hint for _, hint in found.parents]),

@@ -1,21 +1,26 @@
 """A simulated store node, as the participants of a group see it: it is written, followed and read.
 
 What it has acknowledged it keeps, whatever becomes of it. Pages have their limits, a call breaks
-where the network says so, and a second node has the messages of the first only after a while.
+where the network says so, and a second node has the messages of the first only after a while, or
+never.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Final
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
+from sim.bridge import Life, kept
 from sim.calls import Closed, End, Ended, Identity, Status
 from sim.dice import happens
-from sim.groups.limits import MAX_LIVE
 from sim.groups.shelf import Shelf
-from sim.groups.spoken import ByHint, ById, Causes, FollowFrom, Offer, Page, Request, Spoken
 from sim.limits import NS_PER_S
-from sim.tasks import Cancelled, Promise, Steps, Task, pause
+from storenode.message.hashing import message_hash
+from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, Route, Verdict
+from storenode.sds.envelope import Entry
 
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld
@@ -23,35 +28,59 @@ if TYPE_CHECKING:
 PUBLISH: Final = "PublishStream"
 FOLLOW: Final = "Follow"
 READ: Final = "Read"
+ROUTE: Final = Route("room", "/waku/2/rs/1/0", "/sds/1/room/proto")
 
-_PULL_EVERY_NS: Final = 3 * NS_PER_S
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """`Scan` from a time on."""
+
+    time_ns: int
 
 
-class _Follower:
-    """Who follows: what is only handed on, and how to wake it."""
+@dataclass(frozen=True, slots=True)
+class ByHint:
+    """`Query` by message hashes."""
 
-    def __init__(self) -> None:
-        self.live: deque[Spoken] = deque(maxlen=MAX_LIVE)
-        self.woken: Promise[None] = Promise()
+    hints: tuple[bytes, ...]
 
-    def wake(self) -> None:
-        woken, self.woken = self.woken, Promise()
-        woken.keep(None)
+
+@dataclass(frozen=True, slots=True)
+class ById:
+    """`GetSdsMessages`."""
+
+    entries: Sequence[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """`GetCausalHistory`: heads with all their causes, but for what is known."""
+
+    heads: Sequence[Entry]
+    known: Sequence[str]
+
+
+Request = Since | ByHint | ById | Causes
+
+
+def taken(message: Outbound) -> Fetched:
+    """A message as whoever takes it has it."""
+    payload, time_ns = message.payload, message.timestamp_ns
+    hint = message_hash(ROUTE.pubsub_topic, payload, ROUTE.content_topic, None, time_ns)
+    return Fetched(payload, hint, time_ns)
 
 
 class StoreNode:
     """One store node; a `sim.network.Host`."""
 
     def __init__(self, world: GroupWorld, number: int) -> None:
-        scenario = world.scenario
         self.name = f"s{number}"
-        self.up = True
-        self.shelf = Shelf(scenario.config.channel_id, scenario.limits)
+        self.up = False
+        self.shelf = Shelf(ROUTE.channel_id, world.scenario.limits)
         self._world = world
+        self._life = Life()
         self._who = Identity(self.name, self.name)
-        self._tasks: dict[Task, None] = {}
-        self._followers: dict[_Follower, None] = {}
-        self._page = scenario.limits.page_messages
+        self._news = asyncio.Event()
 
     @property
     def identity(self) -> Identity | None:
@@ -59,32 +88,32 @@ class StoreNode:
         return self._who if self.up else None
 
     def start(self) -> None:
-        """Begin to fetch what the other nodes have."""
-        self._begin("pull", self._pull())
+        """Serve, and fetch what the other nodes have."""
+        if not self.up:
+            self.up, self._life = True, Life()
+            self._world.trace.note(self.name, "is there")
+            if self._world.scenario.pull_ns:
+                self._begin(self._pull())
 
     def crash(self) -> None:
         """End all calls; what is stored stays."""
-        self.up = False
-        self._world.trace.note(self.name, "is away")
-        for task in list(self._tasks):
-            task.cancel()
-        self._followers.clear()
-        self._world.network.drop_calls(self.name)
-
-    def restart(self) -> None:
-        """Go on."""
-        if not self.up:
-            self.up = True
-            self._world.trace.note(self.name, "is back")
-            self.start()
+        if self.up:
+            self.up = False
+            self._world.trace.note(self.name, "is away")
+            self._life.end()
+            self._world.network.drop_calls(self.name)
 
     def serve(self, method: str, end: End) -> bool:
         """Take a call."""
         work = {PUBLISH: self._take, FOLLOW: self._feed, READ: self._read}.get(method)
         if work is None:
             return False
-        task = self._begin(method, _served(work(end)))
-        end.on_lost = task.cancel
+        task = self._begin(_served(work, end))
+
+        def lost(_: Closed) -> None:
+            task.cancel()
+
+        end.on_lost = lost
         return True
 
     def receive(self, sender: str, letter: object) -> None:
@@ -92,99 +121,92 @@ class StoreNode:
 
     # What it does
 
-    def _begin(self, name: str, steps: Steps[None]) -> Task:
-        task = Task(self._world.timeline, name, lambda _: steps, self._ended)
-        self._tasks[task] = None
-        return task
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._world.loop.begin(self._life, work)
 
-    def _ended(self, task: Task) -> None:
-        self._tasks.pop(task, None)
-
-    def _disk(self) -> Steps[None]:
+    async def _disk(self) -> None:
         world = self._world
-        yield from pause(world.timeline, int(world.scenario.disk_delay_ns * world.dice.random()))
+        await asyncio.sleep(world.scenario.disk_delay_ns * world.dice.random() / NS_PER_S)
 
-    def _take(self, end: End) -> Steps[None]:
-        while not isinstance(offer := (yield from end.read().wait()), Ended):
-            assert isinstance(offer, Offer)
-            yield from self._disk()
-            self._store(offer)
+    async def _take(self, end: End) -> None:
+        while not isinstance(batch := await kept(end.read()), Ended):
+            await self._disk()
+            verdicts = [self._store(each) for each in batch]
+            self._stir()
             if happens(self._world.dice, self._world.faults_now.commit_crashes):
                 self._world.fail_soon(self)
-                yield from pause(self._world.timeline, NS_PER_S)
-            yield from end.send([each.hint for each in offer.messages]).wait()
+                await asyncio.sleep(1)
+            await kept(end.send(verdicts))
         end.finish()
 
-    def _store(self, offer: Offer) -> None:
-        for spoken in offer.messages:
-            if spoken.lasting:
-                self.shelf.add(spoken)
-            else:
-                for follower in self._followers:
-                    follower.live.append(spoken)
-        self._wake()
+    def _store(self, message: Fetched) -> Verdict:
+        drift_ns = self._world.scenario.drift_ns
+        if abs(message.timestamp_ns - self._world.timeline.now_ns) > drift_ns:
+            self._world.mark("a store refused a message for its time")
+            return Verdict(held=False, hint=b"", reason="The time is too far from the node's.")
+        self.shelf.add(message)
+        return Verdict(held=True, hint=message.hint)
 
-    def _wake(self) -> None:
-        for follower in list(self._followers):
-            follower.wake()
+    def _stir(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
-    def _feed(self, end: End) -> Steps[None]:
-        start = yield from end.read().wait()
-        assert isinstance(start, FollowFrom)
-        follower, place, order = _Follower(), start.place, self.shelf.order
-        self._followers[follower] = None
-        try:
-            while True:
-                if place == len(order) and not follower.live:
-                    yield from follower.woken.wait()
-                messages = order[place : place + self._page]
-                place += len(messages)
-                while follower.live and len(messages) < self._page:
-                    messages.append(follower.live.popleft())
-                yield from end.send(Page(messages, place)).wait()
-        finally:
-            self._followers.pop(follower, None)
-
-    def _read(self, end: End) -> Steps[None]:
-        request = yield from end.read().wait()
-        yield from self._disk()
-        answer = self._answer(request)
-        if answer is None:
-            end.finish(Status.INVALID_ARGUMENT, "the request asks for too much")
+    async def _feed(self, end: End) -> None:
+        place, order = self._place(await kept(end.read())), self.shelf.order
+        if place is None:
+            end.finish(Status.OUT_OF_RANGE, "the cursor is another store's")
             return
-        messages, truncated = answer
-        for start in range(0, len(messages), self._page):
-            page = messages[start : start + self._page]
-            yield from end.send(Page(page, truncated=truncated)).wait()
+        most = self._world.scenario.limits.page_messages
+        while True:
+            messages = order[place : place + most]
+            place += len(messages)
+            cursor = f"{self.name}:{place}".encode()
+            await kept(end.send(FeedPage(messages, cursor, live=place == len(order))))
+            while place == len(order):
+                await self._news.wait()
+
+    def _place(self, cursor: bytes) -> int | None:
+        if not cursor:
+            return len(self.shelf.order)
+        name, place = cursor.decode().split(":")
+        return int(place) if name == self.name else None
+
+    async def _read(self, end: End) -> None:
+        request = await kept(end.read())
+        await self._disk()
+        messages, truncated = self._answer(request)
+        if truncated:
+            self._world.mark("an answer was truncated")
+        most = self._world.scenario.limits.page_messages
+        for start in range(0, len(messages), most):
+            await kept(end.send(messages[start : start + most]))
         end.finish()
 
-    def _answer(self, request: Request) -> tuple[list[Spoken], bool] | None:
-        limits, shelf = self._world.scenario.limits, self.shelf
+    def _answer(self, request: Request) -> tuple[list[Fetched], bool]:
+        shelf = self.shelf
         match request:
+            case Since(time_ns):
+                return shelf.since(time_ns), False
             case ByHint(hints):
-                fits = len(hints) <= limits.query_hashes
-                return (shelf.by_hint(hints), False) if fits else None
+                return shelf.by_hint(hints), False
             case ById(entries):
-                return shelf.by_id(entries) if len(entries) <= limits.sds_entries else None
+                return shelf.by_id(entries)
             case Causes(heads, known):
-                fits = len(heads) <= limits.causal_heads and len(known) <= limits.causal_known_ids
-                return shelf.causes(heads, known) if fits else None
+                return shelf.causes(heads, known)
 
-    def _pull(self) -> Steps[None]:
+    async def _pull(self) -> None:
         """Come to hold what the other nodes hold, as reconciliation does."""
         world = self._world
         while True:
-            yield from pause(world.timeline, int(_PULL_EVERY_NS * world.dice.uniform(0.5, 1.5)))
+            await asyncio.sleep(world.scenario.pull_ns / NS_PER_S * world.dice.uniform(0.5, 1.5))
             for other in world.stores:
                 if other.up and not world.network.is_cut(self.name, other.name):
                     new = [each for each in other.shelf.order if self.shelf.add(each)]
                     if new:
-                        self._wake()
+                        self._stir()
 
 
-def _served(steps: Steps[None]) -> Steps[None]:
+async def _served(work: Callable[[End], Awaitable[None]], end: End) -> None:
     """A call of a participant that may leave at any time."""
-    try:
-        yield from steps
-    except (Closed, Cancelled):
-        return
+    with suppress(Closed):
+        await work(end)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from sim.bridge import TimelineLoop
 from sim.dice import Dice
 from sim.groups.faults import GroupFaultInjector
 from sim.groups.judge import GroupJudge
 from sim.groups.limits import CHECK_EVERY_EVENTS, MAX_GROUP_EVENTS
-from sim.groups.member import Member
+from sim.groups.member import LEAVE_NS, Member
 from sim.groups.scenario import NO_FAULTS, GroupScenario
-from sim.groups.spoken import Spoken
 from sim.groups.store import StoreNode
 from sim.judge import Violation
 from sim.limits import NS_PER_MS, NS_PER_S, START_NS
 from sim.network import Host, Network
 from sim.timeline import Timeline
 from sim.trace import Trace
+from storenode.sds.aio.transport import Fetched
 
 _LOOK_EVERY_NS: Final = 500 * NS_PER_MS
 _PATIENCE_ROUNDS: Final = 40
@@ -61,8 +63,10 @@ class GroupWorld:
         self.scenario = scenario
         self.dice = dice
         self.timeline = Timeline(START_NS)
+        # Abstract is what needs sockets, signals or processes: there are none.
+        self.loop = TimelineLoop(self.timeline, dice)  # type: ignore[abstract]
         self.trace = Trace(self.timeline, sink)
-        self.judge = GroupJudge()
+        self.judge = GroupJudge(lambda: self.timeline.now_ns)
         self.marks: Counter[str] = Counter()
         self.broadcasts: Counter[str] = Counter()
         self.network = Network(self.timeline, dice, self.trace, self.marks)
@@ -75,6 +79,9 @@ class GroupWorld:
             self.network.add(host)
         self.heard = 0
         self._turn = 0
+        self._number = 0
+        self._closing = False
+        self.over = False
 
     def run(self) -> GroupSummary:
         """From the beginning to the end.
@@ -83,14 +90,24 @@ class GroupWorld:
             Violation: something that must hold does not.
             AssertionError: an invariant of a channel, or a bound, is broken.
         """
-        self._begin()
         faults = GroupFaultInjector(self)
+        with self.loop.running():
+            try:
+                return self._run(faults)
+            finally:
+                self.over = self._closing = True
+                faults.stop()
+
+    def _run(self, faults: GroupFaultInjector) -> GroupSummary:
+        self._begin()
         faults.start()
         self._pass_until(START_NS + self.scenario.faults_ns)
         self._calm(faults)
         calm_ns = self.timeline.now_ns
         self._settle()
-        return self._summary(self.timeline.now_ns - calm_ns)
+        settled_ns = self.timeline.now_ns
+        self._close()
+        return self._summary(settled_ns - calm_ns)
 
     # For those who act in it
 
@@ -98,23 +115,46 @@ class GroupWorld:
         """Something rare happened."""
         self.marks[what] += 1
 
-    def relay(self, sender: str, spoken: Spoken) -> None:
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Around what the judge is told inside a participant, which cannot hide what it says."""
+        try:
+            yield
+        except Exception as error:
+            self.loop.fail(error)
+            raise
+
+    def relay(self, sender: str, message: Fetched) -> None:
         """Let everybody else hear a broadcast, if that is a way at all."""
-        if self.scenario.relay:
+        if not self.scenario.follow:
             for member in self.members:
                 if member.name != sender:
-                    self.network.post(sender, member.name, spoken)
+                    self.network.post(sender, member.name, message)
+
+    def next_number(self) -> int:
+        """Another one every time."""
+        self._number += 1
+        return self._number
+
+    def store_named(self, name: str) -> StoreNode:
+        """A store node."""
+        return next(store for store in self.stores if store.name == name)
+
+    def order_of_stores(self) -> list[str | None]:
+        """The store nodes as one participant is told of them."""
+        names: list[str | None] = [store.name for store in self.stores]
+        return self.dice.sample(names, len(names))
 
     def restart_later(self, member: Member) -> None:
         """A participant has crashed; somebody starts it again."""
         delay_ns = int(self.dice.random() * self.dice.choice((1, 5, 15)) * NS_PER_S)
-        self.timeline.after(delay_ns, lambda: self._start(member))
+        self.timeline.after(delay_ns, lambda: None if self._closing else member.boot())
 
     def fail_soon(self, store: StoreNode) -> None:
         """A store goes away at this moment, and comes back."""
         self.mark("a store crashed between a commit and its acknowledgement")
         self.timeline.soon(store.crash)
-        self.timeline.after(int(self.dice.uniform(1, 5) * NS_PER_S), store.restart)
+        self.timeline.after(int(self.dice.uniform(1, 5) * NS_PER_S), store.start)
 
     # The phases
 
@@ -132,19 +172,15 @@ class GroupWorld:
                 self._say_at(at_ns + int(dice.uniform(0, 1) * NS_PER_S), said)
 
     def _start_at(self, member: Member, time_ns: int) -> None:
-        self.timeline.at(time_ns, lambda: self._start(member))
+        self.timeline.at(time_ns, member.boot)
 
     def _say_at(self, time_ns: int, number: int) -> None:
         def act() -> None:
-            up = [member for member in self.members if member.channel is not None]
+            up = [member for member in self.members if member.stays]
             if up:
                 self.dice.choice(up).say(b"message %d" % number)
 
         self.timeline.at(time_ns, act)
-
-    def _start(self, member: Member) -> None:
-        if member.channel is None:
-            member.boot()
 
     def _calm(self, faults: GroupFaultInjector) -> None:
         """End the faults: clocks are right, everybody is there, nobody says anything any more."""
@@ -152,9 +188,9 @@ class GroupWorld:
         self.faults_now = NO_FAULTS
         faults.stop()
         for store in self.stores:
-            store.restart()
+            store.start()
         for member in self.members:
-            self._start(member)
+            member.boot()
 
     def _settle(self) -> None:
         """Wait until all logs are equal, and nobody waits for anything."""
@@ -172,23 +208,45 @@ class GroupWorld:
         longest_ms = config.sync_at_least_ms + config.resend_possible_ms + config.missing_every_ms
         if config.repair is not None:
             longest_ms += config.repair.request_max_ms
-        return _PATIENCE_ROUNDS * longest_ms * NS_PER_MS
+        # A clock that was ahead is followed by messages; what is newer than the time must wait.
+        ahead_ns = min(self.scenario.faults.skew_ns, config.max_clock_ahead_ms * NS_PER_MS)
+        return _PATIENCE_ROUNDS * longest_ms * NS_PER_MS + ahead_ns
 
     def _unequal(self) -> str:
         for member in self.members:
-            channel = member.channel
-            assert channel is not None
-            if channel.incoming.waiting or channel.incoming.wants:
-                return f"{member.name} waits for {len(channel.incoming.wants)} messages"
-            if len(channel.outgoing):
-                return f"{member.name} has {len(channel.outgoing)} unacknowledged messages"
+            participant = member.participant
+            if participant is None:
+                return f"{member.name} is not there"
+            core, view = participant.core, member.view
+            for count, what in (
+                (len(core.incoming.waiting) or len(core.incoming.wants), "messages that wait"),
+                (len(core.outgoing), "unacknowledged messages"),
+                (len(participant.ledger.outbox), "unpublished messages"),
+                (view.keys != view.shown_keys, "messages that it has not shown"),
+            ):
+                if count:
+                    return f"{member.name} has {count} {what}"
         return self.judge.unequal([member.view for member in self.members])
+
+    def _close(self) -> None:
+        """Let everybody leave: nothing may be left of them."""
+        self._closing = True
+        for member in self.members:
+            if member.stays:
+                member.leave()
+        self._pass_until(self.timeline.now_ns + LEAVE_NS + NS_PER_S)
+        for member in self.members:
+            assert member.life.ended, f"{member.name} has not left"
+            saved = [row["message_id"].decode() for row in member.disk.in_order()]
+            shown = [message_id for _, message_id in member.view.shown_keys]
+            assert saved == shown, f"{member.name} has not saved what it has shown"
 
     def _pass_until(self, time_ns: int) -> None:
         timeline, reached = self.timeline, []
         timeline.at(time_ns, lambda: reached.append(True))
         while not reached:
             assert timeline.step(), "nothing is left to happen"
+            self.loop.check()
             if not timeline.events % CHECK_EVERY_EVENTS:
                 self._look_around()
 
@@ -199,8 +257,8 @@ class GroupWorld:
         self._check(self.members[self._turn])
 
     def _check(self, member: Member) -> None:
-        if member.channel is not None:
-            self.judge.check(member.view, member.channel, self.timeline.now_ns)
+        if member.participant is not None:
+            self.judge.check(member.view, member.participant)
 
     def _summary(self, settling_ns: int) -> GroupSummary:
         everything = set().union(*(member.view.ids for member in self.members))

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "sim": frozenset(
         {"reconcile", "store.domain", "store.gossip", "store.gossip.driver", "store.messages"}
         | {"store.sync"}
-        | {"storenode.message", "storenode.sds"}
+        | {"storenode.message", "storenode.sds", "storenode.sds.aio"}
     ),
     # edges, which never import each other
     "store.db": EDGES_SHARE | {"reconcile", "storenode.sds"},

@@ -106,11 +106,11 @@ def _no_entries(*_: object) -> list[str]:
 
 @dataclass(frozen=True)
 class GroupMutant:
-    """A method of a part of the core, what stands in for it, and what a run says of that."""
+    """An attribute of a class or module, what stands in for it, and what a run says of that."""
 
-    part: type
+    part: object
     method: str
-    fault: Callable[..., Any]
+    fault: Callable[..., Any] | object
     finding: str
     with_store: bool = False
 

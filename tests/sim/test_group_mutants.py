@@ -1,4 +1,4 @@
-"""Simulated groups find faults: a core with one of them does not get through."""
+"""Simulated groups find faults: neither a core nor a driver with one gets through."""
 
 import random
 import re
@@ -7,15 +7,19 @@ import pytest
 
 from sim.groups.run import simulate_group
 from sim.run import SimulationFailure
+from tests.sim.group_driver_mutants import GROUP_DRIVER_MUTANTS
 from tests.sim.group_mutants import GROUP_MUTANTS
 
-SEEDS = 40
+SEEDS = 60
 """A fault must show in one of so many runs; most show in the first."""
 
 
-@pytest.mark.parametrize("name", GROUP_MUTANTS)
+MUTANTS = GROUP_MUTANTS | GROUP_DRIVER_MUTANTS
+
+
+@pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = GROUP_MUTANTS[name]
+    mutant = MUTANTS[name]
     monkeypatch.setattr(mutant.part, mutant.method, mutant.fault)
     for seed in range(SEEDS):
         try:
@@ -27,4 +31,4 @@ def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 again = f"python -m sim --groups 3{flag} --seed {seed} --trace"
                 assert others[-1] == f"repeat it with: {again}"
                 return
-    pytest.fail(f"no run of {SEEDS} has found a core that {name}")
+    pytest.fail(f"no run of {SEEDS} has found a participant that {name}")

@@ -8,7 +8,6 @@ async for message in channel.messages():
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -16,15 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import SystemRandom
-from typing import Self, TypeVar
+from typing import Self
 
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.cipher import Cipher, Clear
 from storenode.sds.aio.events import ChannelEvent, Events, Message
 from storenode.sds.aio.limits import MAX_LOG_PAGE, MAX_TRANSPORTS
 from storenode.sds.aio.node import StoreNode
-from storenode.sds.aio.participant import Participant
-from storenode.sds.aio.revive import revive
+from storenode.sds.aio.participant import Participant, participating
 from storenode.sds.aio.state import Identity, State, StatePlace
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Route, Transport
@@ -36,7 +34,6 @@ from storenode.sds.pages import Key
 Place = str | Transport
 """Where a channel can be reached: HOST:PORT of a store node, or a transport."""
 
-_R = TypeVar("_R")
 _BEGINNING: Key = (0, "")
 
 
@@ -85,30 +82,21 @@ class Channel:
         if (chosen.channel_id, chosen.sender_id) != (channel_id, sender_id):
             raise ValueError("config is of another channel or sender than the one to join as")
         topic = f"/sds/1/{channel_id}/proto" if content_topic is None else content_topic
-        route = Route(channel_id, pubsub_topic, topic)
-        dice = chance or SystemRandom()
         kept = State(StatePlace.of(state), Identity(channel_id, sender_id))
         thread = ThreadPoolExecutor(1, thread_name_prefix="sds-state")
-        participant: Participant | None = None
         try:
-            ledger = await _in(thread, lambda: revive(kept, chosen, clock() // 1_000_000, dice))
-            links = [transport.open(route) for transport in transports]
-            participant = Participant(
-                ledger,
+            async with participating(
                 kept,
                 thread,
-                links=links,
-                route=route,
+                transports=transports,
+                route=Route(channel_id, pubsub_topic, topic),
+                config=chosen,
                 cipher=cipher or Clear(),
                 clock=clock,
-                chance=dice,
-            )
-            participant.start()
-            yield cls(participant)
+                chance=chance or SystemRandom(),
+            ) as participant:
+                yield cls(participant)
         finally:
-            if participant is not None:
-                await participant.leave()
-            await _in(thread, kept.close)
             thread.shutdown(wait=False)
 
     @property
@@ -208,10 +196,6 @@ class Channel:
         participant = self._participant
         rows = await participant.saver.page(limit, after=after, before=before, committed=commit)
         return [participant.message_of(row) for row in rows]
-
-
-async def _in(thread: ThreadPoolExecutor, work: Callable[[], _R]) -> _R:
-    return await asyncio.get_running_loop().run_in_executor(thread, work)
 
 
 def _transports(places: Place | Sequence[Place]) -> list[Transport]:

@@ -102,7 +102,6 @@ class Feed:
 
     def _connected(self, link: Link) -> None:
         self.node = self._last = link.name
-        self._rotation.worked()
         self._refused.clear()
         self._tell((Connected(link.name),))
         self._changed("")
@@ -119,6 +118,8 @@ class Feed:
         if page.live:
             self._ledger.online(self._clock())
         self.live = page.live
+        # Not before: a node that is followed and cannot be scanned has failed.
+        self._rotation.worked()
         self._changed("")
 
     async def _close_gap(self, link: Link, since_ns: int) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Final
 
 from storenode.sds.aio.schema import CURSORS, LAMPORT_OFFSET, LOST, OUTBOX, UNACKNOWLEDGED, WAITING
@@ -20,6 +21,7 @@ from storenode.sds.envelope import Kind, encode_message
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
+    Counts,
     Delivered,
     Event,
     GaveUp,
@@ -47,6 +49,8 @@ TABLES: Final = {
     "lost": LOST,
 }
 """The tables whose rows are replaced by key."""
+
+_COUNTS: Final = attrgetter(*(each.name for each in fields(Counts)))
 
 
 @dataclass(slots=True)
@@ -226,7 +230,7 @@ class Ledger:
             "clock": core.clock.value - LAMPORT_OFFSET,
             "sends": core.sends,
             "serial": self.serial,
-            "counts": json.dumps(astuple(core.counts)),
+            "counts": json.dumps(_COUNTS(core.counts)),
             "gap_from_ns": self.gap_from_ns,
             "online_ns": self.online_ns,
         }

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -24,13 +24,15 @@ from storenode.sds.aio.ledger import Ledger, Row
 from storenode.sds.aio.limits import LEAVE_TIMEOUT_S, MAX_TICK_S, PACKETS_AT_ONCE
 from storenode.sds.aio.publisher import Publisher, Ready
 from storenode.sds.aio.repair import Repair
+from storenode.sds.aio.revive import revive
 from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.schema import LAMPORT_OFFSET
-from storenode.sds.aio.state import State
+from storenode.sds.aio.state import DurableState
 from storenode.sds.aio.status import Status
-from storenode.sds.aio.transport import Fetched, Link, Route
+from storenode.sds.aio.transport import Fetched, Link, Route, Transport
 from storenode.sds.chance import Chance
+from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
     Broadcast,
     Delivered,
@@ -58,8 +60,8 @@ class Participant:
     def __init__(
         self,
         ledger: Ledger,
-        state: State,
-        thread: ThreadPoolExecutor,
+        state: DurableState,
+        thread: Executor | None,
         *,
         links: Sequence[Link],
         route: Route,
@@ -336,6 +338,46 @@ class Participant:
             self.saver.fail(error)
             for other in self._tasks:
                 other.cancel()
+
+
+@asynccontextmanager
+async def participating(
+    state: DurableState,
+    thread: Executor | None,
+    *,
+    transports: Sequence[Transport],
+    route: Route,
+    config: ChannelConfig,
+    cipher: Cipher,
+    clock: Callable[[], int],
+    chance: Chance,
+) -> AsyncIterator[Participant]:
+    """Run the participant of a state, which is opened for that in ``thread`` and closed after it.
+
+    Raises:
+        StateError: the state cannot be used.
+    """
+    loop = asyncio.get_running_loop()
+    participant: Participant | None = None
+    try:
+        now_ms = clock() // _NS_PER_MS
+        ledger = await loop.run_in_executor(thread, revive, state, config, now_ms, chance)
+        participant = Participant(
+            ledger,
+            state,
+            thread,
+            links=[transport.open(route) for transport in transports],
+            route=route,
+            cipher=cipher,
+            clock=clock,
+            chance=chance,
+        )
+        participant.start()
+        yield participant
+    finally:
+        if participant is not None:
+            await participant.leave()
+        await loop.run_in_executor(thread, state.close)
 
 
 def _no_room(event: object) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from storenode.sds.aio.ledger import Ledger, OutboxItem, Row
 from storenode.sds.aio.schema import LAMPORT_OFFSET
-from storenode.sds.aio.state import State, StateError
+from storenode.sds.aio.state import DurableState, StateError
 from storenode.sds.bloom import FilterShape
 from storenode.sds.chance import Chance
 from storenode.sds.channel import MessageChannel
@@ -24,7 +24,7 @@ from storenode.sds.outgoing import Outgoing
 from storenode.sds.pages import LogEntry
 
 
-def revive(state: State, config: ChannelConfig, now_ms: int, chance: Chance) -> Ledger:
+def revive(state: DurableState, config: ChannelConfig, now_ms: int, chance: Chance) -> Ledger:
     """Open a state and make its ledger; a new one for a new state.
 
     Raises:
@@ -38,7 +38,7 @@ def revive(state: State, config: ChannelConfig, now_ms: int, chance: Chance) -> 
         try:
             _fill(state, ledger, row)
         except (MessageError, KeyError, TypeError, ValueError) as error:
-            raise StateError(f"The state {state.place.shown} is damaged: {error}") from error
+            raise StateError(f"The state {state.shown} is damaged: {error}") from error
     return ledger
 
 
@@ -50,7 +50,7 @@ def filter_length(shape: FilterShape, inserted: int) -> int:
     return kept + 1 + (inserted - shape.capacity - 1) % (shape.capacity - kept)
 
 
-def _fill(state: State, ledger: Ledger, row: Row) -> None:
+def _fill(state: DurableState, ledger: Ledger, row: Row) -> None:
     core = ledger.core
     core.clock.value = row["clock"] + LAMPORT_OFFSET
     core.sends = row["sends"]
@@ -60,10 +60,11 @@ def _fill(state: State, ledger: Ledger, row: Row) -> None:
     ledger.cursors = {each["node"]: each["cursor"] for each in state.rows("cursors")}
     _fill_log(state, core)
     _fill_lost(state, ledger)
+    # Before what waits, whose times count from where the clock has come to.
+    _fill_outgoing(state, core)
     waiting = state.rows("waiting")
     _fill_waiting(ledger, waiting)
     _fill_filter(state, ledger, waiting)
-    _fill_outgoing(state, core)
     items = [
         OutboxItem(**{**each, "message_id": each["message_id"].decode()})
         for each in state.rows("outbox")
@@ -71,7 +72,7 @@ def _fill(state: State, ledger: Ledger, row: Row) -> None:
     ledger.revived(items)
 
 
-def _fill_log(state: State, core: MessageChannel) -> None:
+def _fill_log(state: DurableState, core: MessageChannel) -> None:
     keep = core.config.keep_entries
     skip = 0 if keep is None else max(state.log_length() - keep, 0)
     if skip:
@@ -80,7 +81,7 @@ def _fill_log(state: State, core: MessageChannel) -> None:
     core.log.load(LogEntry(*entry) for entry in state.log_entries(skip))
 
 
-def _fill_lost(state: State, ledger: Ledger) -> None:
+def _fill_lost(state: DurableState, ledger: Ledger) -> None:
     names = [each["message_id"].decode() for each in state.rows("lost")]
     ledger.lost_rows.update(names)
     ledger.core.lost = dict.fromkeys(names[-MAX_LOST_IDS:])
@@ -122,7 +123,7 @@ def _ask(core: MessageChannel, entry: Entry, since_ms: int) -> None:
         core.requests.add(entry, since_ms)
 
 
-def _fill_filter(state: State, ledger: Ledger, waiting: list[Row]) -> None:
+def _fill_filter(state: DurableState, ledger: Ledger, waiting: list[Row]) -> None:
     count = filter_length(ledger.core.config.filter, ledger.serial)
     found = state.newest_ids(count)
     found += [(row["serial"], decode_message(row["payload"]).message_id) for row in waiting]
@@ -134,7 +135,7 @@ def _last(found: list[tuple[int, str]], count: int) -> Iterator[str]:
     return (message_id for _, message_id in sorted(found)[-count:])
 
 
-def _fill_outgoing(state: State, core: MessageChannel) -> None:
+def _fill_outgoing(state: DurableState, core: MessageChannel) -> None:
     made = []
     for row in state.rows("unacknowledged"):
         message = decode_message(row["payload"])

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final
 
 from storenode.sds.aio.ledger import Batch, Ledger, Row
 from storenode.sds.aio.limits import FIRST_DELAY_S, MAX_DELAY_S
-from storenode.sds.aio.state import State, StateError, StateTaken
+from storenode.sds.aio.state import DurableState, StateError, StateTaken
 from storenode.sds.pages import Key
 
 MAX_UNSAVED: Final = 5_000
@@ -27,8 +27,8 @@ class Saver:
     def __init__(
         self,
         ledger: Ledger,
-        state: State,
-        thread: ThreadPoolExecutor,
+        state: DurableState,
+        thread: Executor | None,
         release: Callable[[int, list[Any]], None],
         troubled: Callable[[str], None],
     ) -> None:

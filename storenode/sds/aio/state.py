@@ -97,6 +97,63 @@ class StatePlace:
         )
 
 
+class DurableState(Protocol):
+    """What a participant needs of its state; `State` keeps it in a database.
+
+    Every method blocks, is called from one thread, and may raise `StateError`.
+    """
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it ends with the process: then a failed transaction is not tried again."""
+        ...
+
+    @property
+    def shown(self) -> str:
+        """Where it is, for messages."""
+        ...
+
+    def open(self) -> Row:
+        """Make it ready, and return the participant's row."""
+        ...
+
+    def close(self) -> None:
+        """Give it up."""
+        ...
+
+    def commit(self, batch: Batch) -> None:
+        """Write a batch whole or not at all; nothing happens when it was written before."""
+        ...
+
+    def rows(self, name: str) -> list[Row]:
+        """All rows of a small table, in the order of their keys."""
+        ...
+
+    def log_length(self) -> int:
+        """Messages of the log."""
+        ...
+
+    def log_ids(self, limit: int) -> Iterator[str]:
+        """The IDs of the oldest messages of the log."""
+        ...
+
+    def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
+        """Lamport timestamp, ID, sender and hint of the log in order, without the oldest."""
+        ...
+
+    def newest_ids(self, count: int) -> list[tuple[int, str]]:
+        """The delivered messages that came last, with their serial numbers."""
+        ...
+
+    def page(
+        self, limit: int, *, after: Key | None, before: Key | None, committed: int
+    ) -> list[Row]:
+        """Messages of the log in order, of transactions up to one: the first after a place, or
+        the last before one, or with neither the last of all.
+        """
+        ...
+
+
 class _Cursor(Protocol):
     """What is used of a DB-API cursor."""
 
@@ -242,6 +299,11 @@ class State:
     def in_memory(self) -> bool:
         """Whether it ends with the process."""
         return self.place.in_memory
+
+    @property
+    def shown(self) -> str:
+        """The place, without a password."""
+        return self.place.shown
 
     def open(self) -> Row:
         """Connect, lock, and make what is not there; the participant's row.

@@ -1,0 +1,145 @@
+"""The durable state of a participant: tables in memory that outlive it, and can fail.
+
+A transaction may be refused, or written although it reports an error; it may be the last thing
+before a crash, or the first thing that a crash loses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sim.dice import happens
+from storenode.sds.aio.ledger import TABLES, Batch, Row
+from storenode.sds.aio.schema import LAMPORT_OFFSET
+from storenode.sds.aio.state import StateError, StateTaken
+from storenode.sds.pages import Key
+
+if TYPE_CHECKING:
+    from sim.bridge import Life
+    from sim.groups.member import Member
+
+
+class Disk:
+    """What is written down of one participant.
+
+    Attributes:
+        row: the participant's row.
+        tables: the small tables: name -> key -> row.
+        log: message ID -> row.
+        away: every transaction fails.
+    """
+
+    def __init__(self) -> None:
+        self.row: Row = {"commits": 0, "serial": 0, "gap_from_ns": 0, "online_ns": 0}
+        self.tables: dict[str, dict[Any, Row]] = {name: {} for name in TABLES}
+        self.log: dict[str, Row] = {}
+        self.away = False
+
+    def write(self, batch: Batch) -> None:
+        """Write all of a batch."""
+        self.row.update(batch.small)
+        self.log.update((row["message_id"].decode(), row) for row in batch.log)
+        for message_id, hint in batch.hints.items():
+            self.log[message_id]["hint"] = hint
+        for name, rows in batch.rows.items():
+            table = self.tables[name]
+            for key, row in rows.items():
+                table.pop(key, None)
+                if row is not None:
+                    table[key] = row
+
+    def in_order(self) -> list[Row]:
+        """The log in its order."""
+        return sorted(self.log.values(), key=_place)
+
+
+class SimState:
+    """A disk as one life of a participant has it: a `storenode.sds.aio.state.DurableState`."""
+
+    in_memory = False
+
+    def __init__(self, member: Member, life: Life) -> None:
+        self.shown = f"of {member.name}"
+        self._member = member
+        self._disk = member.disk
+        self._life = life
+
+    def open(self) -> Row:
+        """The participant's row as it was written last."""
+        return dict(self._disk.row)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def commit(self, batch: Batch) -> None:
+        """Write a batch, unless something goes wrong.
+
+        Raises:
+            StateError: it may have been written or not.
+            StateTaken: the participant that writes is one of the past.
+        """
+        member, disk = self._member, self._disk
+        faults, dice = member.world.faults_now, member.world.dice
+        if self._life.ended or batch.number not in (disk.row["commits"], disk.row["commits"] + 1):
+            raise StateTaken("The state has another participant.")
+        self._fail(disk.away or happens(dice, faults.refused_saves))
+        if happens(dice, faults.save_crashes):
+            member.crash_soon("before a transaction")
+            self._fail(broken=True)
+        if batch.number > disk.row["commits"]:
+            disk.write(batch)
+        if happens(dice, faults.send_crashes):
+            member.crash_soon("between a transaction and what follows from it")
+        self._fail(happens(dice, faults.doubtful_saves))
+        with member.world.judging():
+            member.world.judge.saved(member.view, disk, batch)
+
+    def _fail(self, broken: bool) -> None:
+        if broken:
+            self._member.world.mark("a transaction failed")
+            world, view = self._member.world, self._member.view
+            with world.judging():
+                world.judge.tried(view, "a transaction", world.timeline.now_ns)
+            raise StateError("The disk fails.")
+
+    def rows(self, name: str) -> list[Row]:
+        """All rows of a small table."""
+        table = self._disk.tables[name]
+        return [table[key] for key in sorted(table)]
+
+    def log_length(self) -> int:
+        """Messages of the log."""
+        return len(self._disk.log)
+
+    def log_ids(self, limit: int) -> Iterator[str]:
+        """The IDs of the oldest messages."""
+        return (row["message_id"].decode() for row in self._disk.in_order()[:limit])
+
+    def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
+        """The log without the oldest messages."""
+        for row in self._disk.in_order()[skip:]:
+            message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
+            yield row["lamport"] + LAMPORT_OFFSET, message_id, sender_id, row["hint"]
+
+    def newest_ids(self, count: int) -> list[tuple[int, str]]:
+        """The messages that came last."""
+        found = sorted((row["serial"], name) for name, row in self._disk.log.items())
+        return found[::-1][:count]
+
+    def page(
+        self, limit: int, *, after: Key | None, before: Key | None, committed: int
+    ) -> list[Row]:
+        """Messages of the log in order."""
+        found = [row for row in self._disk.in_order() if row["committed"] <= committed]
+        if after is not None:
+            return [row for row in found if _key(row) > after][:limit]
+        return [row for row in found if before is None or _key(row) < before][-limit:]
+
+
+def _place(row: Row) -> tuple[int, bytes]:
+    return row["lamport"], row["message_id"]
+
+
+def _key(row: Row) -> Key:
+    return row["lamport"] + LAMPORT_OFFSET, row["message_id"].decode()

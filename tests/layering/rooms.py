@@ -96,7 +96,8 @@ DRIVERS = frozenset(
     {f"store.sync.session.{name}" for name in ("exchange", "initiator", "reconciling", "responder")}
     | {"store.sync.session.verifying"}
     | {f"store.sync.{name}.driver" for name in ("resume", "schedule", "transfer")}
-    | {"sim", "sim.gossiping", "store.gossip.driver", "store.sync.index", "store.sync.lookup"}
+    | {"sim", "sim.gossiping", "sim.groups"}
+    | {"store.gossip.driver", "store.sync.index", "store.sync.lookup"}
 )
 
 # What is run by hand has a terminal, and seeds the generator that the rest is given.

@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Raised with every change of this directory; `reconcile.kernel` takes no other. */
-#define KERNEL_VERSION 3
+#define KERNEL_VERSION 5
 
 #define HASH_BYTES 32
 #define TIME_BYTES 8
@@ -144,6 +144,8 @@ typedef PyObject *function(PyObject *, PyObject *const *, Py_ssize_t);
 function kernel_survey, kernel_parse;
 function kernel_encode, kernel_compose;
 function kernel_places, kernel_split, kernel_probe, kernel_fingerprints, kernel_items;
+function kernel_balance, kernel_cuts, kernel_shorts;
+function kernel_insert, kernel_peel, kernel_find;
 function kernel_match, kernel_differences, kernel_describe, kernel_narrow;
 
 #endif

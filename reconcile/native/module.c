@@ -8,7 +8,9 @@
 static PyMethodDef methods[] = {
     METHOD(survey), METHOD(parse),  METHOD(encode),      METHOD(compose),  METHOD(places),
     METHOD(fingerprints), METHOD(items), METHOD(split),  METHOD(probe),    METHOD(match),
-    METHOD(differences), METHOD(describe), METHOD(narrow), {NULL, NULL, 0, NULL},
+    METHOD(differences), METHOD(describe), METHOD(narrow), METHOD(balance),
+    METHOD(cuts),   METHOD(shorts), METHOD(insert),      METHOD(peel),     METHOD(find),
+    {NULL, NULL, 0, NULL},
 };
 
 static int execute(PyObject *module)

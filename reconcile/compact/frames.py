@@ -83,10 +83,14 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """``FOUND``: the XOR of both sides is an ID that the responder has; ``LOOK``: maybe yours."""
+    """The XOR of both sides is an ID that the responder has (``FOUND``), or may be the peer's.
+
+    ``number``: in which of the initiator's slices that is, with ``LOOK``.
+    """
 
     kind: Kind
     xor: Words
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +142,8 @@ def encode(frame: Frame) -> bytes:
             return _byte(Kind.OFFER) + _bounds(cut) + _contents(cut)
         case Plain(kind):
             return _byte(kind)
-        case Single(kind, xor):
-            return _byte(kind) + xor.tobytes()
+        case Single(kind, xor, number):
+            return _byte(kind) + xor.tobytes() + (_byte(number) if kind is Kind.LOOK else b"")
         case Answered():
             head = _byte(Kind.SLICES) + frame.xor.tobytes() + varint(frame.count)
             edges = _bits(frame.differs) + _byte(frame.cut.print_bytes)
@@ -227,7 +231,7 @@ def _read(reader: _Reader, regions: Callable[[Bools], int] | None, slices: int) 
         case Kind.EQUAL | Kind.MORE | Kind.AGAIN | Kind.DONE | Kind.FAILED as kind:
             return Plain(Kind(kind))
         case Kind.FOUND | Kind.LOOK as kind:
-            return Single(Kind(kind), reader.xor())
+            return Single(Kind(kind), reader.xor(), reader.byte() if kind == Kind.LOOK else 0)
         case Kind.SLICES if regions is not None:
             xor, count, differs = reader.xor(), reader.number(), reader.bits(slices)
             print_bytes = reader.byte()

@@ -113,10 +113,8 @@ class ShortKey:
     def _reduced(self, words: list[int]) -> int:
         total = 0
         for word, key in zip(words, self._words, strict=True):
-            while word:
-                bit = word & -word
-                total ^= key * bit
-                word ^= bit
+            for bit in range(64):
+                total ^= key << bit if word >> bit & 1 else 0
         for _ in range(2):
             high = total >> 64
             total = total & _WORD ^ high ^ high << 1 ^ high << 3 ^ high << 4

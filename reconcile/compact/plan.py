@@ -16,6 +16,12 @@ from reconcile.compact.limits import MAX_SLICES
 FIRST_SLICES: Final = 16
 """In the initiator's first frame."""
 
+MIN_DENSE: Final = 16
+"""Differences that a table is made for where nothing but balances says how many there are."""
+
+LARGER: Final = 4
+"""A table follows one that did not empty, for so many times the differences."""
+
 _FEW: Final = 30
 _RATIO_OF_FEW: Final = 100
 _RATIO: Final = 22

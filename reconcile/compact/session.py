@@ -12,7 +12,7 @@ base payload. Frames are bytes; each takes one and says what follows.
     offered     LOOK      MORE, if it is not there                  asked
     offered     SLICES    TABLE                                     filled
     asked       SLICES    TABLE                                     filled
-    filled      AGAIN     TABLE of twice the size                   filled
+    filled      AGAIN     TABLE, several times larger                  filled
     filled      RESULT    found, if it agrees with both XORs        ended
     any         FAILED    fall back                                 ended
     any         --        FAILED, fall back, if something disagrees  ended
@@ -58,7 +58,7 @@ from reconcile.compact.frames import (
 from reconcile.compact.keys import SHORT_MASK, SessionKeys, ShortKey, first_key
 from reconcile.compact.limits import MAX_CELLS, MAX_TABLES
 from reconcile.compact.outcome import Expected, FallBack, Found, Step
-from reconcile.compact.plan import FIRST_SLICES, slicing, wanted_bytes
+from reconcile.compact.plan import FIRST_SLICES, LARGER, MIN_DENSE, slicing, wanted_bytes
 from reconcile.compact.slices import Held, Regions, Slices, differing, estimate, print_mask
 from reconcile.compact.table import NOWHERE, Table, cells_for, find, shape_for
 from reconcile.errors import MalformedCompact
@@ -110,9 +110,7 @@ class _Side:
 
     def _at(self, frame: Frame, expected: type[_FrameT], *states: _State) -> _FrameT:
         if not isinstance(frame, expected) or self._state not in states:
-            raise MalformedCompact(
-                0, f"No such frame is possible of a peer to one {self._state.value}"
-            )
+            raise MalformedCompact(0, f"No such frame may come while {self._state.value}")
         return frame
 
     def _end(self, outcome: Found | FallBack, frame: Frame | None = None) -> Step:
@@ -226,16 +224,14 @@ class Initiator(_Side):
                 return self._end(FallBack("the peer could not go on"))
             case Plain(Kind.EQUAL):
                 self._at(frame, Plain, _State.OFFERED)
-                return self._end(
-                    self._found(np.empty(0, np.int64), _NOTHING, self._nothing(), keys.short)
-                )
+                none = np.empty(0, np.int64)
+                return self._end(self._found(none, _NOTHING, self._nothing(), keys.short))
             case Plain(Kind.AGAIN):
                 self._at(frame, Plain, _State.FILLED)
-                self._size *= 2
+                self._size *= LARGER
                 return self._table(keys)
-            case Single(kind, xor):
-                self._at(frame, Single, _State.OFFERED)
-                return self._single(kind, xor ^ self._held.xor, keys)
+            case Single():
+                return self._single(self._at(frame, Single, _State.OFFERED), keys)
             case Answered():
                 return self._sliced(self._at(frame, Answered, _State.OFFERED, _State.ASKED), keys)
         return self._decoded(self._at(frame, Decoded, _State.FILLED), keys)
@@ -243,13 +239,17 @@ class Initiator(_Side):
     def _nothing(self) -> Words:
         return np.zeros_like(self._held.xor)
 
-    def _single(self, kind: Kind, xor: Words, keys: SessionKeys) -> Step:
+    def _single(self, frame: Single, keys: SessionKeys) -> Step:
         none = np.empty(0, np.int64)
-        if kind is Kind.FOUND:
+        xor = frame.xor ^ self._held.xor
+        if frame.kind is Kind.FOUND:
             short = np.array([keys.short.of_xor(xor)], np.uint64)
             return self._end(self._found(none, short, xor, keys.short))
-        held = self._held
-        place = self._probe(np.array([held.low]), np.array([held.high]), xor)
+        own = self._slices
+        if own is None or frame.number >= len(own):
+            raise MalformedCompact(0, "There is no such slice")
+        number = slice(frame.number, frame.number + 1)
+        place = self._probe(own.low[number], own.high[number], xor)
         if not len(place):
             return self._go(_State.ASKED, Plain(Kind.MORE))
         found = self._found(place, _NOTHING, self._nothing(), keys.short)
@@ -272,6 +272,8 @@ class Initiator(_Side):
         differs = differing(own, prints, cut.balances, print_mask(cut.print_bytes))
         least = abs(self._held.count - frame.count)
         _, self._size = estimate(own, cut.balances, differs, least, certain=certain)
+        if not certain:
+            self._size = max(self._size, min(self._held.count + frame.count, MIN_DENSE))
         self._differs = differs if certain else None
         self._peer = frame.count, frame.xor
         self._chosen = own.low[differs], own.high[differs]
@@ -392,7 +394,8 @@ class Responder(_Side):
 
     def _single(self, low: Ints, high: Ints) -> Step:
         if self._held.count < self._claim.count:
-            return self._go(_State.LOOKING, Single(Kind.LOOK, self._held.xor))
+            number = int(self._differs.argmax())
+            return self._go(_State.LOOKING, Single(Kind.LOOK, self._held.xor, number))
         place = self._probe(low, high, self._xor)
         if not len(place):
             return self._answer()

@@ -19,7 +19,7 @@ import numpy as np
 
 from reconcile import kernel
 from reconcile.compact.keys import SHORT_MASK, ShortKey
-from reconcile.ids import Bools, Ints, SyncId, Words
+from reconcile.ids import HASH_WORDS, Bools, Ints, SyncId, Words
 from reconcile.index import IndexView
 from reconcile.index.rows import Rows
 from storenode.message.limits import MAX_TIMESTAMP_NS
@@ -73,7 +73,9 @@ class Regions:
 
     def is_edge(self, bounds: Ints) -> Bools:
         """``(n,)``: are bounds, as ``collapsed`` gives them, where a region ends."""
-        return np.isin(bounds, (self.end - self.start).cumsum())
+        ends = (self.end - self.start).cumsum()
+        at = np.minimum(ends.searchsorted(bounds), len(ends) - 1)
+        return np.asarray(ends[at] == bounds)
 
     def edges(self, bounds: Ints) -> tuple[Ints, Ints]:
         """Lower and upper times of the slices that bounds, as ``collapsed`` gives them, make."""
@@ -81,8 +83,10 @@ class Regions:
         ends = lengths.cumsum()
         region = ends.searchsorted(bounds, "right")
         times = self.start[region] + bounds - (ends - lengths)[region]
-        every = np.unique(np.concatenate((times, self.start, self.end)))
-        inside = ~np.isin(every[:-1], self.end)
+        every = _ascending(np.concatenate((times, self.start, self.end)))
+        inside = np.ones(len(every), np.bool_)
+        inside[every.searchsorted(self.end)] = False
+        inside = inside[:-1]
         return every[:-1][inside], every[1:][inside]
 
 
@@ -110,6 +114,14 @@ class Slices:
         return len(self.lower)
 
 
+def _ascending(numbers: Ints) -> Ints:
+    """The same numbers in order, each once."""
+    numbers = np.sort(numbers, kind="stable")
+    first = np.ones(len(numbers), np.bool_)
+    np.not_equal(numbers[1:], numbers[:-1], out=first[1:])
+    return numbers[first]
+
+
 class Held:
     """What one side has in the window of a session.
 
@@ -125,9 +137,9 @@ class Held:
         self.rows: Rows = view.rows
         self.low, self.high = view.rank(window[0]), view.rank(window[1])
         self.high = max(self.low, self.high)
-        self.xor: Words = (
-            view.fingerprint(*window)[1] if self.high > self.low else np.zeros(4, np.uint64)
-        )
+        self.xor: Words = np.zeros(HASH_WORDS, np.uint64)
+        if self.high > self.low:
+            self.xor = view.fingerprint(*window)[1]
         self.regions = Regions.of_window(window)
 
     @property
@@ -150,16 +162,16 @@ class Held:
         places = low[region] + ranks - (ends - high + low)[region]
         if not total:
             return 0, np.empty(0, np.int64)
-        times = np.unique(regions.collapsed(self.rows.timestamps(places)))
+        times = _ascending(regions.collapsed(self.rows.timestamps(places)))
         gaps = np.diff(times)
         short = int(np.quantile(gaps, _SHORT_GAP)) if len(gaps) else 0
         exponent = max(0, short.bit_length() - _BOUND_BITS)
-        multiples = np.unique(times >> exponent)
+        multiples = _ascending(times >> exponent)
         return exponent, multiples[multiples > 0]
 
     def slices(self, lower: Ints, upper: Ints, key: ShortKey) -> Slices:
         """What is in slices."""
-        times = np.unique(np.concatenate((lower, upper)))
+        times = _ascending(np.concatenate((lower, upper)))
         places, prints, balances = self._cuts(times, key)
         low, high = times.searchsorted(lower), times.searchsorted(upper)
         return Slices(

@@ -194,7 +194,7 @@ def _below(mix: Words, factor: int, count: int) -> Ints:
 def find(wanted: Words, own: Words, mask: int = SHORT_MASK) -> Ints:
     """``(n,)``: where each wanted short ID is among the own ones cut by a mask.
 
-    What is wanted differs from each other. ``NOWHERE`` and ``SEVERAL`` stand for no place or several.
+    What is wanted differs from each other. ``NOWHERE``: not there; ``SEVERAL``: more than once.
     """
     places = np.full(len(wanted), NOWHERE)
     if kernel.compiled is not None:

@@ -10,6 +10,12 @@
 #define SHORT_MASK ((UINT64_C(1) << SHORT_BITS) - 1)
 #define MAX_PLACES 5
 
+#if defined(__GNUC__)
+#define EVERYWHERE static inline __attribute__((always_inline))
+#else
+#define EVERYWHERE static inline
+#endif
+
 enum { SHAPE_SALT, SHAPE_PLACES, SHAPE_LENGTH, SHAPE_WINDOWS, SHAPE_ROWS };
 
 typedef struct {
@@ -41,13 +47,15 @@ static inline uint64_t below(uint64_t value, int factor, uint64_t count)
     return (value * FACTORS[factor] >> 32) * count >> 32;
 }
 
-static inline entry_t entry_of(const table_t *table, uint64_t short_id)
+EVERYWHERE entry_t entry_of(table_t table, uint64_t short_id)
 {
-    entry_t entry;
-    uint64_t mix = mixed(short_id ^ table->salt);
-    uint64_t start = below(mix, MAX_PLACES, table->windows) * table->length;
-    for (uint64_t place = 0; place < table->places; place++, start += table->length)
-        entry.at[place] = (uint32_t)(start + below(mix, (int)place, table->length));
+    entry_t entry = {0, {0}};
+    uint64_t mix = mixed(short_id ^ table.salt);
+    uint64_t start = 0;
+    if (table.windows > 1)
+        start = below(mix, MAX_PLACES, table.windows) * table.length;
+    for (uint64_t place = 0; place < table.places; place++, start += table.length)
+        entry.at[place] = (uint32_t)(start + below(mix, (int)place, table.length));
     uint64_t check = mix * FACTORS[MAX_PLACES + 1] >> SHORT_BITS;
     entry.value = short_id | check << SHORT_BITS;
     return entry;
@@ -70,10 +78,31 @@ static bool open_table(table_t *table, const uint8_t *shape, Py_ssize_t rows, ui
            (table->windows + table->places - 1) * table->length == (uint64_t)count;
 }
 
-static inline void toggle(const table_t *table, const entry_t *entry)
+EVERYWHERE void toggle(table_t table, entry_t entry)
 {
-    for (uint64_t place = 0; place < table->places; place++)
-        table->cells[entry->at[place]] ^= entry->value;
+    for (uint64_t place = 0; place < table.places; place++)
+        table.cells[entry.at[place]] ^= entry.value;
+}
+
+/* With the numbers of places and windows as constants the compiler unrolls and skips. */
+EVERYWHERE void toggle_all(table_t table, const uint8_t *shorts, Py_ssize_t count)
+{
+    for (Py_ssize_t row = 0; row < count; row++)
+        toggle(table, entry_of(table, (uint64_t)load(shorts, row) & SHORT_MASK));
+}
+
+static void insert(table_t table, const uint8_t *shorts, Py_ssize_t count)
+{
+    if (table.places == 4 && table.windows == 1) {
+        table.places = 4;
+        table.windows = 1;
+        toggle_all(table, shorts, count);
+    } else if (table.places == 4) {
+        table.places = 4;
+        toggle_all(table, shorts, count);
+    } else {
+        toggle_all(table, shorts, count);
+    }
 }
 
 /* insert(shorts, shape, cells) -> None */
@@ -87,10 +116,8 @@ PyObject *kernel_insert(PyObject *module, PyObject *const *arguments, Py_ssize_t
         return NULL;
     bool fits = open_table(&table, held.at[1], held.rows[1], held.at[2], held.rows[2]);
     PyThreadState *state = let_go(held.rows[0] * HASH_BYTES);
-    for (Py_ssize_t row = 0; fits && row < held.rows[0]; row++) {
-        entry_t entry = entry_of(&table, (uint64_t)load(held.at[0], row) & SHORT_MASK);
-        toggle(&table, &entry);
-    }
+    if (fits)
+        insert(table, held.at[0], held.rows[0]);
     take_back(state);
     release(&held);
     if (!fits) {
@@ -108,7 +135,7 @@ static inline bool pure(const table_t *table, uint64_t cell, entry_t *entry)
     uint64_t value = table->cells[cell];
     if (!value)
         return false;
-    *entry = entry_of(table, value & SHORT_MASK);
+    *entry = entry_of(*table, value & SHORT_MASK);
     if (entry->value != value)
         return false;
     bool belongs = false;
@@ -130,7 +157,7 @@ static Py_ssize_t peel_from(const table_t *table, uint64_t cell, uint32_t *stack
         if (found == room)
             return room + 1;
         store(out, found++, (int64_t)(entry.value & SHORT_MASK));
-        toggle(table, &entry);
+        toggle(*table, entry);
         for (uint64_t place = 0; place < table->places; place++)
             stack[waiting++] = entry.at[place];
     }
@@ -172,8 +199,16 @@ PyObject *kernel_peel(PyObject *module, PyObject *const *arguments, Py_ssize_t g
 typedef struct {
     const uint8_t *wanted;
     int64_t *slots; /* 1 + a row of what is wanted; 0: empty */
+    uint8_t *seen; /* a bit for some values of which one may be wanted: it stays in the cache */
     uint64_t mask, seats;
 } finder_t;
+
+#define SEEN_PER_SEAT 8
+
+static inline uint64_t mark_of(const finder_t *finder, uint64_t value)
+{
+    return value * FACTORS[1] >> 16 & (SEEN_PER_SEAT * (finder->seats + 1) - 1);
+}
 
 static inline uint64_t seat_of(const finder_t *finder, uint64_t value)
 {
@@ -183,25 +218,33 @@ static inline uint64_t seat_of(const finder_t *finder, uint64_t value)
 static void take_seats(finder_t *finder, Py_ssize_t count)
 {
     for (Py_ssize_t row = 0; row < count; row++) {
-        uint64_t seat = seat_of(finder, (uint64_t)load(finder->wanted, row));
+        uint64_t value = (uint64_t)load(finder->wanted, row);
+        uint64_t seat = seat_of(finder, value), mark = mark_of(finder, value);
+        finder->seen[mark / 8] |= (uint8_t)(1 << mark % 8);
         while (finder->slots[seat])
             seat = (seat + 1) & finder->seats;
         finder->slots[seat] = row + 1;
     }
 }
 
-static void look_up(const finder_t *finder, const uint8_t *own, Py_ssize_t count, uint8_t *places)
+static void look_for(const finder_t *finder, uint64_t value, Py_ssize_t row, uint8_t *places)
+{
+    uint64_t seat = seat_of(finder, value);
+    for (; finder->slots[seat]; seat = (seat + 1) & finder->seats) {
+        Py_ssize_t at = (Py_ssize_t)finder->slots[seat] - 1;
+        if ((uint64_t)load(finder->wanted, at) != value)
+            continue;
+        store(places, at, load(places, at) == NOWHERE ? row : SEVERAL);
+        return;
+    }
+}
+
+static void look_up(finder_t finder, const uint8_t *own, Py_ssize_t count, uint8_t *places)
 {
     for (Py_ssize_t row = 0; row < count; row++) {
-        uint64_t value = (uint64_t)load(own, row) & finder->mask;
-        uint64_t seat = seat_of(finder, value);
-        for (; finder->slots[seat]; seat = (seat + 1) & finder->seats) {
-            Py_ssize_t at = (Py_ssize_t)finder->slots[seat] - 1;
-            if ((uint64_t)load(finder->wanted, at) != value)
-                continue;
-            store(places, at, load(places, at) == NOWHERE ? row : SEVERAL);
-            break;
-        }
+        uint64_t value = (uint64_t)load(own, row) & finder.mask, mark = mark_of(&finder, value);
+        if (finder.seen[mark / 8] >> mark % 8 & 1)
+            look_for(&finder, value, row, places);
     }
 }
 
@@ -216,16 +259,19 @@ PyObject *kernel_find(PyObject *module, PyObject *const *arguments, Py_ssize_t g
         return NULL;
     finder_t finder = {.wanted = held.at[0], .seats = 15};
     bool fits = held.rows[2] == 1 && held.rows[3] == held.rows[0];
-    while (finder.seats < 4 * (uint64_t)held.rows[0])
+    while (finder.seats < 2 * (uint64_t)held.rows[0])
         finder.seats = 2 * finder.seats + 1;
-    finder.slots = fits ? PyMem_Calloc((size_t)finder.seats + 1, sizeof *finder.slots) : NULL;
+    size_t seats = (size_t)finder.seats + 1, seen_bytes = seats * SEEN_PER_SEAT / 8;
+    finder.slots = fits ? PyMem_Calloc(seats + seen_bytes / sizeof *finder.slots + 1,
+                                       sizeof *finder.slots) : NULL;
+    finder.seen = (uint8_t *)(finder.slots + seats);
     if (finder.slots) {
         finder.mask = (uint64_t)load(held.at[2], 0);
         for (Py_ssize_t row = 0; row < held.rows[0]; row++)
             store(held.at[3], row, NOWHERE);
         PyThreadState *state = let_go(held.rows[1] * TIME_BYTES);
         take_seats(&finder, held.rows[0]);
-        look_up(&finder, held.at[1], held.rows[1], held.at[3]);
+        look_up(finder, held.at[1], held.rows[1], held.at[3]);
         take_back(state);
         PyMem_Free(finder.slots);
     }

@@ -23,8 +23,8 @@ LARGER: Final = 4
 """A table follows one that did not empty, for so many times the differences."""
 
 _FEW: Final = 30
-_RATIO_OF_FEW: Final = 100
-_RATIO: Final = 22
+_RATIO_OF_FEW: Final = 130
+_RATIO: Final = 15
 _MIN_SLICES: Final = 16
 _DENSE: Final = 20
 """If more than one ID in so many differs, nearly every slice would: prints say nothing then."""

@@ -40,28 +40,34 @@ _HALF: Final = np.uint64(32)
 _SHORT_BITS: Final = np.uint64(8 * SHORT_BYTES)
 _MASK: Final = np.uint64(SHORT_MASK)
 
-# Differences, and cells with which at most one table of 1,000 does not empty (`bench tables`).
+# Differences, and cells with which at most one table of 1,000 does not empty (docs/decisions).
 _SIZES: Final = (
     (1, 5),
-    (2, 20),
-    (3, 25),
-    (5, 30),
-    (10, 40),
-    (20, 55),
+    (2, 25),
+    (3, 30),
+    (5, 35),
+    (10, 45),
+    (20, 60),
     (50, 100),
     (100, 175),
     (200, 308),
     (500, 716),
     (1_000, 1_400),
     (3_000, 4_110),
-    (5_000, 6_700),
-    (10_000, 12_355),
+    (4_000, 5_410),
+    (5_000, 6_400),
+    (7_000, 8_820),
+    (10_000, 12_400),
+    (20_000, 24_200),
     (30_000, 35_700),
     (100_000, 116_000),
     (1_000_000, 1_160_000),
 )
 _FEW: Final = 100
 _COUPLED: Final = 4_000
+_LARGE: Final = 50_000
+_FEW_WINDOWS: Final = 32
+_MANY_WINDOWS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,7 @@ def shape_for(differences: float) -> Shape:
     places = MAX_PLACES if differences <= _FEW else MAX_PLACES - 1
     windows = 1
     if differences > _COUPLED:
-        windows = int(min(64, 16 * (differences / 10_000) ** 0.6)) if differences > 10_000 else 16
+        windows = _FEW_WINDOWS if differences < _LARGE else _MANY_WINDOWS
     length = -(-cells_for(differences) // (windows + places - 1))
     return Shape(places, length, windows)
 

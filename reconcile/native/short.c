@@ -207,34 +207,48 @@ static int64_t balance_to(const slicer_t *slicer, Py_ssize_t chunk, Py_ssize_t p
     return sum;
 }
 
-/* Where bounds are, and the running print and balance up to them; false: they do not ascend. */
-static bool cut_all(slicer_t *slicer)
+/* Where bounds are, within limits; false: they do not ascend. Rows that will be read are asked for,
+ * and so are times about where the next bound will be. */
+static bool place_all(const slicer_t *slicer)
 {
     const rows_t *rows = slicer->rows;
     const columns *held = slicer->held;
     finger_t finger = {0, 0, 1};
     int64_t low = load(held->at[C_LIMITS], 0), high = load(held->at[C_LIMITS], 1), before = 0;
-    Py_ssize_t chunk = 0;
     for (Py_ssize_t row = 0; row < held->rows[C_TIMES]; row++) {
         int64_t time = load(held->at[C_TIMES], row);
         if (time < before)
             return false;
         before = time;
+        Py_ssize_t last = finger.place;
         int64_t place = time == MAX_TIME ? rows->length : rank(rows, &finger, time);
+        if (finger.chunk < rows->count && 2 * finger.place - last < size_of(rows, finger.chunk))
+            expect(rows->chunks[finger.chunk].times, 2 * finger.place - last, TIME_BYTES);
         place = place < low ? low : place > high ? high : place;
-        while (chunk + 1 < rows->count && load(rows->starts, chunk + 1) < place)
-            chunk++;
-        Py_ssize_t own = (Py_ssize_t)(place - (rows->count ? load(rows->starts, chunk) : 0));
+        expect_running(rows, place);
         store(held->at[C_PLACES], row, place);
-        if (!rows->count) {
-            store(held->at[C_PRINTS], row, 0);
-            store(held->at[C_BALANCES], row, 0);
-            continue;
-        }
-        hash_t prefix = load_hash(rows->chunks[chunk].prefix, own);
-        prefix = xored(prefix, load_hash(rows->bases, chunk));
+    }
+    return true;
+}
+
+/* The running print and balance up to every bound. */
+static bool cut_all(const slicer_t *slicer)
+{
+    const rows_t *rows = slicer->rows;
+    const columns *held = slicer->held;
+    Py_ssize_t chunk = 0;
+    if (!place_all(slicer))
+        return false;
+    memset(held->at[C_PRINTS], 0, (size_t)held->rows[C_PRINTS] * sizeof(uint64_t));
+    memset(held->at[C_BALANCES], 0, (size_t)held->rows[C_BALANCES] * sizeof(int64_t));
+    for (Py_ssize_t row = 0; rows->count && row < held->rows[C_TIMES]; row++) {
+        if (row + AHEAD < held->rows[C_TIMES])
+            expect_running(rows, load(held->at[C_PLACES], row + AHEAD));
+        Py_ssize_t place = (Py_ssize_t)load(held->at[C_PLACES], row);
+        hash_t prefix = running(rows, &chunk, place);
         uint64_t print = slicer->hasher.of_row(&slicer->hasher, (const uint8_t *)&prefix);
         store(held->at[C_PRINTS], row, (int64_t)(print & SHORT_MASK));
+        Py_ssize_t own = place - (Py_ssize_t)load(rows->starts, chunk);
         store(held->at[C_BALANCES], row, balance_to(slicer, chunk, own));
     }
     return true;

@@ -195,7 +195,7 @@ def varints(values: Ints) -> bytes:
     more = np.zeros_like(used)
     more[:, :-1] = used[:, 1:]
     octets = (shifted & 0x7F | more.astype(np.int64) << _VARINT_BITS).astype(np.uint8)
-    return octets[used].tobytes()
+    return bytes(octets[used].tobytes())
 
 
 # Reading
@@ -240,8 +240,8 @@ def _read(reader: _Reader, regions: Callable[[Bools], int] | None, slices: int) 
             edges = regions(differs)
             return Answered(xor, count, differs, reader.cut(MAX_SLICES, print_bytes, edges))
         case Kind.TABLE:
-            differs = reader.bits(slices) if reader.byte() else None
-            return Filled(differs, *reader.table())
+            chosen = reader.bits(slices) if reader.byte() else None
+            return Filled(chosen, *reader.table())
         case Kind.RESULT:
             return reader.decoded()
     raise reader.malformed("No frame of this kind is possible here")

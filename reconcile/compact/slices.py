@@ -69,7 +69,8 @@ class Regions:
         """Times in regions as times without what is between these."""
         before = (self.end - self.start).cumsum() - (self.end - self.start)
         region = np.maximum(self.start.searchsorted(times, "right") - 1, 0)
-        return before[region] + np.minimum(times, self.end[region]) - self.start[region]
+        found: Ints = before[region] + np.minimum(times, self.end[region]) - self.start[region]
+        return found
 
     def is_edge(self, bounds: Ints) -> Bools:
         """``(n,)``: are bounds, as ``collapsed`` gives them, where a region ends."""
@@ -220,7 +221,7 @@ def differing(ours: Slices, prints: Words | None, balances: Ints, mask: int) -> 
     """``(n,)``: in which slices the sides certainly differ; all of them without prints."""
     if prints is None:
         return np.ones(len(ours), np.bool_)
-    return ((ours.prints & np.uint64(mask)) != prints) | (ours.balances != balances)
+    return np.asarray(((ours.prints & np.uint64(mask)) != prints) | (ours.balances != balances))
 
 
 def estimate(

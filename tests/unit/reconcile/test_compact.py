@@ -94,8 +94,8 @@ def test_a_count_that_differs_by_one_may_hide_three_differences() -> None:
 def test_windows_end_within_nanoseconds() -> None:
     first, second = sets_of(3, 3_000, 40, 30, 300)
     bounds = sorted(first)[200], sorted(first)[-200]
-    views = [IndexView.of(SyncIds.of(ids)) for ids in (first, second)]
-    joined = compact_pair(*views, window=bounds)
+    ours, theirs = (IndexView.of(SyncIds.of(ids)) for ids in (first, second))
+    joined = compact_pair(ours, theirs, bounds)
     joined.run()
     inside = [{an_id for an_id in ids if bounds[0] <= an_id < bounds[1]} for ids in (first, second)]
     assert_exact(joined, *inside)
@@ -114,7 +114,7 @@ def test_chunks_of_an_index_do_not_show(python: bool) -> None:
         views.append(index.view())
     whole = [IndexView.of(view.rows.between(0, len(view))) for view in views]
     with kernel.python_only() if python else pytest.MonkeyPatch.context():
-        joined, plain = compact_pair(*views), compact_pair(*whole)
+        joined, plain = compact_pair(views[0], views[1]), compact_pair(whole[0], whole[1])
         joined.run()
         plain.run()
     assert joined.frames == plain.frames

@@ -27,8 +27,8 @@ Numbers = NDArray[np.int64] | NDArray[np.uint64]
 
 _NO_HASH: Final = bytes(8 * HASH_WORDS)
 
-_SAMPLE_IDS: Final = 16
-"""From one balance that is kept to the next: a quarter of a byte per ID."""
+_SAMPLE_IDS: Final = 4
+"""From one balance that is kept to the next: a byte per ID."""
 
 
 class Chunk:
@@ -77,7 +77,7 @@ class Chunk:
 
     @property
     def samples(self) -> NDArray[np.int32]:
-        """``(n // 16 + 1,)``: the balance of every 16 IDs more; made when first asked for.
+        """``(n // 4 + 1,)``: the balance of every 4 IDs more; made when first asked for.
 
         A balance is the sum of +1 or -1 over IDs, by the lowest bit of the hash's first byte.
         """

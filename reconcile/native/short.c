@@ -18,7 +18,7 @@
 #define KEY_ROWS (KEY_WORDS + 1) /* the last one says: without the processor's instruction */
 #define SHORT_MASK ((UINT64_C(1) << 48) - 1)
 #define POLYNOMIAL UINT64_C(0x1B) /* x^64 = x^4 + x^3 + x + 1 */
-#define SAMPLE 16                 /* IDs from one kept running balance to the next */
+#define SAMPLE 4                  /* IDs from one kept running balance to the next */
 
 static inline uint64_t little(const uint8_t *bytes)
 {
@@ -159,7 +159,7 @@ static inline int balance_at(const uint8_t *prefix, Py_ssize_t row)
     return 1 - 2 * ((prefix[row * HASH_BYTES] ^ prefix[(row + 1) * HASH_BYTES]) & 1);
 }
 
-/* balance(prefix, samples) -> None; sample i is the balance of the first 16 i IDs. */
+/* balance(prefix, samples) -> None; sample i is the balance of the first 4 i IDs. */
 PyObject *kernel_balance(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)module;
@@ -226,6 +226,8 @@ static bool place_all(const slicer_t *slicer)
             expect(rows->chunks[finger.chunk].times, 2 * finger.place - last, TIME_BYTES);
         place = place < low ? low : place > high ? high : place;
         expect_running(rows, place);
+        if (rows->count == 1)
+            expect(slicer->samples[0].buf, (Py_ssize_t)place / SAMPLE, sizeof(int32_t));
         store(held->at[C_PLACES], row, place);
     }
     return true;

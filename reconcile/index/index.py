@@ -6,7 +6,8 @@ append writes behind what any view shows, and pruning lets go of chunks: so a vi
 chunks, opening one copies nothing, and one that stays open keeps from being freed only what was
 replaced since.
 
-At most 48 bytes of memory per ID: 40 of content, the rest room to append and rows pruned.
+At most 48 bytes of memory per ID: 40 of content, the rest room to append and rows pruned. One more
+for balances (`Chunk.samples`), once the compact mode has asked for them.
 """
 
 from typing import Final

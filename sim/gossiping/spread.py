@@ -59,6 +59,7 @@ class SpreadWorld(GossipWorld):
     """The nodes, and when each event came to each of them."""
 
     max_events = 100_000_000
+    known = 0.0
 
     def __init__(self, shape: Shape, dice: Dice) -> None:
         self._shape = shape

@@ -68,6 +68,9 @@ class GossipWorld(World):
     max_events = 1_000_000
     check_every = 2_048
 
+    known = 0.05
+    """Of messages that clients publish, the share that is published already."""
+
     def __init__(
         self,
         gossip: GossipScenario,
@@ -118,7 +121,9 @@ class GossipWorld(World):
         return _MESSAGE_BYTES
 
     def compose(self, payload: bytes, time_ns: int, *, ephemeral: bool = False) -> Message:
-        """A message; some are events whose parents are among the last ones."""
+        """A message; some are events whose parents are among the last ones, some known already."""
+        if self.faulty and self.judge.made and happens(self.dice, self.known):
+            return self.dice.choice(list(self.judge.made.values()))
         if not happens(self.dice, self.gossip.events):
             return super().compose(payload, time_ns, ephemeral=ephemeral)
         name = f"m{len(self._named)}"

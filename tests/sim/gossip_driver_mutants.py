@@ -165,6 +165,6 @@ DRIVER_MUTANTS = {
     "never reports a broken stream": DriverMutant(never_reports_a_broken_stream, UNEQUAL),
     "does not announce a commit": DriverMutant(does_not_announce_what_clients_store, UNEQUAL),
     "does not adopt unread rows": DriverMutant(
-        does_not_adopt_unread_rows, f"{UNEQUAL}|lacks confirmations", 30
+        does_not_adopt_unread_rows, f"{UNEQUAL}|lacks confirmations", 130
     ),
 }

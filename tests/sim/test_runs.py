@@ -12,6 +12,7 @@ GROUPS, GROUP = 24, 10
 
 # What is so rare that some hundred runs may do without.
 RARE = {Mark.ANOTHER_WAY, Mark.PRUNED, Mark.LOST_PLACE, Mark.STALLED}
+OF_GOSSIP = {Mark.UNREPORTED}  # its own tests look for it
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def test_all_stores_become_equal_once_the_faults_stop(group: int, seen: Counter[
 
 def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
     if seen["runs"] == GROUPS * GROUP:
-        assert {mark for mark in Mark if not seen[mark]} <= RARE
+        assert {mark for mark in Mark if not seen[mark]} <= RARE | OF_GOSSIP
 
 
 @pytest.mark.parametrize("nodes", [2, 6])

@@ -8,29 +8,29 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cache, wraps
+from functools import cache
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from storenode.client.asynchronous import (
     DEFAULT_TIMEOUT_S,
     PATIENT,
     AsyncAdmin,
     AsyncClient,
+    SdsId,
     Topics,
 )
-from storenode.client.message import Message, Page, Published, Time
+from storenode.client.message import Message, Page, Published, SdsResult, Time
 from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
 from storenode.client.retry import Retry
 from storenode.client.streams import MessageStream as AsyncMessageStream
 from storenode.connection.channel import TlsIdentity
+from storenode.wire.storenode.v1.admin_pb2 import FetchReport, NodeStatus, SyncReport
 
 _T = TypeVar("_T")
-_P = ParamSpec("_P")
-_C = TypeVar("_C", bound=Callable[..., Any])
 
 
 @cache
@@ -96,7 +96,12 @@ class MessageStream(Iterator[Message]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _next_page(self) -> Page:
@@ -163,58 +168,10 @@ class Publisher:
         return told
 
 
-class _Closing:
-    """What wraps an asynchronous client, and closes it at the end of a `with` block."""
-
-    _asynchronous: AsyncClient | AsyncAdmin
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End all calls and connections."""
-        _run(self._asynchronous.aclose())
-
-
-def _blocking(
-    call: Callable[Concatenate[Any, _P], Coroutine[Any, Any, _T]],
-) -> Callable[Concatenate[Any, _P], _T]:
-    """The method of a blocking client that makes a call of the asynchronous one."""
-
-    @wraps(call)
-    def method(self: Any, /, *args: _P.args, **options: _P.kwargs) -> _T:  # noqa: ANN401
-        return _run(call(self._asynchronous, *args, **options))
-
-    return _documented(method, call)
-
-
-def _streaming(
-    call: Callable[Concatenate[Any, _P], AsyncMessageStream],
-) -> Callable[Concatenate[Any, _P], MessageStream]:
-    """The method of a blocking client that opens a stream of the asynchronous one."""
-
-    @wraps(call)
-    def method(self: Any, /, *args: _P.args, **options: _P.kwargs) -> MessageStream:  # noqa: ANN401
-        return MessageStream(call(self._asynchronous, *args, **options))
-
-    return _documented(method, call)
-
-
-def _documented(method: _C, call: Callable[..., object]) -> _C:
-    """Describe a method by its counterpart, whose examples have an `await` too many."""
-    summary = (call.__doc__ or "").partition("\n")[0]
-    method.__doc__ = f"{summary}\n\nAs `{call.__qualname__}`, but blocking."
-    return method
-
-
-class Client(_Closing):
+class Client:
     """A blocking client of one store node, or of several that hold the same messages.
 
-    Everything is as in `AsyncClient`, with the same names and arguments. Clients may be used from
-    any thread.
+    Everything is as in `AsyncClient`, with the same names. Clients may be used from any thread.
 
     Examples:
         ```python
@@ -235,31 +192,50 @@ class Client(_Closing):
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         made = _made(AsyncClient, nodes, token=token, tls=tls, retry=retry, timeout_s=timeout_s)
-        self._asynchronous: AsyncClient = _run(made)
+        self._client = _run(made)
 
-    publish = _blocking(AsyncClient.publish)
-    """Publish one message, as `AsyncClient.publish`."""
+    def __enter__(self) -> Self:
+        return self
 
-    publish_many = _blocking(AsyncClient.publish_many)
-    """Publish messages in batches, as `AsyncClient.publish_many`."""
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
-    get = _blocking(AsyncClient.get)
-    """Look messages up by their hashes, as `AsyncClient.get`."""
+    def close(self) -> None:
+        """End all calls and connections."""
+        _run(self._client.aclose())
 
-    query = _blocking(AsyncClient.query)
-    """Fetch one page, as `AsyncClient.query`."""
+    def publish(
+        self,
+        message: Message,
+        *,
+        min_confirms: int = 0,
+        confirm_timeout_s: float | None = None,
+    ) -> Published:
+        """Publish one message, as `AsyncClient.publish`."""
+        return _run(
+            self._client.publish(
+                message, min_confirms=min_confirms, confirm_timeout_s=confirm_timeout_s
+            )
+        )
 
-    get_sds = _blocking(AsyncClient.get_sds)
-    """Look SDS messages up by message ID, as `AsyncClient.get_sds`."""
-
-    causal_history = _blocking(AsyncClient.causal_history)
-    """Fetch SDS messages with all that they depend on, as `AsyncClient.causal_history`."""
-
-    scan = _streaming(AsyncClient.scan)
-    """Read a time range, the oldest message first, as `AsyncClient.scan`."""
-
-    follow = _streaming(AsyncClient.follow)
-    """Receive messages as they are stored, as `AsyncClient.follow`."""
+    def publish_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        min_confirms: int = 0,
+        confirm_timeout_s: float | None = None,
+    ) -> list[Published]:
+        """Publish messages in batches, as `AsyncClient.publish_many`."""
+        return _run(
+            self._client.publish_many(
+                messages, min_confirms=min_confirms, confirm_timeout_s=confirm_timeout_s
+            )
+        )
 
     def publisher(
         self,
@@ -271,13 +247,63 @@ class Client(_Closing):
     ) -> Publisher:
         """Make a publisher for many messages, as `AsyncClient.publisher`."""
         made = _made(
-            self._asynchronous.publisher,
+            self._client.publisher,
             min_confirms=min_confirms,
             confirm_timeout_s=confirm_timeout_s,
             max_pending=max_pending,
             strict=strict,
         )
         return Publisher(_run(made))
+
+    def get(self, hashes: Iterable[bytes]) -> dict[bytes, Message]:
+        """Look messages up by their hashes, as `AsyncClient.get`."""
+        return _run(self._client.get(hashes))
+
+    def query(
+        self,
+        content_topics: Topics = (),
+        *,
+        pubsub_topic: str | None = None,
+        start: Time | None = None,
+        end: Time | None = None,
+        limit: int | None = None,
+        newest_first: bool = True,
+        cursor: bytes | None = None,
+    ) -> Page:
+        """Fetch one page, as `AsyncClient.query`."""
+        return _run(
+            self._client.query(
+                content_topics,
+                pubsub_topic=pubsub_topic,
+                start=start,
+                end=end,
+                limit=limit,
+                newest_first=newest_first,
+                cursor=cursor,
+            )
+        )
+
+    def scan(
+        self,
+        content_topics: Topics = (),
+        *,
+        pubsub_topic: str | None = None,
+        start: Time | None = None,
+        end: Time | None = None,
+        cursor: bytes = b"",
+        page_size: int = 0,
+    ) -> MessageStream:
+        """Read a time range, the oldest message first, as `AsyncClient.scan`."""
+        return MessageStream(
+            self._client.scan(
+                content_topics,
+                pubsub_topic=pubsub_topic,
+                start=start,
+                end=end,
+                cursor=cursor,
+                page_size=page_size,
+            )
+        )
 
     def scan_hashes(
         self,
@@ -288,7 +314,7 @@ class Client(_Closing):
         end: Time | None = None,
     ) -> Iterator[bytes]:
         """Read the hashes of a time range, as `AsyncClient.scan_hashes`."""
-        hashes = self._asynchronous.scan_hashes(
+        hashes = self._client.scan_hashes(
             content_topics, pubsub_topic=pubsub_topic, start=start, end=end
         )
 
@@ -301,8 +327,67 @@ class Client(_Closing):
         finally:
             _run(hashes.aclose())
 
+    def follow(
+        self,
+        content_topics: Topics = (),
+        *,
+        pubsub_topic: str | None = None,
+        cursor: bytes = b"",
+        from_beginning: bool = False,
+        overlap_s: float | None = None,
+    ) -> MessageStream:
+        """Receive messages as they are stored, as `AsyncClient.follow`."""
+        return MessageStream(
+            self._client.follow(
+                content_topics,
+                pubsub_topic=pubsub_topic,
+                cursor=cursor,
+                from_beginning=from_beginning,
+                overlap_s=overlap_s,
+            )
+        )
 
-class Admin(_Closing):
+    def get_sds(
+        self,
+        channel_id: str,
+        ids: Iterable[SdsId],
+        *,
+        pubsub_topic: str | None = None,
+        content_topics: Topics = (),
+    ) -> SdsResult:
+        """Look SDS messages up by message ID, as `AsyncClient.get_sds`."""
+        return _run(
+            self._client.get_sds(
+                channel_id, ids, pubsub_topic=pubsub_topic, content_topics=content_topics
+            )
+        )
+
+    def causal_history(
+        self,
+        channel_id: str,
+        heads: Iterable[SdsId],
+        *,
+        known_ids: Iterable[str] = (),
+        max_messages: int = 0,
+        max_depth: int = 0,
+        pubsub_topic: str | None = None,
+        content_topics: Topics = (),
+    ) -> SdsResult:
+        """Fetch SDS messages with all that they depend on, as `AsyncClient.causal_history`."""
+        return _run(
+            self._client.causal_history(
+                channel_id,
+                heads,
+                known_ids=known_ids,
+                max_messages=max_messages,
+                max_depth=max_depth,
+                pubsub_topic=pubsub_topic,
+                content_topics=content_topics,
+            )
+        )
+
+
+class Admin:
     """A blocking client of a node's admin listener, as `AsyncAdmin`.
 
     Examples:
@@ -320,14 +405,33 @@ class Admin(_Closing):
         tls: TlsIdentity | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
-        made = _made(AsyncAdmin, node, token=token, tls=tls, timeout_s=timeout_s)
-        self._asynchronous: AsyncAdmin = _run(made)
+        self._admin = _run(_made(AsyncAdmin, node, token=token, tls=tls, timeout_s=timeout_s))
 
-    status = _blocking(AsyncAdmin.status)
-    """What the node holds, whether it serves, and its peers, as `AsyncAdmin.status`."""
+    def __enter__(self) -> Self:
+        return self
 
-    synchronize = _blocking(AsyncAdmin.synchronize)
-    """Have the node reconcile with a peer now, as `AsyncAdmin.synchronize`."""
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
-    fetch_messages = _blocking(AsyncAdmin.fetch_messages)
-    """Have the node fetch some SDS messages from a peer, as `AsyncAdmin.fetch_messages`."""
+    def close(self) -> None:
+        """End all calls and the connection."""
+        _run(self._admin.aclose())
+
+    def status(self) -> NodeStatus:
+        """What the node holds, whether it serves, and how it stands with its peers."""
+        return _run(self._admin.status())
+
+    def synchronize(
+        self, peer: str = "", *, start: Time | None = None, end: Time | None = None
+    ) -> SyncReport:
+        """Have the node reconcile with a peer now, as `AsyncAdmin.synchronize`."""
+        return _run(self._admin.synchronize(peer, start=start, end=end))
+
+    def fetch_messages(self, peer: str, channel_id: str, ids: Iterable[SdsId]) -> FetchReport:
+        """Have the node fetch some SDS messages from a peer, as `AsyncAdmin.fetch_messages`."""
+        return _run(self._admin.fetch_messages(peer, channel_id, ids))

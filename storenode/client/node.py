@@ -24,6 +24,8 @@ from storenode.wire.storenode.v1 import admin_pb2, store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_pb2
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 _STORE: Final = "storenode.v1.Store"
@@ -74,7 +76,12 @@ class NodeClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         await self.close()
 
     async def close(self) -> None:

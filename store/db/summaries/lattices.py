@@ -37,15 +37,15 @@ PAGE_HASHES: Final = 65_536
 HOURS, DAYS = 1, 2
 
 ADDED: Final[LiteralString] = f"""
-select m.ts / {HOUR_NS} * {HOUR_NS} as hour_ns, string_agg(m.hash, ''::bytea)
-from storenode.commits c
+select given.hour_ns, string_agg(added.hash, ''::bytea)
+from unnest(%(hours)s::bigint[]) as given(hour_ns)
 cross join lateral (
-    select n.ts, n.hash from storenode.messages n
-    where n.batch = c.batch and n.ts >= c.min_ts and n.ts <= c.max_ts offset 0
-) m
-where c.position > %(after)s::bigint and c.position <= %(until)s::bigint
-  and c.max_ts >= %(low)s::bigint and c.min_ts < %(high)s::bigint
-  and m.ts / {HOUR_NS} * {HOUR_NS} = any(%(hours)s::bigint[])
+    select m.hash from storenode.messages m
+    where m.ts >= given.hour_ns and m.ts < given.hour_ns + {HOUR_NS}
+      and m.batch in (select batch from storenode.commits
+                      where position > %(after)s::bigint and position <= %(until)s::bigint)
+    offset 0
+) as added
 group by 1
 """
 """The hashes that commits have added to some hours, by hour."""
@@ -121,7 +121,6 @@ async def added(
     if not hours:
         return {}
     given = {"after": after, "until": until, "hours": list(hours)}
-    given |= {"low": min(hours), "high": max(hours) + HOUR_NS}
     cursor = connection.cursor(binary=True)
     await cursor.execute(ADDED, given)
     return {hour: await sum_of(bytes(hashes)) for hour, hashes in await cursor.fetchall()}

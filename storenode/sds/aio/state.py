@@ -239,6 +239,10 @@ class _Postgres:
         self._connection.rollback()
 
     def close(self) -> None:
+        # The server notices later that a connection was closed, and keeps its lock until then.
+        with suppress(*self.faults):
+            self._connection.rollback()
+            self._connection.execute("select pg_advisory_unlock_all()")
         self._connection.close()
 
     def sql(self, text: str) -> str:

@@ -42,15 +42,12 @@ class Kernel(Protocol):
         self, data: bytes, at: int, max_ranges: int, max_items: int, /
     ) -> tuple[int, int, int, int, int] | None:
         """Check a payload; ranges, fingerprints, sets, items, and whether bounds have hashes."""
-        ...
 
     def parse(self, data: bytes, at: int, /, *columns: Column) -> None:
         """Fill columns with what is in a payload that was checked."""
-        ...
 
     def encode(self, head: bytes, /, *columns: Column) -> bytes | None:
         """Ranges as bytes."""
-        ...
 
     def compose(
         self,
@@ -62,51 +59,39 @@ class Kernel(Protocol):
         /,
     ) -> tuple[int, int, bytes] | None:
         """Pieces of an answer as bytes, with the numbers of ranges and items."""
-        ...
 
     def places(self, index: RowsHandle, /, *columns: Column) -> bool:
         """Where spans without hashes begin and end."""
-        ...
 
     def fingerprints(self, index: RowsHandle, /, *columns: Column) -> None:
         """Fingerprints of intervals of places."""
-        ...
 
     def items(self, index: RowsHandle, /, *columns: Column) -> None:
         """The IDs in intervals of places."""
-        ...
 
     def split(self, index: RowsHandle, /, *columns: Column) -> bool:
         """Intervals of places cut at equal counts, between IDs of different times."""
-        ...
 
     def probe(self, index: RowsHandle, /, *columns: Column) -> None:
         """Which intervals of places have exactly one ID with a given hash."""
-        ...
 
     def match(self, /, *columns: Column) -> None:
         """Where IDs belong among others."""
-        ...
 
     def differences(self, /, *columns: Column) -> int:
         """Mark the IDs that one of two sides lacks."""
-        ...
 
     def describe(self, /, *columns: Column) -> None:
         """What those IDs are."""
-        ...
 
     def narrow(self, /, *columns: Column) -> int:
         """Runs of differences with their bounds."""
-        ...
 
     def lattice(self, hashes: Column, state: Column, /) -> bool:
         """Add the expansions of hashes to a lattice sum; False: it was built without vectors."""
-        ...
 
     def fold(self, index: RowsHandle, /, *columns: Column) -> None:
         """The keyed sum of the hashes in an interval of places."""
-        ...
 
 
 def usable() -> Kernel | None:

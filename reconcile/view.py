@@ -176,11 +176,9 @@ class View(Protocol):
 
         What it is made of is between a view and its loader.
         """
-        ...
 
     def answer(self, read: Read) -> Answer:
         """The answer to a batch of questions."""
-        ...
 
 
 def no_fingerprints(count: int) -> NDArray[np.uint64]:

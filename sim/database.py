@@ -43,7 +43,6 @@ class Client(Protocol):
 
     def crash_soon(self) -> None:
         """End it at this moment."""
-        ...
 
 
 @dataclass(slots=True)

@@ -15,19 +15,15 @@ class Dice(Random, Protocol):
 
     def random(self) -> float:
         """At least 0 and below 1."""
-        ...
 
     def randint(self, a: int, b: int) -> int:
         """A whole number between the two, or one of them."""
-        ...
 
     def randbytes(self, n: int) -> bytes:
         """So many bytes."""
-        ...
 
     def sample(self, population: Sequence[_T], k: int) -> list[_T]:
         """Some of them, each at most once."""
-        ...
 
 
 def happens(dice: Dice, share: float) -> bool:

@@ -51,15 +51,12 @@ class Host(Protocol):
     @property
     def identity(self) -> Identity | None:
         """Who answers here; None while nobody does."""
-        ...
 
     def serve(self, method: str, end: End) -> bool:
         """Take a call; False: there is no such method."""
-        ...
 
     def receive(self, sender: str, letter: object) -> None:
         """Take a letter."""
-        ...
 
 
 class Caller:

@@ -30,7 +30,6 @@ class FrameStream(Protocol):
     @property
     def secure(self) -> bool:
         """Nobody else reads or changes the frames: TLS, and both sides have shown certificates."""
-        ...
 
     async def read(self) -> bytes | None:
         """The next frame; None after the last."""

@@ -31,7 +31,6 @@ class OpenView(Protocol):
     @property
     def memory_start(self) -> SyncId | None:
         """From here on every ID is in memory; None: none is."""
-        ...
 
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions about the range that was opened."""
@@ -41,11 +40,9 @@ class OpenView(Protocol):
 
         Both are nanoseconds since the epoch and multiples of an hour.
         """
-        ...
 
     async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
         """The keyed sum of a range that begins in memory."""
-        ...
 
 
 class Reconcilable(Protocol):
@@ -83,7 +80,6 @@ class ColdView(Protocol):
 
     async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
         """See `OpenView.lattice`; raises as `load` does."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,9 @@ class FrameStream(Protocol):
         Raises:
             FrameRejected: it cannot be read.
         """
-        ...
 
     async def write(self, frame: FrameOut) -> None:
         """Send a frame; waits while the peer does not read."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +56,9 @@ class Connector(Protocol):
         Raises:
             PeerFailed: it cannot be reached (`PeerRefused`, `PeerHasStream`: it will not).
         """
-        ...
 
     def node_id(self, peer: PeerAddress) -> str:
         """The ID that a peer gave when it last answered, or the configured one; "": unknown."""
-        ...
 
 
 # Database
@@ -76,23 +72,18 @@ class Messages(Protocol):
 
         None stands for a message that is not held.
         """
-        ...
 
     async def held(self, hashes: Sequence[bytes]) -> Sequence[bool]:
         """For each message whether it is held."""
-        ...
 
     async def arrived(self, commits: Sequence[CommitRow]) -> CommittedMessages:
         """What some commits have added, as far as it is held."""
-        ...
 
     async def newest(self, limit: int) -> CommittedMessages:
         """The newest messages, oldest first."""
-        ...
 
     def cache(self, batch: RecordBatch, places: Sequence[int], size_bytes: int) -> None:
         """Keep some messages of a batch in memory: peers will ask for them."""
-        ...
 
 
 class Tracking(Protocol):
@@ -100,27 +91,21 @@ class Tracking(Protocol):
 
     def wake(self) -> None:
         """Keep batches from now on until their commit is reported."""
-        ...
 
     def rest(self) -> None:
         """Keep none any more."""
-        ...
 
     def take(self, batch_id: int) -> OwnBatch | None:
         """A batch whose commit is reported; None: another node wrote it, or it was not kept."""
-        ...
 
     def is_tracked(self, digest: bytes) -> bool:
         """True for a message that became unread for certain."""
-        ...
 
     def remember(self, hashes: Iterable[bytes]) -> None:
         """These are unread."""
-        ...
 
     def forget(self, hashes: Iterable[bytes]) -> None:
         """As many stores have confirmed these as anybody wants."""
-        ...
 
 
 class UnreadTable(Protocol):
@@ -128,27 +113,21 @@ class UnreadTable(Protocol):
 
     async def newest(self, limit: int) -> Sequence[UnreadEvent]:
         """The newest, at most ``limit``; those that have expired are none."""
-        ...
 
     async def of(self, hashes: Sequence[bytes]) -> Sequence[UnreadEvent]:
         """Those of some messages that are unread or have expired, in any order."""
-        ...
 
     async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
         """Note confirmations; those of messages that are not unread change nothing."""
-        ...
 
     async def expire(self, hashes: Sequence[bytes]) -> None:
         """Wait for confirmations of these no more, though they have not come."""
-        ...
 
     async def wait_for(self, parents: Mapping[bytes, Sequence[bytes]]) -> None:
         """Note which parents are missing, by the hash of the event that waits."""
-        ...
 
     async def sweep(self) -> object:
         """Delete what expired long ago."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +156,6 @@ class Random(Protocol):
 
     def uniform(self, a: float, b: float) -> float:
         """A number between the two."""
-        ...
 
 
 class Log(Protocol):
@@ -185,15 +163,12 @@ class Log(Protocol):
 
     def info(self, event: str, **fields: object) -> object:
         """Routine."""
-        ...
 
     def warning(self, event: str, **fields: object) -> object:
         """Something for the operator to look at."""
-        ...
 
     def exception(self, event: str, **fields: object) -> object:
         """A fault of this node, with the exception that is being handled."""
-        ...
 
 
 class Meter(Protocol):
@@ -201,15 +176,12 @@ class Meter(Protocol):
 
     def count(self, counted: Counted) -> None:
         """Something happened so many times."""
-        ...
 
     def stored(self, new: int, duplicates: int) -> None:
         """A batch of a peer is durable."""
-        ...
 
     def body_bytes(self, direction: str, count: int) -> None:
         """Bytes of messages were ``sent`` or ``received``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

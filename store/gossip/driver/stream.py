@@ -22,11 +22,9 @@ class StreamUser(Protocol):
 
     def received(self, stream: PeerStream, frame: FrameIn) -> None:
         """A frame has come."""
-        ...
 
     def sent(self, stream: PeerStream) -> None:
         """The stream has taken the frame that was sent last."""
-        ...
 
 
 class PeerStream:

@@ -19,11 +19,9 @@ class StreamsUser(StreamUser, Protocol):
 
     def joined(self, stream: PeerStream) -> None:
         """There is a stream with a peer; closing it turns the peer away."""
-        ...
 
     def left(self, stream: PeerStream) -> None:
         """The stream is gone."""
-        ...
 
 
 class PeerStreams:

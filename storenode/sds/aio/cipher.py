@@ -20,11 +20,9 @@ class Cipher(Protocol):
     @property
     def whole(self) -> bool:
         """What is sealed; the same for all participants."""
-        ...
 
     def seal(self, clear: bytes) -> bytes:
         """Encrypt."""
-        ...
 
     def open(self, sealed: bytes) -> bytes:
         """Decrypt.
@@ -32,7 +30,6 @@ class Cipher(Protocol):
         Raises:
             CipherError: it cannot be opened.
         """
-        ...
 
 
 class Clear:

@@ -106,44 +106,34 @@ class DurableState(Protocol):
     @property
     def in_memory(self) -> bool:
         """Whether it ends with the process: then a failed transaction is not tried again."""
-        ...
 
     @property
     def shown(self) -> str:
         """Where it is, for messages."""
-        ...
 
     def open(self) -> Row:
         """Make it ready, and return the participant's row."""
-        ...
 
     def close(self) -> None:
         """Give it up."""
-        ...
 
     def commit(self, batch: Batch) -> None:
         """Write a batch whole or not at all; nothing happens when it was written before."""
-        ...
 
     def rows(self, name: str) -> list[Row]:
         """All rows of a small table, in the order of their keys."""
-        ...
 
     def log_length(self) -> int:
         """Messages of the log."""
-        ...
 
     def log_ids(self, limit: int) -> Iterator[str]:
         """The IDs of the oldest messages of the log."""
-        ...
 
     def log_entries(self, skip: int) -> Iterator[tuple[int, str, str, bytes | None]]:
         """Lamport timestamp, ID, sender and hint of the log in order, without the oldest."""
-        ...
 
     def newest_ids(self, count: int) -> list[tuple[int, str]]:
         """The delivered messages that came last, with their serial numbers."""
-        ...
 
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
@@ -151,7 +141,6 @@ class DurableState(Protocol):
         """Messages of the log in order, of transactions up to one: the first after a place, or
         the last before one, or with neither the last of all.
         """
-        ...
 
 
 class _Cursor(Protocol):

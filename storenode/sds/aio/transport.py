@@ -80,13 +80,11 @@ class Link(Protocol):
     @property
     def name(self) -> str:
         """What users know it by; cursors are kept under it."""
-        ...
 
     def publish(
         self, batches: AsyncIterator[Sequence[Outbound]]
     ) -> AsyncGenerator[Sequence[Verdict], None]:
         """Publish batches as they come; verdicts on each batch, in order, when it is durable."""
-        ...
 
     def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         """What is published from a cursor on, or with none from now on; the first page at once.
@@ -94,29 +92,23 @@ class Link(Protocol):
         Raises:
             CursorRefused: the cursor is not one that can be served.
         """
-        ...
 
     def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
         """What is remembered from a time on, in ascending order of time."""
-        ...
 
     def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
         """Messages by their hints, 1,000 at most."""
-        ...
 
     def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
         """Messages by their IDs, 1,000 at most."""
-        ...
 
     def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]
     ) -> AsyncGenerator[Sequence[Fetched], None]:
         """Heads (100 at most) and what they depend on, parents first, not past ``known_ids``."""
-        ...
 
     async def close(self) -> None:
         """End all calls."""
-        ...
 
 
 class Transport(Protocol):
@@ -125,8 +117,6 @@ class Transport(Protocol):
     @property
     def name(self) -> str:
         """What users know it by."""
-        ...
 
     def open(self, route: Route) -> Link:
         """Make a link; it connects when it is used. Called inside the event loop."""
-        ...

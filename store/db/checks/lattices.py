@@ -51,10 +51,11 @@ def wrong_hours(connection: Connection, table: str, bounds: Bounds) -> list[int]
     """
     cursor = connection.cursor(binary=True)
     given = (bounds.low, bounds.high - HOUR_NS)
-    ((folded,),) = cursor.execute(_FOLDED).fetchall()
+    known = cursor.execute(_KNOWN, given).fetchall()
+    unfolded = _unfolded(connection, [start for start, *_ in known])
     wrong = []
-    for start, count, state in cursor.execute(_KNOWN, given).fetchall():
-        found = _held(connection, table, start) - _unfolded(connection, start, folded)
+    for start, count, state in known:
+        found = _held(connection, table, start) - unfolded.get(start, LatticeSum())
         if found != LatticeSum.stored(count, bytes(state)):
             wrong.append(start)
     return wrong
@@ -73,12 +74,12 @@ def _held(connection: Connection, table: str, start_ns: int) -> LatticeSum:
     return total
 
 
-def _unfolded(connection: Connection, start_ns: int, folded: int) -> LatticeSum:
-    given = {"after": folded, "until": UNBOUNDED_HIGH - 1, "hours": [start_ns]}
-    given |= {"low": start_ns, "high": start_ns + HOUR_NS}
+def _unfolded(connection: Connection, hours: list[int]) -> dict[int, LatticeSum]:
     cursor = connection.cursor(binary=True)
+    ((folded,),) = cursor.execute(_FOLDED).fetchall()
+    given = {"after": folded, "until": UNBOUNDED_HIGH - 1, "hours": hours}
     rows = cursor.execute(ADDED, given).fetchall()
-    return LatticeSum.of(bytes(rows[0][1])) if rows else LatticeSum()
+    return {hour: LatticeSum.of(bytes(hashes)) for hour, hashes in rows}
 
 
 def wrong_days(connection: Connection) -> list[int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from reconcile.summaries.loading import Loaded, LoadingView, Needs
 from reconcile.view import Answer, Read
 from store.sync.index.limits import THREADED_IDS, THREADED_SPANS
 
-_Given = TypeVar("_Given")
+_Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 
@@ -31,9 +31,11 @@ async def worked_through(
     return view.answer(read)
 
 
-async def in_thread_if(large: bool, work: Callable[[_Given], _Result], given: _Given) -> _Result:
+async def in_thread_if(
+    large: bool, work: Callable[_Given, _Result], *given: _Given.args, **named: _Given.kwargs
+) -> _Result:
     """Do something here, or in a thread when it is large."""
-    return await asyncio.to_thread(work, given) if large else work(given)
+    return await asyncio.to_thread(work, *given, **named) if large else work(*given, **named)
 
 
 def asks_much(read: Read) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 
 from reconcile.errors import SummaryMismatch
 from reconcile.ids import SyncId
@@ -136,7 +135,7 @@ class StoredView:
         assert lower >= self._hot.floor, "the range is not in memory"
         view = self._hot.view
         large = len(view) >= THREADED_SUMMED
-        return await in_thread_if(large, partial(sum_of_view, view, key, lower), upper)
+        return await in_thread_if(large, sum_of_view, view, key, lower, upper)
 
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions.

@@ -56,6 +56,7 @@ def outcome_of(
     error = error or report.error
     found = bool(len(result.to_send) or len(result.to_receive))
     open_ends = found and not report.equal
+    hidden = _hidden(proof.hidden)
     return SyncOutcome(
         in_sync=not (error or open_ends or result.truncated),
         round_trips=result.rounds,
@@ -71,7 +72,7 @@ def outcome_of(
         undelivered=report.undelivered,
         left_over=result.truncated,
         middle_ns=_middle_ns(result) if result.truncated else 0,
-        notes=tuple(_notes(result, proof, report, asked_from, horizon)),
+        notes=tuple(_notes(result, hidden, report, asked_from, horizon)),
         ending=SyncEnding.FAILED if error else SyncEnding.DONE,
         missing_here=len(result.to_receive),
         missing_there=len(result.to_send),
@@ -80,7 +81,7 @@ def outcome_of(
         peer_count=result.peer_count,
         equality=_equality(result, proof),
         keyed_from_ns=proof.keyed_from_ns,
-        hidden=_hidden(proof.hidden),
+        hidden=hidden,
     )
 
 
@@ -106,7 +107,7 @@ def _middle_ns(result: Result) -> int:
 
 
 def _notes(
-    result: Result, proof: Proof, report: Report, asked_from: SyncId, horizon: SyncId
+    result: Result, hidden: Hidden | None, report: Report, asked_from: SyncId, horizon: SyncId
 ) -> list[str]:
     strays = report.unsolicited + report.repeated
     notes = [
@@ -135,17 +136,16 @@ def _notes(
         (strays > 0, f"sent by the peer although nobody asked for them: {strays:,}"),
     ]
     said = [sentence for applies, sentence in notes if applies]
-    return said + _hidden_notes(proof) + _count_notes(result)
+    return said + _hidden_notes(hidden) + _count_notes(result)
 
 
-def _hidden_notes(proof: Proof) -> list[str]:
-    if not len(proof.hidden):
+def _hidden_notes(hidden: Hidden | None) -> list[str]:
+    if hidden is None:
         return []
-    first_ns, last_ns = (int(proof.hidden.timestamps[at]) for at in (0, -1))
     sentence = (
-        f"found by keyed fingerprints and hidden from those of WAKU-SYNC: {len(proof.hidden):,}, "
-        f"from {_time(first_ns)} to {_time(last_ns)}: a publisher forged them, or something is "
-        "broken; see the runbook StorenodeForgedFingerprint"
+        f"found by keyed fingerprints and hidden from those of WAKU-SYNC: {hidden.count:,}, "
+        f"from {_time(hidden.first_ns)} to {_time(hidden.last_ns)}: a publisher forged them, or "
+        "something is broken; see the runbook StorenodeForgedFingerprint"
     )
     return [sentence]
 

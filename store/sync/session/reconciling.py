@@ -33,6 +33,7 @@ from store.domain.ports import SyncObserver
 from store.domain.streams import FrameStream
 from store.sync.errors import PeerSilent, ProtocolBroken, shown
 from store.sync.frames import Extension, Reconcile, is_session_id
+from store.sync.index.reading import in_thread_if
 from store.sync.limits import (
     FIRST_FRAME_S,
     MAX_RECONCILE_S,
@@ -148,9 +149,7 @@ class Driving:
             given = Answered(await self.answer(read))
 
     async def _step(self, given: Input) -> list[Effect]:
-        if _is_large(given):
-            return await asyncio.to_thread(self.session.step, self.now_ns(), given)
-        return self.session.step(self.now_ns(), given)
+        return await in_thread_if(_is_large(given), self.session.step, self.now_ns(), given)
 
 
 async def first_frame(stream: FrameStream, observer: SyncObserver) -> Reconcile | None:
@@ -187,9 +186,7 @@ async def asked_range(payload: bytes, limits: CodecLimits) -> tuple[SyncId, Sync
         MalformedPayload: it is no payload.
         LimitExceeded: it is too large.
     """
-    if len(payload) > THREADED_PAYLOAD_BYTES:
-        return await asyncio.to_thread(_asked_range, payload, limits)
-    return _asked_range(payload, limits)
+    return await in_thread_if(len(payload) > THREADED_PAYLOAD_BYTES, _asked_range, payload, limits)
 
 
 def _asked_range(payload: bytes, limits: CodecLimits) -> tuple[SyncId, SyncId] | None:

@@ -9,11 +9,9 @@ also what equality is concluded from.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from reconcile.ids import SyncId, SyncIds, ordered
 from reconcile.keyed import Aliased
@@ -22,12 +20,11 @@ from reconcile.view import Answer, Read, Spans
 from store.domain.view import OpenView
 from store.sync.errors import ProtocolBroken, shown
 from store.sync.frames import Extension, Reconcile
+from store.sync.index.reading import in_thread_if
 from store.sync.limits import THREADED_ROWS
 from store.sync.session.agreement import BY_XOR, Agreement, Phase, Proof, divided, without
 from store.sync.session.reconciling import Answerer, Driving, Extending, Frames, Turns
 from storenode.message.limits import HASH_BYTES
-
-_T = TypeVar("_T")
 
 _NOTHING_TO_SAY: Final = Send(b"")
 
@@ -141,13 +138,14 @@ class Verifying:
         bounds = agreement.cut, result.window[1]
         held = (await view.answer(Read(items=Spans.of([bounds])))).items
         assert held is not None
-        aliased = await _threaded(len(held.ids), partial(Aliased, held.ids, agreement.key))
+        large = len(held.ids) > THREADED_ROWS
+        aliased = await in_thread_if(large, Aliased, held.ids, agreement.key)
         window = bounds if role is Role.INITIATOR else None
         session = Session(role, replace(self.config, window=window, horizon=bounds[0], cuts=()))
         opening = Extension(digest=self._digest) if window else None
 
         async def answer(read: Read) -> Answer:
-            return await _threaded(len(held.ids), partial(aliased.view.answer, read))
+            return await in_thread_if(large, aliased.view.answer, read)
 
         async def extending(found: Result | None) -> Extension | None:
             nonlocal opening
@@ -162,8 +160,9 @@ class Verifying:
             told = await self._last_hashes()
         if len(told) > HASH_BYTES * self.config.limits.max_differences:
             raise ProtocolBroken("the peer tells more hashes than a session may report")
-        settle = partial(_settled, result, found, aliased, agreement.cut, told)
-        whole, self.proof = await _threaded(len(held.ids), settle)
+        whole, self.proof = await in_thread_if(
+            large, _settled, result, found, aliased, agreement.cut, told
+        )
         return whole
 
     async def _last_hashes(self) -> bytes:
@@ -205,8 +204,3 @@ def _settled(
         truncated=found.truncated,
     )
     return whole, Proof(None if found.truncated else cut[0], ordered(hidden))
-
-
-async def _threaded(rows: int, work: Callable[[], _T]) -> _T:
-    """Do something here, or beside the event loop if it is about many rows."""
-    return await asyncio.to_thread(work) if rows > THREADED_ROWS else work()

@@ -62,6 +62,7 @@ class GossipJudge(Judge):
         self.answers = 0
         self._world = world
         self._voices: dict[tuple[Life, bytes, str], str] = {}
+        self._lies: dict[bytes, set[str]] = {}
         self._tries: dict[tuple[object, str], deque[int]] = {}
 
     def fail(self, sentence: str) -> None:
@@ -117,7 +118,8 @@ class GossipJudge(Judge):
             if digest in self.in_peace and late_s > -MAX_LATE_S:
                 self.fail(f"{node.name} lacks confirmations in peace until the time is up")
             holding = self._holding(digest, node.database)
-            if told.confirms > holding + len(self._world.liars):
+            lies = max(len(self._world.liars), len(self._lies.get(digest, ())))
+            if told.confirms > holding + lies:
                 self.fail(
                     f"{node.name} tells of {told.confirms} confirmations of {_name(digest)}, "
                     f"which {holding} other stores hold"
@@ -132,6 +134,7 @@ class GossipJudge(Judge):
         before = self._voices.setdefault(voice, store_id)
         if before != store_id:
             self.fail(f"{before} has confirmed {_name(digest)} as {store_id} too")
+        self._lies.setdefault(digest, set()).add(store_id)
 
     # Conduct (rules 2, 3 and 4)
 

@@ -208,6 +208,8 @@ class Database:
         self.read_pool = self._pool("read", settings.read_connections)
         self.bulk_pool = self._pool("bulk", settings.bulk_connections)
         self.store_id = b""
+        self.last_online_ns = 0
+        """When the store was last online, as its database said when it was opened; 0: never."""
 
     def _pool(self, name: str, size: int) -> AsyncConnectionPool[Connection]:
         lender = self._lenders[name] = _Lender()
@@ -242,7 +244,7 @@ class Database:
         for pool in database.pools:
             await pool.open(wait=False)
         try:
-            database.store_id = await database.read(_read_store_id)
+            database.store_id, database.last_online_ns = await database.read(_read_store)
         except BaseException:
             await database.close()
             raise
@@ -309,12 +311,15 @@ class Database:
             await pool.putconn(connection)
 
 
-async def _read_store_id(connection: Connection) -> bytes:
-    cursor = await connection.execute("select store_id from storenode.store", binary=True)
+async def _read_store(connection: Connection) -> tuple[bytes, int]:
+    cursor = await connection.execute(
+        "select store_id, coalesce(last_online_ns, 0) from storenode.store", binary=True
+    )
     row = await cursor.fetchone()
     if row is None:
         raise StoreUnavailable(
             "the table storenode.store is empty; restore the database from a backup,"
             " or create a new one with `storenode db upgrade`"
         )
-    return bytes(row[0])  # type: ignore[call-overload,no-any-return]
+    store_id, last_online_ns = row
+    return bytes(store_id), last_online_ns  # type: ignore[call-overload,return-value]

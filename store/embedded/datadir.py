@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -70,6 +71,7 @@ class DataDir:
         try:
             # Elsewhere than on Linux, Postgres under another account must get through by name.
             self.path.mkdir(mode=0o700 if ON_LINUX else 0o711, parents=True, exist_ok=True)
+            self._close_to_others()
             with tempfile.TemporaryFile(dir=self.path):
                 pass
         except OSError as error:
@@ -82,6 +84,15 @@ class DataDir:
                 f"{self.path} is itself a Postgres cluster, which a node does not touch: name an"
                 " empty directory with --data-dir."
             )
+
+    def _close_to_others(self) -> None:
+        """Take away what lets everybody replace files in it, where it is this user's.
+
+        Elsewhere it is a volume that an orchestrator has made, for this node alone.
+        """
+        found = self.path.stat()
+        if found.st_uid == os.geteuid() and found.st_mode & stat.S_IWOTH:
+            self.path.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
 
     def lock(self) -> None:
         """Take the directory for this process.

@@ -35,6 +35,7 @@ MAINTENANCE_EVENTS: Final = (
     "retention_problem",
     "clock_ahead",
     "clock_doubted",
+    "retention_waits",
     "clock_believed",
 )
 """Values of the label `event` of what maintenance does."""

@@ -102,11 +102,25 @@ def bind(
     return Listener(server, where.with_port(port))
 
 
+def require_free(where: ListenAddress) -> None:
+    """Find out, before anything is started, whether an address can be bound.
+
+    Raises:
+        BindError: It cannot.
+    """
+    if where.port and (reason := _obstacle(where.host, where.port)):
+        raise _bind_error(where, reason)
+
+
 def bind_error(option: str, host: str, port: int) -> BindError:
     """Say why an address cannot be bound; the reason is found by trying with a plain socket."""
-    address = ListenAddress(option, host, port)
+    reason = _obstacle(host, port) or "it was in use a moment ago"
+    return _bind_error(ListenAddress(option, host, port), reason)
+
+
+def _bind_error(address: ListenAddress, reason: str) -> BindError:
     return BindError(
-        f"{option} {address} cannot be listened on ({_reason(host, port)}): stop what uses it, or"
+        f"{address.option} {address} cannot be listened on ({reason}): stop what uses it, or"
         f" give another address."
     )
 
@@ -130,7 +144,7 @@ def _options(*, peers: bool) -> list[tuple[str, int]]:
     ]
 
 
-def _reason(host: str, port: int) -> str:
+def _obstacle(host: str, port: int) -> str | None:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -143,4 +157,4 @@ def _reason(host: str, port: int) -> str:
             probe.bind(address)
         except OSError as error:
             return os.strerror(error.errno) if error.errno else str(error)
-    return "it was in use a moment ago"
+    return None

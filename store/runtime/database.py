@@ -14,7 +14,7 @@ from typing import Protocol
 import psycopg
 
 from store.config.node import NodeConfig
-from store.db.errors import SchemaError
+from store.db.errors import SchemaError, reasons, sentence
 from store.db.pool import complete_url
 from store.db.schema import migrate
 from store.embedded.datadir import DataDir
@@ -152,8 +152,8 @@ class ExternalHost:
             except SchemaError as error:
                 raise NodeError(_sentence(error)) from error
             except psycopg.OperationalError as error:
-                reason = _reason(error)
-                hopeless = any(part in reason for part in _HOPELESS)
+                reason = sentence(error)
+                hopeless = all(_is_hopeless(each) for each in reasons(error))
                 if hopeless or time.monotonic() + pause_s > deadline_s:
                     raise UnreachableError(_unreachable(url, reason)) from error
                 _LOG.warning("database_not_reached", reason=reason, retry_in_s=pause_s)
@@ -185,13 +185,12 @@ def _upgrade_failed(error: Exception) -> str:
         return _sentence(error)
     return (
         "The schema of the embedded database could not be brought up to date"
-        f" ({_reason(error)}): look into postgres.log in the data directory."
+        f" ({sentence(error)}): look into postgres.log in the data directory."
     )
 
 
-def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+def _is_hopeless(reason: str) -> bool:
+    return any(part in reason for part in _HOPELESS)
 
 
 def _sentence(error: Exception) -> str:

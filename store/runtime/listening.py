@@ -9,7 +9,7 @@ from store.config.node import NodeConfig
 from store.domain.ports import Services
 from store.observe.logging import get_logger
 from store.rpc.context import PeerRules, RpcContext
-from store.rpc.listeners import ListenAddress, Listener, bind
+from store.rpc.listeners import ListenAddress, Listener, bind, require_free
 from store.rpc.server import build_handlers
 from store.rpc.tls import TlsFiles, check, first_dns_name
 from storenode.cli.options.types import Address
@@ -48,6 +48,18 @@ def check_certificates(config: NodeConfig) -> str | None:
     if config.tls_cert is None or config.tls_key is None:
         return None
     return first_dns_name(config.tls_cert, config.tls_key)
+
+
+def check_addresses(config: NodeConfig) -> None:
+    """See that every address is free, before a database is made or waited for.
+
+    Raises:
+        BindError: An address cannot be listened on.
+    """
+    require_free(_where("--listen", config.listen))
+    if config.separate_peer_listener and config.peer_listen is not None:
+        require_free(_where("--peer-listen", config.peer_listen))
+    require_free(_where("--admin-listen", config.admin_listen))
 
 
 def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> Listeners:

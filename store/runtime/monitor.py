@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import psycopg
 
+from store.db.errors import sentence
 from store.db.pool import Connection, Database
 from store.observe.logging import get_logger
 from store.runtime.limits import (
@@ -73,7 +74,7 @@ class DatabaseMonitor:
         except TimeoutError:
             reason = f"no answer within {CHECK_TIMEOUT_S:g} s"
         except (psycopg.Error, OSError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = sentence(error)
         await self._disconnect()
         return reason
 

@@ -41,7 +41,12 @@ from store.runtime.limits import (
     TOKEN_CHECK_INTERVAL_S,
     TRIM_INTERVAL_S,
 )
-from store.runtime.listening import Listeners, bind_listeners, check_certificates
+from store.runtime.listening import (
+    Listeners,
+    bind_listeners,
+    check_addresses,
+    check_certificates,
+)
 from store.runtime.memory import Trimmer
 from store.runtime.monitor import DatabaseMonitor
 from store.runtime.peering import Peering, open_peering
@@ -137,6 +142,7 @@ class Node:
         certificate_name = check_certificates(config)
         check_tracing(config)
         metrics_address = await self._open_metrics(stack)
+        check_addresses(config)
         stack.push_async_callback(self._host.stop)
         url = await self._host.start()
         node_id = certificate_name or kept_node_id(config.data_dir)

@@ -43,7 +43,13 @@ if TYPE_CHECKING:
 _LOG = get_logger("store.runtime.services")
 _NS_PER_MS = 1_000_000
 _ROUTINE_EVENTS = frozenset(
-    {"maintenance_taken", "partition_dropped", "partitions_analyzed", "clock_believed"}
+    {
+        "maintenance_taken",
+        "partition_dropped",
+        "partitions_analyzed",
+        "retention_waits",
+        "clock_believed",
+    }
 )
 
 
@@ -189,4 +195,5 @@ def _maintainer(config: NodeConfig, database: Database, metrics: Metrics) -> Mai
         lock_timeout_ms=max(1, config.retention_lock_timeout // _NS_PER_MS),
         max_lead_ns=MAX_CLOCK_LEAD_NS,
         steady_ns=time.monotonic_ns,
+        last_online_ns=database.last_online_ns,
     )

@@ -16,6 +16,8 @@ PROMETHEUS = DEPLOY / "prometheus"
 RULES = PROMETHEUS / "rules/storenode.yml"
 TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
 RUNBOOKS = ROOT / "docs/runbooks"
+ADDRESS = "https://github.com/storenode/storenode/blob/main/docs/runbooks/"
+"""Pages have an address of their own: who is woken reads the alert on a telephone."""
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -62,11 +64,11 @@ def test_every_alert_has_a_severity_and_texts() -> None:
 
 def test_every_alert_has_its_page_and_every_page_its_alert() -> None:
     named = {each["annotations"]["runbook_url"] for each in alerts()}
-    pages = {f"docs/runbooks/{path.name}" for path in RUNBOOKS.glob("*.md")}
-    assert pages - {"docs/runbooks/README.md"} == named
+    pages = {f"{ADDRESS}{path.name}" for path in RUNBOOKS.glob("*.md")}
+    assert pages - {f"{ADDRESS}README.md"} == named
     index = (RUNBOOKS / "README.md").read_text("utf-8")
     for each in alerts():
-        name = each["annotations"]["runbook_url"].removeprefix("docs/runbooks/")
+        name = each["annotations"]["runbook_url"].removeprefix(ADDRESS)
         page = (RUNBOOKS / name).read_text("utf-8")
         assert page.startswith(f"# {each['alert']}\n"), f"{name} is about another alert"
         for section in ("## What it means", "## Look at", "## Do", "## Escalate"):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,12 @@ def test_a_second_node_is_told_who_has_the_directory(data_dir: Path) -> None:
     with EmbeddedPostgres(EmbeddedSettings(data_dir)) as server:
         assert f"in use by process {os.getpid()}" in _refusal(data_dir)
         assert values(server.url) == [1]
+
+
+def test_a_directory_that_everybody_may_write_is_closed(data_dir: Path) -> None:
+    data_dir.chmod(0o777)
+    with EmbeddedPostgres(EmbeddedSettings(data_dir)):
+        assert stat.S_IMODE(data_dir.stat().st_mode) == 0o775
 
 
 def test_after_a_refusal_the_directory_is_free(data_dir: Path) -> None:

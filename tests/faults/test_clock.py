@@ -94,7 +94,7 @@ class Node:
 
 
 @asynccontextmanager
-async def storage(url: str, clock: Clock) -> AsyncIterator[Node]:
+async def storage(url: str, clock: Clock, last_online_ns: int = 0) -> AsyncIterator[Node]:
     """A node's storage, whose maintenance the test runs."""
     database = await Database.open(url)
     writer = DatabaseWriter(database, PartitionMap(clock.now, RETENTION_NS))
@@ -106,6 +106,7 @@ async def storage(url: str, clock: Clock) -> AsyncIterator[Node]:
         now_ns=clock.now,
         on_event=lambda name, /, **_: events.append(name),
         steady_ns=clock.steady,
+        last_online_ns=last_online_ns,
     )
     await writer.start()
     await feed.start()
@@ -187,6 +188,36 @@ async def test_a_node_that_starts_with_a_clock_far_ahead_doubts_it(
         await node.maintain()
         assert node.events == ["clock_doubted"]
         assert await node.partitions() == before
+
+
+async def test_a_quiet_store_that_was_off_for_a_while_alarms_nobody(
+    database_url: str, clock: Clock
+) -> None:
+    async with storage(database_url, clock) as node:
+        await node.publish(1)
+    stopped_ns = clock.now() + 40 * 3_600 * 10**9
+    clock.offset_ns = 42 * 3_600 * 10**9
+    async with storage(database_url, clock, stopped_ns) as node:
+        before = await node.partitions()
+        await node.maintain()
+        assert node.events == ["retention_waits"]
+        assert set(before) <= set(await node.partitions())
+    clock.offset_ns = 365 * DAY_NS
+    async with storage(database_url, clock, stopped_ns) as node:
+        await node.maintain()
+        assert node.events == ["clock_doubted"], "longer than a day is no pause"
+
+
+async def test_a_real_node_that_was_stopped_waits_without_an_alarm(
+    tmp_path: Path, database_url: str
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        connection.execute(
+            "update storenode.store set created_at = now() - interval '3 hours', last_online_ns ="
+            " (extract(epoch from now() - interval '75 seconds') * 1000000000)::bigint"
+        )
+    with running_node(tmp_path / "data", database_url=database_url) as node:
+        await logged(node, "retention_waits")
 
 
 async def test_a_real_node_looks_at_the_newest_commit_first(

@@ -27,7 +27,7 @@ from store.db.schema.partitions import ensure_ahead
 from store.db.summaries.fold import fold, is_pending
 from store.db.summaries.sealing import seal
 from store.domain.retention import RetentionPolicy, effective_age_ns
-from store.domain.retention_clock import RetentionClock
+from store.domain.retention_clock import MAX_DOUBT_NS, Reading, RetentionClock
 from storenode.message.limits import NS_PER_S
 
 Connection = AsyncConnection[Any]
@@ -62,9 +62,11 @@ class Maintainer:
     ``connect`` opens a connection in autocommit mode that is used for nothing else; ``now_ns`` is a
     clock in nanoseconds since the epoch, of which ``max_lead_ns`` says how far ahead of the
     database's it may be (None: it is not compared). ``steady_ns`` is a clock that nobody sets, by
-    which leaps of the other are noticed (None: they are not). Events: ``maintenance_taken``,
+    which leaps of the other are noticed (None: they are not). ``last_online_ns``: when the store
+    was last online before this start (0: never). Events: ``maintenance_taken``,
     ``partition_dropped``, ``retention_problem``, ``partitions_analyzed``, ``clock_ahead``,
-    ``clock_doubted``, ``clock_believed``, ``maintenance_failed``, ``maintenance_disconnected``.
+    ``clock_doubted``, ``retention_waits``, ``clock_believed``, ``maintenance_failed``,
+    ``maintenance_disconnected``.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Maintainer:
         lock_timeout_ms: int = DEFAULT_LOCK_TIMEOUT_MS,
         max_lead_ns: int | None = None,
         steady_ns: Callable[[], int] | None = None,
+        last_online_ns: int = 0,
     ) -> None:
         self._connect = connect
         self._policy = policy
@@ -87,6 +90,8 @@ class Maintainer:
         self._lock_timeout_ms = lock_timeout_ms
         self._max_lead_ns = max_lead_ns
         self._steady_ns = steady_ns
+        self._last_online_ns = last_online_ns
+        self._made_at_ns = steady_ns() if steady_ns is not None else 0
         self._clock: RetentionClock | None = None
         self._doubted = False
         self._wake = asyncio.Event()
@@ -195,16 +200,14 @@ class Maintainer:
         if self._steady_ns is None:
             return clock_ns
         steady_ns = self._steady_ns()
+        starts = self._clock is None
         if self._clock is None:
             self._clock = RetentionClock(await newest_commit_ns(connection), steady_ns)
         reading = self._clock.read(clock_ns, steady_ns)
         if reading.doubted and not self._doubted:
-            self._on_event(
-                "clock_doubted",
-                problem=f"the clock is {reading.ahead_ns // NS_PER_S} s further than the time that"
-                " has passed since it was last seen right: retention follows it when it has been"
-                " steady for as long, or for a day",
-            )
+            absent_ns = clock_ns - self._last_online_ns - (steady_ns - self._made_at_ns)
+            name, problem = _doubt(reading, absent_ns if starts else None)
+            self._on_event(name, problem=problem)
         if self._doubted and not reading.doubted:
             self._on_event("clock_believed")
         self._doubted = reading.doubted
@@ -245,6 +248,26 @@ class Maintainer:
         woken = self._wake.is_set()
         self._wake.clear()
         return woken
+
+
+def _doubt(reading: Reading, absent_ns: int | None) -> tuple[str, str]:
+    """Name and text of the event that a doubt is.
+
+    ``absent_ns``: how long a node that starts was off by its clock; None: the clock has leapt while
+    the node ran. A stop looks like a leap. What is short enough to be one alarms nobody.
+    """
+    seconds = reading.ahead_ns // NS_PER_S
+    if absent_ns is not None and absent_ns <= MAX_DOUBT_NS:
+        problem = (
+            f"the newest commit is {seconds} s old: retention goes by the clock when it has been"
+            " steady for as long, or for a day"
+        )
+        return "retention_waits", problem
+    problem = (
+        f"the clock is {seconds} s further than the time that has passed since it was last seen"
+        " right: retention follows it when it has been steady for as long, or for a day"
+    )
+    return "clock_doubted", problem
 
 
 async def _obtained(connection: Connection) -> bool:

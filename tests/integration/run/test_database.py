@@ -54,6 +54,23 @@ def test_what_waiting_does_not_mend_is_not_waited_for(
     assert 'database "no_such_database" does not exist' in ended.sentence
 
 
+def test_of_several_hosts_each_says_what_is_wrong_and_a_servers_word_comes_first(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    nobody = HeldPort()
+    credentials, _, rest = postgres.url("no_such_database").rpartition("@")
+    host_port, _, database = rest.partition("/")
+    ended = run_to_end(
+        tmp_path / "data",
+        *("--start-timeout", "400ms"),
+        database_url=f"{credentials}@{host_port},{nobody.address}/{database}",
+    )
+    assert ended.code == 3
+    server = ended.sentence.index(f'{host_port}: FATAL:  database "no_such_database" does not')
+    assert server < ended.sentence.index(f"{nobody.address}: Connection refused")
+    assert "database_not_reached" in ended.log, "the other may come back"
+
+
 @pytest.mark.parametrize("url", ["postgresql://u:hunter2@h:x/d", "u:hunter2@h", "mysql://hunter2"])
 def test_a_url_that_cannot_be_read_is_not_repeated(tmp_path: Path, url: str) -> None:
     ended = run_to_end(tmp_path / "data", "--start-timeout", "100ms", database_url=url)

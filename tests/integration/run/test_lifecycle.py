@@ -106,11 +106,12 @@ def test_a_second_node_on_a_data_directory_is_refused(
 @pytest.mark.parametrize(
     "option", ["--listen", "--peer-listen", "--admin-listen", "--metrics-listen"]
 )
-def test_a_port_in_use_is_named_with_its_option(
-    tmp_path: Path, database_url: str, option: str
+def test_a_port_in_use_is_named_with_its_option_before_a_database_is_made(
+    tmp_path: Path, option: str
 ) -> None:
     with occupied_port() as address:
-        ended = run_to_end(tmp_path / "data", option, address, database_url=database_url)
+        ended = run_to_end(tmp_path / "data", option, address)
+    assert not (tmp_path / "data/postgres").exists()
     assert ended.code == 1
     assert ended.sentence == (
         f"storenode: {option} {address} cannot be listened on (Address already in use): stop what"

@@ -228,6 +228,11 @@ class Database:
         )
 
     @property
+    def failed_connections(self) -> int:
+        """How many attempts of the pools to connect have failed since the start."""
+        return sum(pool.get_stats().get("connections_errors", 0) for pool in self.pools)
+
+    @property
     def pools(self) -> tuple[AsyncConnectionPool[Connection], ...]:
         """All pools."""
         return (self.write_pool, self.read_pool, self.bulk_pool)

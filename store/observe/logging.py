@@ -132,6 +132,8 @@ def _configure_libraries(threshold: int, renderer: Processor, out: _Unbreakable)
     root.handlers[:] = [handler]
     # What libraries tell at lower levels describes their own workings.
     root.setLevel(max(threshold, logging.WARNING))
+    # Its pools report each of their attempts; `database_away` and `database_back` say it once.
+    logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
 
 
 class _LibraryFilter(logging.Filter):

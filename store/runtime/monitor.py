@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 
 import psycopg
@@ -33,6 +34,8 @@ class DatabaseMonitor:
         self._connection: Connection | None = None
         self._hurry = asyncio.Event()
         self._up = True
+        self._away_since_s = 0.0
+        self._failed_before = 0
 
     def check_now(self) -> None:
         """Ask without waiting for the interval: something has happened to the database."""
@@ -84,8 +87,12 @@ class DatabaseMonitor:
             return
         self._up = up
         if up:
-            _LOG.info("database_back")
+            failed = self._database.failed_connections - self._failed_before
+            away_s = round(time.monotonic() - self._away_since_s, 1)
+            _LOG.info("database_back", away_s=away_s, failed_connections=failed)
         else:
+            self._away_since_s = time.monotonic()
+            self._failed_before = self._database.failed_connections
             _LOG.warning("database_away", reason=reason)
         self._on_change(up)
 

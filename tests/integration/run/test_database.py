@@ -143,5 +143,8 @@ def test_a_node_waits_for_an_external_server_to_come_back(tmp_path: Path) -> Non
             server.start()
             assert next(states) == SERVING
             assert node.terminate() == 0
+        outage = node.log()
+        assert outage.count("database_away") == outage.count("database_back") == 1
+        assert "psycopg.pool" not in outage
     finally:
         server.stop()

@@ -19,6 +19,9 @@ silence, and long enough to open a view."""
 MAX_OPENING_CALLS_OF_PEER: Final = 2
 """Those of one peer among them; more are refused."""
 
+MAX_EQUAL_PEERS: Final = 64
+"""Peers of whose last session is known that it found nothing."""
+
 MAX_RECONCILE_S: Final = 600.0
 """One ``Reconcile``, however many frames it takes."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reconcile.algorithm.plan import Tuning
-from reconcile.ids import LOWEST, SyncId
+from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.keyed import NONCE_BYTES
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
@@ -306,6 +306,18 @@ class Exchange:
         account, timer = self._waiting.pop(found)
         timer.cancel()
         return found, account
+
+    def found_nothing(self, node_id: str, session_id: str) -> Transfer | None:
+        """A peer transfers for a session that found nothing: give it a transfer of nothing, once.
+
+        Source: the contract, "Transfer after a session without differences".
+        """
+        if not self.sessions.found_nothing(self.work.steady_ns(), node_id, session_id):
+            return None
+        nothing, limits = SyncIds.empty(), self.work.transfer_limits
+        return Transfer(
+            session_id, nothing, nothing, memory=self.memory, peer=node_id, limits=limits
+        )
 
     def observe(self, account: Account, outcome: SyncOutcome) -> SyncOutcome:
         """Tell of a session that ended."""

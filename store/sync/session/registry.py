@@ -14,6 +14,8 @@ Rules.
    yet. While it reconciles or transfers, the new one is answered ABORTED.
 5. What a session found is bound to it, to the node that began it, and to one transfer.
 6. A session that waits for its transfer ends after a minute, or what the node calls silence.
+7. A session that found nothing ends at once, and takes no place. For as long as it would have
+   waited its peer may transfer nothing, once; of each node the last one is known.
 
 A caller may not know whom it calls until it is answered: then `Sessions.begin` is told of an
 address, and `Sessions.identify` of the node.
@@ -41,6 +43,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from reconcile.ids import SyncIds
+from store.sync.limits import MAX_EQUAL_PEERS
 from store.sync.transfer.limits import MAX_SESSIONS, SILENCE_NS
 from storenode.message.limits import NS_PER_S
 
@@ -124,6 +127,7 @@ class Sessions:
         self._limit = limit
         self._silence_ns = silence_ns
         self._sessions: list[Session] = []
+        self._equal: dict[str, tuple[str, int]] = {}
 
     def __iter__(self) -> Iterator[Session]:
         """The sessions under way."""
@@ -192,6 +196,8 @@ class Sessions:
         """The reconciliation has ended with OK; a session that found nothing ends here."""
         self._demand(session, State.RECONCILING)
         if not len(to_send) and not len(to_receive):
+            if not session.own:
+                self._note_equal(now_ns, session)
             self.end(session)
             return
         session.to_send, session.to_receive = to_send, to_receive
@@ -219,6 +225,14 @@ class Sessions:
             "no session of this peer with this ID waits for a transfer: reconcile first, and "
             f"transfer once, within {self._silence_ns // NS_PER_S} s",
         )
+
+    def found_nothing(self, now_ns: int, node_id: str, session_id: str) -> bool:
+        """A peer calls `Transfer`: is it for a session that found nothing? True once at most."""
+        name, ended_ns = self._equal.get(node_id, ("", 0))
+        if name != session_id or now_ns - ended_ns >= self._silence_ns:
+            return False
+        del self._equal[node_id]
+        return True
 
     def end(self, session: Session) -> None:
         """A session is over, however it ended; what it found is forgotten. May come twice."""
@@ -251,7 +265,14 @@ class Sessions:
         assert len(nodes) == len(set(nodes)), "two sessions with one node"
         assert len(stores) == len(set(stores)), "two sessions with one store"
         assert self._node_id not in nodes
+        assert len(self._equal) <= MAX_EQUAL_PEERS
         assert self._store_id not in stores
+
+    def _note_equal(self, now_ns: int, session: Session) -> None:
+        self._equal.pop(session.node_id, None)
+        self._equal[session.node_id] = session.session_id, now_ns
+        if len(self._equal) > MAX_EQUAL_PEERS:
+            del self._equal[next(iter(self._equal))]
 
     def _stranger(self, node_id: str, store_id: str) -> Refusal | None:
         """Why there can be no session with this node at any time, if so."""

@@ -29,6 +29,7 @@ from store.sync.limits import FIRST_FRAME_S, MAX_OPENING_CALLS, MAX_OPENING_CALL
 from store.sync.session.exchange import Account, Exchange
 from store.sync.session.reconciling import asked_range, first_frame, in_time, time_limit
 from store.sync.session.registry import Refusal, Refused, Session, State
+from store.sync.transfer.core import Transfer
 from store.sync.transfer.driver import transfer
 from store.sync.transfer.events import Report
 from store.sync.transfer.limits import SESSION_ID_BYTES
@@ -79,12 +80,16 @@ class Responder:
                     "a transfer begins with a frame that names its session: send it"
                 )
             session_id = next(pieces(frame)).session_id
-            found = self._exchange.claim(node_id, session_id)
+            nothing = self._exchange.found_nothing(node_id, session_id)
+            found = nothing or self._exchange.claim(node_id, session_id)
             if isinstance(found, Refusal):
                 raise SessionUnknown(found.sentence)
-        session, account = found
         resumed = _Resumed(stream, frame)
         del frame
+        if isinstance(found, Transfer):
+            await transfer(found, resumed, self._exchange.work.transfer)
+            return
+        session, account = found
         report = await self._observed(account, self._transfer(session, account, resumed))
         if report.fault:
             raise TransferFailed(report.fault, report.error)

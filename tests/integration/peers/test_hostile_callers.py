@@ -210,6 +210,26 @@ async def test_a_new_session_replaces_one_that_waits(node: PeerNode, peer: RawPe
     await failed(node)
 
 
+async def test_after_a_session_that_found_nothing_nothing_is_transferred(
+    node: PeerNode, peer: RawPeer
+) -> None:
+    session_id, result = await peer.reconcile(items(range(50)))
+    assert not len(result.to_send) + len(result.to_receive)
+    assert (await node.observer.ended()).in_sync
+    call = peer.transfer()
+    await call.write(TransferFrame(session_id=session_id, done=True))
+    first = await call.read_transfer()
+    assert first is not None
+    assert first.done
+    assert not first.messages
+    await call.call.done_writing()
+    assert (await call.status())[0] is grpc.StatusCode.OK
+    again = peer.transfer()
+    await again.write(TransferFrame(session_id=session_id, done=True))
+    assert (await again.status())[0] is grpc.StatusCode.FAILED_PRECONDITION
+    assert node.idle()
+
+
 async def test_a_session_is_bound_to_its_peer(node: PeerNode, peer: RawPeer) -> None:
     session_id, _ = await peer.reconcile(items(range(10, 60)))
     stranger = (("storenode-node-id", "c.example"), ("storenode-store-id", "c"), METADATA[2])

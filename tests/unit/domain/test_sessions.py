@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
+from store.sync.limits import MAX_EQUAL_PEERS
 from store.sync.session.registry import (
     Accepted,
     Refusal,
@@ -260,6 +261,23 @@ def test_a_session_that_found_nothing_ends(old: Make) -> None:
     sessions.reconciled(NOW, session, NONE, NONE)
     assert session.state is State.ENDED
     assert not len(sessions)
+
+
+def test_a_peer_may_transfer_nothing_once_after_a_session_that_found_nothing() -> None:
+    sessions = registry()
+    for name in ("1", "2"):
+        sessions.reconciled(NOW, came(sessions, "a", name), NONE, NONE)
+    assert not sessions.found_nothing(NOW, "b", "2"), "it is bound to its peer"
+    assert not sessions.found_nothing(NOW, "a", "1"), "of each peer the last one is known"
+    assert not sessions.found_nothing(NOW + MINUTE_NS, "a", "2"), "for a minute"
+    assert sessions.found_nothing(NOW + MINUTE_NS - 1, "a", "2")
+    assert not sessions.found_nothing(NOW, "a", "2")
+    for number in range(MAX_EQUAL_PEERS + 1):
+        node = f"node-{number}"
+        sessions.reconciled(NOW, came(sessions, node, "3"), NONE, NONE)
+        sessions.check()
+    assert not sessions.found_nothing(NOW, "node-0", "3"), "they are bounded"
+    assert sessions.found_nothing(NOW, "node-1", "3")
 
 
 @pytest.mark.parametrize("old", ["own", "own, unknown", "ready", "own transfer", "reconciling"])

@@ -1,8 +1,12 @@
 """The metrics listener: `/metrics`, `/healthz`, `/readyz` and the status page, over plain HTTP/1.1.
 
-One request per connection; connections, the size of a request and its time are bounded, so
-whoever can reach the port cannot hold the node up. The page has a share of the connections, so that
-whoever looks at it cannot keep probes out.
+One request per connection. Whoever can reach the port cannot hold the node up, nor keep probes out,
+which have places of their own:
+
+- connections whose request is not complete are bounded in number and time; where one more comes,
+  the one that waits longest makes room, and a probe sends its request at once;
+- requests for metrics and for the page are bounded in number, each for itself;
+- what else there is costs nothing, and is always answered.
 """
 
 from __future__ import annotations
@@ -15,16 +19,19 @@ from http import HTTPStatus
 
 from store.observe import page
 from store.observe.limits import (
+    HTTP_HEAD_TIMEOUT_S,
     HTTP_TIMEOUT_S,
-    MAX_HTTP_CONNECTIONS,
     MAX_HTTP_HEAD_BYTES,
+    MAX_METRICS_REQUESTS,
     MAX_STATUS_REQUESTS,
+    MAX_UNFINISHED_REQUESTS,
 )
 from store.observe.metrics import CONTENT_TYPE
 
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
 _END_OF_HEAD = b"\r\n\r\n"
+_TOO_LARGE = f"A request has at most {MAX_HTTP_HEAD_BYTES} bytes.\n".encode()
 _NOT_HERE = b"Here are /status, /status.json, /metrics, /healthz and /readyz.\n"
 
 
@@ -51,8 +58,9 @@ class MetricsListener:
         self._render_status = render_status
         self._why_not_ready = why_not_ready
         self._server: asyncio.Server | None = None
-        self._connections = 0
-        self._status_requests = 0
+        self._unfinished: dict[asyncio.StreamWriter, None] = {}
+        self._metrics_requests = _Places("requests for metrics", MAX_METRICS_REQUESTS)
+        self._status_requests = _Places("requests about the status page", MAX_STATUS_REQUESTS)
 
     async def open(self, host: str, port: int) -> int:
         """Bind and serve; returns the port.
@@ -103,49 +111,70 @@ class MetricsListener:
         return Answer(HTTPStatus.OK, *found, page.HEADERS)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
         try:
             async with asyncio.timeout(HTTP_TIMEOUT_S):
-                await self._exchange(reader, writer)
+                head = await self._head(reader, writer)
+                if head is not None:
+                    await self._exchange(head, writer)
+        except asyncio.LimitOverrunError:
+            await _refuse(writer, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
         except (OSError, TimeoutError):
             writer.transport.abort()
         finally:
-            self._connections -= 1
             writer.close()
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._connections > MAX_HTTP_CONNECTIONS:
-            await _send(writer, _too_many("connections"))
-            return
+    async def _head(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bytes | None:
+        """The request line and the headers; None where the connection ended before."""
+        if len(self._unfinished) >= MAX_UNFINISHED_REQUESTS:
+            oldest = next(iter(self._unfinished))
+            del self._unfinished[oldest]
+            oldest.transport.abort()
+        self._unfinished[writer] = None
         try:
-            head = await reader.readuntil(_END_OF_HEAD)
+            async with asyncio.timeout(HTTP_HEAD_TIMEOUT_S):
+                return await reader.readuntil(_END_OF_HEAD)
         except asyncio.IncompleteReadError:
-            return
-        except asyncio.LimitOverrunError:
-            await _send(
-                writer,
-                Answer(
-                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                    f"A request has at most {MAX_HTTP_HEAD_BYTES} bytes.\n".encode(),
-                ),
-            )
-            return
+            return None
+        finally:
+            self._unfinished.pop(writer, None)
+
+    async def _exchange(self, head: bytes, writer: asyncio.StreamWriter) -> None:
         parts = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-            await _send(writer, Answer(HTTPStatus.BAD_REQUEST, b"This is no HTTP/1.1 request.\n"))
+            await _refuse(writer, HTTPStatus.BAD_REQUEST, b"This is no HTTP/1.1 request.\n")
             return
         method, path, _ = parts
         with_body = method != "HEAD"
-        if not path.startswith(page.PATH):
+        places = self._places(path)
+        if places is None:
             await _send(writer, await self.answer(method, path), with_body=with_body)
-        elif self._status_requests >= MAX_STATUS_REQUESTS:
-            await _send(writer, _too_many("requests about the status page"), with_body=with_body)
+        elif places.free == 0:
+            await _send(writer, _too_many(places.what), with_body=with_body)
         else:
-            self._status_requests += 1
-            try:
+            with places:
                 await _send(writer, await self.answer(method, path), with_body=with_body)
-            finally:
-                self._status_requests -= 1
+
+    def _places(self, path: str) -> _Places | None:
+        """The places that a request needs one of."""
+        if path.startswith(page.PATH):
+            return self._status_requests
+        return self._metrics_requests if path.startswith("/metrics") else None
+
+
+class _Places:
+    """How many requests of one kind are under way at most."""
+
+    def __init__(self, what: str, most: int) -> None:
+        self.what = what
+        self.free = most
+
+    def __enter__(self) -> None:
+        self.free -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self.free += 1
 
 
 def _too_many(what: str) -> Answer:
@@ -153,6 +182,11 @@ def _too_many(what: str) -> Answer:
     return Answer(
         HTTPStatus.SERVICE_UNAVAILABLE, sentence.encode(), headers=(("Retry-After", "3"),)
     )
+
+
+async def _refuse(writer: asyncio.StreamWriter, status: HTTPStatus, sentence: bytes) -> None:
+    with contextlib.suppress(OSError):
+        await _send(writer, Answer(status, sentence))
 
 
 async def _send(writer: asyncio.StreamWriter, answer: Answer, *, with_body: bool = True) -> None:

@@ -15,17 +15,24 @@ MAX_LOG_TEXT_CHARS: Final = 2_000
 
 MAX_TRACEBACK_CHARS: Final = 20_000
 
-MAX_HTTP_CONNECTIONS: Final = 64
-"""Open connections of the metrics listener; further ones are answered 503 and closed."""
+MAX_UNFINISHED_REQUESTS: Final = 128
+"""Connections of the metrics listener whose request is not complete; where one more comes, the
+oldest of them is closed."""
 
 MAX_HTTP_HEAD_BYTES: Final = 8 * 1024
 """The request line and the headers of one request."""
+
+HTTP_HEAD_TIMEOUT_S: Final = 3.0
+"""How long a request may take to arrive, from the connection on."""
 
 HTTP_TIMEOUT_S: Final = 10.0
 """How long one request may take, from the connection to the end of the response."""
 
 MAX_STATUS_REQUESTS: Final = 24
-"""Requests about the status page under way; the other connections are for probes and metrics."""
+"""Requests about the status page under way; further ones are answered 503."""
+
+MAX_METRICS_REQUESTS: Final = 8
+"""Requests for metrics under way; further ones are answered 503."""
 
 RATE_INTERVAL_S: Final = 2.0
 RATE_SAMPLES: Final = 150

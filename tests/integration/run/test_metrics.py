@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from store.observe.limits import MAX_HTTP_CONNECTIONS, MAX_HTTP_HEAD_BYTES
+from store.observe.limits import MAX_HTTP_HEAD_BYTES, MAX_UNFINISHED_REQUESTS
 from tests.integration.run.helpers import get, raw_exchange
-from tests.support.fleet import eventually
 from tests.support.node import NodeProcess, running_node
 from tests.support.ports import HeldPort
 
@@ -79,14 +78,24 @@ def test_other_requests_get_a_clear_status(
     assert b"Connection: close" in answer
 
 
-def test_connections_are_bounded_and_the_others_are_told(node: NodeProcess) -> None:
+def test_half_sent_requests_keep_no_probe_out(node: NodeProcess) -> None:
     host, port = node.metrics.rsplit(":", 1)
     with ExitStack() as stack:
-        for _ in range(MAX_HTTP_CONNECTIONS):
-            stack.enter_context(socket.create_connection((host, int(port))))
-        assert raw_exchange(node.metrics, b"").startswith(b"HTTP/1.1 503 ")
-    # The node learns one after the other that they have gone.
-    eventually(lambda: get(node.metrics, "/healthz")[0] == 200)
+        for number in range(3 * MAX_UNFINISHED_REQUESTS):
+            half = stack.enter_context(socket.create_connection((host, int(port))))
+            half.sendall(b"GET /metrics HTTP/1.1\r\n")
+            if number == 0:
+                first = half
+            if number % 64 == 0:
+                assert get(node.metrics, "/healthz") == (200, "alive\n")
+                assert get(node.metrics, "/readyz") == (200, "ready\n")
+        first.settimeout(10)
+        with suppress(ConnectionResetError):
+            assert first.recv(1) == b"", "the oldest made room"
+        assert get(node.metrics, "/metrics")[0] == 200
+        half.settimeout(10)
+        with suppress(ConnectionResetError):
+            assert half.recv(1) == b"", "a request must be complete within seconds"
 
 
 def test_an_unready_node_is_alive(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import importlib.metadata
 import os
@@ -28,13 +29,14 @@ def run(**options: Any) -> None:  # noqa: ANN401 - the options, by name
     """Run a node in the foreground until SIGTERM or Ctrl-C.
 
     When it serves, it prints one line of JSON on standard output. A second signal ends it at
-    once. SIGHUP reads the token file again.
+    once. SIGHUP reads the token file again. SIGUSR1 writes to the log where every thread is.
     """
     try:
         config = NodeConfig.from_options(options)
     except ConfigError as error:
         raise CliError(USAGE, str(error)) from error
     configure(config.log_format or ("text" if sys.stderr.isatty() else "json"), config.log_level)
+    _trace_crashes()
     # The library writes its own lines to standard error, in its own form; what matters of them
     # comes as a status or an exception too.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -60,6 +62,12 @@ async def _serve(config: NodeConfig) -> None:
         raise CliError(UNREACHABLE, str(error)) from error
     except NodeError as error:
         raise CliError(FAILED, str(error)) from error
+
+
+def _trace_crashes() -> None:
+    """A crash in compiled code, which no exception tells of, leaves the stacks in the log."""
+    faulthandler.enable(sys.stderr, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, sys.stderr, all_threads=True)
 
 
 def _announce(line: str) -> None:

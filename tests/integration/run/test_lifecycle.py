@@ -23,12 +23,14 @@ from storenode.wire.storenode.v1.store_pb2 import (
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.run.helpers import (
     TIMEOUT_S,
+    get,
     health_of,
     log_lines,
     occupied_port,
     run_to_end,
     watch_health,
 )
+from tests.support.fleet import eventually
 from tests.support.node import NodeProcess, running_node
 
 SERVING = HealthCheckResponse.SERVING
@@ -272,3 +274,24 @@ class endless_publisher:  # noqa: N801 - used like a function, in a with stateme
     def _endless(self) -> Iterator[PublishRequest]:
         yield PublishRequest()
         self._requests.recv(1)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGSEGV, "Fatal Python error: Segmentation fault"),
+        (signal.SIGABRT, "Fatal Python error: Aborted"),
+    ],
+)
+def test_a_crash_leaves_the_stacks_in_the_log(
+    tmp_path: Path, database_url: str, number: signal.Signals, words: str
+) -> None:
+    with running_node(tmp_path / "data", database_url=database_url) as node:
+        node.process.send_signal(signal.SIGUSR1)
+        eventually(lambda: "most recent call first" in node.log())
+        assert get(node.metrics, "/readyz")[0] == 200, "asked for its stacks, it goes on"
+        node.process.send_signal(number)
+        assert node.process.wait(30) == -number
+        crash = node.log().partition(words)[2]
+        assert "most recent call first" in crash
+        assert "store/cli/run.py" in crash

@@ -79,6 +79,7 @@ class Peering:
             policy=process.policy,
             environment=process.world_env,
             proceed=self._synchronizer.start,
+            failed=lambda _peer, _error: None,
         )
 
     def calls(self) -> Mapping[str, Handler]:

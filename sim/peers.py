@@ -26,6 +26,7 @@ from store.domain.ports import (
     HistoryEntry,
     PeerAddress,
     PeerState,
+    ScannedPage,
     SdsLookup,
     Source,
     SyncDone,
@@ -316,7 +317,7 @@ class SimCaller:
 
     async def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
-    ) -> AsyncGenerator[tuple[list[bytes], bytes], None]:
+    ) -> AsyncGenerator[ScannedPage, None]:
         """What a peer holds of a time range."""
         process, store = self._process, self._store
         silence_s = self._exchange.work.silence_s
@@ -330,7 +331,7 @@ class SimCaller:
                 while (page := await in_time(stream.read(), silence_s)) is not None:
                     process.mark(Mark.SCANNED)
                     store.refused |= self._refused(page.messages)
-                    yield page.messages, page.cursor
+                    yield ScannedPage(page.messages, page.cursor, page.reached_ns)
                 await stream.half_close()
                 whole = True
         except StatusReceived as error:

@@ -42,6 +42,7 @@ class Page:
 
     messages: list[bytes]
     cursor: bytes
+    reached_ns: int
 
 
 async def serve_scan(process: Process, stream: EndStream) -> None:
@@ -74,4 +75,4 @@ def _page(process: Process, request: Scan, cursor: bytes) -> Page | None:
     if not some:
         return None
     messages = [transferred(database.held[digest][1]) for _, digest in some]
-    return Page(messages, ScanCursor(*some[-1]).encode())
+    return Page(messages, ScanCursor(*some[-1]).encode(), some[-1][0])

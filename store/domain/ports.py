@@ -384,6 +384,19 @@ class PeerFailed(Exception):
     """A call of a peer failed; one sentence. Another peer, or a later attempt, may do better."""
 
 
+@dataclass(frozen=True, slots=True)
+class ScannedPage:
+    """What a peer sends of a time range: encoded ``WakuMessageAndTopic``, at least one.
+
+    ``cursor`` goes on after the page at this peer; empty: it gave none. ``reached_ns`` is the
+    timestamp of the last message.
+    """
+
+    messages: list[bytes]
+    cursor: bytes
+    reached_ns: int
+
+
 class PeerCaller(Protocol):
     """Calls other store nodes."""
 
@@ -395,13 +408,11 @@ class PeerCaller(Protocol):
 
     def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
-    ) -> AsyncGenerator[tuple[list[bytes], bytes], None]:
-        """What a peer holds of a time range: pages of encoded ``WakuMessageAndTopic``.
+    ) -> AsyncGenerator[ScannedPage, None]:
+        """What a peer holds of a time range.
 
-        The call goes on until the generator is closed.
-
-        Each page comes with the cursor that goes on after it (also at another node of the same
-        protocol). An empty ``cursor`` begins at the start.
+        The call goes on until the generator is closed. ``cursor`` is one that this peer has sent;
+        an empty one begins at the start.
 
         Raises:
             PeerFailed: the call failed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from store.domain.ports import HistoryEntry, PeerAddress, SyncOutcome, Window
+from store.domain.ports import HistoryEntry, PeerAddress, ScannedPage, SyncOutcome, Window
 from store.rpc.dial import PeerDialer
 from store.rpc.peer_lookup import lookup
 from store.rpc.peer_scan import scan
@@ -27,7 +27,7 @@ class Caller:
 
     def scan(
         self, peer: PeerAddress, start_ns: int, end_ns: int, cursor: bytes
-    ) -> AsyncGenerator[tuple[list[bytes], bytes], None]:
+    ) -> AsyncGenerator[ScannedPage, None]:
         """What a peer holds of a time range (see `store.domain.ports.PeerCaller`)."""
         silence_s = self._exchange.work.silence_s
         return scan(self._dialer, peer, start_ns, end_ns, cursor, silence_s=silence_s)

@@ -54,6 +54,12 @@ PEER_KEEPALIVE_MS: Final = 60_000
 PEER_KEEPALIVE_TIMEOUT_MS: Final = 20_000
 """A peer that is called and does not answer pings for this long is gone."""
 
+MAX_PEER_CURSOR_BYTES: Final = 4_096
+"""A peer's cursor, which is kept until its next page."""
+
+MAX_EMPTY_PAGES: Final = 8
+"""Pages without messages that a peer may send in a row."""
+
 PEER_SCAN_PAGE_MESSAGES: Final = 2_000
 """Messages that are asked for in a page of a peer's ``Scan``."""
 

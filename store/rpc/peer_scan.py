@@ -1,8 +1,9 @@
 """Reads what a peer holds of a time range, by its ``Scan``.
 
 What comes is checked as far as it must be for the scan to end, and to miss nothing when it goes on
-later: pages ascend, inside the range and strictly, and are bounded, and a cursor names the last
-message of its page. The messages themselves are judged on admission, like all others.
+later: pages ascend, inside the range and strictly, and are bounded. A cursor is the peer's own: it
+is handed back as it came, and how far the scan has come is known from the messages. These are
+judged on admission, like all others.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from typing import Final
 
 import grpc
 
-from store.domain.ports import CursorOutOfRange, PeerAddress, SyncId
-from store.messages.cursor import CursorError, ScanCursor
+from store.domain.ports import CursorOutOfRange, PeerAddress, ScannedPage, SyncId
 from store.rpc.decode import clip, decode
 from store.rpc.dial import CallFailed, PeerDialer
 from store.rpc.failure import RpcFailure
-from store.rpc.limits import COUNTED_REQUEST_BYTES, PEER_SCAN_PAGE_MESSAGES
+from store.rpc.limits import (
+    COUNTED_REQUEST_BYTES,
+    MAX_EMPTY_PAGES,
+    MAX_PEER_CURSOR_BYTES,
+    PEER_SCAN_PAGE_MESSAGES,
+)
 from store.sync.errors import ProtocolBroken
 from store.sync.session.reconciling import in_time
 from storenode.message.limits import HASH_BYTES
@@ -25,6 +30,9 @@ from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 SCAN: Final = f"/{store_pb2.DESCRIPTOR.services_by_name['Store'].full_name}/Scan"
+
+_REFUSED: Final = grpc.StatusCode.INVALID_ARGUMENT
+"""What a peer says to a cursor that it cannot read: of another version, or none of its own."""
 
 _MESSAGES: Final = store_pb2.ScanPage.DESCRIPTOR.fields_by_name["messages"].number
 
@@ -37,8 +45,8 @@ async def scan(
     cursor: bytes,
     *,
     silence_s: float,
-) -> AsyncGenerator[tuple[list[bytes], bytes], None]:
-    """Pages of encoded ``WakuMessageAndTopic``, each with the cursor that goes on after it.
+) -> AsyncGenerator[ScannedPage, None]:
+    """Pages in ascending order.
 
     Raises:
         PeerFailed: the call failed, or the peer does not keep to its rules.
@@ -52,15 +60,19 @@ async def scan(
         page_size=PEER_SCAN_PAGE_MESSAGES,
     ).SerializeToString()
     last: SyncId = (start_ns, b"")
+    empty = 0
     try:
         async with dialer.ask(peer, SCAN, request) as call:
             while (data := await in_time(call.read(), silence_s)) is not None:
                 page = _decoded(data)
+                empty = 0 if page.messages else empty + 1
+                if empty > MAX_EMPTY_PAGES:
+                    raise ProtocolBroken("the peer sends pages without messages, over and over")
                 last = _last_of(page, last, end_ns)
-                _check_cursor(page.cursor, last)
-                yield _messages(page), page.cursor
+                if page.messages:
+                    yield ScannedPage(_messages(page), page.cursor, last[0])
     except CallFailed as error:
-        if error.code is grpc.StatusCode.OUT_OF_RANGE:
+        if error.code is grpc.StatusCode.OUT_OF_RANGE or (cursor and error.code is _REFUSED):
             raise CursorOutOfRange(str(error)) from error
         raise
 
@@ -77,8 +89,11 @@ def _decoded(data: bytes) -> store_pb2.ScanPage:
             f"the peer sends a page of more than {PEER_SCAN_PAGE_MESSAGES:,} messages, which is "
             "what was asked for"
         )
-    if not page.messages or not page.cursor:
-        raise ProtocolBroken("the peer sends a page without messages, or without a cursor")
+    if len(page.cursor) > MAX_PEER_CURSOR_BYTES:
+        raise ProtocolBroken(
+            f"the peer sends a cursor of {len(page.cursor):,} bytes: at most "
+            f"{MAX_PEER_CURSOR_BYTES:,} are kept"
+        )
     return page
 
 
@@ -104,22 +119,6 @@ def _last_of(page: store_pb2.ScanPage, last: SyncId, end_ns: int) -> SyncId:
             )
         last = here
     return last
-
-
-def _check_cursor(cursor: bytes, last: SyncId) -> None:
-    """One that is ahead of its page would pass over what lies between, for ever.
-
-    Raises:
-        ProtocolBroken: it is not that of the page's last message.
-    """
-    try:
-        named = ScanCursor.decode(cursor)
-    except CursorError as error:
-        raise ProtocolBroken(f"the peer sends a cursor that cannot be read: {error}") from None
-    if (named.timestamp, named.hash) != last:
-        raise ProtocolBroken(
-            "the peer sends a cursor that does not name the last message of its page"
-        )
 
 
 def _messages(page: store_pb2.ScanPage) -> list[bytes]:

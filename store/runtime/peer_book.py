@@ -71,6 +71,10 @@ class PeerBook:
             left = self._metrics.peer_differences.labels(str(done.peer), window)
             left.set(_differences_left(done.outcome))
 
+    def failed(self, peer: PeerAddress, error: str) -> None:
+        """Something else than a session has failed with a peer; the next session may do better."""
+        self._known[peer].last_error = error
+
     def states(self) -> list[PeerState]:
         """The configured peers, in the order of the options."""
         found = self.connections

@@ -98,6 +98,7 @@ def open_peering(
         policy=policy.current,
         environment=system_environment("store.sync.resume", metrics),
         proceed=synchronizer.start,
+        failed=book.failed,
     )
     stack.push_async_callback(resumer.stop)
     synchronizer.show_resume(resumer.state)

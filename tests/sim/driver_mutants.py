@@ -27,12 +27,12 @@ from store.domain.ports import (
     HistoryEntry,
     PeerAddress,
     PeerFailed,
+    ScannedPage,
     Source,
     StoreBusy,
     StoreUnavailable,
     SyncDone,
 )
-from store.messages.cursor import ScanCursor
 from store.sync import lookup
 from store.sync.errors import TooManyCalls
 from store.sync.index import hot
@@ -217,11 +217,9 @@ async def _session_that_is_never_over(self: schedule.Synchronizer, begin: Schedu
         self._answer(begin.asked.number, SyncDone(begin.peer, window, outcome))
 
 
-async def _count_before_storing(
-    self: resume.Resumer, peer: object, messages: list[bytes], cursor: bytes
-) -> None:
-    reached = ScanCursor.decode(cursor)
-    page = PageStored(cursor, reached.timestamp, len(messages), len(messages))
+async def _count_before_storing(self: resume.Resumer, peer: object, scanned: ScannedPage) -> None:
+    count = len(scanned.messages)
+    page = PageStored(scanned.cursor, scanned.reached_ns, count, count)
     for effect in self._machine.step(self._environment.steady_ns(), page):
         if isinstance(effect, Advance):
             await self._note(effect.last_online_ns)

@@ -19,6 +19,8 @@ input          in which state          what follows
 `Tick`         any                     a pause that is over ends with `Fetch`
 =============  ======================  =====================================================
 
+A cursor is the peer's that gave it: where another one goes on, it begins by the time reached.
+
 A peer may have been off as well. Where it comes to the end of the gap and has shown nothing of its
 second half, the others are asked for the rest too, each once, until one has some. What they all
 lack, or only others than those asked hold, is left to reconciliation: the wide session finds it.
@@ -246,7 +248,7 @@ class Resume:
         if self._others is not None:
             return self._complete(ended)
         self._error = ended.error
-        self._order.append(self._order.pop(0))
+        self._turn_to(self._order[1] if len(self._order) > 1 else self._order[0])
         self._failed_in_row += 1
         if self._failed_in_row % len(self._order):
             return self._fetch()
@@ -260,12 +262,20 @@ class Resume:
         """One peer has come to the end; ask another where that was plainly not all."""
         short = bool(ended.error) or 2 * self._reached_ns < self._start_ns + self._end_ns
         if short and self._others:
-            self._order.remove(peer := self._others.pop(0))
-            self._order.insert(0, peer)
+            self._turn_to(self._others.pop(0))
             return self._fetch()
         self._error = ""
         self._reached_ns = self._end_ns
         return [Advance(self._end_ns), *self._finish()]
+
+    def _turn_to(self, peer: PeerAddress) -> None:
+        """This one is asked next; the one that was asked last."""
+        if peer == self._order[0]:
+            return
+        self._cursor = b""
+        self._order.append(self._order.pop(0))
+        self._order.remove(peer)
+        self._order.insert(0, peer)
 
     def _tick(self, now_ns: int) -> list[Effect]:
         if self._state != "pausing":

@@ -19,12 +19,12 @@ from store.domain.ports import (
     PeerCaller,
     PeerFailed,
     ResumeState,
+    ScannedPage,
     Source,
     StoreBusy,
     StoreUnavailable,
     Writer,
 )
-from store.messages.cursor import CursorError, ScanCursor
 from store.messages.transfer import MalformedMessage
 from store.sync.limits import ONLINE_INTERVAL_S
 from store.sync.resume.core import (
@@ -82,8 +82,12 @@ class Resumer:
         policy: Callable[[], Policy],
         environment: Environment,
         proceed: Callable[[], None],
+        failed: Callable[[PeerAddress, str], None],
     ) -> None:
-        """``proceed`` is called once, when reconciliation may begin."""
+        """``proceed`` is called once, when reconciliation may begin.
+
+        ``failed`` is told why what a peer was asked for did not come.
+        """
         self._peers = config.peers
         self._machine = Resume(config, environment.random)
         self._caller = caller
@@ -93,6 +97,7 @@ class Resumer:
         self._environment = environment
         self._log = environment.log
         self._proceed = proceed
+        self._failed = failed
         self._finished = False
         self._persisted_s = 0.0
 
@@ -164,11 +169,11 @@ class Resumer:
                 fetch.peer, fetch.time_start_ns, fetch.time_end_ns, fetch.cursor
             )
             async with aclosing(pages):
-                async for messages, cursor in pages:
-                    await self._take(fetch.peer, messages, cursor)
+                async for page in pages:
+                    await self._take(fetch.peer, page)
         except CursorOutOfRange as error:
             return self._broken(fetch.peer, error, lost_place=True)
-        except (PeerFailed, MalformedMessage, CursorError, StoreBusy, StoreUnavailable) as error:
+        except (PeerFailed, MalformedMessage, StoreBusy, StoreUnavailable) as error:
             return self._broken(fetch.peer, error)
         except Exception as error:  # noqa: BLE001 - a fault of ours; reconciliation must begin
             self._log.error("resume_failed", peer=str(fetch.peer), exc_info=error)
@@ -179,13 +184,12 @@ class Resumer:
         self, peer: PeerAddress, error: Exception, *, lost_place: bool = False
     ) -> FetchEnded:
         self._log.warning("resume_broken", peer=str(peer), error=str(error))
+        self._failed(peer, f"resume: {error}")
         return FetchEnded(str(error), lost_place)
 
-    async def _take(self, peer: PeerAddress, messages: list[bytes], cursor: bytes) -> None:
+    async def _take(self, peer: PeerAddress, scanned: ScannedPage) -> None:
         """Store one page; it counts as come only when all that may be stored is durable."""
-        if not messages:
-            return
-        reached = ScanCursor.decode(cursor)
+        messages = scanned.messages
         admission = Admission(self._policy(), self._environment.now_ns(), Source.RESUME)
         for start in range(0, len(messages), _CHUNK):
             admission.admit(messages[start : start + _CHUNK])
@@ -197,7 +201,7 @@ class Resumer:
         )
         if counted.rejected:
             self._log.warning("resume_refused", peer=str(peer), messages=dict(counted.rejected))
-        page = PageStored(cursor, reached.timestamp, len(messages), counted.stored)
+        page = PageStored(scanned.cursor, scanned.reached_ns, len(messages), counted.stored)
         for effect in self._machine.step(self._environment.steady_ns(), page):
             if isinstance(effect, Advance) and self._due():
                 await self._note(effect.last_online_ns)

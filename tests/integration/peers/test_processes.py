@@ -143,6 +143,7 @@ async def test_a_resume_waits_for_a_peer_and_holds_nothing_up(fleet: Fleet) -> N
 
     assert eventually(lambda: status(second).get("resume", {}).get("error"))
     assert status(second)["ready"], "it serves although its resume waits"
+    assert status(second)["peers"][0]["last_error"].startswith("resume: ")
     second.kill()  # in the middle of the resume: the gap must not be forgotten
     first.start()
     second.start()

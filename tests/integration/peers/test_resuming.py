@@ -41,6 +41,7 @@ async def test_a_database_that_takes_nothing_for_a_while(first: PeerNode, second
         policy=lambda: first.rules.policy,
         environment=system_environment("test", first.context.metrics),
         proceed=proceeds.set,
+        failed=lambda _peer, _error: None,
     )
     tasks = BackgroundTasks()
     await execute(first, "alter table storenode.commits rename to mislaid")

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed
-from store.messages.cursor import ScanCursor
+from store.domain.ports import CursorOutOfRange, PeerAddress, PeerFailed, ScannedPage
 from store.rpc import peer_scan
+from store.rpc.limits import MAX_EMPTY_PAGES, MAX_PEER_CURSOR_BYTES
 from storenode.cli.options.types import parse_peer
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
@@ -23,12 +23,12 @@ from tests.support.fleet import Fleet
 
 START_NS, END_NS = 1_000, NOW_NS
 
-Pages = AsyncIterator[tuple[list[bytes], bytes]]
+Pages = AsyncIterator[ScannedPage]
 
 
 async def read(pages: Pages) -> list[WakuMessageAndTopic]:
     """All messages."""
-    return [WakuMessageAndTopic.FromString(each) async for page, _ in pages for each in page]
+    return [WakuMessageAndTopic.FromString(each) async for page in pages for each in page.messages]
 
 
 async def test_everything_in_a_range_comes_in_order(
@@ -43,19 +43,20 @@ async def test_everything_in_a_range_comes_in_order(
     assert found == messages[10:20]
 
 
-async def test_a_scan_goes_on_where_it_was_left_also_at_another_node(
+async def test_a_scan_goes_on_where_it_was_left(
     first: PeerNode, second: PeerNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_scan, "PEER_SCAN_PAGE_MESSAGES", 10)
     messages = sorted(items(range(50)), key=lambda each: each.message.timestamp)
-    for node in (first, second):
-        await node.hold(messages)
+    await second.hold(messages)
     got: list[WakuMessageAndTopic] = []
     cursor = b""
-    for caller, callee in ([(first, second), (second, first)] * 3)[:5]:
-        async with aclosing(caller.caller.scan(callee.address, START_NS, END_NS, cursor)) as pages:
-            page, cursor = await anext(pages)
-        got += [WakuMessageAndTopic.FromString(each) for each in page]
+    for _ in range(5):
+        async with aclosing(first.caller.scan(second.address, START_NS, END_NS, cursor)) as pages:
+            page = await anext(pages)
+        cursor = page.cursor
+        got += [WakuMessageAndTopic.FromString(each) for each in page.messages]
+        assert page.reached_ns == got[-1].message.timestamp
     assert got == messages
 
 
@@ -80,22 +81,15 @@ async def test_a_peer_that_cannot_be_asked(first: PeerNode, second: PeerNode) ->
     with pytest.raises(PeerFailed, match="the database is away"):
         await read(first.caller.scan(second.address, START_NS, END_NS, b""))
     second.rules.unready = None
-    with pytest.raises(PeerFailed, match="cursor"):
+    with pytest.raises(CursorOutOfRange, match="cursor"):
         await read(first.caller.scan(second.address, START_NS, END_NS, b"no cursor"))
     await second.listener.stop(0)
     with pytest.raises(PeerFailed, match="could not be reached"):
         await read(first.caller.scan(second.address, START_NS, END_NS, b""))
 
 
-def cursor_of(message: WakuMessageAndTopic, later_ns: int = 0) -> bytes:
-    """Names a message, or one that is so much later."""
-    return ScanCursor(message.message.timestamp + later_ns, hash_of(message)).encode()
-
-
-def page(*messages: WakuMessageAndTopic, cursor: bytes | None = None) -> bytes:
+def page(*messages: WakuMessageAndTopic, cursor: bytes = b"mine") -> bytes:
     """A page of a scan, in this order."""
-    if cursor is None:
-        cursor = cursor_of(messages[-1]) if messages else b"after"
     return ScanPage(
         messages=[
             WakuMessageKeyValue(
@@ -125,10 +119,8 @@ UNHASHED = ScanPage(messages=[WakuMessageKeyValue(message=LATER.message)], curso
     ("pages", "words"),
     [
         ([b"\xff\xff"], "cannot be decoded"),
-        ([page()], "without messages"),
-        ([page(LATER, cursor=b"")], "without a cursor"),
-        ([page(LATER, cursor=b"after")], "cursor that cannot be read"),
-        ([page(LATER, cursor=cursor_of(LATER, 1))], "does not name the last message"),
+        ([page()] * (MAX_EMPTY_PAGES + 1), "without messages, over and over"),
+        ([page(LATER, cursor=bytes(MAX_PEER_CURSOR_BYTES + 1))], "cursor of 4,097 bytes"),
         ([page(LATER, EARLIER)], "out of order"),
         ([page(LATER), page(LATER)], "out of order"),
         ([page(item(3, timestamp=END_NS))], "out of order, or outside"),
@@ -139,10 +131,8 @@ UNHASHED = ScanPage(messages=[WakuMessageKeyValue(message=LATER.message)], curso
     ],
     ids=[
         "garbage",
-        "an empty page",
-        "no cursor",
-        "a strange cursor",
-        "a cursor that is ahead",
+        "empty pages",
+        "a large cursor",
         "descending",
         "over and over",
         "too late",
@@ -158,9 +148,21 @@ async def test_pages_that_break_the_rules(first: PeerNode, pages: list[bytes], w
             await read(first.caller.scan(peer, START_NS, END_NS, b""))
 
 
-async def test_a_cursor_that_is_not_served(first: PeerNode) -> None:
+async def test_cursors_are_the_peers_own(first: PeerNode) -> None:
+    messages = sorted(items(range(3)), key=lambda each: each.message.timestamp)
+    cursors = [b"1", b"", b"\xff" * 9]
+    pages = [page(each, cursor=own) for each, own in zip(messages, cursors, strict=True)]
+    pages.insert(1, page())
+    async with hostile_server(Scripts(scan=sends(*pages))) as peer:
+        found = [each async for each in first.caller.scan(peer, START_NS, END_NS, b"")]
+    assert [each.cursor for each in found] == cursors
+    assert [each.reached_ns for each in found] == [each.message.timestamp for each in messages]
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.INVALID_ARGUMENT])
+async def test_a_cursor_that_is_not_served(first: PeerNode, code: grpc.StatusCode) -> None:
     async def refuse(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
-        context.set_code(grpc.StatusCode.OUT_OF_RANGE)
+        context.set_code(code)
         context.set_details("too old")
 
     async with hostile_server(Scripts(scan=refuse)) as peer:

@@ -72,7 +72,7 @@ def test_nothing_behind_the_horizon_is_fetched() -> None:
     assert fetch.time_start_ns == NOW - GAP // 2
 
 
-def test_a_broken_scan_goes_on_at_the_next_peer_after_the_last_page() -> None:
+def test_a_broken_scan_goes_on_at_the_next_peer_at_the_time_reached() -> None:
     each = machine()
     (first,) = each.step(NOW, Begun(NOW, NOW - GAP))
     each.step(NOW, PageStored(b"here", NOW - GAP // 2, 1, 1))
@@ -80,8 +80,19 @@ def test_a_broken_scan_goes_on_at_the_next_peer_after_the_last_page() -> None:
     assert isinstance(first, Fetch)
     assert isinstance(second, Fetch)
     assert second.peer != first.peer
-    assert second.cursor == b"here"
+    assert (second.cursor, second.time_start_ns) == (b"", NOW - GAP // 2), "they are a peer's own"
     assert each.progress.error == "gone"
+
+
+def test_a_broken_scan_goes_on_at_the_only_peer_after_the_last_page() -> None:
+    each = machine(PEERS[:1])
+    (first,) = each.step(NOW, Begun(NOW, NOW - GAP))
+    each.step(NOW, PageStored(b"here", NOW - GAP // 2, 1, 1))
+    _, pause = each.step(NOW, FetchEnded("gone"))
+    assert isinstance(pause, WakeAt)
+    (second,) = each.step(pause.time_ns, Tick())
+    assert isinstance(first, Fetch)
+    assert second == Fetch(PEERS[0], first.time_start_ns, NOW, b"here")
 
 
 def test_a_cursor_that_is_not_served_is_replaced_by_the_time_reached() -> None:
@@ -154,7 +165,7 @@ def test_a_peer_that_was_off_itself_is_not_the_last_that_is_asked() -> None:
     each.step(NOW, PageStored(b"early", early, 5, 5))
     (second,) = each.step(NOW, FetchEnded())
     assert isinstance(second, Fetch)
-    assert (second.cursor, second.peer != first.peer) == (b"early", True)
+    assert (second.cursor, second.time_start_ns, second.peer != first.peer) == (b"", early, True)
     assert each.progress.running, "the gap is not taken for filled yet"
     each.step(NOW, PageStored(b"late", NOW - NS_PER_S, 7, 7))
     assert each.step(NOW, FetchEnded()) == [Advance(NOW), Proceed(), Finished()]

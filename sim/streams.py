@@ -98,6 +98,10 @@ class EndStream:
         """Who is at the other end."""
         return self._end.there
 
+    async def identify(self) -> Identity:
+        """Who is at the other end, which is known as soon as there is one."""
+        return self.callee
+
     @property
     def secure(self) -> bool:
         """Neither side talks in clear."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,8 +104,11 @@ class Connector:
         self._answered: dict[PeerAddress, str] = {}
 
     @asynccontextmanager
-    async def connect(self, peer: PeerAddress) -> AsyncIterator[Connection]:
-        """Begin a stream."""
+    async def connect(
+        self, peer: PeerAddress, greeting: Callable[[], Awaitable[FrameOut]]
+    ) -> AsyncIterator[Connection]:
+        """Begin a stream; the peer is known at once, and needs no greeting."""
+        del greeting
         node, process = self._node, self._node.process
         node.world.judge.connects(node.name, peer.host)
         try:

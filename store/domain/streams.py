@@ -21,6 +21,13 @@ class CallFailed(PeerFailed):
     aborted = False
 
 
+class NameLearned(CallFailed):
+    """The callee gave a name for which its connection was not verified.
+
+    The next call is made on one that is.
+    """
+
+
 class FrameStream(Protocol):
     """Frames to and from a peer; one reader and one writer at a time.
 
@@ -54,11 +61,18 @@ class Named(Protocol):
 
 
 class CalleeStream(FrameStream, Protocol):
-    """The stream of a call that this node made."""
+    """The stream of a call that this node made.
 
-    @property
-    def callee(self) -> Named:
-        """Who answers it."""
+    A callee may give its names with its first answer only: frames can be sent before, and none is
+    read before.
+    """
+
+    async def identify(self) -> Named:
+        """Wait until the callee has said who it is.
+
+        Raises:
+            CallFailed: it does not say it in time, or is not who it should be.
+        """
 
 
 class Connector(Protocol):
@@ -70,7 +84,7 @@ class Connector(Protocol):
         ``method`` is the full name, as in ``/storenode.v1.Peer/Reconcile``.
 
         Raises:
-            CallFailed: the peer cannot be reached, will not serve, or is not who it should be.
+            CallFailed: as the methods of the stream do.
         """
 
     def node_id(self, peer: PeerAddress) -> str:

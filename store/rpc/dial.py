@@ -1,11 +1,12 @@
 """Calls of other nodes: one connection per peer, and the certainty of who answers.
 
 The contract, "Peers": every call carries this node's ID, store ID and version, and the callee
-answers with its own in the initial metadata, and again in the trailing ones. With TLS both show
-certificates. The dialler has the certificate verified for the name that it was given: the ID of
-``ID@HOST:PORT``, else the host. In the latter case the callee may have another ID than the host's
-name; then the connection is made again and verified for that ID, so that nobody passes for a node
-whose certificate it lacks.
+answers with its own in the initial metadata, and again in the trailing ones. It may send them with
+its first answer only: frames of a call can be sent before, and none is read before.
+With TLS both show certificates. The dialler has the certificate verified for the name that it was
+given: the ID of ``ID@HOST:PORT``, else the host. In the latter case the callee may have another ID
+than the host's name; then the call fails as `NameLearned`, and the next connection is verified for
+that ID, so that nobody passes for a node whose certificate it lacks.
 Without TLS the ID is believed, on loopback or where the operator allows it.
 
 gRPC connects again by itself, with bounded pauses. A connection that is known to be down when a
@@ -17,8 +18,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -31,6 +33,7 @@ from store.rpc.limits import (
     MAX_PEER_FRAME_BYTES,
     MAX_PEER_RECONNECT_MS,
     MIN_PEER_RECONNECT_MS,
+    PEER_ANSWER_TIMEOUT_S,
     PEER_CONNECT_TIMEOUT_S,
     PEER_KEEPALIVE_MS,
     PEER_KEEPALIVE_TIMEOUT_MS,
@@ -75,6 +78,10 @@ class _Unanswered(CallFailed):
     """Nobody has answered a call in time."""
 
 
+class _Learned(CallFailed, streams.NameLearned):
+    """See `store.domain.streams.NameLearned`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Callee:
     """Who answers a call, as its metadata say (and, with TLS, its certificate)."""
@@ -94,18 +101,29 @@ class PeerCall:
         self,
         peer: PeerAddress,
         call: Any,  # noqa: ANN401 - grpc.aio's, untyped
-        callee: Callee,
+        identify: Callable[[], Awaitable[Callee]],
         *,
         secure: bool = False,
     ) -> None:
         self.peer = peer
-        self.callee = callee
         self.secure = secure
         self._call = call
+        self._identify = identify
+        self._callee: Callee | None = None
+        self._naming = asyncio.Lock()
         self._ending = Ending(call)
+
+    async def identify(self) -> Callee:
+        """Wait until the callee has said who it is."""
+        async with self._naming:
+            if self._callee is None:
+                self._callee = await self._identify()
+            return self._callee
 
     async def read(self) -> bytes | None:
         """The next frame; None when the peer has ended the call with OK."""
+        if self._callee is None:
+            await self.identify()
         try:
             frame = await self._call.read()
         except grpc.aio.AioRpcError:
@@ -208,14 +226,29 @@ class PeerDialer:
         ``method`` is the full name, as in ``/storenode.v1.Peer/Reconcile``.
 
         Raises:
-            CallFailed: the peer cannot be reached, will not serve, or is not who it should be.
+            CallFailed: this node may not call the peer; the call's methods say what else is wrong.
         """
 
         def begin(channel: Any) -> Any:  # noqa: ANN401 - grpc.aio's calls are untyped
             return channel.stream_stream(method)(metadata=self._metadata)
 
-        async with self._verified(peer, begin) as call:
+        async with self._begun(peer, begin, PEER_ANSWER_TIMEOUT_S) as call:
             yield call
+
+    @asynccontextmanager
+    async def converse(
+        self,
+        peer: PeerAddress,
+        method: str,
+        identify: Callable[[PeerCall], Awaitable[Callee]],
+    ) -> AsyncIterator[tuple[PeerCall, Callee]]:
+        """Begin a call as `call` does, and learn who answers it, however long that takes."""
+
+        def begin(channel: Any) -> Any:  # noqa: ANN401 - grpc.aio's calls are untyped
+            return channel.stream_stream(method)(metadata=self._metadata)
+
+        async with AsyncExitStack() as stack:
+            yield await _identified(stack, lambda: self._begun(peer, begin, None), identify)
 
     @asynccontextmanager
     async def ask(self, peer: PeerAddress, method: str, request: bytes) -> AsyncIterator[PeerCall]:
@@ -224,32 +257,13 @@ class PeerDialer:
         def begin(channel: Any) -> Any:  # noqa: ANN401 - grpc.aio's calls are untyped
             return channel.unary_stream(method)(request, metadata=self._metadata)
 
-        async with self._verified(peer, begin) as call:
+        async with AsyncExitStack() as stack:
+            call, _ = await _identified(
+                stack,
+                lambda: self._begun(peer, begin, PEER_CONNECT_TIMEOUT_S),
+                PeerCall.identify,
+            )
             yield call
-
-    @asynccontextmanager
-    async def _verified(
-        self, peer: PeerAddress, begin: Callable[[Any], Any]
-    ) -> AsyncIterator[PeerCall]:
-        async with self._begun(peer, begin) as call:
-            if self._is_proven(peer, call.callee.node_id):
-                self._answered[peer] = call.callee.node_id
-                yield call
-                return
-            claimed = call.callee.node_id
-        self._proven[peer] = claimed
-        answered = False
-        try:
-            async with self._begun(peer, begin) as call:
-                if call.callee.node_id != claimed:
-                    raise _other_node(peer, claimed, call.callee.node_id)
-                self._answered[peer] = claimed
-                answered = True
-                yield call
-        except CallFailed as error:
-            if answered or error.code is not grpc.StatusCode.UNAVAILABLE:
-                raise
-            raise _impostor(peer, claimed, error) from error
 
     def _is_proven(self, peer: PeerAddress, node_id: str) -> bool:
         """Is the ID that a callee gives the one that its connection was verified for?
@@ -265,20 +279,22 @@ class PeerDialer:
 
     @asynccontextmanager
     async def _begun(
-        self, peer: PeerAddress, begin: Callable[[Any], Any]
+        self, peer: PeerAddress, begin: Callable[[Any], Any], patience_s: float | None
     ) -> AsyncIterator[PeerCall]:
         line = await self._take(peer)
         try:
             call = begin(line.channel)
+            identify = partial(self._identify, peer, call, patience_s)
             try:
-                callee = await self._identify(peer, call)
-                yield PeerCall(peer, call, callee, secure=self._tls is not None)
+                yield PeerCall(peer, call, identify, secure=self._tls is not None)
             finally:
                 call.cancel()
         except CallFailed as error:
             if error.code is grpc.StatusCode.UNAVAILABLE:
                 # Another node may be there by now: its name is learned anew.
-                self._proven.pop(peer, None)
+                claimed = self._proven.pop(peer, None)
+                if claimed is not None and self._answered.get(peer) != claimed:
+                    raise _impostor(peer, claimed, error) from error
             if isinstance(error, _Unanswered):
                 self._retire(peer, line)
             raise
@@ -287,9 +303,14 @@ class PeerDialer:
             if line.retired and not line.calls:
                 await line.channel.close(None)
 
-    async def _identify(self, peer: PeerAddress, call: Any) -> Callee:  # noqa: ANN401
+    async def _identify(
+        self,
+        peer: PeerAddress,
+        call: Any,  # noqa: ANN401 - grpc.aio's, untyped
+        patience_s: float | None,
+    ) -> Callee:
         """Wait for the answer's initial metadata, and refuse whom this node must not call."""
-        callee = _told(await _in_time(peer, call.initial_metadata()))
+        callee = _told(await _in_time(peer, call.initial_metadata(), patience_s))
         if callee is None and await self._ended_well(peer, call):
             # gRPC drops the initial metadata of a call whose end it learns of first.
             callee = _told(await call.trailing_metadata())
@@ -307,6 +328,14 @@ class PeerDialer:
                 f"the peer at {peer} is {what}, which holds the same messages: remove it from "
                 "--peer",
             )
+        if not self._is_proven(peer, callee.node_id):
+            self._proven[peer] = callee.node_id
+            raise _Learned(
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"the node at {peer} says that it is {callee.node_id}: its certificate is to be "
+                "verified for that name",
+            )
+        self._answered[peer] = callee.node_id
         return callee
 
     async def _ended_well(self, peer: PeerAddress, call: Any) -> bool:  # noqa: ANN401
@@ -365,14 +394,34 @@ class PeerDialer:
         return grpc.aio.secure_channel(peer.target, credentials, options=options)
 
 
-async def _in_time(peer: PeerAddress, work: Awaitable[_T]) -> _T:
+async def _identified(
+    stack: AsyncExitStack,
+    begin: Callable[[], AbstractAsyncContextManager[PeerCall]],
+    identify: Callable[[PeerCall], Awaitable[Callee]],
+) -> tuple[PeerCall, Callee]:
+    """A call on a connection that is verified for the callee's name, which may be learned first."""
+    for learning in (True, False):
+        async with AsyncExitStack() as attempt:
+            call = await attempt.enter_async_context(begin())
+            try:
+                callee = await identify(call)
+            except _Learned:
+                if not learning:
+                    raise
+                continue
+            stack.push_async_exit(attempt.pop_all())
+            return call, callee
+    raise AssertionError("the second attempt returns or raises")
+
+
+async def _in_time(peer: PeerAddress, work: Awaitable[_T], patience_s: float | None) -> _T:
     try:
-        async with asyncio.timeout(PEER_CONNECT_TIMEOUT_S):
+        async with asyncio.timeout(patience_s):
             return await work
     except TimeoutError:
         raise _Unanswered(
             grpc.StatusCode.DEADLINE_EXCEEDED,
-            f"the peer at {peer} did not answer within {PEER_CONNECT_TIMEOUT_S:.0f} s: check that "
+            f"the peer at {peer} did not answer within {patience_s:.0f} s: check that "
             "it runs and can be reached",
         ) from None
     except grpc.aio.AioRpcError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -26,10 +28,11 @@ from store.gossip.driver.ports import Connection
 from store.gossip.driver.streams import PeerStreams
 from store.gossip.events import Events, FrameIn, FrameOut
 from store.rpc.call import Call, Context
-from store.rpc.dial import CallFailed, PeerDialer
+from store.rpc.dial import Callee, CallFailed, PeerCall, PeerDialer
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
 from store.rpc.identity import NODE_ID, STORE_ID, read_metadata
+from store.rpc.limits import GREETING_GRACE_S, GREETING_PAUSE_S
 from store.rpc.streams import CallerStream
 from storenode.wire.storenode.v1 import peer_pb2
 
@@ -119,11 +122,13 @@ class GossipTransport:
         return self._dialer.node_id(peer)
 
     @asynccontextmanager
-    async def connect(self, peer: PeerAddress) -> AsyncIterator[Connection]:
+    async def connect(
+        self, peer: PeerAddress, greeting: Callable[[], Awaitable[FrameOut]]
+    ) -> AsyncIterator[Connection]:
         """Call ``Gossip`` of a peer."""
+        identify = partial(_introduced, greeting=greeting)
         with _peer_failures():
-            async with self._dialer.call(peer, GOSSIP) as call:
-                callee = call.callee
+            async with self._dialer.converse(peer, GOSSIP, identify) as (call, callee):
                 frames = self.frames(call, callee.node_id)
                 yield Connection(frames, callee.node_id, callee.store_id)
 
@@ -154,6 +159,21 @@ class GossipService:
             raise error.failure from None
         except (StreamClosed, PeerStalled) as error:
             raise RpcFailure(_CODES[type(error)], str(error)) from None
+
+
+async def _introduced(call: PeerCall, greeting: Callable[[], Awaitable[FrameOut]]) -> Callee:
+    """Who answers; who says it with its first answer only is given something to answer."""
+    naming, told, pause_s = asyncio.ensure_future(call.identify()), b"", GREETING_GRACE_S
+    try:
+        while not (await asyncio.wait({naming}, timeout=pause_s))[0]:
+            pause_s = GREETING_PAUSE_S
+            frame = encode_gossip(await greeting())
+            if frame != told:
+                await call.write(frame)
+                told = frame
+        return await naming
+    finally:
+        naming.cancel()
 
 
 @contextmanager

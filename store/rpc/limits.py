@@ -44,7 +44,14 @@ MAX_PEER_FRAME_BYTES: Final = MAX_PEER_REQUEST_BYTES + 64 * 1024
 """A payload of the largest size, and the other fields of its frame."""
 
 PEER_CONNECT_TIMEOUT_S: Final = 10.0
-"""From a call of a peer to its initial metadata, a new connection included."""
+"""From a request to a peer to its names, a new connection included."""
+
+PEER_ANSWER_TIMEOUT_S: Final = 20.0
+"""The same for a call whose first frame it may answer before it names itself."""
+
+GREETING_GRACE_S: Final = 0.25
+GREETING_PAUSE_S: Final = 2.0
+"""How long a callee of ``Gossip`` may be silent until it is sent something to answer; and again."""
 
 MIN_PEER_RECONNECT_MS: Final = 250
 MAX_PEER_RECONNECT_MS: Final = 5_000

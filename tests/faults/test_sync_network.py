@@ -101,9 +101,13 @@ async def test_one_direction_that_is_silent(two: Two) -> None:
     await two.differ(30)
     two.network.silence(Way.UP)
     two.back.silence(Way.DOWN)
-    for report in await asyncio.gather(asked(two.caller), asked(two.callee)):
-        assert (report.outcome, report.in_sync) == ("failed", False)
-        assert "did not answer within 10 s" in report.error
+    reports = await asyncio.gather(asked(two.caller), asked(two.callee))
+    assert not any(report.in_sync for report in reports)
+    # The session that arrives may go before the other one of the two.
+    assert {report.outcome for report in reports} in ({"failed"}, {"failed", "aborted"})
+    for report in reports:
+        if report.outcome == "failed":
+            assert "did not answer within 20 s" in report.error
     two.network.heal()
     two.back.heal()
     assert (await two.sync()).in_sync
@@ -116,7 +120,7 @@ async def test_a_connection_that_is_dead_without_a_word(two: Two) -> None:
     two.network.lose()
     connections = two.network.connections
     report = await two.sync()
-    assert "did not answer within 10 s" in report.error
+    assert "did not answer within 20 s" in report.error
     assert (await two.sync()).in_sync, "it does not try the dead connection again"
     assert two.network.connections == connections + 1
 

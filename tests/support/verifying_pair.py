@@ -141,7 +141,9 @@ def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, Sy
     if side.keyed:
         nonce = bytes([role is Role.INITIATOR]) * 16
         lower = max(side.horizon, window[0])
-        agreement = Agreement(NAMES, role, nonce, lower=lower, memory_start=side.memory_start)
+        agreement = Agreement(
+            lambda: NAMES, role, nonce, lower=lower, memory_start=side.memory_start
+        )
     observer = cast("SyncObserver", _Observer())
     side.work = Verifying(
         role=role,

@@ -37,6 +37,7 @@ from store.gossip.events import (
     FrameIn,
     Holds,
     Input,
+    Inventory,
     Listen,
     Load,
     LookUp,
@@ -62,6 +63,8 @@ from storenode.message.limits import NS_PER_S
 LOAD_RETRY_S: Final = 1.0
 COMPARE_INTERVAL_S: Final = 10.0
 """How often unread events are compared with those of the database, which other nodes change too."""
+
+GREETING_IDS: Final = 64
 
 COMPARED_AT_ONCE: Final = 4_096
 
@@ -221,6 +224,14 @@ class GossipDriver:
         return found
 
     # Streams
+
+    async def greeting(self) -> Inventory:
+        """The newest messages that are held: one who lacks any, or holds them too, answers it."""
+        try:
+            newest = await self._database.messages.newest(GREETING_IDS)
+        except DATABASE_AWAY:
+            return Inventory(())
+        return Inventory(newest.ids)
 
     def joined(self, stream: PeerStream) -> None:
         """There is a stream with a peer."""

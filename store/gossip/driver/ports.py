@@ -50,8 +50,12 @@ class Connection:
 class Connector(Protocol):
     """Begins streams with peers."""
 
-    def connect(self, peer: PeerAddress) -> AbstractAsyncContextManager[Connection]:
+    def connect(
+        self, peer: PeerAddress, greeting: Callable[[], Awaitable[FrameOut]]
+    ) -> AbstractAsyncContextManager[Connection]:
         """A stream with a peer, which is ended on the way out.
+
+        ``greeting`` makes a frame for a peer that says who it is in its first answer only.
 
         Raises:
             PeerFailed: it cannot be reached (`PeerRefused`, `PeerHasStream`: it will not).

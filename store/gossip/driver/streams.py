@@ -12,10 +12,14 @@ from store.domain.ports import PeerAddress
 from store.gossip.driver.errors import StreamClosed, Superseded
 from store.gossip.driver.ports import Connector, FrameStream
 from store.gossip.driver.stream import PeerStream, StreamUser
+from store.gossip.events import FrameOut
 
 
 class StreamsUser(StreamUser, Protocol):
     """The driver, as its streams see it; all on the event loop's thread."""
+
+    async def greeting(self) -> FrameOut:
+        """What a peer can be told before it is known who it is."""
 
     def joined(self, stream: PeerStream) -> None:
         """There is a stream with a peer; closing it turns the peer away."""
@@ -56,7 +60,7 @@ class PeerStreams:
         Raises:
             PeerFailed, FrameRejected, StreamClosed: see `PeerStream.run`.
         """
-        async with self._connector.connect(peer) as made:
+        async with self._connector.connect(peer, self._user.greeting) as made:
             await self._run(PeerStream(made.stream, made.node_id, made.store_id, self._node_id))
 
     async def absence(self, peer: PeerAddress) -> None:

@@ -18,6 +18,7 @@ Source: `ReconcileExtension` in the schema. Rules:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -67,13 +68,14 @@ BY_XOR: Final = Proof()
 class Agreement:
     """One side's part in one session.
 
-    ``names`` are the node and store IDs of the initiator, then of the responder. ``lower``: below
-    it this side compares nothing. ``memory_start``: from here on it can compute digests.
+    ``names`` gives the node and store IDs of the initiator, then of the responder, as soon as the
+    peer was heard. ``lower``: below it this side compares nothing. ``memory_start``: from here on
+    it can compute digests.
     """
 
     def __init__(
         self,
-        names: tuple[str, str, str, str],
+        names: Callable[[], tuple[str, str, str, str]],
         role: Role,
         nonce: bytes,
         *,
@@ -154,7 +156,7 @@ class Agreement:
         nonces = self._nonce, offer.nonce
         if self._role is Role.RESPONDER:
             nonces = offer.nonce, self._nonce
-        self.key = PairKey.derive(nonces, self._names)
+        self.key = PairKey.derive(nonces, self._names())
 
     def _keyed_from_ns(self) -> int:
         """From when on this side can compute digests of what it compares."""

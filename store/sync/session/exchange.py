@@ -231,10 +231,14 @@ class Exchange:
         work = self.work
         if not (work.keyed and stream.secure and view is not None):
             return None
-        own, peer = (work.node_id, work.store_id), (account.node_id, account.store_id)
+
+        def names() -> tuple[str, str, str, str]:
+            own, peer = (work.node_id, work.store_id), (account.node_id, account.store_id)
+            return (*own, *peer) if role is Role.INITIATOR else (*peer, *own)
+
         asked, horizon = account.asked_from or LOWEST, account.horizon or LOWEST
         return Agreement(
-            (*own, *peer) if role is Role.INITIATOR else (*peer, *own),
+            names,
             role,
             work.environment.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big"),
             lower=max(asked, horizon),

@@ -1,12 +1,15 @@
 """A session that this node begins, from its beginning to its end.
 
-The initiator names itself, learns who answers, reconciles over one fixed view, gives the view back,
-and transfers. Whatever the peer does becomes a `SyncOutcome`.
+The initiator names itself, reconciles over one fixed view, gives the view back, and transfers. It
+learns who answers with the first answer at the latest, before it believes or transfers anything.
+Whatever the peer does becomes a `SyncOutcome`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from reconcile.errors import LimitExceeded, MalformedPayload
@@ -22,7 +25,14 @@ from store.domain.ports import (
     SyncRole,
     Window,
 )
-from store.domain.streams import CalleeStream, CallFailed, Connector
+from store.domain.streams import (
+    CalleeStream,
+    CallFailed,
+    Connector,
+    FrameStream,
+    Named,
+    NameLearned,
+)
 from store.sync.errors import FrameTooLarge, GaveWay, MalformedFrame, ProtocolBroken
 from store.sync.session.exchange import Account, Exchange
 from store.sync.session.reconciling import end_of_frames, time_limit
@@ -82,15 +92,18 @@ class Initiator:
             raise _Declined(opened)
         session = opened.session
         with self._exchange.driving(session):
-            session_id = await self._reconcile(session)
+            try:
+                session_id = await self._reconcile(session)
+            except NameLearned:
+                session_id = await self._reconcile(session)
             if session.state is State.READY:
                 await self._transfer(session, session_id)
         return self._outcome()
 
     async def _reconcile(self, session: Session) -> str:
         """Find the differences; returns what the responder calls the session."""
-        async with time_limit(), self._connector.call(self._peer, RECONCILE) as call:
-            self._identify(session, call)
+        async with time_limit(), self._connector.call(self._peer, RECONCILE) as made:
+            call = _Naming(made, partial(self._identify, session))
             result, session_id = await self._exchange_frames(call)
             # The view is given back by now: the peer may take its time to end the call.
             if result.rounds:
@@ -104,8 +117,8 @@ class Initiator:
         self._exchange.sessions.reconciled(now_ns, session, result.to_send, result.to_receive)
         return session_id
 
-    def _identify(self, session: Session, call: CalleeStream) -> None:
-        callee, account = call.callee, self._account
+    def _identify(self, session: Session, callee: Named) -> None:
+        account = self._account
         account.node_id, account.store_id = callee.node_id, callee.store_id
         known = self._exchange.sessions.identify(
             self._work.steady_ns(), session, callee.node_id, callee.store_id
@@ -115,7 +128,7 @@ class Initiator:
         else:
             raise _Declined(known)
 
-    async def _exchange_frames(self, call: CalleeStream) -> tuple[Result, str]:
+    async def _exchange_frames(self, call: FrameStream) -> tuple[Result, str]:
         work = self._work
         async with work.reconcilable.open_view(*self._bounds) as view:
             self._account.horizon = work.horizon(view)
@@ -127,12 +140,14 @@ class Initiator:
             return result, reconciling.session_id
 
     async def _transfer(self, session: Session, session_id: str) -> None:
-        async with self._connector.call(self._peer, TRANSFER) as call:
-            if call.callee.node_id != session.node_id:
+        def demand_the_same(callee: Named) -> None:
+            if callee.node_id != session.node_id:
                 raise ProtocolBroken(
-                    f"the node at {self._peer} was {session.node_id} and is {call.callee.node_id} "
-                    "now"
+                    f"the node at {self._peer} was {session.node_id} and is {callee.node_id} now"
                 )
+
+        async with self._connector.call(self._peer, TRANSFER) as made:
+            call = _Naming(made, demand_the_same)
             now_ns = self._work.steady_ns()
             self._exchange.sessions.transferring(now_ns, session, session_id)
             machine = await self._exchange.machine(session, self._account)
@@ -163,6 +178,24 @@ class Initiator:
 
     def _outcome(self, error: str = "", ending: SyncEnding | None = None) -> SyncOutcome:
         return self._account.outcome(self._work.steady_ns(), error, ending)
+
+
+class _Naming:
+    """The stream of a call whose callee is looked at before any of its frames."""
+
+    def __init__(self, call: CalleeStream, identified: Callable[[Named], None]) -> None:
+        self._call = call
+        self._identified: Callable[[Named], None] | None = identified
+        self.secure = call.secure
+        self.write = call.write
+        self.half_close = call.half_close
+
+    async def read(self) -> bytes | None:
+        """The next frame; None after the last."""
+        if self._identified is not None:
+            self._identified(await self._call.identify())
+            self._identified = None
+        return await self._call.read()
 
 
 def _lost_a_tie(error: Exception) -> bool:

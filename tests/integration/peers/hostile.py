@@ -169,7 +169,25 @@ class Scripts:
     scan: Script | None = None
     metadata: Sequence[tuple[str, str]] = METADATA
     transfer_metadata: Sequence[tuple[str, str]] | None = None
+    late: bool = False
+    """It sends its metadata with its first answer, as servers do that are not told otherwise."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Late:
+    """A servicer's context whose metadata go with its first answer."""
+
+    def __init__(self, context: Any, metadata: Sequence[tuple[str, str]]) -> None:  # noqa: ANN401
+        self._context = context
+        self._metadata: Sequence[tuple[str, str]] | None = metadata
+        self.read = context.read
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame."""
+        if self._metadata is not None:
+            await self._context.send_initial_metadata(tuple(self._metadata))
+            self._metadata = None
+        await self._context.write(frame)
 
 
 @asynccontextmanager
@@ -183,7 +201,10 @@ async def hostile_server(scripts: Scripts) -> AsyncIterator[PeerAddress]:
     ) -> None:
         assert script is not None, "nobody expected this call"
         try:
-            await context.send_initial_metadata(tuple(metadata))
+            if scripts.late:
+                context = Late(context, metadata)
+            else:
+                await context.send_initial_metadata(tuple(metadata))
             await script(context)
         finally:
             scripts.ended.set()

@@ -265,6 +265,23 @@ async def test_altered_and_unasked_messages_are_not_stored(node: PeerNode) -> No
     assert not held & {hash_of(altered), hash_of(item(999)), hash_of(item(50))}
 
 
+async def test_a_peer_may_name_itself_with_its_first_answer(node: PeerNode) -> None:
+    book = by_the_book(transfer_frame(messages=items(range(50, 60)), done=True))
+    outcome = await moved(node, book, late=True)
+    assert (outcome.error, outcome.in_sync) == ("", True)
+    assert (outcome.messages_received, outcome.messages_sent) == (10, 10)
+    assert outcome.peer_node_id == "hostile.example"
+
+
+async def test_a_peer_that_is_another_than_it_should_be_is_not_believed(node: PeerNode) -> None:
+    async with hostile_server(Scripts(reconcile=honest_reconcile([]), late=True)) as peer:
+        named = PeerAddress(peer.host, peer.port, "c.example")
+        outcome = await within(node.caller.synchronize(named, Window()))
+    assert outcome.ending is SyncEnding.FAILED
+    assert "is hostile.example instead of c.example" in outcome.error
+    assert (outcome.missing_here, outcome.missing_there) == (0, 0)
+
+
 async def test_a_peer_that_takes_nothing_is_not_in_sync(node: PeerNode) -> None:
     refused = [
         TransferRefusal(message_hash=hash_of(message), reason="not received")

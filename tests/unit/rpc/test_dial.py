@@ -43,14 +43,15 @@ def test_addresses_as_operators_write_them() -> None:
     assert str(PeerAddress("::1", 7420, "a.example")) == "a.example@[::1]:7420"
 
 
-CALLEE = Callee("b.example", "b", "0.1.0")
+async def named() -> Callee:
+    return Callee("b.example", "b", "0.1.0")
 
 
 @pytest.mark.parametrize(("before", "after"), ORDERS)
 async def test_a_write_that_fails_gives_the_status_of_the_peer(
     before: list[Status], after: list[Status]
 ) -> None:
-    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall(before, after), CALLEE)
+    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall(before, after), named)
     with pytest.raises(CallFailed, match="the other one goes first") as failure:
         await call.write(b"")
     assert failure.value.code is grpc.StatusCode.ABORTED
@@ -58,7 +59,7 @@ async def test_a_write_that_fails_gives_the_status_of_the_peer(
 
 @pytest.mark.parametrize("statuses", [[ENDED, BROKEN], [BROKEN, ENDED]])
 async def test_a_write_into_a_call_that_ended_well(statuses: list[Status]) -> None:
-    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall(statuses, []), CALLEE)
+    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall(statuses, []), named)
     with pytest.raises(CallFailed, match="before its end"):
         await call.write(b"")
 
@@ -67,7 +68,7 @@ async def test_a_write_that_fails_for_no_reason_that_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ending, "STATUS_TIMEOUT_S", 0.01)
-    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall([BROKEN], []), CALLEE)
+    call = PeerCall(PeerAddress("127.0.0.1", 1), BreakingCall([BROKEN], []), named)
     with pytest.raises(CallFailed, match="while a frame was sent") as failure:
         await call.write(b"")
     assert failure.value.code is grpc.StatusCode.UNAVAILABLE

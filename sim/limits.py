@@ -14,7 +14,7 @@ TRACE_TAIL_LINES: Final = 60
 CHECK_EVERY_EVENTS: Final = 64
 """After so many events everything is checked that is not checked as it changes."""
 
-MAX_EVENTS: Final = 150_000
+MAX_EVENTS: Final = 300_000
 """In one run; more means that something goes round in circles."""
 
 MAX_WAITING_EVENTS: Final = 5_000

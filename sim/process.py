@@ -56,7 +56,7 @@ class Process:
         self.timeline.soon(self._crash)
 
     def _crash(self) -> None:
-        if self.alive:
+        if self.alive and self.node.process is self:
             self.mark(Mark.COMMIT_CRASH)
             self.node.crash("after a commit")
 

@@ -116,9 +116,13 @@ class NodeConfig:
         "Authorities (PEM): clients and operators must show a certificate signed by one."
     )
     allow_peer: frozenset[str] = access(
-        "Node ID (first DNS name of its certificate) that may call --peer-listen; repeatable.",
+        "Node ID (first DNS name of its certificate) that may call --peer-listen; repeatable."
+        " Without TLS on loopback only, where names are believed.",
         metavar="ID",
         multiple=True,
+    )
+    peer_secret_file: Path | None = _file(
+        "Secret that peers without TLS prove to know, the same on all of them; 16 bytes or more."
     )
     client_token_file: Path | None = _file(
         "Tokens, rights and limits of clients (TOML); without it any client may do everything"
@@ -318,8 +322,12 @@ class NodeConfig:
         Raises:
             ConfigError: The first contradiction.
         """
-        problems = self._problem_of_tls(), self._problem_of_listeners(), self._problem_of_sizes()
-        for problem in problems:
+        for problem in (
+            self._problem_of_tls(),
+            self._problem_of_peers(),
+            self._problem_of_listeners(),
+            self._problem_of_sizes(),
+        ):
             if problem is not None:
                 raise ConfigError(problem)
 
@@ -332,15 +340,23 @@ class NodeConfig:
                 "--peer-listen must be given with --tls-cert, because peers show certificates and"
                 " clients do not: name an address of its own for peers."
             )
-        if self.allow_peer and not self.tls:
-            return (
-                "--allow-peer needs --tls-cert, --tls-key and --tls-ca: without certificates a"
-                " peer's name is only a claim."
-            )
-        if self.allow_peer and self.tls_ca is None:
-            return "--allow-peer needs --tls-ca: name the authority that signs peers' certificates."
         if self.client_ca is not None and not self.tls:
             return "--client-ca needs --tls-cert and --tls-key: clients show certificates over TLS."
+        return None
+
+    def _problem_of_peers(self) -> str | None:
+        if self.peer_secret_file is not None and self.tls:
+            return (
+                "--peer-secret-file is for peers without TLS, and --tls-cert is given: peers show"
+                " certificates; leave one of the two out."
+            )
+        if self.allow_peer and not self.tls and not (self.peer_listen or self.listen).loopback:
+            return (
+                "--allow-peer needs --tls-cert, --tls-key and --tls-ca beyond loopback: without"
+                " certificates a peer's name is only a claim."
+            )
+        if self.allow_peer and self.tls and self.tls_ca is None:
+            return "--allow-peer needs --tls-ca: name the authority that signs peers' certificates."
         return None
 
     def _problem_of_listeners(self) -> str | None:

@@ -29,6 +29,7 @@ from store.rpc.identity import (
     is_believed_peer,
     not_a_peer,
     own_metadata,
+    peer_answer,
     read_metadata,
     remote,
 )
@@ -269,9 +270,11 @@ class Wrapper:
         node = self._node
         client, is_peer = self._identify(method, context, metadata)
         if is_peer:
-            await context.send_initial_metadata(self._own_metadata)
+            assert node.peers is not None
+            own = peer_answer(metadata.told, node.peers, self._own_metadata)
+            await context.send_initial_metadata(own)
             # Once more: a caller may learn of the end of a call without responses first.
-            context.set_trailing_metadata(self._own_metadata)
+            context.set_trailing_metadata(own)
         now_ns = node.monotonic_ns()
         account = node.quota.account(client.name, client.limits, now_ns, named=client.named)
         limit = account.begin(method.kind, now_ns)
@@ -291,9 +294,9 @@ class Wrapper:
         if rules is not None and (
             self._listener == "peer" or (method.peers and is_believed_peer(told, rules, origin))
         ):
-            return identify_peer(told, context, rules, node.peer_limits), True
+            return identify_peer(told, context, rules, node.peer_limits, method.name), True
         if method.peers_only:
-            raise not_a_peer(told)
+            raise not_a_peer(told, rules)
         open_admin = node.open_admin and self._listener == "admin"
         found = node.access().authorize(
             told.get(AUTHORIZATION), method.right, origin.name, open_admin=open_admin

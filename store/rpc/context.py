@@ -15,6 +15,7 @@ from store.observe.metrics import Metrics
 from store.rpc.drain import Drain
 from store.rpc.health import Health
 from store.rpc.limits import MAX_IN_FLIGHT_PUBLISH_BYTES
+from store.rpc.secret import PeerSecret
 from store.rpc.window import Budget
 from storenode.message.rules import Policy
 
@@ -60,12 +61,21 @@ class PeerRules:
 
     ``tls``: the listener demands client certificates, whose first DNS name is the node ID; without
     it the ID in the metadata is believed, from loopback, or from anywhere with ``insecure``.
-    ``allowed``: node IDs that may call; without TLS, empty allows every one.
+    ``allowed``: node IDs that may call; without TLS, empty allows every one. ``secret``: without
+    TLS, what peers prove to know. ``tokens``: clients need tokens, so that metadata alone make
+    nobody a peer.
     """
 
     tls: bool = False
     insecure: bool = False
     allowed: frozenset[str] = frozenset()
+    secret: PeerSecret | None = None
+    tokens: bool = False
+
+    @property
+    def names_suffice(self) -> bool:
+        """Who calls in clear is believed to be who it says."""
+        return bool(self.allowed) or self.secret is not None or not self.tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ import grpc
 from store.domain import streams
 from store.domain.ports import PeerAddress
 from store.rpc.context import NodeIdentity
-from store.rpc.identity import NODE_ID, PEER_FIELD, STORE_ID, VERSION, own_metadata
+from store.rpc.identity import NODE_ID, PEER_FIELD, PROOF, STORE_ID, VERSION, own_metadata
 from store.rpc.limits import (
     MAX_PEER_FRAME_BYTES,
     MAX_PEER_RECONNECT_MS,
@@ -38,6 +38,7 @@ from store.rpc.limits import (
     PEER_KEEPALIVE_MS,
     PEER_KEEPALIVE_TIMEOUT_MS,
 )
+from store.rpc.secret import PeerSecret
 from store.rpc.tls import Stamp, TlsError, TlsFiles, channel_credentials, stamp_of
 from store.sync.errors import shown
 from storenode.connection.ending import BROKEN_WRITE, Ending
@@ -84,11 +85,15 @@ class _Learned(CallFailed, streams.NameLearned):
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """Who answers a call, as its metadata say (and, with TLS, its certificate)."""
+    """Who answers a call, as its metadata say (and, with TLS, its certificate).
+
+    ``proof``: that it knows a secret, see `store.rpc.secret`.
+    """
 
     node_id: str
     store_id: str
     version: str
+    proof: str = ""
 
 
 class PeerCall:
@@ -187,16 +192,23 @@ class PeerDialer:
     """Calls peers; one per node.
 
     ``tls``: the node's certificate and key, and in ``client_ca`` who signs those of peers; None
-    calls in clear, which is refused beyond loopback unless ``insecure``.
+    calls in clear, which is refused beyond loopback unless ``insecure``. ``secret``: in clear, what
+    both sides prove to know; None: they do not.
     """
 
     def __init__(
-        self, identity: NodeIdentity, tls: TlsFiles | None = None, *, insecure: bool = False
+        self,
+        identity: NodeIdentity,
+        tls: TlsFiles | None = None,
+        *,
+        insecure: bool = False,
+        secret: PeerSecret | None = None,
     ) -> None:
         self.identity = identity
         self._metadata = own_metadata(identity)
         self._tls = tls
         self._insecure = insecure
+        self._secret = secret
         self._lines: dict[PeerAddress, _Line] = {}
         self._answered: dict[PeerAddress, str] = {}
         self._proven: dict[PeerAddress, str] = {}
@@ -228,11 +240,7 @@ class PeerDialer:
         Raises:
             CallFailed: this node may not call the peer; the call's methods say what else is wrong.
         """
-
-        def begin(channel: Any) -> Any:  # noqa: ANN401 - grpc.aio's calls are untyped
-            return channel.stream_stream(method)(metadata=self._metadata)
-
-        async with self._begun(peer, begin, PEER_ANSWER_TIMEOUT_S) as call:
+        async with self._begun(peer, method, None, PEER_ANSWER_TIMEOUT_S) as call:
             yield call
 
     @asynccontextmanager
@@ -243,24 +251,16 @@ class PeerDialer:
         identify: Callable[[PeerCall], Awaitable[Callee]],
     ) -> AsyncIterator[tuple[PeerCall, Callee]]:
         """Begin a call as `call` does, and learn who answers it, however long that takes."""
-
-        def begin(channel: Any) -> Any:  # noqa: ANN401 - grpc.aio's calls are untyped
-            return channel.stream_stream(method)(metadata=self._metadata)
-
         async with AsyncExitStack() as stack:
-            yield await _identified(stack, lambda: self._begun(peer, begin, None), identify)
+            yield await _identified(stack, lambda: self._begun(peer, method, None, None), identify)
 
     @asynccontextmanager
     async def ask(self, peer: PeerAddress, method: str, request: bytes) -> AsyncIterator[PeerCall]:
         """Begin a call with one request and a stream of responses; else as `call`."""
-
-        def begin(channel: Any) -> Any:  # noqa: ANN401 - grpc.aio's calls are untyped
-            return channel.unary_stream(method)(request, metadata=self._metadata)
-
         async with AsyncExitStack() as stack:
             call, _ = await _identified(
                 stack,
-                lambda: self._begun(peer, begin, PEER_CONNECT_TIMEOUT_S),
+                lambda: self._begun(peer, method, request, PEER_CONNECT_TIMEOUT_S),
                 PeerCall.identify,
             )
             yield call
@@ -279,12 +279,18 @@ class PeerDialer:
 
     @asynccontextmanager
     async def _begun(
-        self, peer: PeerAddress, begin: Callable[[Any], Any], patience_s: float | None
+        self, peer: PeerAddress, method: str, request: bytes | None, patience_s: float | None
     ) -> AsyncIterator[PeerCall]:
+        """A call: with one request, or with a stream of them where ``request`` is None."""
         line = await self._take(peer)
+        channel: Any = line.channel
+        proof, metadata = self._introduction(method)
         try:
-            call = begin(line.channel)
-            identify = partial(self._identify, peer, call, patience_s)
+            if request is None:
+                call = channel.stream_stream(method)(metadata=metadata)
+            else:
+                call = channel.unary_stream(method)(request, metadata=metadata)
+            identify = partial(self._identify, peer, call, proof, patience_s)
             try:
                 yield PeerCall(peer, call, identify, secure=self._tls is not None)
             finally:
@@ -307,6 +313,7 @@ class PeerDialer:
         self,
         peer: PeerAddress,
         call: Any,  # noqa: ANN401 - grpc.aio's, untyped
+        proof: str,
         patience_s: float | None,
     ) -> Callee:
         """Wait for the answer's initial metadata, and refuse whom this node must not call."""
@@ -320,6 +327,7 @@ class PeerDialer:
                 f"what answers at {peer} does not say which node it is: name the peer listener of "
                 "a store node",
             )
+        self._demand_answer(peer, callee, proof)
         own = self.identity
         if callee.node_id == own.node_id or callee.store_id == own.store_id:
             what = "this node itself" if callee.node_id == own.node_id else "a node of this store"
@@ -337,6 +345,23 @@ class PeerDialer:
             )
         self._answered[peer] = callee.node_id
         return callee
+
+    def _introduction(self, method: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """The proof of a call, if there is a secret, and its metadata."""
+        if self._secret is None:
+            return "", self._metadata
+        names = [value for _, value in self._metadata]
+        proof = self._secret.prove(method.rpartition("/")[2], names)
+        return proof, (*self._metadata, (PROOF, proof))
+
+    def _demand_answer(self, peer: PeerAddress, callee: Callee, proof: str) -> None:
+        names = callee.node_id, callee.store_id, callee.version
+        if self._secret is not None and not self._secret.answers(callee.proof, proof, names):
+            raise CallFailed(
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"what answers at {peer} does not prove that it knows the secret of "
+                "--peer-secret-file: give both nodes the same",
+            )
 
     async def _ended_well(self, peer: PeerAddress, call: Any) -> bool:  # noqa: ANN401
         """Whether a call is over; its status has come, or comes within moments, and is raised."""
@@ -463,7 +488,10 @@ def _told(metadata: Any) -> Callee | None:  # noqa: ANN401 - grpc.aio's are unty
     """Who answers, as metadata say; None: they do not."""
     told = {str(name): value for name, value in metadata or () if isinstance(value, str)}
     names = [told.get(name, "") for name in (NODE_ID, STORE_ID, VERSION)]
-    return Callee(*names) if all(map(PEER_FIELD.fullmatch, names)) else None
+    if not all(map(PEER_FIELD.fullmatch, names)):
+        return None
+    node_id, store_id, version = names
+    return Callee(node_id, store_id, version, told.get(PROOF, ""))
 
 
 def _failed(peer: PeerAddress, code: grpc.StatusCode, details: str | None) -> CallFailed:

@@ -1,8 +1,8 @@
 """Who calls: the metadata, the address and the certificate of a call.
 
 Metadata that is read: ``authorization``, ``x-request-id``, ``traceparent``, ``tracestate``, and of
-peers ``storenode-node-id``, ``storenode-store-id`` and ``storenode-version``. Source: the contract,
-"Clients" and "Peers".
+peers ``storenode-node-id``, ``storenode-store-id``, ``storenode-version`` and, without TLS,
+``storenode-proof``. Source: the contract, "Clients" and "Peers".
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from store.domain.quota import ClientLimits
 from store.rpc.context import NodeIdentity, PeerRules
 from store.rpc.failure import RpcFailure, malformed
 from store.rpc.limits import MAX_PEER_FIELD_CHARS, MAX_REQUEST_ID_CHARS
+from store.rpc.secret import ProofError
 
 AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
@@ -31,13 +32,21 @@ NODE_ID: Final = "storenode-node-id"
 STORE_ID: Final = "storenode-store-id"
 VERSION: Final = "storenode-version"
 
+PROOF: Final = "storenode-proof"
+"""See `store.rpc.secret`."""
+
 PEER_RIGHTS: Final = frozenset({Right.READ, Right.FOLLOW})
 
-_WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION})
+_WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, PROOF})
 _TRACE: Final = frozenset({"traceparent", "tracestate"})
 _SANE_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
 _CACHED_ADDRESSES: Final = 4_096
+
+_NAMES_ALONE: Final = (
+    "this node has a token file, and in clear a node's name alone proves nothing: give both nodes "
+    "the same --peer-secret-file, or certificates, or name the node by --allow-peer on loopback"
+)
 
 _process = secrets.token_hex(6)
 _numbers = itertools.count(1)
@@ -113,6 +122,7 @@ def is_believed_peer(metadata: dict[str, str], rules: PeerRules, origin: Remote)
         NODE_ID in metadata
         and AUTHORIZATION not in metadata
         and not rules.tls
+        and rules.names_suffice
         and (origin.loopback or rules.insecure)
     )
 
@@ -122,8 +132,9 @@ def identify_peer(
     context: grpc.aio.ServicerContext[bytes, bytes],
     rules: PeerRules,
     limits: ClientLimits,
+    method: str,
 ) -> Client:
-    """The peer that calls, as a client with the rights of one.
+    """The peer that calls a method, as a client with the rights of one.
 
     Raises:
         RpcFailure: metadata are missing or malformed, or it is nobody who may call.
@@ -144,16 +155,47 @@ def identify_peer(
         raise _forbidden(
             f"node {node_id} may not call this node: its operator allows it by --allow-peer"
         )
+    if not rules.tls:
+        _demand_proof(metadata, rules, method)
     return Client(f"peer {node_id}", PEER_RIGHTS, limits=limits, named=bool(rules.allowed))
 
 
-def not_a_peer(metadata: dict[str, str]) -> RpcFailure:
+def _demand_proof(metadata: dict[str, str], rules: PeerRules, method: str) -> None:
+    if not rules.names_suffice:
+        raise _forbidden(_NAMES_ALONE)
+    if rules.secret is None:
+        return
+    try:
+        rules.secret.check(metadata.get(PROOF, ""), method, _names(metadata))
+    except ProofError as error:
+        raise RpcFailure(
+            grpc.StatusCode.UNAUTHENTICATED, f"node {metadata[NODE_ID]} {error}"
+        ) from None
+
+
+def peer_answer(
+    metadata: dict[str, str], rules: PeerRules, own: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, str], ...]:
+    """What this node tells a peer that has called: who it is, and that it knows the secret."""
+    if rules.secret is None or rules.tls:
+        return own
+    answer = rules.secret.answer(metadata.get(PROOF, ""), _names(dict(own)))
+    return (*own, (PROOF, answer))
+
+
+def _names(metadata: dict[str, str]) -> tuple[str, str, str]:
+    return metadata[NODE_ID], metadata[STORE_ID], metadata[VERSION]
+
+
+def not_a_peer(metadata: dict[str, str], rules: PeerRules | None) -> RpcFailure:
     """Why a caller may not use what is for peers only, on a listener that clients share."""
     if NODE_ID not in metadata:
         return malformed(
             f"the metadata `{NODE_ID}` is missing: only store nodes make this call, and say who "
             "they are"
         )
+    if rules is not None and not rules.tls and not rules.names_suffice:
+        return _forbidden(_NAMES_ALONE)
     return _forbidden(
         "peers call in clear over loopback only, and without a token: give both nodes "
         "certificates, or allow it here with --insecure peer"

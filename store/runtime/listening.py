@@ -12,6 +12,7 @@ from store.rpc.context import PeerRules, RpcContext
 from store.rpc.listeners import ListenAddress, Listener, bind, require_free
 from store.rpc.server import build_handlers
 from store.rpc.tls import TlsFiles, check, first_dns_name
+from store.runtime.peer_secret import read_peer_secret
 from storenode.cli.options.types import Address
 
 _LOG = get_logger("store.runtime.listening")
@@ -107,7 +108,13 @@ def _warn_of_locked_out_peers(config: NodeConfig) -> None:
 
 
 def _peer_rules(config: NodeConfig) -> PeerRules:
-    return PeerRules(tls=config.tls, insecure="peer" in config.insecure, allowed=config.allow_peer)
+    return PeerRules(
+        tls=config.tls,
+        insecure="peer" in config.insecure,
+        allowed=config.allow_peer,
+        secret=read_peer_secret(config.peer_secret_file),
+        tokens=config.client_token_file is not None,
+    )
 
 
 def _where(option: str, address: Address) -> ListenAddress:

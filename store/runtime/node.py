@@ -49,6 +49,7 @@ from store.runtime.listening import (
 )
 from store.runtime.memory import Trimmer
 from store.runtime.monitor import DatabaseMonitor
+from store.runtime.peer_secret import read_peer_secret
 from store.runtime.peering import Peering, open_peering
 from store.runtime.policy import PolicySource, client_limits, request_limits
 from store.runtime.readiness import Obstacle, Readiness
@@ -139,6 +140,7 @@ class Node:
     async def _start(self, stack: AsyncExitStack) -> Listeners:
         config = self._config
         self._tokens.load()
+        read_peer_secret(config.peer_secret_file)
         certificate_name = check_certificates(config)
         check_tracing(config)
         metrics_address = await self._open_metrics(stack)

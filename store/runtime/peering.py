@@ -20,6 +20,7 @@ from store.rpc.dial import PeerDialer
 from store.rpc.tls import TlsFiles
 from store.runtime.environment import system_environment
 from store.runtime.peer_book import PeerBook
+from store.runtime.peer_secret import read_peer_secret
 from store.runtime.policy import PolicySource
 from store.runtime.services import Wiring
 from store.sync.lookup import Fetcher
@@ -71,7 +72,12 @@ def open_peering(
         ),
         transfer_limits=TransferLimits(silence_ns=config.peer_silence),
     )
-    dialer = PeerDialer(identity, _tls(config), insecure="peer" in config.insecure)
+    dialer = PeerDialer(
+        identity,
+        _tls(config),
+        insecure="peer" in config.insecure,
+        secret=read_peer_secret(config.peer_secret_file),
+    )
     caller = Caller(dialer, exchange := Exchange(work))
     stack.push_async_callback(caller.close)
     book.connections = caller

@@ -103,7 +103,18 @@ def test_the_database_url_is_never_shown(command_line: CommandLine) -> None:
         ([*TLS], "--peer-listen must be given with --tls-cert"),
         ([*TLS, "--peer-listen=127.0.0.1:7420"], "with TLS, peers need an address of their own"),
         ([*TLS, "--peer-listen=127.0.0.1:1", "--allow-peer=b"], "--allow-peer needs --tls-ca"),
-        (["--allow-peer=b"], "--allow-peer needs --tls-cert"),
+        (
+            ["--allow-peer=b", "--listen=10.0.0.1:1", "--insecure=listen"],
+            "--allow-peer needs --tls-cert",
+        ),
+        (
+            ["--allow-peer=b", "--peer-listen=10.0.0.1:1", "--insecure=peer"],
+            "--allow-peer needs --tls-cert",
+        ),
+        (
+            [*TLS, "--peer-listen=127.0.0.1:1", "--peer-secret-file=s"],
+            "--peer-secret-file is for peers without TLS",
+        ),
         (["--client-ca=ca.pem"], "--client-ca needs --tls-cert"),
         (["--insecure=all"], "Invalid value for --insecure: 'all' is not one of"),
         (["--shard=x"], "Invalid value for --shard: 'x' is not a valid integer range."),

@@ -269,6 +269,11 @@ class UnreadSession:
         rows = self._database.rows
         return await self._read("unread.of", lambda: (each for each in hashes if each in rows))
 
+    async def is_shared(self) -> bool:
+        """Does another node work on the database?"""
+        database = self._database
+        return await self._session.look("unread.is_shared", lambda: len(database.sessions) > 1)
+
     async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
         """Note confirmations."""
 

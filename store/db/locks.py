@@ -37,6 +37,9 @@ ARCHIVING: Final = _NAMESPACE | 6
 RESTORING: Final = _NAMESPACE | 7
 """Held by the session of the one job that restores messages into the database."""
 
+NODES: Final = _NAMESPACE | 8
+"""Shared by the sessions of all nodes that work on the database: so many hold it, so many do."""
+
 
 async def set_lock_timeout(connection: AsyncConnection[Any], timeout_ms: int) -> None:
     """Let every lock of this transaction that takes longer fail (`LockNotAvailable`)."""

@@ -28,6 +28,7 @@ from store.db.commits.pages import (
     rows_of,
     topic_names,
 )
+from store.db.locks import NODES
 from store.db.pool import Backoff, Connection, Database
 from store.db.reading.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
 from store.domain.commits import CommitRow
@@ -127,6 +128,7 @@ class DatabaseFeed:
         while True:
             try:
                 async with await self._database.connect() as connection:
+                    await connection.execute("select pg_advisory_lock_shared(%s)", (NODES,))
                     await connection.execute("listen storenode_feed")
                     await self._check_head(connection)
                     await self._tail_on(connection)

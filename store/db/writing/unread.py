@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from store.db.arrays import bigints, fixed_bytes, texts
+from store.db.locks import NODES
 from store.db.pool import Connection, Database
 from store.domain.partitioning import Bounds
 from store.domain.unread import Confirmed, UnreadEvent, UnreadSummary
@@ -64,6 +65,11 @@ with given as (
       and not (cardinality(held.stores) >= held.needed and held.missing = '{}')
 )
 select hash from read
+"""
+_NODES: Final = """
+select count(*) from pg_locks where locktype = 'advisory' and granted
+    and database = (select oid from pg_database where datname = current_database())
+    and classid::bigint = %s and objid::bigint = %s
 """
 _EXPIRE: Final = f"""
 update storenode.unread u set expired_at = clock_timestamp()
@@ -158,6 +164,16 @@ class UnreadEvents:
             for some in _portions(hashes):
                 found += await _events(connection, _OF, _parameters(some))
             return found
+
+        return await self._database.read(read)
+
+    async def is_shared(self) -> bool:
+        """Does another node work on the database? Each holds a lock as long as it follows it."""
+
+        async def read(connection: Connection) -> bool:
+            cursor = await connection.execute(_NODES, (NODES >> 32, NODES & 0xFFFFFFFF))
+            row = await cursor.fetchone()
+            return row is not None and row[0] > 1  # type: ignore[operator]
 
         return await self._database.read(read)
 

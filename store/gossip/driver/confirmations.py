@@ -1,8 +1,9 @@
 """Publishers that wait until other stores confirm what this node has stored.
 
 A wait ends when each of its messages has enough confirmations, when its time is up, or at once
-where so many cannot come. Confirmations reach this node as gossip; nodes on the same database write
-theirs into its table of unread events, which is polled while a request waits for long.
+where so many cannot come: this node is alone on its database, and calls fewer peers. Confirmations
+reach this node as gossip; nodes on the same database write theirs into its table of unread events,
+which is polled while a request waits for long. Source: the contract, "Confirmations".
 """
 
 from __future__ import annotations
@@ -37,10 +38,14 @@ _STOPPING: Final = "the node is stopping"
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """A request; ``lacking``: messages that have too few confirmations as yet."""
+    """A request; ``lacking``: messages that have too few confirmations as yet.
+
+    ``tracked``: those that were in the table when it began.
+    """
 
     min_confirms: int
     lacking: set[bytes]
+    tracked: set[bytes]
     began_s: float
     ended: asyncio.Future[str]
 
@@ -48,16 +53,16 @@ class _Wait:
 class ConfirmationWaits:
     """Implements `store.domain.unread.Confirmations`; all on the event loop's thread.
 
-    ``reach``: how many other stores may confirm at present. ``is_tracked``: False for messages
-    that are in no table. ``want``: asks for confirmations of what was held before, by so many
-    stores.
+    ``reach``: how many other stores may confirm; None: nobody knows, since peers may yet call.
+    ``is_tracked``: False for messages that are in no table. ``want``: asks for confirmations of
+    what was held before, by so many stores.
     """
 
     def __init__(
         self,
         table: UnreadTable,
         *,
-        reach: Callable[[], int],
+        reach: Callable[[], int | None],
         is_tracked: Callable[[bytes], bool],
         want: Callable[[Sequence[bytes], int], None],
         most_tracked: int,
@@ -107,35 +112,50 @@ class ConfirmationWaits:
         held = [digest for digest, new in zip(hashes, stored, strict=True) if not new]
         if held:
             self._want(held, min_confirms)
-        lacking = {digest for digest in hashes if counts.get(digest, 0) < min_confirms}
-        reason = ""
-        if lacking:
-            reason = self._hopeless(lacking, lacking.intersection(held), min_confirms)
-            reason = reason or await self._wait(lacking, min_confirms, limit_s)
+
+        def lacking() -> set[bytes]:
+            return {digest for digest in hashes if counts.get(digest, 0) < min_confirms}
+
+        reason = await self._hopeless(lacking(), held, min_confirms)
+        # More may have confirmed since.
+        if not reason and (awaited := lacking()):
+            reason = await self._wait(awaited, min_confirms, limit_s)
         return [self._confirmation(digest, min_confirms, reason) for digest in hashes]
 
-    def _hopeless(self, lacking: set[bytes], held: set[bytes], min_confirms: int) -> str:
+    async def _hopeless(self, lacking: set[bytes], held: list[bytes], min_confirms: int) -> str:
         """Why not to wait; empty: wait.
 
         What was ``held`` before may have been confirmed by stores that are away. Those that have
         confirmed a new message already are within reach, unless they are more than these.
         """
+        if not lacking:
+            return ""
         if self._stopped:
             return _STOPPING
         reach = self._reach()
-        confirmed = {digest: self._counts.get(digest, 0) for digest in lacking}
-        away = [n for digest, n in confirmed.items() if digest in held or n > reach]
-        if reach + max(away, default=0) < min_confirms:
-            stores = "1 other store" if reach == 1 else f"{reach} other stores"
-            return f"this node exchanges messages with {stores} at present"
+        if reach is not None:
+            confirmed = {digest: self._counts.get(digest, 0) for digest in lacking}
+            away = [n for digest, n in confirmed.items() if digest in held or n > reach]
+            few = reach + max(away, default=0) < min_confirms
+            if few and not await self._is_shared():
+                stores = "1 other store" if reach == 1 else f"{reach} other stores"
+                return f"this node exchanges messages with {stores}"
         awaited = sum(len(wait.lacking) for wait in self._open)
         if len(self._open) >= MAX_WAITS or awaited + len(lacking) > MAX_AWAITED:
             return "too many publishers wait for confirmations already"
         return ""
 
+    async def _is_shared(self) -> bool:
+        try:
+            return await self._table.is_shared()
+        except DATABASE_AWAY:
+            return True
+
     async def _wait(self, lacking: set[bytes], min_confirms: int, limit_s: float) -> str:
         """Why the wait has ended; empty: all have been confirmed."""
-        wait = _Wait(min_confirms, set(lacking), self._loop.time(), self._loop.create_future())
+        tracked = set(filter(self._is_tracked, lacking))
+        ended: asyncio.Future[str] = self._loop.create_future()
+        wait = _Wait(min_confirms, set(lacking), tracked, self._loop.time(), ended)
         self._open[wait] = None
         for digest in lacking:
             self._waits.setdefault(digest, []).append(wait)
@@ -204,8 +224,10 @@ class ConfirmationWaits:
         self.confirm(hashes, counts)
 
     def _count_of_gone(self, digest: bytes) -> int:
-        """A tracked row is deleted when as many have confirmed it as any request wants."""
-        if not self._is_tracked(digest):
-            return 0
-        wanted = [wait.min_confirms for wait in self._waits.get(digest, ())]
+        """A tracked row is deleted when as many have confirmed it as any request wants.
+
+        This node may track it no more, where it does not know how many that are.
+        """
+        waits = self._waits.get(digest, ())
+        wanted = [wait.min_confirms for wait in waits if digest in wait.tracked]
         return min(max(wanted, default=0), self._most_tracked)

@@ -102,7 +102,6 @@ class GossipDriver:
         self._machine: Gossip | None = make(config)
         self._is_awake = False
         self._joining: dict[str, PeerStream] = {}
-        self._began_ns = self._clocks.steady_ns()
         self._streams: dict[str, PeerStream] = {}
         self._left_ns: OrderedDict[str, int] = OrderedDict()
         self._banned: OrderedDict[str, tuple[int, str]] = OrderedDict()
@@ -199,14 +198,19 @@ class GossipDriver:
         """Reconciliation has found that a peer holds these, and this store does not."""
         self._take(Holds(store_id, hashes, peer))
 
-    def reach(self) -> int:
-        """How many other stores may confirm: those that are joined, were lately, or may be soon."""
+    def reach(self) -> int | None:
+        """How many other stores may confirm: those that are joined, were lately, or may be soon.
+
+        None: nobody knows, since this node calls no peer, and is called.
+        """
+        if not self._expected:
+            return None
         recent_ns = self._clocks.steady_ns() - RECENTLY_NS
         streams = (*self._streams.values(), *self._joining.values())
         stores = {stream.store_id for stream in streams}
         stores |= {store for store, left_ns in self._left_ns.items() if left_ns > recent_ns}
         stores.discard(self._config.store_id)
-        return max(len(stores), self._expected if self._began_ns > recent_ns else 0)
+        return max(len(stores), self._expected)
 
     def peers(self) -> list[GossipPeerState]:
         """Those that are joined, and those that are turned away."""

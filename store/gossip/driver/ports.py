@@ -121,6 +121,9 @@ class UnreadTable(Protocol):
     async def of(self, hashes: Sequence[bytes]) -> Sequence[UnreadEvent]:
         """Those of some messages that are unread or have expired, in any order."""
 
+    async def is_shared(self) -> bool:
+        """Does another node work on the database, whose peers may confirm too?"""
+
     async def confirm(self, confirmed: Sequence[Confirmed]) -> None:
         """Note confirmations; those of messages that are not unread change nothing."""
 

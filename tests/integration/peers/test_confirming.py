@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from store.db.locks import NODES
 from store.db.pool import Database
 from store.db.schema.partitions import PartitionMap
 from store.db.writing.tracking import MAX_NEEDED, Tracking
@@ -31,7 +32,7 @@ class Publisher:
         tracking = Tracking(self.table, 0)
         partitions = PartitionMap(lambda: NOW, 30 * DAY)
         self.writer = DatabaseWriter(database, partitions, tracking=tracking)
-        self.reach = 2
+        self.reach: int | None = 2
         self.wanted: list[tuple[Sequence[bytes], int]] = []
         self.waits = ConfirmationWaits(
             self.table,
@@ -67,7 +68,7 @@ async def test_who_has_confirmed_a_new_message_is_not_awaited_again(publisher: P
     publisher.waits.confirm(messages.hashes, [1, 2, 0])
     found = await publisher.waits.confirmed(messages.hashes, stored, 3, LONG_S)
     assert [each.confirms for each in found] == [1, 2, 0]
-    assert all("with 2 other stores at present" in each.reason for each in found)
+    assert all("with 2 other stores" in each.reason for each in found)
     assert len(publisher.waits) == 0
 
 
@@ -112,6 +113,19 @@ async def test_what_another_node_on_the_database_was_told_counts(publisher: Publ
     assert [each.confirms for each in await waiting] == [2, 2, 2]
 
 
+async def test_the_peers_of_another_node_on_the_database_may_confirm(publisher: Publisher) -> None:
+    messages = batch()
+    stored = await publisher.store(messages, 3)
+    database = publisher.table._database
+    async with await database.connect() as one, await database.connect() as another:
+        for node in (one, another):
+            await node.execute("select pg_advisory_lock_shared(%s)", (NODES,))
+        found = await publisher.waits.confirmed(messages.hashes, stored, 3, 0.05)
+        assert "no more have within 0.05 s" in found[0].reason
+    found = await publisher.waits.confirmed(messages.hashes, stored, 3, LONG_S)
+    assert "with 2 other stores" in found[0].reason, "it is alone again"
+
+
 async def test_what_was_given_up_counts_for_nothing(publisher: Publisher) -> None:
     messages = batch()
     stored = await publisher.store(messages, 2)
@@ -139,6 +153,9 @@ async def test_too_few_stores_end_a_wait_before_it_begins(publisher: Publisher) 
     stored = await publisher.store(messages, 3)
     found = await publisher.waits.confirmed(messages.hashes, stored, 3, LONG_S)
     assert "0 of 3 stores confirmed: this node exchanges messages with 2 other" in found[0].reason
+    publisher.reach = None
+    found = await publisher.waits.confirmed(messages.hashes, stored, 3, 0.05)
+    assert "no more have within 0.05 s" in found[0].reason, "peers may yet call"
     publisher.reach = 1
     publisher.waits.confirm(messages.hashes, [2, 2, 1])
     publisher.waits.confirm(messages.hashes[2:], [3])

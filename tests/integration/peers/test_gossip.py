@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from tests.support.fleet import (
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.pages import ROOT, matches, steps
 from tests.support.peer_proxy import PeerProxy, proxied
+from tests.support.ports import HeldPort
 
 ON = ("--gossip", "on")
 SENT_BYTES = 'storenode_gossip_body_bytes_total{direction="sent"}'
@@ -174,15 +176,35 @@ def test_more_confirmations_than_there_are_stores_are_refused_at_once(
     triangle: list[NodeProcess],
 ) -> None:
     began = time.monotonic()
-    many = ("--min-confirms", "3")
-    ended, result = publish(triangle[0], "three", *many, "--confirm-timeout", "300s")
+    many, caller = ("--min-confirms", "3"), triangle[2]
+    ended, result = publish(caller, "three", *many, "--confirm-timeout", "300s")
     assert time.monotonic() - began < 250, "it does not wait for what cannot come"
     assert ended.code == 1
     assert result["outcome"] == "UNCONFIRMED"
     assert "of 3 stores confirmed: this node exchanges messages with 2 other" in result["reason"]
-    assert bytes.fromhex(result["message_hash"]) in held(triangle[0])
-    ended, result = publish(triangle[0], "now", *many, "--ephemeral")
+    assert bytes.fromhex(result["message_hash"]) in held(caller)
+    ended, result = publish(caller, "now", *many, "--ephemeral")
     assert (ended.code, result["outcome"]) == (0, "EPHEMERAL")
+
+
+def test_the_peers_of_any_node_on_the_database_confirm(fleet: Fleet) -> None:
+    others = [fleet.start(*ON) for _ in range(2)]
+    nobody = HeldPort()
+    asked = fleet.start(*ON, "--peer", nobody.address)
+    connected = fleet.start(*ON, peers=others, database_url=asked.database_url)
+    exchanging(connected, 2)
+    ended, result = publish(asked, "beside it", "--min-confirms", "2", *LONG)
+    assert (ended.code, result["outcome"], result["confirms"]) == (0, "STORED", 2)
+
+
+def test_a_node_that_calls_nobody_waits_for_who_calls_it(fleet: Fleet) -> None:
+    lone = fleet.start(*ON)
+    with ThreadPoolExecutor() as threads:
+        publishing = threads.submit(publish, lone, "alone as yet", "--min-confirms", "1", *LONG)
+        eventually(lambda: gossip(lone)["unread"] == 1)
+        fleet.start(*ON, peers=[lone])
+        ended, result = publishing.result()
+    assert (ended.code, result["outcome"], result["confirms"]) == (0, "STORED", 1)
 
 
 async def test_an_event_waits_for_its_parents(triangle: list[NodeProcess]) -> None:

@@ -37,6 +37,9 @@ class Table:
     async def newest(self, limit: int) -> Sequence[UnreadEvent]:
         raise AssertionError(limit)
 
+    async def is_shared(self) -> bool:
+        return False
+
     async def of(self, hashes: Sequence[bytes]) -> Sequence[UnreadEvent]:
         raise AssertionError(hashes)
 

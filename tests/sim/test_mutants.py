@@ -9,7 +9,7 @@ from sim.run import SimulationFailure, simulate
 from tests.sim.driver_mutants import DRIVERS
 from tests.sim.mutants import CORES
 
-SEEDS = 40
+SEEDS = 120
 """A fault must show in one of so many runs; most show in the first."""
 
 MUTANTS = CORES | DRIVERS

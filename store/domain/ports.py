@@ -17,6 +17,7 @@ from typing import Protocol
 
 from reconcile.ids import SyncIds
 from store.domain.equality import Equality, Hidden
+from store.domain.outlet import Outlet
 from store.messages.cursor import FollowCursor
 from store.messages.record import RecordBatch
 from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
@@ -246,7 +247,7 @@ class Reader(Protocol):
     async def query(self, request: PageRequest) -> QueryPage:
         """One page."""
 
-    def scan(self, request: ScanRequest) -> AsyncIterator[FramesPage]:
+    def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncIterator[FramesPage]:
         """Every match in ascending order, a page at a time; no transaction outlives a page."""
 
     async def summary(self) -> StoreSummary:
@@ -256,7 +257,7 @@ class Reader(Protocol):
 class Feed(Protocol):
     """Messages in commit order."""
 
-    def follow(self, request: FollowRequest) -> AsyncIterator[FollowPage]:
+    def follow(self, request: FollowRequest, outlet: Outlet) -> AsyncIterator[FollowPage]:
         """The backlog from a cursor on, then live. The first page comes at once.
 
         Raises :class:`CursorOutOfRange`.

@@ -12,7 +12,7 @@ from typing import Final
 
 import grpc
 
-from store.domain.ports import FollowRequest, QueryPage, ScanRequest, Services
+from store.domain.ports import FollowRequest, PageRequest, QueryPage, ScanRequest, Services
 from store.domain.query import (
     BAD_REQUEST,
     TOO_MANY_REQUESTS,
@@ -37,8 +37,12 @@ from store.rpc.decode import (
 from store.rpc.encode import query_page, sds_response
 from store.rpc.failure import RpcFailure
 from store.rpc.limits import MAX_QUERY_REQUEST_ID_BYTES, MAX_SCAN_PAGE_MESSAGES
+from store.rpc.unsent import COPIES
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
+
+LIKELY_MESSAGE_BYTES: Final = 2 * 1024
+LIKELY_PRESENCE_BYTES: Final = 64
 
 _NOTHING: Final = QueryPage(b"", 0, None)
 _TOO_MANY_FIELDS: Final = (
@@ -63,6 +67,7 @@ class Reads:
             plan = plan_query(query_input(query), call.client.topics, limits)
             if not whole:
                 raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
+            await call.outlet.take(_likely_bytes(plan.request))
             reader, wanted = self._services.reader, plan.request
             if plan.cursor is not None:
                 wanted = plan.page(await reader.position(plan.cursor, call.client.topics))
@@ -89,7 +94,7 @@ class Reads:
         )
         if start_ns >= end_ns:
             return
-        async for page in self._services.reader.scan(wanted):
+        async for page in self._services.reader.scan(wanted, call.outlet):
             yield scan_page(page.frames, ScanCursor(*page.last).encode())
 
     async def follow(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -104,7 +109,7 @@ class Reads:
         followers, tracing = call.node.metrics.followers, call.node.tracing
         followers.inc()
         try:
-            async for page in self._services.feed.follow(wanted):
+            async for page in self._services.feed.follow(wanted, call.outlet):
                 response = follow_page(page.frames, page.cursor.encode(), live=page.live)
                 if tracing is None:
                     yield response
@@ -155,6 +160,13 @@ def refuse_query(request: bytes, failure: RpcFailure) -> bytes:
     busy = failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     status = TOO_MANY_REQUESTS if busy else UNAVAILABLE
     return query_response(request_id, status, failure.sentence)
+
+
+def _likely_bytes(request: PageRequest) -> int:
+    """About what the answer takes in memory; it is counted exactly when it is there."""
+    messages = request.limit if request.hashes is None else len(request.hashes)
+    each = LIKELY_MESSAGE_BYTES if request.include_data else LIKELY_PRESENCE_BYTES
+    return COPIES * each * min(messages, request.limit)
 
 
 def _echo(request_id: str) -> str:

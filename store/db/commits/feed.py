@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
 import psycopg
@@ -33,6 +33,7 @@ from store.db.reading.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
 from store.domain.commits import CommitRow
 from store.domain.hub import MAX_QUEUED_BYTES, START, Commit, Delivery, Hub, Place, Subscriber
 from store.domain.limits import DEFAULT_PAGE_BYTES
+from store.domain.outlet import Outlet
 from store.domain.ports import (
     CursorOutOfRange,
     Ephemeral,
@@ -199,7 +200,9 @@ class DatabaseFeed:
 
     # Following
 
-    async def follow(self, request: FollowRequest) -> AsyncIterator[FollowPage]:
+    async def follow(
+        self, request: FollowRequest, outlet: Outlet
+    ) -> AsyncGenerator[FollowPage, None]:
         """Messages from a cursor on, then live (see `store.domain.ports.Feed`)."""
         # Where the tail stands says nothing about what is older: only who begins with what comes
         # from now on needs no look at the database first.
@@ -218,12 +221,15 @@ class DatabaseFeed:
                         yield self._page(delivery.frames, delivery.count, position, live=True)
                 continue
             encounter, before = self._encounters, position
-            page = await self._read_page(request, before)
+            room = await outlet.room(self._page_bytes)
+            page = await self._read_page(request, before, room.size_bytes)
+            room.fit(len(page.frames))
             position = page.position
             live = live or self._reached(position)
             if page.count or live or not told:
                 told = True
                 yield self._page(page.frames, page.count, position, live=live)
+            room.close()
             if position == before and not self._reached(position):
                 # The tail has seen more than there is now, and will notice soon.
                 await asyncio.sleep(_UNSETTLED_S)
@@ -262,13 +268,13 @@ class DatabaseFeed:
 
         return await self._database.read(look)
 
-    async def _read_page(self, request: FollowRequest, position: FeedPosition) -> FeedPage:
+    async def _read_page(
+        self, request: FollowRequest, position: FeedPosition, max_bytes: int
+    ) -> FeedPage:
         entry = FRAME if request.include_data else PRESENCE
 
         async def read(connection: Connection) -> FeedPage:
-            return await read_feed_page(
-                connection, request.filter, position, entry, self._page_bytes
-            )
+            return await read_feed_page(connection, request.filter, position, entry, max_bytes)
 
         return await self._database.read(read, self._database.bulk_pool)
 

@@ -1,0 +1,30 @@
+"""An outlet with room for every page, for tests of what makes the pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WideRoom:
+    """`store.domain.outlet.Room`."""
+
+    size_bytes: int
+
+    def fit(self, page_bytes: int) -> None:
+        """Nothing is counted."""
+
+    def close(self) -> None:
+        """Nothing is counted."""
+
+
+class WideOutlet:
+    """`store.domain.outlet.Outlet`."""
+
+    async def room(self, most_bytes: int) -> WideRoom:
+        """As much as is asked for."""
+        return WideRoom(most_bytes)
+
+    def spare_room(self, most_bytes: int) -> WideRoom:
+        """As much as is asked for."""
+        return WideRoom(most_bytes)

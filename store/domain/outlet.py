@@ -12,8 +12,8 @@ class Room(Protocol):
     def size_bytes(self) -> int:
         """How large the page may be, unless one message alone is larger."""
 
-    def fit(self, page_bytes: int) -> None:
-        """Keep what a page of this size needs."""
+    def fit(self, page_bytes: int, beside_bytes: int = 0) -> None:
+        """Keep what a page of this size needs, and what the call holds beside it."""
 
     def close(self) -> None:
         """Give it back: the page was sent, or is not sent; once more does nothing."""
@@ -22,8 +22,17 @@ class Room(Protocol):
 class Outlet(Protocol):
     """Where the pages of an answer go, at the pace of who reads them.
 
-    May raise what the call is to end with, when its reader is too slow for the node.
+    ``caller`` and ``connection`` tell whose turn it is where calls wait. What is raised here is
+    what the call is to end with: the node has no room for its reader.
     """
+
+    @property
+    def caller(self) -> str:
+        """Who called."""
+
+    @property
+    def connection(self) -> str:
+        """Over which connection."""
 
     async def room(self, most_bytes: int) -> Room:
         """Wait for room for a page of ``most_bytes`` or less."""

@@ -277,7 +277,10 @@ class SdsLookups(Protocol):
 class SdsReader(SdsLookups, Protocol):
     """Reads by SDS message ID, and by what a message follows from."""
 
-    def causal_history(self, request: CausalRequest) -> AsyncIterator[SdsPage]:
+    def messages(self, request: SdsLookup, outlet: Outlet | None = None) -> AsyncIterator[SdsPage]:
+        """As `SdsLookups`; without an outlet it is the node itself that reads."""
+
+    def causal_history(self, request: CausalRequest, outlet: Outlet) -> AsyncIterator[SdsPage]:
         """The causal past of the heads, every parent before its children."""
 
 

@@ -130,7 +130,7 @@ class Reads:
             topic_filter(lookup.filter, call.client.topics, limits),
             limits,
         )
-        async for page in self._services.sds.messages(wanted):
+        async for page in self._services.sds.messages(wanted, call.outlet):
             yield sds_response(page)
 
     async def causal_history(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -146,7 +146,7 @@ class Reads:
             topics=topic_filter(walk.filter, call.client.topics, limits),
             limits=limits,
         )
-        async for page in self._services.sds.causal_history(wanted):
+        async for page in self._services.sds.causal_history(wanted, call.outlet):
             yield sds_response(page)
 
 

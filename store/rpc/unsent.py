@@ -89,9 +89,9 @@ class Room:
         self._outlet = outlet
         self._taken_bytes = taken_bytes
 
-    def fit(self, page_bytes: int) -> None:
-        """Take what a page of this size needs; more than was asked for is taken all the same."""
-        needed = COPIES * page_bytes
+    def fit(self, page_bytes: int, beside_bytes: int = 0) -> None:
+        """Take what is needed, which may be more than was asked for."""
+        needed = COPIES * page_bytes + beside_bytes
         self._outlet.add(needed - self._taken_bytes)
         self._taken_bytes = needed
 

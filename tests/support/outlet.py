@@ -11,7 +11,7 @@ class WideRoom:
 
     size_bytes: int
 
-    def fit(self, page_bytes: int) -> None:
+    def fit(self, page_bytes: int, beside_bytes: int = 0) -> None:
         """Nothing is counted."""
 
     def close(self) -> None:
@@ -20,6 +20,9 @@ class WideRoom:
 
 class WideOutlet:
     """`store.domain.outlet.Outlet`."""
+
+    caller = "caller"
+    connection = "connection"
 
     async def room(self, most_bytes: int) -> WideRoom:
         """As much as is asked for."""

@@ -208,6 +208,8 @@ class Database:
         self.read_pool = self._pool("read", settings.read_connections)
         self.bulk_pool = self._pool("bulk", settings.bulk_connections)
         self.store_id = b""
+        self.cursor_key = b""
+        """What cursors of ``Follow`` are encrypted with."""
         self.last_online_ns = 0
         """When the store was last online, as its database said when it was opened; 0: never."""
 
@@ -249,7 +251,11 @@ class Database:
         for pool in database.pools:
             await pool.open(wait=False)
         try:
-            database.store_id, database.last_online_ns = await database.read(_read_store)
+            (
+                database.store_id,
+                database.cursor_key,
+                database.last_online_ns,
+            ) = await database.read(_read_store)
         except BaseException:
             await database.close()
             raise
@@ -316,9 +322,10 @@ class Database:
             await pool.putconn(connection)
 
 
-async def _read_store(connection: Connection) -> tuple[bytes, int]:
+async def _read_store(connection: Connection) -> tuple[bytes, bytes, int]:
     cursor = await connection.execute(
-        "select store_id, coalesce(last_online_ns, 0) from storenode.store", binary=True
+        "select uuid_send(store_id), cursor_key, coalesce(last_online_ns, 0) from storenode.store",
+        binary=True,
     )
     row = await cursor.fetchone()
     if row is None:
@@ -326,5 +333,4 @@ async def _read_store(connection: Connection) -> tuple[bytes, int]:
             "the table storenode.store is empty; restore the database from a backup,"
             " or create a new one with `storenode db upgrade`"
         )
-    store_id, last_online_ns = row
-    return bytes(store_id), last_online_ns  # type: ignore[call-overload,return-value]
+    return row  # type: ignore[return-value]

@@ -18,7 +18,7 @@ from typing import Protocol
 from reconcile.ids import SyncIds
 from store.domain.equality import Equality, Hidden
 from store.domain.outlet import Outlet
-from store.messages.cursor import FollowCursor
+from store.messages.cursor import FollowCursor, FollowCursors
 from store.messages.record import RecordBatch
 from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
 
@@ -292,6 +292,7 @@ class Services:
     reader: Reader
     feed: Feed
     sds: SdsReader
+    cursors: FollowCursors
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from store.domain.query import (
     sds_lookup,
     time_range,
 )
-from store.messages.cursor import FollowCursor, ScanCursor
+from store.messages.cursor import ScanCursor
 from store.messages.frames import digests, follow_page, query_response, scan_page
 from store.rpc.call import Call
 from store.rpc.decode import (
@@ -100,9 +100,10 @@ class Reads:
     async def follow(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``Follow``."""
         follow = decode(store_pb2.FollowRequest, request)
+        cursors = self._services.cursors
         wanted = FollowRequest(
             topic_filter(follow.filter, call.client.topics, call.node.limits),
-            FollowCursor.decode(follow.cursor) if follow.cursor else None,
+            cursors.open(follow.cursor) if follow.cursor else None,
             follow.from_beginning,
             follow.include_data,
         )
@@ -110,7 +111,7 @@ class Reads:
         followers.inc()
         try:
             async for page in self._services.feed.follow(wanted, call.outlet):
-                response = follow_page(page.frames, page.cursor.encode(), live=page.live)
+                response = follow_page(page.frames, cursors.seal(page.cursor), live=page.live)
                 if tracing is None:
                     yield response
                     continue

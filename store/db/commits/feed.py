@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
@@ -18,9 +19,11 @@ import psycopg
 from store.db.commits.pages import (
     FOREIGN,
     LOST,
+    NOT_HELD,
     FeedPage,
     FeedPosition,
     commits_between,
+    is_held,
     is_served,
     messages_ever,
     newest,
@@ -41,7 +44,7 @@ from store.domain.ports import (
     FollowRequest,
     StoreUnavailable,
 )
-from store.messages.cursor import MAX_POSITION, FollowCursor
+from store.messages.cursor import MAX_POSITION, NONCE_BYTES, FollowCursor, FollowCursors
 from storenode.message.limits import MAX_MESSAGE_BYTES
 
 POLL_S: Final = 1.0
@@ -64,6 +67,13 @@ FailureListener = Callable[[Exception], None]
 
 CommitListener = Callable[[Sequence[CommitRow]], None]
 """Told of commits in their order, before followers are; of some again after a broken connection."""
+
+
+def follow_cursors(database: Database) -> FollowCursors:
+    """The cursors of a database's followers, as callers hold them."""
+    return FollowCursors(
+        database.store_id, database.cursor_key, lambda: secrets.token_bytes(NONCE_BYTES)
+    )
 
 
 class DatabaseFeed:
@@ -260,6 +270,8 @@ class DatabaseFeed:
             place = (cursor.position, cursor.token)
             if cursor.store_id != self._database.store_id:
                 raise CursorOutOfRange(FOREIGN)
+            if not cursor.sealed and not await is_held(connection, place):
+                raise CursorOutOfRange(NOT_HELD)
             if not await is_served(connection, place):
                 raise CursorOutOfRange(LOST)
             return FeedPosition(

@@ -21,9 +21,15 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from store.db.arrays import register
 from store.db.schema.migrate import application_name
+from store.db.turns import Turns
+from store.domain.outlet import Outlet
 from store.domain.ports import StoreUnavailable
 
 Connection = AsyncConnection[tuple[object, ...]]
+MAX_WAITING_PAGES: Final = 40_000
+"""Pages of streams that wait to be read: as many as there may be streams, and half of one caller.
+"""
+
 _Result = TypeVar("_Result")
 
 # Every statement here has an index to go by, and plans are kept: a plan that was made while a
@@ -207,6 +213,13 @@ class Database:
         self.write_pool = self._pool("write", settings.write_connections)
         self.read_pool = self._pool("read", settings.read_connections)
         self.bulk_pool = self._pool("bulk", settings.bulk_connections)
+        # Who opens a thousand scans waits for its own, and not everybody for them.
+        self._pages = Turns(
+            "pages",
+            places=settings.bulk_connections,
+            of_caller=settings.bulk_connections,
+            most_waiting=MAX_WAITING_PAGES,
+        )
         self.store_id = b""
         self.cursor_key = b""
         """What cursors of ``Follow`` are encrypted with."""
@@ -302,6 +315,18 @@ class Database:
                     raise
                 if not await backoff.wait():
                     raise unavailable(error) from error
+
+    async def read_page(
+        self, work: Callable[[Connection], Awaitable[_Result]], outlet: Outlet
+    ) -> _Result:
+        """Read a page of a stream, callers by turns.
+
+        Raises:
+            StoreUnavailable: as `read`.
+            StoreBusy: too many pages wait to be read.
+        """
+        async with self._pages.turn(outlet.caller, outlet.connection):
+            return await self.read(work, self.bulk_pool)
 
     @asynccontextmanager
     async def connection(self, pool: AsyncConnectionPool[Connection]) -> AsyncIterator[Connection]:

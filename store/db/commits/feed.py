@@ -218,7 +218,7 @@ class DatabaseFeed:
         # from now on needs no look at the database first.
         resumes = request.from_beginning or request.cursor is not None
         encounter = None if resumes else self._encounters
-        position = await self._begin(request)
+        position = await self._begin(request, outlet)
         live = told = False
         while True:
             if self._reached(position) and encounter == self._encounters:
@@ -232,7 +232,7 @@ class DatabaseFeed:
                 continue
             encounter, before = self._encounters, position
             room = await outlet.room(self._page_bytes)
-            page = await self._read_page(request, before, room.size_bytes)
+            page = await self._read_page(request, before, outlet, room.size_bytes)
             room.fit(len(page.frames))
             position = page.position
             live = live or self._reached(position)
@@ -261,7 +261,7 @@ class DatabaseFeed:
         finally:
             self._hub.unsubscribe(subscription.subscriber)
 
-    async def _begin(self, request: FollowRequest) -> FeedPosition:
+    async def _begin(self, request: FollowRequest, outlet: Outlet) -> FeedPosition:
         cursor = request.cursor
 
         async def look(connection: Connection) -> FeedPosition:
@@ -278,17 +278,17 @@ class DatabaseFeed:
                 place, None if cursor.hash is None else (cursor.timestamp, cursor.hash)
             )
 
-        return await self._database.read(look)
+        return await self._database.read_page(look, outlet)
 
     async def _read_page(
-        self, request: FollowRequest, position: FeedPosition, max_bytes: int
+        self, request: FollowRequest, position: FeedPosition, outlet: Outlet, max_bytes: int
     ) -> FeedPage:
         entry = FRAME if request.include_data else PRESENCE
 
         async def read(connection: Connection) -> FeedPage:
             return await read_feed_page(connection, request.filter, position, entry, max_bytes)
 
-        return await self._database.read(read, self._database.bulk_pool)
+        return await self._database.read_page(read, outlet)
 
 
 class _Subscription:

@@ -108,7 +108,7 @@ class DatabaseReader:
         async def choose(connection: Connection) -> Topics:
             return await resolve(connection, request.filter)
 
-        topics = await self._database.read(choose)
+        topics = await self._database.read_page(choose, outlet)
         most, after = self._page_bytes, request.after or BEFORE_ALL
         room: Room | None = await outlet.room(most)
         ahead: asyncio.Task[Joined] | None = None
@@ -117,14 +117,14 @@ class DatabaseReader:
                 if room is None:
                     room = await outlet.room(most)
                 if ahead is None:
-                    ahead = self._begin_page(request, topics, after, room)
+                    ahead = self._begin_page(request, topics, after, outlet, room)
                 page, taken = await ahead, room
                 if not page.count:
                     return
                 taken.fit(len(page.entries))
                 after, ahead, room = page.last, None, outlet.spare_room(most)
                 if room is not None:
-                    ahead = self._begin_page(request, topics, after, room)
+                    ahead = self._begin_page(request, topics, after, outlet, room)
                 yield FramesPage(page.entries, page.count, page.last)
                 taken.close()
         finally:
@@ -133,12 +133,19 @@ class DatabaseReader:
                 await asyncio.gather(ahead, return_exceptions=True)
 
     def _begin_page(
-        self, request: ScanRequest, topics: Topics, after: SyncId, room: Room
+        self, request: ScanRequest, topics: Topics, after: SyncId, outlet: Outlet, room: Room
     ) -> asyncio.Task[Joined]:
-        return asyncio.ensure_future(self._scan_page(request, topics, after, room.size_bytes))
+        return asyncio.ensure_future(
+            self._scan_page(request, topics, after, outlet, room.size_bytes)
+        )
 
     async def _scan_page(
-        self, request: ScanRequest, topics: Topics, after: SyncId, max_bytes: int
+        self,
+        request: ScanRequest,
+        topics: Topics,
+        after: SyncId,
+        outlet: Outlet,
+        max_bytes: int,
     ) -> Joined:
         window = Window(
             max(request.time_start_ns, after[0], 0), request.time_end_ns - 1, after, forward=True
@@ -158,7 +165,7 @@ class DatabaseReader:
         async def read(connection: Connection) -> Joined:
             return await read_page(connection, topics, window, shape)
 
-        return await self._database.read(read, self._database.bulk_pool)
+        return await self._database.read_page(read, outlet)
 
     async def summary(self) -> StoreSummary:
         """What is held."""

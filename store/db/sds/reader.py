@@ -2,7 +2,7 @@
 
 A call has two phases. First it is settled which messages are to be sent, on metadata alone
 (`store.domain.lookup`, `store.domain.history`), in memory that is bounded per call; few calls are
-in this phase at a time, callers by turns (`store.db.sds.turns`). Then the messages are sent, their
+in this phase at a time, callers by turns (`store.db.turns`). Then the messages are sent, their
 frames read ahead (`store.db.sds.frames`), at the pace of the outlet, which counts what the call
 holds. No transaction outlives a read: a message that is pruned in between is reported as missing.
 """
@@ -18,7 +18,7 @@ from store.db.pool import Database
 from store.db.sds.claims import ClaimReader, ParentPlace
 from store.db.sds.frames import MAX_EARLY_BYTES, FrameStream
 from store.db.sds.pages import HANDY_PAGE_BYTES, Pages
-from store.db.sds.turns import Turns
+from store.db.turns import Turns
 from store.domain.causal import CausalWalk
 from store.domain.claims import Answer, Done, Found, Read
 from store.domain.history import CausalHistory

@@ -14,6 +14,7 @@ from store.domain.quota import ClientLimits, Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.observe.metrics import Metrics
 from store.rpc.drain import Drain
+from store.rpc.followed import Followed
 from store.rpc.health import Health
 from store.rpc.limits import MAX_IN_FLIGHT_PUBLISH_BYTES
 from store.rpc.secret import PeerSecret
@@ -118,5 +119,6 @@ class RpcContext:
     open_admin: bool = False
     drain: Drain = field(default_factory=Drain)
     tracing: Tracing | None = None
+    followed: Followed = field(default_factory=Followed)
     unsent: UnsentAnswers = field(default_factory=lambda: UnsentAnswers(time.monotonic))
     in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))

@@ -108,8 +108,10 @@ class Reads:
             follow.include_data,
         )
         followers, tracing = call.node.metrics.followers, call.node.tracing
-        followers.inc()
-        try:
+        with (
+            call.node.followed.topics(call.client.name, wanted.filter.content_topics),
+            followers.track_inprogress(),
+        ):
             async for page in self._services.feed.follow(wanted, call.outlet):
                 response = follow_page(page.frames, cursors.seal(page.cursor), live=page.live)
                 if tracing is None:
@@ -117,8 +119,6 @@ class Reads:
                     continue
                 with tracing.delivering(digests(page.frames), live=page.live):
                     yield response
-        finally:
-            followers.dec()
 
     async def sds_messages(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``GetSdsMessages``."""

@@ -16,6 +16,8 @@ LARGEST_TOPIC_BYTES: Final = 2 * 1024
 LARGEST_RESPONSE_BYTES: Final = 64 * 1024 * 1024
 """A response is held in memory as a whole, by the node and by the client."""
 
+LARGEST_UNSENT_BYTES: Final = 1024 * 1024 * 1024 * 1024
+
 LARGEST_BATCH_MESSAGES: Final = 50_000
 LARGEST_PAGE_MESSAGES: Final = 10_000
 LARGEST_QUERY_HASHES: Final = 10_000

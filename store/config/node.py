@@ -10,7 +10,12 @@ import click
 
 from store.config import limits as most
 from store.config.options import access, data, limit, listener, messages, peers, request, running
-from store.domain.limits import RESULT_BYTES, RequestLimits, least_response_bytes
+from store.domain.limits import (
+    DEFAULT_UNSENT_BYTES,
+    RESULT_BYTES,
+    RequestLimits,
+    least_response_bytes,
+)
 from store.domain.quota import DEFAULT_RECEIVED_BYTES_PER_S, ClientLimits
 from storenode.cli.options.types import (
     ADDRESS,
@@ -187,6 +192,12 @@ class NodeConfig:
     max_streams: int = _share("Streams at one time, idle followers too,", _CLIENT.streams)
     max_request_size: int = limit(
         "Size of one request.", size_up_to(MAX_REQUEST_BYTES), format_size(MAX_REQUEST_BYTES)
+    )
+
+    max_unsent_size: int = limit(
+        "Memory for all answers that clients have not taken yet; who stalls is ended first.",
+        size_up_to(most.LARGEST_UNSENT_BYTES),
+        format_size(DEFAULT_UNSENT_BYTES),
     )
 
     max_batch_messages: int = request(

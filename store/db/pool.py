@@ -21,9 +21,15 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from store.db.arrays import register
 from store.db.schema.migrate import application_name
+from store.db.turns import Turns
+from store.domain.outlet import Outlet
 from store.domain.ports import StoreUnavailable
 
 Connection = AsyncConnection[tuple[object, ...]]
+MAX_WAITING_PAGES: Final = 40_000
+"""Pages of streams that wait to be read: as many as there may be streams, and half of one caller.
+"""
+
 _Result = TypeVar("_Result")
 
 # Every statement here has an index to go by, and plans are kept: a plan that was made while a
@@ -207,7 +213,16 @@ class Database:
         self.write_pool = self._pool("write", settings.write_connections)
         self.read_pool = self._pool("read", settings.read_connections)
         self.bulk_pool = self._pool("bulk", settings.bulk_connections)
+        # Who opens a thousand scans waits for its own, and not everybody for them.
+        self._pages = Turns(
+            "pages",
+            places=settings.bulk_connections,
+            of_caller=settings.bulk_connections,
+            most_waiting=MAX_WAITING_PAGES,
+        )
         self.store_id = b""
+        self.cursor_key = b""
+        """What cursors of ``Follow`` are encrypted with."""
         self.last_online_ns = 0
         """When the store was last online, as its database said when it was opened; 0: never."""
 
@@ -249,7 +264,11 @@ class Database:
         for pool in database.pools:
             await pool.open(wait=False)
         try:
-            database.store_id, database.last_online_ns = await database.read(_read_store)
+            (
+                database.store_id,
+                database.cursor_key,
+                database.last_online_ns,
+            ) = await database.read(_read_store)
         except BaseException:
             await database.close()
             raise
@@ -297,6 +316,18 @@ class Database:
                 if not await backoff.wait():
                     raise unavailable(error) from error
 
+    async def read_page(
+        self, work: Callable[[Connection], Awaitable[_Result]], outlet: Outlet
+    ) -> _Result:
+        """Read a page of a stream, callers by turns.
+
+        Raises:
+            StoreUnavailable: as `read`.
+            StoreBusy: too many pages wait to be read.
+        """
+        async with self._pages.turn(outlet.caller, outlet.connection):
+            return await self.read(work, self.bulk_pool)
+
     @asynccontextmanager
     async def connection(self, pool: AsyncConnectionPool[Connection]) -> AsyncIterator[Connection]:
         """Lend a connection of a pool.
@@ -316,9 +347,10 @@ class Database:
             await pool.putconn(connection)
 
 
-async def _read_store(connection: Connection) -> tuple[bytes, int]:
+async def _read_store(connection: Connection) -> tuple[bytes, bytes, int]:
     cursor = await connection.execute(
-        "select store_id, coalesce(last_online_ns, 0) from storenode.store", binary=True
+        "select uuid_send(store_id), cursor_key, coalesce(last_online_ns, 0) from storenode.store",
+        binary=True,
     )
     row = await cursor.fetchone()
     if row is None:
@@ -326,5 +358,4 @@ async def _read_store(connection: Connection) -> tuple[bytes, int]:
             "the table storenode.store is empty; restore the database from a backup,"
             " or create a new one with `storenode db upgrade`"
         )
-    store_id, last_online_ns = row
-    return bytes(store_id), last_online_ns  # type: ignore[call-overload,return-value]
+    return row  # type: ignore[return-value]

@@ -15,7 +15,8 @@ selected message (`store.domain.claims` says what a reference selects). Rules:
    there, one child comes before its parent.
 
 References are claims of whoever published them. Cycles end because nothing is taken twice, and
-memory ends at `MAX_WALK_BYTES`: then the walk stops where it is, truncated.
+memory ends at `MAX_WALK_BYTES`: then the walk stops where it is, truncated. The claimants of an ID
+are a group that is made once: a reference to a crowded ID costs as much as any other.
 
 Reads are few because they are large: all keys that the frontier needs are asked for together,
 with what is probably needed next. Messages that are close in causality are close in time, so this
@@ -41,6 +42,7 @@ from typing import Final
 
 from store.domain.claims import (
     DONE,
+    FIRST_GROUP,
     HEADS,
     PAUSE,
     Answer,
@@ -97,7 +99,7 @@ class CausalWalk:
             (sds_key(request.channel_id, head.message_id), usable_hint(head.retrieval_hint))
             for head in request.heads
         ]
-        # key -> number of its only claimant, or a mark
+        # key -> number of its only claimant, of the group of its claimants, or a mark
         self._outcomes: dict[bytes, int] = dict.fromkeys(known_keys, _KNOWN)
         self._by_hash: dict[bytes, int] = {}  # messages that are not their key's only claimant
         self._claims = Claims(request.claimants)
@@ -105,6 +107,8 @@ class CausalWalk:
         self._frontier: deque[Claim] = deque()  # what is taken and not expanded
         self._edges = array("i")
         self._edge_ends = array("i")
+        self._members = array("i")  # of all groups, one group after the other
+        self._group_ends = array("i")
         self._node = HEADS  # whose references are being looked at
         self._slot = 0
         self._depth = 0
@@ -129,7 +133,10 @@ class CausalWalk:
         Depth first from the far end, so that the order stays close to that of time; what is on
         the path already is a cycle and not followed.
         """
-        edges, ends = self._edges, self._edge_ends
+        edges, ends, members = self._edges, self._edge_ends, self._members
+        group_ends = self._group_ends
+        # The next member of each group; what is before it was met already.
+        nexts = array("i", [0, *group_ends[:-1]]) if group_ends else group_ends
         seen = bytearray(len(self.taken)) + b"\1" * self._dropped
         path: list[tuple[int, int]] = []
         for root in range(len(self.taken) - 1, -1, -1):
@@ -141,7 +148,16 @@ class CausalWalk:
                 end = ends[node]
                 while at < end:
                     parent = edges[at]
-                    at += 1
+                    if parent < 0:
+                        group = FIRST_GROUP - parent
+                        member = nexts[group]
+                        if member == group_ends[group]:
+                            at += 1
+                            continue
+                        nexts[group] = member + 1
+                        parent = members[member]
+                    else:
+                        at += 1
                     if not seen[parent]:
                         seen[parent] = 1
                         path.append((node, at))
@@ -159,7 +175,11 @@ class CausalWalk:
         assert len({(found[0], found[2]) for found in self.taken}) == count, "one is taken twice"
         assert len(self._edge_ends) == expanded, "an expanded message has no edges' end"
         assert len(self._frontier) == count - expanded, "the frontier is out of step"
-        assert all(0 <= edge < count for edge in self._edges), "an edge leads to nothing"
+        lowest = FIRST_GROUP - len(self._group_ends)
+        for edge in (*self._edges, *self._members):
+            assert lowest < edge < count, "an edge leads to nothing"
+            assert edge >= 0 or edge <= FIRST_GROUP, "an edge is a mark"
+        assert all(member >= 0 for member in self._members), "a group is in a group"
         assert all(self._outcomes[key] == _MISSED for key in self.missing), "the missing is found"
 
     def _expand_heads(self) -> Sequence[Reference] | None:
@@ -179,13 +199,14 @@ class CausalWalk:
             found = references(claim[4], claim[5])
             if self._node == self._level_end:
                 self._deepen()
+            before = len(self.taken)
             if not self._expand(found):
                 return found
             frontier.popleft()
             ends.append(len(self._edges))
             self._node += 1
             self._slot = 0
-            left -= 1 + len(found)
+            left -= 1 + len(found) + len(self.taken) - before
         return None
 
     def _deepen(self) -> None:
@@ -228,7 +249,9 @@ class CausalWalk:
             if outcome is None:
                 claim = self._claims.take_sole(key, hint)
                 if claim is not None:
-                    outcomes[key] = self._take(claim)
+                    outcome = outcomes[key] = self._take(claim)
+                    if outcome >= 0:
+                        edges.append(outcome)
                     continue
             elif outcome >= 0 and (hint is None or taken[outcome][2] == hint):
                 edges.append(outcome)
@@ -243,10 +266,24 @@ class CausalWalk:
             return True
         if outcome is not None and outcome >= 0 and hint is not None:
             return self._resolve_beside(outcome, key, hint)
+        if outcome is not None and outcome <= FIRST_GROUP and self._resolve_in(outcome, hint):
+            return True
         selection = self._claims.select(key, hint)
         if selection is None:
             return False
         self._connect(key, selection, slot)
+        return True
+
+    def _resolve_in(self, group: int, hint: bytes | None) -> bool:
+        """Resolve a reference that selects a group as a whole, or the member that it names."""
+        if hint is None:
+            self._edges.append(group)
+            return True
+        number, place = self._by_hash.get(hint), FIRST_GROUP - group
+        start = self._group_ends[place - 1] if place else 0
+        if number is None or number not in self._members[start : self._group_ends[place]]:
+            return False
+        self._edges.append(number)
         return True
 
     def _resolve_beside(self, sole: int, key: bytes, hint: bytes) -> bool:
@@ -264,30 +301,48 @@ class CausalWalk:
             if self._outcomes.setdefault(key, _MISSED) == _MISSED and key not in self.missing:
                 self.missing[key] = Origin(self._node, slot)
             return
-        self._outcomes[key] = _FOUND
         self.missing.pop(key, None)
         self.truncated |= selection.cut
-        for claim in selection.claims:
+        shared = selection.shared
+        if shared > 1:
+            self._edges.append(self._group(key, selection.claims[:shared]))
+        elif self._outcomes.get(key, _FOUND) > FIRST_GROUP:
+            self._outcomes[key] = _FOUND
+        for claim in selection.claims[shared if shared > 1 else 0 :]:
             self._take_further(claim)
 
+    def _group(self, key: bytes, claims: Sequence[Claim]) -> int:
+        """The group of an ID's claimants, which are taken as far as the limits allow."""
+        group = self._outcomes.get(key, _FOUND)
+        if group > FIRST_GROUP:
+            numbers = [self._number(claim) for claim in claims]
+            self._members.extend([number for number in numbers if number >= 0])
+            group = self._outcomes[key] = FIRST_GROUP - len(self._group_ends)
+            self._group_ends.append(len(self._members))
+        return group
+
     def _take_further(self, claim: Claim) -> None:
+        number = self._number(claim)
+        if number >= 0:
+            self._edges.append(number)
+
+    def _number(self, claim: Claim) -> int:
+        """The number of one of several claimants, which is taken if it was not yet."""
         number = self._by_hash.get(claim[2])
         if number is None:
             number = self._take(claim)
             if number >= 0:
                 self._by_hash[claim[2]] = number
-        else:
-            self._edges.append(number)
+        return number
 
     def _take(self, claim: Claim) -> int:
-        """Take a message and connect it to its child; its number, or the mark of a limit."""
+        """Take a message; its number, or the mark of a limit."""
         number = len(self.taken)
         if number >= self._limit:
             self.truncated = True
             return _LEFT_OUT
         self.taken.append(claim[:4])
         self._frontier.append(claim)
-        self._edges.append(number)
         return number
 
     def _read(self, found: Sequence[Reference]) -> Read:

@@ -178,6 +178,10 @@ class Answer:
     contested: frozenset[bytes] = frozenset()
 
 
+FIRST_GROUP: Final = -16
+"""From here down, numbers stand for groups: all claimants of one ID, which many messages refer to.
+"""
+
 HEADS: Final = -1
 """The number that stands for the request, where a message's number is expected."""
 
@@ -214,10 +218,14 @@ GIVE_UP: Final = GiveUp()
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a reference selects; ``cut``: there are more claimants than are returned."""
+    """What a reference selects; ``cut``: there are more claimants than are returned.
+
+    The first ``shared`` are what every reference to the ID selects whose hint is of no use.
+    """
 
     claims: Sequence[Claim]
     cut: bool = False
+    shared: int = 0
 
 
 _UNREAD: Final = object()
@@ -311,7 +319,8 @@ class Claims:
                 return Selection((hinted.claim,))
             beside = () if hinted is None else (hinted.claim,)
         most = self._claimants
-        return Selection((*claims[:most], *beside), len(claims) > most)
+        shared = min(len(claims), most)
+        return Selection((*claims[:most], *beside), len(claims) > most, shared)
 
 
 def _sets(claims: Sequence[Claim]) -> Mapping[bytes, Claim | list[Claim]]:

@@ -8,7 +8,8 @@ Rules:
    all the same: an idle subscriber costs nothing while others are served.
 3. A subscriber that lets more than its ``most_bytes`` or `MAX_QUEUED_COMMITS` wait is cut off
    (`Subscriber.lagging`): its queue is dropped, its place stays, and it goes on from the
-   database.
+   database. So are those with the longest queues when more than `MAX_ALL_QUEUED_BYTES` wait for
+   all; what several wait for counts once.
 4. An ephemeral message is queued like a commit but moves nobody's place.
 5. The rows of a commit are read for those who are subscribed when the reading begins
    (`Hub.expect`). Whoever subscribes behind it later is lagging from the start.
@@ -18,7 +19,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,6 +31,8 @@ from storenode.message.topics import topic_key
 
 MAX_QUEUED_BYTES: Final = DEFAULT_PAGE_BYTES
 """What waits for one subscriber at most, however large its pages may be."""
+
+MAX_ALL_QUEUED_BYTES: Final = 64 * 1024 * 1024
 
 MAX_QUEUED_COMMITS: Final = 256
 MAX_NAMED_TOPICS: Final = 65_536
@@ -81,6 +84,27 @@ class Delivery:
     place: Place
 
 
+class Queued:
+    """Frames that wait for subscribers, each counted once however many it waits for."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._uses: Counter[int] = Counter()  # by the identity of the frames
+
+    def add(self, frames: bytes) -> None:
+        """One more waits for these."""
+        if not self._uses[id(frames)]:
+            self.size_bytes += len(frames)
+        self._uses[id(frames)] += 1
+
+    def drop(self, frames: bytes) -> None:
+        """One fewer waits for these."""
+        self._uses[id(frames)] -= 1
+        if not self._uses[id(frames)]:
+            del self._uses[id(frames)]
+            self.size_bytes -= len(frames)
+
+
 @dataclass(slots=True, eq=False)
 class Subscriber:
     """A live follower. ``wake`` is called when there is something to take.
@@ -96,6 +120,7 @@ class Subscriber:
     lagging: bool = False
     queue: deque[Delivery] = field(default_factory=deque)
     queued_bytes: int = 0
+    everything: Queued = field(default_factory=Queued)
 
     def put(self, delivery: Delivery) -> None:
         """Queue a delivery, or cut the subscriber off when it is too far behind."""
@@ -106,14 +131,21 @@ class Subscriber:
             self.cut_off()
         else:
             self.queue.append(delivery)
+            self.everything.add(delivery.frames)
             self.wake()
 
     def cut_off(self) -> None:
         """Drop what waits: the follower goes on from the database."""
-        self.queue.clear()
-        self.queued_bytes = 0
+        self.clear()
         self.lagging = True
         self.wake()
+
+    def clear(self) -> None:
+        """Drop what waits."""
+        for delivery in self.queue:
+            self.everything.drop(delivery.frames)
+        self.queue.clear()
+        self.queued_bytes = 0
 
     def take(self, max_bytes: int) -> Delivery | None:
         """Join what waits, up to ``max_bytes`` but at least one delivery."""
@@ -123,6 +155,7 @@ class Subscriber:
         count = size = 0
         while self.queue and (not frames or size + len(self.queue[0].frames) <= max_bytes):
             delivery = self.queue.popleft()
+            self.everything.drop(delivery.frames)
             frames.append(delivery.frames)
             count += delivery.count
             size += len(delivery.frames)
@@ -141,6 +174,7 @@ class Hub:
         self._wide: set[Subscriber] = set()
         self._keys: dict[Subscriber, tuple[bytes, ...]] = {}
         self._names: OrderedDict[bytes, TopicName] = OrderedDict()
+        self._queued = Queued()
 
     def __len__(self) -> int:
         """Count the subscribers."""
@@ -154,10 +188,12 @@ class Hub:
         for key in keys or ():
             self._exact.setdefault(key, set()).add(subscriber)
         self._keys[subscriber] = keys or ()
+        subscriber.everything = self._queued
         subscriber.lagging = subscriber.place[0] < self.frontier[0]
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Remove a follower."""
+        """Remove a follower, and what waits for it."""
+        subscriber.clear()
         self._wide.discard(subscriber)
         for key in self._keys.pop(subscriber, ()):
             followers = self._exact[key]
@@ -212,6 +248,7 @@ class Hub:
                     frozenset(keys), include_data=subscriber.include_data
                 )
                 subscriber.put(Delivery(frames, count, commit.place))
+        self._relieve()
         self.head = max(self.head, commit.place)
         self.expect(commit.place)
 
@@ -224,6 +261,7 @@ class Hub:
                     message.frame if subscriber.include_data else presences((message.message_hash,))
                 )
                 subscriber.put(Delivery(frame, 1, _last(subscriber)))
+        self._relieve()
 
     def rebase(self, head: Place, found: Place) -> None:
         """Go on from ``head``, of a database that was out of reach.
@@ -234,6 +272,14 @@ class Hub:
         for subscriber in self._keys:
             if _last(subscriber)[0] > found[0]:
                 subscriber.cut_off()
+
+    def _relieve(self) -> None:
+        if self._queued.size_bytes <= MAX_ALL_QUEUED_BYTES:
+            return
+        for subscriber in sorted(self._keys, key=lambda each: -each.queued_bytes):
+            if self._queued.size_bytes <= MAX_ALL_QUEUED_BYTES:
+                return
+            subscriber.cut_off()
 
     def _followers(self, key: bytes, name: TopicName | None) -> list[Subscriber]:
         followers = list(self._exact.get(key, ()))
@@ -259,6 +305,11 @@ class Hub:
             raise ValueError("the frontier lies behind the head, or too many names are kept")
         for subscriber in self._keys:
             _check_queue(subscriber)
+        waiting = {id(each.frames): each.frames for one in self._keys for each in one.queue}
+        if sum(map(len, waiting.values())) != self._queued.size_bytes:
+            raise ValueError("the bytes that wait for all subscribers are counted wrong")
+        if self._queued.size_bytes > MAX_ALL_QUEUED_BYTES:
+            raise ValueError("too many bytes wait for all subscribers")
 
 
 def _exact_keys(wanted: TopicFilter) -> tuple[bytes, ...] | None:

@@ -32,6 +32,9 @@ ENTRY_RESERVE_BYTES: Final = 4 * 1024
 RESULT_BYTES: Final = 512
 """One result of a ``PublishResponse`` at most: a hash, and why the message is refused."""
 
+DEFAULT_UNSENT_BYTES: Final = 128 * 1024 * 1024
+"""All answers of a node that their callers have not taken yet, with their copies in memory."""
+
 DEFAULT_PAGE_BYTES: Final = MAX_RESPONSE_BYTES - RESPONSE_RESERVE_BYTES
 """Entries of one page, where nothing else is set."""
 

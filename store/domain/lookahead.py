@@ -11,7 +11,16 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from store.domain.claims import Child, Claim, Claims, Found, HintQuery, Reference, references
+from store.domain.claims import (
+    FIRST_GROUP,
+    Child,
+    Claim,
+    Claims,
+    Found,
+    HintQuery,
+    Reference,
+    references,
+)
 from store.domain.ports import SyncId
 
 MAX_SEEN_REFERENCES: Final = 4_096
@@ -78,6 +87,8 @@ class LookAhead:
                 self.hints[key, hint] = HintQuery(key, hint, child, slot)
             elif outcome in ignored:
                 continue
+            elif hint is None and outcome is not None and outcome <= FIRST_GROUP:
+                continue  # all that it selects was taken
             elif not claims.is_read(key):
                 self._want(key, child)
             elif hint is not None and claims.lacks_hint(key, hint):

@@ -36,6 +36,7 @@ class Pace:
     def __init__(self) -> None:
         self._window_claims = FIRST_CLAIMS
         self._ahead_claims = FIRST_CLAIMS
+        self._most_claims = LARGEST_WINDOW_CLAIMS
         self._below: SyncId | None = None  # where the next window begins; None: at the frontier
         self._thin = 0
         self._proven = False  # the last window was well used
@@ -64,13 +65,17 @@ class Pace:
         self._asked, self._asked_window = min(self._window_claims, most), True
         following = 0
         if self._proven:
-            following = min(_GROWTH * self._asked, LARGEST_WINDOW_CLAIMS, 2 * (room - self._asked))
+            following = min(_GROWTH * self._asked, self._most_claims, 2 * (room - self._asked))
         return Window(self._below or newest, self._asked, max(following, 0)), 0
 
     def note(self, answer: Answer, answer_bytes: int) -> None:
         """Learn from the answer how far the window came and how large claims are here."""
         if answer_bytes > LARGE_ANSWER_BYTES:
             self._window_claims = self._ahead_claims = FEWEST_CLAIMS
+        if _GROWTH * answer_bytes > LARGE_ANSWER_BYTES:
+            # As large as fits, and no attempt at more.
+            fitting = LARGE_ANSWER_BYTES * len(answer.claims) // answer_bytes
+            self._most_claims = min(max(fitting, FEWEST_CLAIMS), LARGEST_WINDOW_CLAIMS)
         if self._asked_window:
             self._below = answer.reached
             if answer.reached is None:
@@ -89,10 +94,11 @@ class Pace:
     def _judge_window(self, used: int) -> None:
         if 4 * used >= self._asked:
             self._thin, self._proven = 0, True
-            self._window_claims = min(_GROWTH * self._window_claims, LARGEST_WINDOW_CLAIMS)
+            self._window_claims = min(_GROWTH * self._window_claims, self._most_claims)
         elif 16 * used < self._asked:
             self._thin, self._proven = self._thin + 1, False
             self._window_claims = max(self._window_claims // 4, FIRST_CLAIMS)
+            self._window_claims = min(self._window_claims, self._most_claims)
             if self._thin >= _THIN_WINDOWS:
                 self._go_ahead()
 

@@ -17,7 +17,8 @@ from typing import Protocol
 
 from reconcile.ids import SyncIds
 from store.domain.equality import Equality, Hidden
-from store.messages.cursor import FollowCursor
+from store.domain.outlet import Outlet
+from store.messages.cursor import FollowCursor, FollowCursors
 from store.messages.record import RecordBatch
 from storenode.message.limits import MAX_SDS_CLAIMANTS, MAX_TIMESTAMP_NS
 
@@ -246,7 +247,7 @@ class Reader(Protocol):
     async def query(self, request: PageRequest) -> QueryPage:
         """One page."""
 
-    def scan(self, request: ScanRequest) -> AsyncIterator[FramesPage]:
+    def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncIterator[FramesPage]:
         """Every match in ascending order, a page at a time; no transaction outlives a page."""
 
     async def summary(self) -> StoreSummary:
@@ -256,7 +257,7 @@ class Reader(Protocol):
 class Feed(Protocol):
     """Messages in commit order."""
 
-    def follow(self, request: FollowRequest) -> AsyncIterator[FollowPage]:
+    def follow(self, request: FollowRequest, outlet: Outlet) -> AsyncIterator[FollowPage]:
         """The backlog from a cursor on, then live. The first page comes at once.
 
         Raises :class:`CursorOutOfRange`.
@@ -276,7 +277,10 @@ class SdsLookups(Protocol):
 class SdsReader(SdsLookups, Protocol):
     """Reads by SDS message ID, and by what a message follows from."""
 
-    def causal_history(self, request: CausalRequest) -> AsyncIterator[SdsPage]:
+    def messages(self, request: SdsLookup, outlet: Outlet | None = None) -> AsyncIterator[SdsPage]:
+        """As `SdsLookups`; without an outlet it is the node itself that reads."""
+
+    def causal_history(self, request: CausalRequest, outlet: Outlet) -> AsyncIterator[SdsPage]:
         """The causal past of the heads, every parent before its children."""
 
 
@@ -288,6 +292,7 @@ class Services:
     reader: Reader
     feed: Feed
     sds: SdsReader
+    cursors: FollowCursors
 
 
 @dataclass(frozen=True, slots=True)

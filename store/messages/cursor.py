@@ -2,12 +2,21 @@
 
 Layout: magic ``SN``, one byte of kind and version, the fields big-endian, then the CRC-32 of all
 that precedes it. The checksum finds damage and strangers' bytes; it is no protection against
-forgery, and needs none: a cursor is a position, and what may be read from there is decided anew
-on every call.
+forgery. A cursor of ``Scan`` needs none: it names a message that its caller was given, and what may
+be read from there is decided anew on every call.
+
+A cursor of ``Follow`` names a commit of the whole store. Callers who may read few topics must not
+learn from it how much is stored on others, so `FollowCursors` encrypts it under a key that the
+database keeps: every node on the database reads it, also after a restart. That is encrypt-then-MAC
+with keyed BLAKE2b (RFC 7693) as the pseudorandom function of both: the plaintext is shorter than
+one output of it, which is used once for each random nonce.
 """
 
+import hmac
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Final, Self
 from zlib import crc32
 
@@ -20,10 +29,18 @@ MAX_POSITION: Final = 2**63 - 1
 _MAGIC: Final = b"SN"
 _SCAN_V1: Final = b"s"
 _FOLLOW_V1: Final = b"f"
+_FOLLOW_V2: Final = b"g"
 _CHECKSUM: Final = struct.Struct(">I")
 _SCAN: Final = struct.Struct(f">q{HASH_BYTES}s")
 _FOLLOW: Final = struct.Struct(f">{STORE_ID_BYTES}sqQ")
-_NAMES: Final = {_SCAN_V1: "Scan", _FOLLOW_V1: "Follow"}
+_SEALED: Final = struct.Struct(f">qQ?q{HASH_BYTES}s")
+_NAMES: Final = {_SCAN_V1: "Scan", _FOLLOW_V1: "Follow", _FOLLOW_V2: "Follow"}
+
+NONCE_BYTES: Final = 16
+CURSOR_KEY_BYTES: Final = 32
+_TAG_BYTES: Final = 16
+_FOR_PAD: Final = b"cursor pad"
+_FOR_TAG: Final = b"cursor tag"
 
 
 class CursorError(ValueError):
@@ -64,7 +81,8 @@ class FollowCursor:
     ``store_id`` (16 bytes) names the database, ``position`` the commit, and ``token`` (64 bits)
     identifies that commit, so that a database which lost it is recognised. With ``hash``, the
     follower stands inside that commit, right after the message that ``timestamp`` and ``hash``
-    name; without, it stands after the whole commit, and ``timestamp`` is 0.
+    name; without, it stands after the whole commit, and ``timestamp`` is 0. ``sealed``: a node of
+    this store made it; False for one of the version before, which anybody can make up.
     """
 
     store_id: bytes
@@ -72,6 +90,7 @@ class FollowCursor:
     token: int
     timestamp: int = 0
     hash: bytes | None = None
+    sealed: bool = field(default=True, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.store_id) != STORE_ID_BYTES:
@@ -83,26 +102,69 @@ class FollowCursor:
         elif self.timestamp != 0:
             raise CursorError("the cursor has a timestamp without a hash: give both or neither")
 
-    def encode(self) -> bytes:
-        """Encode into 39 bytes, or 79 inside a commit."""
-        body = _FOLLOW.pack(self.store_id, self.position, self.token)
-        if self.hash is not None:
-            body += _SCAN.pack(self.timestamp, self.hash)
-        return _seal(_FOLLOW_V1, body)
 
-    @classmethod
-    def decode(cls, cursor: bytes) -> Self:
-        """Read the cursor of a follower.
+class FollowCursors:
+    """Cursors of ``Follow`` as the callers of one store hold them: 112 bytes, whatever they say.
+
+    ``nonces`` gives `NONCE_BYTES` random bytes, new ones each time.
+    """
+
+    def __init__(self, store_id: bytes, key: bytes, nonces: Callable[[], bytes]) -> None:
+        self._store_id = store_id
+        self._key = key
+        self._nonces = nonces
+
+    def seal(self, cursor: FollowCursor) -> bytes:
+        """Encode a cursor of this store."""
+        plain = _SEALED.pack(
+            cursor.position,
+            cursor.token,
+            cursor.hash is not None,
+            cursor.timestamp,
+            cursor.hash or bytes(HASH_BYTES),
+        )
+        nonce = self._nonces()
+        sealed = cursor.store_id + nonce + self._crypt(nonce, plain)
+        return _seal(_FOLLOW_V2, sealed + self._tag(sealed))
+
+    def open(self, cursor: bytes) -> FollowCursor:
+        """Read a cursor. Of another store only the ``store_id`` is told.
+
+        Those of the version before, in clear, are read too; this goes with the next version.
 
         Raises:
             CursorError: the bytes are damaged, foreign, or a cursor of another call.
         """
-        body = _open(_FOLLOW_V1, cursor)
-        if len(body) == _FOLLOW.size:
-            return cls(*_FOLLOW.unpack(body))
-        if len(body) == _FOLLOW.size + _SCAN.size:
-            return cls(*_FOLLOW.unpack_from(body), *_SCAN.unpack_from(body, _FOLLOW.size))
-        raise _damaged(_FOLLOW_V1)
+        if cursor.startswith(_MAGIC + _FOLLOW_V1):
+            return _clear(_open(_FOLLOW_V1, cursor))
+        body = _open(_FOLLOW_V2, cursor)
+        if len(body) != STORE_ID_BYTES + NONCE_BYTES + _SEALED.size + _TAG_BYTES:
+            raise _damaged(_FOLLOW_V2)
+        store_id, sealed, tag = body[:STORE_ID_BYTES], body[:-_TAG_BYTES], body[-_TAG_BYTES:]
+        if store_id != self._store_id:
+            return FollowCursor(store_id, 0, 0)
+        if not hmac.compare_digest(tag, self._tag(sealed)):
+            raise _damaged(_FOLLOW_V2)
+        nonce, encrypted = sealed[STORE_ID_BYTES:][:NONCE_BYTES], sealed[-_SEALED.size :]
+        position, token, inside, timestamp, digest = _SEALED.unpack(self._crypt(nonce, encrypted))
+        return FollowCursor(store_id, position, token, timestamp, digest if inside else None)
+
+    def _crypt(self, nonce: bytes, text: bytes) -> bytes:
+        pad = blake2b(nonce, key=self._key, person=_FOR_PAD).digest()
+        return bytes(one ^ other for one, other in zip(text, pad, strict=False))
+
+    def _tag(self, sealed: bytes) -> bytes:
+        return blake2b(sealed, digest_size=_TAG_BYTES, key=self._key, person=_FOR_TAG).digest()
+
+
+def _clear(body: bytes) -> FollowCursor:
+    """Read a cursor of the version before."""
+    if len(body) == _FOLLOW.size:
+        return replace(FollowCursor(*_FOLLOW.unpack(body)), sealed=False)
+    if len(body) == _FOLLOW.size + _SCAN.size:
+        message = _SCAN.unpack_from(body, _FOLLOW.size)
+        return replace(FollowCursor(*_FOLLOW.unpack_from(body), *message), sealed=False)
+    raise _damaged(_FOLLOW_V1)
 
 
 def _check_message(timestamp: int, digest: bytes) -> None:

@@ -39,6 +39,7 @@ from store.rpc.limits import (
     MAX_SERIES,
     MAX_SMALL_REQUEST_BYTES,
 )
+from store.rpc.unsent import Outlet
 from store.rpc.window import Budget
 
 ListenerKind = Literal["client", "peer", "admin"]
@@ -88,6 +89,8 @@ class Call:
     client: Client
     account: Account
     metadata: CallMetadata
+    outlet: Outlet
+    is_peer: bool = False
 
     def check_ready(self) -> None:
         """Raise `RpcFailure` when the node cannot serve now."""
@@ -129,6 +132,20 @@ async def receive(context: Context) -> bytes | None:
     return request if isinstance(request, bytes) else None
 
 
+async def begin(context: Context) -> None:
+    """Send the initial metadata of an answer in pages.
+
+    By themselves, since gRPC sends them twice, and fails, where the first page is broken off.
+
+    Raises:
+        CallerGone: nobody is there to read it.
+    """
+    try:
+        await context.send_initial_metadata(())
+    except (grpc.aio.BaseError, asyncio.InvalidStateError):
+        raise CallerGone from None
+
+
 async def send(context: Context, response: bytes) -> None:
     """Write one response; waits while the caller does not read.
 
@@ -139,6 +156,10 @@ async def send(context: Context, response: bytes) -> None:
         await context.write(response)
     except (grpc.aio.BaseError, asyncio.InvalidStateError):
         raise CallerGone from None
+
+
+def _close(outlet: Outlet, _context: object) -> None:
+    outlet.close()
 
 
 def _end_with(context: Context, failure: RpcFailure, call_id: str) -> None:
@@ -173,10 +194,11 @@ class Wrapper:
             async def answer(call: Call) -> bytes:
                 call.check_ready()
                 call.charge(len(request), counted=True)
-                if not method.timed or len(request) <= COUNTED_REQUEST_BYTES:
-                    return await handle(call, request)
-                with self._room(len(request)):
-                    return await handle(call, request)
+                is_large = method.timed and len(request) > COUNTED_REQUEST_BYTES
+                with self._room(len(request)) if is_large else nullcontext():
+                    response = await handle(call, request)
+                await call.outlet.answered(len(response), refusable=method.timed)
+                return response
 
             response = await self._serve(
                 method, context, answer, None if refuse is None else partial(refuse, request)
@@ -192,11 +214,16 @@ class Wrapper:
             async def answer(call: Call) -> None:
                 call.check_ready()
                 call.charge(len(request), counted=True)
+                begun = call.is_peer
                 is_large = method.timed and len(request) > COUNTED_REQUEST_BYTES
-                with self._room(len(request)) if is_large else nullcontext():
+                with self._room(len(request)) if is_large else nullcontext(), call.outlet.ending():
                     async with aclosing(handle(call, request)) as pages:
                         async for page in pages:
-                            await send(context, page)
+                            async with call.outlet.sending(len(page)):
+                                if not begun:
+                                    await begin(context)
+                                    begun = True
+                                await send(context, page)
 
             await self._serve(method, context, answer)
 
@@ -280,7 +307,9 @@ class Wrapper:
         limit = account.begin(method.kind, now_ns)
         if limit is not None:
             raise exceeded(limit)
-        return Call(node, method, client, account, metadata)
+        outlet = node.unsent.open(client.name, context.peer())
+        context.add_done_callback(partial(_close, outlet))  # type: ignore[arg-type]
+        return Call(node, method, client, account, metadata, outlet, is_peer)
 
     def _identify(
         self, method: Method, context: Context, metadata: CallMetadata

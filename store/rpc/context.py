@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,9 +14,11 @@ from store.domain.quota import ClientLimits, Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.observe.metrics import Metrics
 from store.rpc.drain import Drain
+from store.rpc.followed import Followed
 from store.rpc.health import Health
 from store.rpc.limits import MAX_IN_FLIGHT_PUBLISH_BYTES
 from store.rpc.secret import PeerSecret
+from store.rpc.unsent import UnsentAnswers
 from store.rpc.window import Budget
 from storenode.message.rules import Policy
 
@@ -116,4 +119,6 @@ class RpcContext:
     open_admin: bool = False
     drain: Drain = field(default_factory=Drain)
     tracing: Tracing | None = None
+    followed: Followed = field(default_factory=Followed)
+    unsent: UnsentAnswers = field(default_factory=lambda: UnsentAnswers(time.monotonic))
     in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))

@@ -12,7 +12,7 @@ from typing import Final
 
 import grpc
 
-from store.domain.ports import FollowRequest, QueryPage, ScanRequest, Services
+from store.domain.ports import FollowRequest, PageRequest, QueryPage, ScanRequest, Services
 from store.domain.query import (
     BAD_REQUEST,
     TOO_MANY_REQUESTS,
@@ -23,7 +23,7 @@ from store.domain.query import (
     sds_lookup,
     time_range,
 )
-from store.messages.cursor import FollowCursor, ScanCursor
+from store.messages.cursor import ScanCursor
 from store.messages.frames import digests, follow_page, query_response, scan_page
 from store.rpc.call import Call
 from store.rpc.decode import (
@@ -37,8 +37,12 @@ from store.rpc.decode import (
 from store.rpc.encode import query_page, sds_response
 from store.rpc.failure import RpcFailure
 from store.rpc.limits import MAX_QUERY_REQUEST_ID_BYTES, MAX_SCAN_PAGE_MESSAGES
+from store.rpc.unsent import COPIES
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
+
+LIKELY_MESSAGE_BYTES: Final = 2 * 1024
+LIKELY_PRESENCE_BYTES: Final = 64
 
 _NOTHING: Final = QueryPage(b"", 0, None)
 _TOO_MANY_FIELDS: Final = (
@@ -63,6 +67,7 @@ class Reads:
             plan = plan_query(query_input(query), call.client.topics, limits)
             if not whole:
                 raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
+            await call.outlet.take(_likely_bytes(plan.request))
             reader, wanted = self._services.reader, plan.request
             if plan.cursor is not None:
                 wanted = plan.page(await reader.position(plan.cursor, call.client.topics))
@@ -89,30 +94,31 @@ class Reads:
         )
         if start_ns >= end_ns:
             return
-        async for page in self._services.reader.scan(wanted):
+        async for page in self._services.reader.scan(wanted, call.outlet):
             yield scan_page(page.frames, ScanCursor(*page.last).encode())
 
     async def follow(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``Follow``."""
         follow = decode(store_pb2.FollowRequest, request)
+        cursors = self._services.cursors
         wanted = FollowRequest(
             topic_filter(follow.filter, call.client.topics, call.node.limits),
-            FollowCursor.decode(follow.cursor) if follow.cursor else None,
+            cursors.open(follow.cursor) if follow.cursor else None,
             follow.from_beginning,
             follow.include_data,
         )
         followers, tracing = call.node.metrics.followers, call.node.tracing
-        followers.inc()
-        try:
-            async for page in self._services.feed.follow(wanted):
-                response = follow_page(page.frames, page.cursor.encode(), live=page.live)
+        with (
+            call.node.followed.topics(call.client.name, wanted.filter.content_topics),
+            followers.track_inprogress(),
+        ):
+            async for page in self._services.feed.follow(wanted, call.outlet):
+                response = follow_page(page.frames, cursors.seal(page.cursor), live=page.live)
                 if tracing is None:
                     yield response
                     continue
                 with tracing.delivering(digests(page.frames), live=page.live):
                     yield response
-        finally:
-            followers.dec()
 
     async def sds_messages(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``GetSdsMessages``."""
@@ -125,7 +131,7 @@ class Reads:
             topic_filter(lookup.filter, call.client.topics, limits),
             limits,
         )
-        async for page in self._services.sds.messages(wanted):
+        async for page in self._services.sds.messages(wanted, call.outlet):
             yield sds_response(page)
 
     async def causal_history(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -141,7 +147,7 @@ class Reads:
             topics=topic_filter(walk.filter, call.client.topics, limits),
             limits=limits,
         )
-        async for page in self._services.sds.causal_history(wanted):
+        async for page in self._services.sds.causal_history(wanted, call.outlet):
             yield sds_response(page)
 
 
@@ -155,6 +161,13 @@ def refuse_query(request: bytes, failure: RpcFailure) -> bytes:
     busy = failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     status = TOO_MANY_REQUESTS if busy else UNAVAILABLE
     return query_response(request_id, status, failure.sentence)
+
+
+def _likely_bytes(request: PageRequest) -> int:
+    """About what the answer takes in memory; it is counted exactly when it is there."""
+    messages = request.limit if request.hashes is None else len(request.hashes)
+    each = LIKELY_MESSAGE_BYTES if request.include_data else LIKELY_PRESENCE_BYTES
+    return COPIES * each * min(messages, request.limit)
 
 
 def _echo(request_id: str) -> str:

@@ -29,6 +29,7 @@ from store.rpc.drain import Drain
 from store.rpc.health import Health
 from store.rpc.listeners import BindError, bind_error, stop_all
 from store.rpc.tls import TlsError
+from store.rpc.unsent import UnsentAnswers
 from store.runtime.database import database_host
 from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
 from store.runtime.gossiping import Gossiping, open_gossip
@@ -248,6 +249,7 @@ class Node:
             metrics=self._metrics,
             health=self._health,
             limits=request_limits(self._config),
+            unsent=UnsentAnswers(time.monotonic, self._config.max_unsent_size),
             drain=self._drain,
             exchange=peering.synchronizer,
             sessions=peering.sessions,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from store.config.node import NodeConfig
-from store.db.commits.feed import DatabaseFeed
+from store.db.commits.feed import DatabaseFeed, follow_cursors
 from store.db.maintenance.maintainer import Maintainer
 from store.db.pool import Database, PoolSettings, complete_url
 from store.db.reading.reader import DatabaseReader
@@ -154,7 +154,9 @@ async def open_wiring(
     hot.start()
     stack.push_async_callback(hot.stop)
     reader = DatabaseReader(database, lambda: feed.messages_ever, page_bytes)
-    services = Services(writer, reader, feed, DatabaseSdsReader(database, page_bytes))
+    services = Services(
+        writer, reader, feed, DatabaseSdsReader(database, page_bytes), follow_cursors(database)
+    )
     maintainer = _maintainer(config, database, metrics)
     return Wiring(
         database,

@@ -17,7 +17,9 @@ from storenode.client.limits import (
 from storenode.client.nodes import Node, Nodes
 from storenode.connection.errors import (
     CallTimeout,
+    ConnectionLost,
     CursorRefused,
+    LimitExceeded,
     NodeError,
     NodeUnavailable,
     node_error,
@@ -141,14 +143,18 @@ async def resumed(
     attempts = Attempts(retry, nodes, wait_for_store=wait_for_store)
     while True:
         node = nodes.current
-        call = open_call(node, cursor)
+        call, begun = open_call(node, cursor), False
         try:
             async for page in call:
                 attempts.progressed()
-                cursor = page.cursor or cursor
+                cursor, begun = page.cursor or cursor, True
                 yield page
         except grpc.aio.AioRpcError as error:
-            await attempts.failed(node, node_error(error, node.address))
+            failure = node_error(error, node.address)
+            if begun and isinstance(failure, LimitExceeded):
+                # The node needed the memory of pages that were not taken for long.
+                failure = ConnectionLost(failure.code, failure.sentence)
+            await attempts.failed(node, failure)
         else:
             return
         finally:

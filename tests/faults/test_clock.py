@@ -26,6 +26,7 @@ from tests.faults.processes import logged
 from tests.support.acknowledged import PUBSUB, TOPICS
 from tests.support.admission import admit
 from tests.support.node import running_node
+from tests.support.outlet import WideOutlet
 
 DAY_NS = 86_400 * 10**9
 RETENTION_NS = 7 * DAY_NS
@@ -85,7 +86,7 @@ class Node:
         """Everything, as a follower gets it."""
         request = FollowRequest(TopicFilter(), None, from_beginning=True, include_data=False)
         found: list[bytes] = []
-        async for page in self.feed.follow(request):
+        async for page in self.feed.follow(request, WideOutlet()):
             messages = FollowPage.FromString(page.frames).messages
             found += [message.message_hash for message in messages]
             if page.live:

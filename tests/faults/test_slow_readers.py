@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, aclosing
+from collections import Counter
+from contextlib import AsyncExitStack, aclosing, suppress
+from pathlib import Path
 from random import Random
 
+import grpc
 import psutil
 import psycopg
 
 from store.embedded.supervisor import running_url
-from storenode.client.node import connect
+from storenode.client.node import NodeClient, connect
 from storenode.client.types import FollowPage, ScanPage
+from storenode.wire.storenode.v1.store_pb2 import ScanRequest
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.support.acknowledged import (
     Follower,
     Ledger,
@@ -20,7 +25,7 @@ from tests.support.acknowledged import (
     found_by_hash,
     publishing,
 )
-from tests.support.node import NodeProcess
+from tests.support.node import NodeProcess, running_node
 
 MESSAGES = 60_000
 PAYLOAD_BYTES = 1_024
@@ -29,6 +34,8 @@ SLOW = 2
 
 MAX_GROWTH_BYTES = 128 * 1024 * 1024
 """Of the node's memory, while 60 MiB wait for each of the slow readers."""
+
+OPTIONS = [("grpc.max_receive_message_length", -1)]
 
 OPEN = """
 select pid, state, query, now() - xact_start from pg_stat_activity
@@ -105,3 +112,50 @@ def once(seen: list[bytes]) -> set[bytes]:
     """What was seen, nothing twice."""
     assert len(seen) == len(set(seen)), "a message came twice"
     return set(seen)
+
+
+async def test_stalled_readers_give_way_and_slow_ones_miss_nothing(
+    tmp_path: Path, dice: Random
+) -> None:
+    ledger = Ledger()
+    with running_node(tmp_path / "node", "--max-unsent-size", "4MiB") as node:
+        async with publishing([Publisher(node.listen, ledger, dice, PAYLOAD_BYTES, 1_000)]):
+            await ledger.reached(8_000)
+        process = psutil.Process(node.process.pid)
+        before = process.memory_info().rss
+        async with (
+            grpc.aio.insecure_channel(node.listen, OPTIONS) as channel,
+            connect(node.listen) as slow,
+            connect(node.listen) as quick,
+            aclosing(slow.scan()) as pages,
+        ):
+            unread = [StoreStub(channel).Scan(ScanRequest(include_data=True)) for _ in range(60)]
+            seen = hashes(await anext(pages))
+            for _ in range(3):
+                assert once(await scanned(quick)) == ledger.sent
+                seen += hashes(await anext(pages))
+            async for page in pages:
+                seen += hashes(page)
+                await found_by_hash(quick, seen[:100])
+            assert once(seen) == ledger.sent
+            growth = process.memory_info().rss - before
+            print(f"the node's memory grew by {growth / 2**20:.0f} MiB")  # noqa: T201
+            assert growth < MAX_GROWTH_BYTES // 2
+            ended = Counter([await ending(call) for call in unread])
+        assert ended.keys() <= {"OK", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
+        assert ended["OK"] < len(unread)
+        assert "the answer was not read for" in node.log()
+
+
+async def scanned(client: NodeClient) -> list[bytes]:
+    """The hashes of a whole scan."""
+    return [digest async for page in client.scan() for digest in hashes(page)]
+
+
+async def ending(call: grpc.aio.UnaryStreamCall[ScanRequest, ScanPage]) -> str:
+    """Read a stream to its end, whatever that is."""
+    with suppress(grpc.aio.AioRpcError):
+        async for _ in call:
+            pass
+    code: str = (await call.code()).name
+    return code

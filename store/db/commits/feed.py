@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
 import psycopg
@@ -18,9 +19,11 @@ import psycopg
 from store.db.commits.pages import (
     FOREIGN,
     LOST,
+    NOT_HELD,
     FeedPage,
     FeedPosition,
     commits_between,
+    is_held,
     is_served,
     messages_ever,
     newest,
@@ -34,6 +37,7 @@ from store.db.reading.select import EVERY_TOPIC, FRAME, PRESENCE, Topics
 from store.domain.commits import CommitRow
 from store.domain.hub import MAX_QUEUED_BYTES, START, Commit, Delivery, Hub, Place, Subscriber
 from store.domain.limits import DEFAULT_PAGE_BYTES
+from store.domain.outlet import Outlet
 from store.domain.ports import (
     CursorOutOfRange,
     Ephemeral,
@@ -41,7 +45,7 @@ from store.domain.ports import (
     FollowRequest,
     StoreUnavailable,
 )
-from store.messages.cursor import MAX_POSITION, FollowCursor
+from store.messages.cursor import MAX_POSITION, NONCE_BYTES, FollowCursor, FollowCursors
 from storenode.message.limits import MAX_MESSAGE_BYTES
 
 POLL_S: Final = 1.0
@@ -64,6 +68,13 @@ FailureListener = Callable[[Exception], None]
 
 CommitListener = Callable[[Sequence[CommitRow]], None]
 """Told of commits in their order, before followers are; of some again after a broken connection."""
+
+
+def follow_cursors(database: Database) -> FollowCursors:
+    """The cursors of a database's followers, as callers hold them."""
+    return FollowCursors(
+        database.store_id, database.cursor_key, lambda: secrets.token_bytes(NONCE_BYTES)
+    )
 
 
 class DatabaseFeed:
@@ -201,13 +212,15 @@ class DatabaseFeed:
 
     # Following
 
-    async def follow(self, request: FollowRequest) -> AsyncIterator[FollowPage]:
+    async def follow(
+        self, request: FollowRequest, outlet: Outlet
+    ) -> AsyncGenerator[FollowPage, None]:
         """Messages from a cursor on, then live (see `store.domain.ports.Feed`)."""
         # Where the tail stands says nothing about what is older: only who begins with what comes
         # from now on needs no look at the database first.
         resumes = request.from_beginning or request.cursor is not None
         encounter = None if resumes else self._encounters
-        position = await self._begin(request)
+        position = await self._begin(request, outlet)
         live = told = False
         while True:
             if self._reached(position) and encounter == self._encounters:
@@ -220,12 +233,15 @@ class DatabaseFeed:
                         yield self._page(delivery.frames, delivery.count, position, live=True)
                 continue
             encounter, before = self._encounters, position
-            page = await self._read_page(request, before)
+            room = await outlet.room(self._page_bytes)
+            page = await self._read_page(request, before, outlet, room.size_bytes)
+            room.fit(len(page.frames))
             position = page.position
             live = live or self._reached(position)
             if page.count or live or not told:
                 told = True
                 yield self._page(page.frames, page.count, position, live=live)
+            room.close()
             if position == before and not self._reached(position):
                 # The tail has seen more than there is now, and will notice soon.
                 await asyncio.sleep(_UNSETTLED_S)
@@ -247,7 +263,7 @@ class DatabaseFeed:
         finally:
             self._hub.unsubscribe(subscription.subscriber)
 
-    async def _begin(self, request: FollowRequest) -> FeedPosition:
+    async def _begin(self, request: FollowRequest, outlet: Outlet) -> FeedPosition:
         cursor = request.cursor
 
         async def look(connection: Connection) -> FeedPosition:
@@ -256,23 +272,25 @@ class DatabaseFeed:
             place = (cursor.position, cursor.token)
             if cursor.store_id != self._database.store_id:
                 raise CursorOutOfRange(FOREIGN)
+            if not cursor.sealed and not await is_held(connection, place):
+                raise CursorOutOfRange(NOT_HELD)
             if not await is_served(connection, place):
                 raise CursorOutOfRange(LOST)
             return FeedPosition(
                 place, None if cursor.hash is None else (cursor.timestamp, cursor.hash)
             )
 
-        return await self._database.read(look)
+        return await self._database.read_page(look, outlet)
 
-    async def _read_page(self, request: FollowRequest, position: FeedPosition) -> FeedPage:
+    async def _read_page(
+        self, request: FollowRequest, position: FeedPosition, outlet: Outlet, max_bytes: int
+    ) -> FeedPage:
         entry = FRAME if request.include_data else PRESENCE
 
         async def read(connection: Connection) -> FeedPage:
-            return await read_feed_page(
-                connection, request.filter, position, entry, self._page_bytes
-            )
+            return await read_feed_page(connection, request.filter, position, entry, max_bytes)
 
-        return await self._database.read(read, self._database.bulk_pool)
+        return await self._database.read_page(read, outlet)
 
 
 class _Subscription:

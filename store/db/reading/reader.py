@@ -7,7 +7,7 @@ that its caller is still taking, and holds neither transaction nor connection in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Final
 from uuid import UUID
 
@@ -26,6 +26,7 @@ from store.db.reading.select import (
 )
 from store.db.schema.names import HASH_KEY_BYTES
 from store.domain.limits import DEFAULT_PAGE_BYTES
+from store.domain.outlet import Outlet, Room
 from store.domain.ports import (
     FramesPage,
     PageRequest,
@@ -41,6 +42,7 @@ from storenode.message.limits import HASH_BYTES
 DEFAULT_SCAN_PAGE: Final = 4_000
 MAX_SCAN_PAGE: Final = 10_000
 _FEWEST_PER_TOPIC: Final = 16
+_FEWEST_ROWS: Final = 256
 
 
 class DatabaseReader:
@@ -100,44 +102,70 @@ class DatabaseReader:
 
         return await self._database.read(read)
 
-    async def scan(self, request: ScanRequest) -> AsyncIterator[FramesPage]:
+    async def scan(self, request: ScanRequest, outlet: Outlet) -> AsyncGenerator[FramesPage, None]:
         """Every match in ascending order, a page at a time."""
 
         async def choose(connection: Connection) -> Topics:
             return await resolve(connection, request.filter)
 
-        topics = await self._database.read(choose)
-        after = request.after or BEFORE_ALL
-        ahead = asyncio.ensure_future(self._scan_page(request, topics, after))
+        topics = await self._database.read_page(choose, outlet)
+        most, after = self._page_bytes, request.after or BEFORE_ALL
+        room: Room | None = await outlet.room(most)
+        ahead: asyncio.Task[Joined] | None = None
         try:
             while True:
-                page = await ahead
+                if room is None:
+                    room = await outlet.room(most)
+                if ahead is None:
+                    ahead = self._begin_page(request, topics, after, outlet, room)
+                page, taken = await ahead, room
                 if not page.count:
                     return
-                ahead = asyncio.ensure_future(self._scan_page(request, topics, page.last))
+                taken.fit(len(page.entries))
+                after, ahead, room = page.last, None, outlet.spare_room(most)
+                if room is not None:
+                    ahead = self._begin_page(request, topics, after, outlet, room)
                 yield FramesPage(page.entries, page.count, page.last)
+                taken.close()
         finally:
-            ahead.cancel()
-            await asyncio.gather(ahead, return_exceptions=True)
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
 
-    async def _scan_page(self, request: ScanRequest, topics: Topics, after: SyncId) -> Joined:
+    def _begin_page(
+        self, request: ScanRequest, topics: Topics, after: SyncId, outlet: Outlet, room: Room
+    ) -> asyncio.Task[Joined]:
+        return asyncio.ensure_future(
+            self._scan_page(request, topics, after, outlet, room.size_bytes)
+        )
+
+    async def _scan_page(
+        self,
+        request: ScanRequest,
+        topics: Topics,
+        after: SyncId,
+        outlet: Outlet,
+        max_bytes: int,
+    ) -> Joined:
         window = Window(
             max(request.time_start_ns, after[0], 0), request.time_end_ns - 1, after, forward=True
         )
         size = min(request.page_size or DEFAULT_SCAN_PAGE, MAX_SCAN_PAGE)
+        # A small page is read by few rows, not cut from many.
+        size = max(size * max_bytes // self._page_bytes, min(size, _FEWEST_ROWS))
         shape = Shape(
             FRAME if request.include_data else PRESENCE,
             show=size,
             read=size,
             each=_each(topics, size),
-            max_bytes=self._page_bytes,
+            max_bytes=max_bytes,
             streamed=True,
         )
 
         async def read(connection: Connection) -> Joined:
             return await read_page(connection, topics, window, shape)
 
-        return await self._database.read(read, self._database.bulk_pool)
+        return await self._database.read_page(read, outlet)
 
     async def summary(self) -> StoreSummary:
         """What is held."""

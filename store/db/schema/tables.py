@@ -21,6 +21,11 @@ def _timestamp(name: str = "ts") -> sa.Column[int]:
     return sa.Column(name, sa.BigInteger, primary_key=True, autoincrement=False)
 
 
+# A random UUID has 122 random bits, of a cryptographic generator.
+_RANDOM_KEY: Final = sa.text(
+    "sha256((uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())))"
+)
+
 sa.Table(
     "store",
     metadata,
@@ -32,6 +37,7 @@ sa.Table(
     sa.Column("folded_position", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("last_online_ns", sa.BigInteger),
     sa.Column("serves_from", sa.Text, nullable=False, server_default="0005"),
+    sa.Column("cursor_key", sa.LargeBinary, nullable=False, server_default=_RANDOM_KEY),
     sa.Index("store_one_row_idx", sa.text("(true)"), unique=True),
 )
 

@@ -38,6 +38,10 @@ from storenode.sds.codec import channel_key, decode
 MAX_SEEN_CLAIMANTS: Final = 4_096
 """Claimants of one key that are looked through for those that a filter lets through."""
 
+MAX_ANSWER_BYTES: Final = 16 * 1024 * 1024
+"""Parents in one answer, about; keys that are left over are asked for again."""
+
+_KEYS_AT_ONCE: Final = 1_024
 _FURTHER_CLAIMANTS: Final = 1_024
 """Rows that a statement may find beyond one for each key; with more it is split."""
 
@@ -173,10 +177,10 @@ class ClaimReader:
         """Answer one read of a look-up or walk."""
 
         async def look(connection: Connection) -> Answer:
-            asked = read.keys
+            keys = read.keys
             if read.ahead:
-                asked = await self._reached(connection, read.keys, read.ahead)
-            claims = await self._claims(connection, asked) if asked else []
+                keys = await self._reached(connection, read.keys, read.ahead)
+            asked, claims = await self._as_many(connection, keys)
             hinted = await self._hinted(connection, read.hints) if read.hints else {}
             contested = await self._contested(connection, read.contested)
             return Answer(asked, claims, hinted, contested=contested)
@@ -235,6 +239,19 @@ class ClaimReader:
         )
         return await cursor.fetchall()  # type: ignore[return-value]
 
+    async def _as_many(
+        self, connection: Connection, keys: Sequence[bytes]
+    ) -> tuple[Sequence[bytes], list[Claim]]:
+        """The first keys, and their claimants: as many as an answer may have, and some at least."""
+        claims: list[Claim] = []
+        size = done = 0
+        while done < len(keys) and size < MAX_ANSWER_BYTES:
+            more = await self._claims(connection, keys[done : done + _KEYS_AT_ONCE])
+            claims += more
+            size += sum(len(claim[4]) + len(claim[5]) for claim in more)
+            done += _KEYS_AT_ONCE
+        return keys[:done], claims
+
     async def _claims(self, connection: Connection, keys: Sequence[bytes]) -> list[Claim]:
         """The lowest claimants of each key, a crowd at most."""
         limit = len(keys) + _FURTHER_CLAIMANTS
@@ -282,7 +299,7 @@ class ClaimReader:
         sole = [row for row in rows if row[0] not in again] if again else rows
         claims = await self._held(connection, sole)
         if again:
-            claims += await self._claims(connection, sorted(again))
+            claims += (await self._as_many(connection, sorted(again)))[1]
         return claims, reached
 
     async def _contested(self, connection: Connection, keys: Sequence[bytes]) -> frozenset[bytes]:
@@ -310,7 +327,7 @@ class ClaimReader:
         statement = _REACHED.format(crowd=self._crowd)
         cursor = await connection.execute(statement, parameters, binary=True)
         rows: list[tuple[bytes]] = await cursor.fetchall()  # type: ignore[assignment]
-        return [key for (key,) in rows]
+        return list(dict.fromkeys([*keys, *(key for (key,) in rows)]))
 
     async def _held(self, connection: Connection, claims: list[Claim]) -> list[Claim]:
         """Those claims whose messages are held and let through."""

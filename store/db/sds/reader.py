@@ -2,45 +2,55 @@
 
 A call has two phases. First it is settled which messages are to be sent, on metadata alone
 (`store.domain.lookup`, `store.domain.history`), in memory that is bounded per call; few calls are
-in this phase at a time and the others wait. Then the messages are sent, their frames read ahead
-(`store.db.sds.frames`). No transaction outlives a read: a message that is pruned in between is
-reported as missing.
+in this phase at a time, callers by turns (`store.db.turns`). Then the messages are sent, their
+frames read ahead (`store.db.sds.frames`), at the pace of the outlet, which counts what the call
+holds. No transaction outlives a read: a message that is pruned in between is reported as missing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import Final
 
 from store.db.pool import Database
 from store.db.sds.claims import ClaimReader, ParentPlace
-from store.db.sds.frames import FrameStream
-from store.db.sds.pages import Pages
+from store.db.sds.frames import MAX_EARLY_BYTES, FrameStream
+from store.db.sds.pages import HANDY_PAGE_BYTES, Pages
+from store.db.turns import Turns
 from store.domain.causal import CausalWalk
 from store.domain.claims import Answer, Done, Found, Read
 from store.domain.history import CausalHistory
 from store.domain.limits import DEFAULT_PAGE_BYTES
 from store.domain.lookup import Lookup
+from store.domain.outlet import Outlet, Room
 from store.domain.ports import (
     CausalRequest,
     HistoryEntry,
     SdsLookup,
     SdsPage,
-    StoreBusy,
 )
 from store.domain.sweep import Sweep
 
-MAX_WALKS: Final = 4
+MAX_WALKS: Final = 3
+MAX_WALKS_OF_CALLER: Final = 2
 """Walks at one time; each takes up to about 300 MiB in the worst case (see
 `store.domain.causal`), a sixth of that for 100,000 ordinary messages."""
 
-MAX_CALLS: Final = 16
-"""Calls that hold the result of a walk or look-up, the walking ones included."""
+MAX_LOOKUPS: Final = 8
+MAX_LOOKUPS_OF_CALLER: Final = 6
+"""Look-ups by ID at one time, while they search."""
 
 MAX_WAITING_CALLS: Final = 256
-"""Calls that wait for their turn; further ones are refused."""
+"""Calls that wait for their turn, of each kind; further ones are refused."""
+
+FOUND_BYTES: Final = 300
+"""What is kept of a message until it is sent."""
+
+_LIKELY_MESSAGE_BYTES: Final = 2 * 1024
+_AHEAD_BYTES: Final = MAX_EARLY_BYTES + 2 * 1024 * 1024
+"""Frames that a call has read ahead at most, where messages are not larger than usual."""
 
 _MISSING_CHILDREN: Final = 48
 
@@ -52,33 +62,50 @@ class DatabaseSdsReader:
         """Entries of one page have ``page_bytes`` at most."""
         self._database = database
         self._page_bytes = page_bytes
-        self._calls = asyncio.Semaphore(MAX_CALLS)
-        self._walks = asyncio.Semaphore(MAX_WALKS)
-        self._waiting = 0
+        self._walks = Turns(
+            "causal walks",
+            places=MAX_WALKS,
+            of_caller=MAX_WALKS_OF_CALLER,
+            most_waiting=MAX_WAITING_CALLS,
+        )
+        self._lookups = Turns(
+            "look-ups by SDS message ID",
+            places=MAX_LOOKUPS,
+            of_caller=MAX_LOOKUPS_OF_CALLER,
+            most_waiting=MAX_WAITING_CALLS,
+        )
 
-    async def messages(self, request: SdsLookup) -> AsyncGenerator[SdsPage, None]:
+    async def messages(
+        self, request: SdsLookup, outlet: Outlet | None = None
+    ) -> AsyncGenerator[SdsPage, None]:
         """Every claimant of each ID, and the entries that are missing.
 
         Raises:
             StoreUnavailable: the database does not serve.
             StoreBusy: too many calls are waiting already.
         """
-        async with self._turn(self._calls):
+        room = None if outlet is None else await outlet.room(HANDY_PAGE_BYTES)
+        caller = ("", "") if outlet is None else (outlet.caller, outlet.connection)
+        async with self._lookups.turn(*caller):
             lookup = await self._look_up(request)
-            pages, found = Pages(self._page_bytes), lookup.messages
-            async with (
-                aclosing(FrameStream(self._database)) as frames,
-                aclosing(_send(frames, found, iter(range(len(found))), pages)) as sent,
-            ):
-                async for full in sent:
-                    yield full
-            for entry in lookup.missing:
-                for page in pages.add_missing(entry):
-                    yield page
-            for page in pages.finish(truncated=lookup.truncated):
+        pages, found = Pages(self._page_bytes), lookup.messages
+        if room is not None:
+            _fit(room, len(found))
+        async with (
+            aclosing(FrameStream(self._database)) as frames,
+            aclosing(_send(frames, found, iter(range(len(found))), pages)) as sent,
+        ):
+            async for full in sent:
+                yield full
+        for entry in lookup.missing:
+            for page in pages.add_missing(entry):
                 yield page
+        for page in pages.finish(truncated=lookup.truncated):
+            yield page
 
-    async def causal_history(self, request: CausalRequest) -> AsyncGenerator[SdsPage, None]:
+    async def causal_history(
+        self, request: CausalRequest, outlet: Outlet
+    ) -> AsyncGenerator[SdsPage, None]:
         """The causal past of the heads, every parent before its children.
 
         Raises:
@@ -92,9 +119,11 @@ class DatabaseSdsReader:
             claimants=request.claimants,
             parents=True,
         )
-        async with self._turn(self._calls), aclosing(FrameStream(self._database)) as frames:
-            async with self._turn(self._walks), aclosing(reader):
+        room = await outlet.room(HANDY_PAGE_BYTES)
+        async with aclosing(FrameStream(self._database)) as frames:
+            async with self._walks.turn(outlet.caller, outlet.connection), aclosing(reader):
                 walk = await _find(reader, frames, request)
+            _fit(room, len(walk.taken))
             pages = Pages(self._page_bytes)
             async with aclosing(_send(frames, walk.taken, walk.parents_first(), pages)) as sent:
                 async for full in sent:
@@ -104,22 +133,6 @@ class DatabaseSdsReader:
                     yield page
             for page in pages.finish(truncated=walk.truncated):
                 yield page
-
-    @asynccontextmanager
-    async def _turn(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
-        if places.locked() and self._waiting >= MAX_WAITING_CALLS:
-            raise StoreBusy(
-                f"{MAX_WAITING_CALLS} look-ups by SDS message ID are waiting already; retry later"
-            )
-        self._waiting += 1
-        try:
-            await places.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            places.release()
 
     async def _look_up(self, request: SdsLookup) -> Lookup:
         lookup = Lookup(request.channel_id, request.entries, request.claimants)
@@ -135,6 +148,12 @@ class DatabaseSdsReader:
         while read is not None:
             read = lookup.step(await reader.answer(read))
         return lookup
+
+
+def _fit(room: Room, messages: int) -> None:
+    """Keep what the sending of so many messages takes, besides those that were found."""
+    size = messages * _LIKELY_MESSAGE_BYTES
+    room.fit(min(size, HANDY_PAGE_BYTES), messages * FOUND_BYTES + min(size, _AHEAD_BYTES))
 
 
 async def _send(

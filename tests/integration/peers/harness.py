@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 import psycopg
 
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
-from store.db.commits.feed import DatabaseFeed
+from store.db.commits.feed import DatabaseFeed, follow_cursors
 from store.db.pool import Database
 from store.db.reading.reader import DatabaseReader
 from store.db.reading.transfer_reads import TransferReader
@@ -224,7 +224,7 @@ async def _services(stack: AsyncExitStack, url: str) -> tuple[Services, Transfer
     await feed.start()
     stack.push_async_callback(feed.stop)
     reader = DatabaseReader(database, lambda: feed.messages_ever)
-    services = Services(writer, reader, feed, DatabaseSdsReader(database))
+    services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
     return services, TransferReader(database)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import grpc
 import pytest
 
-from store.db.commits.feed import DatabaseFeed
+from store.db.commits.feed import DatabaseFeed, follow_cursors
 from store.db.pool import Database
 from store.db.reading.reader import DatabaseReader
 from store.db.schema.partitions import PartitionMap
@@ -141,7 +141,7 @@ async def _services(stack: AsyncExitStack, url: str) -> Services:
     await feed.start()
     stack.push_async_callback(feed.stop)
     reader = DatabaseReader(database, lambda: feed.messages_ever)
-    return Services(writer, reader, feed, DatabaseSdsReader(database))
+    return Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
 
 
 def _context(services: Services, rules: Rules, quota: Quota, *, open_admin: bool) -> RpcContext:

@@ -13,7 +13,7 @@ import pytest
 import structlog
 from google.protobuf.message import Message
 
-from store.messages.cursor import FollowCursor, ScanCursor
+from store.messages.cursor import FollowCursor, FollowCursors, ScanCursor
 from store.observe.limits import LOG_BURST_EVENTS, LOG_INTERVAL_S
 from store.observe.logging import configure
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
@@ -34,6 +34,7 @@ from tests.support.node import running_node
 MIB: Final = 1024 * 1024
 NOW_NS: Final = 1_763_625_600_000_000_000
 DIGEST: Final = bytes(range(32))
+CURSORS = FollowCursors(b"s" * 16, bytes(32), lambda: bytes(16))
 FILTER: Final = ContentFilter(pubsub_topic="/p", content_topics=["/c", "/d"])
 ENTRIES: Final = [HistoryEntry(message_id="a", retrieval_hint=DIGEST), HistoryEntry(message_id="b")]
 
@@ -68,7 +69,7 @@ HONEST: Final[dict[str, Message]] = {
         page_size=5,
     ),
     "Follow": FollowRequest(
-        filter=FILTER, cursor=FollowCursor(b"s" * 16, 3, 4).encode(), include_data=True
+        filter=FILTER, cursor=CURSORS.seal(FollowCursor(b"s" * 16, 3, 4)), include_data=True
     ),
     "GetSdsMessages": GetSdsMessagesRequest(channel_id="c", entries=ENTRIES, filter=FILTER),
     "GetCausalHistory": GetCausalHistoryRequest(

@@ -1,9 +1,7 @@
-from uuid import uuid4
-
 import grpc
 import pytest
 
-from store.messages.cursor import FollowCursor, ScanCursor
+from store.messages.cursor import FollowCursor, FollowCursors, ScanCursor
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,
@@ -19,7 +17,9 @@ from tests.integration.rpc.harness import CONTENT, PUBSUB, STORE, Node, failure,
 NOW_NS = 1_763_625_600_000_000_000
 DIGEST = bytes(range(32))
 SCAN_CURSOR = ScanCursor(NOW_NS, DIGEST).encode()
-FOLLOW_CURSOR = FollowCursor(b"i" * 16, 5, 6).encode()
+FOLLOW_CURSOR = FollowCursors(b"i" * 16, bytes(32), lambda: bytes(16)).seal(
+    FollowCursor(b"i" * 16, 5, 6)
+)
 BAD_FILTERS = [
     ContentFilter(pubsub_topic=""),
     ContentFilter(content_topics=["/c", ""]),
@@ -111,8 +111,7 @@ async def test_a_follower_refuses_cursors_that_are_not_its_own(node: Node, curso
 
 
 async def test_a_cursor_of_another_database_is_out_of_range(node: Node) -> None:
-    foreign = FollowCursor(uuid4().bytes, 1, 1).encode()
-    request = FollowRequest(cursor=foreign).SerializeToString()
+    request = FollowRequest(cursor=FOLLOW_CURSOR).SerializeToString()
     code, sentence = await failure(node.stream(STORE + "Follow", request))
     assert code is grpc.StatusCode.OUT_OF_RANGE
     assert sentence

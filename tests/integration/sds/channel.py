@@ -14,6 +14,7 @@ from storenode.sds.codec import encode
 from storenode.wire.storenode.v1.store_pb2 import CausalHistoryPage, SdsStoredMessage
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import NOW, Topic, batch_of
+from tests.support.outlet import WideOutlet
 from tests.unit.domain.causal_world import (
     CHANNEL,
     Expected,
@@ -139,7 +140,7 @@ async def collect(pages: AsyncIterator[SdsPage]) -> Answered:
 
 async def walk(reader: DatabaseSdsReader, wanted: CausalRequest) -> Answered:
     """A whole causal walk."""
-    return await collect(reader.causal_history(wanted))
+    return await collect(reader.causal_history(wanted, WideOutlet()))
 
 
 async def walk_from(

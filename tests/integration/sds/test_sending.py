@@ -20,6 +20,7 @@ from store.messages.frames import sds_stored_message
 from tests.integration.sds.channel import OTHER, TOPIC, Channel, look_up, walk_from
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import DAY, NOW
+from tests.support.outlet import WideOutlet
 from tests.unit.domain.causal_world import Parent, digest, request
 
 LARGE = 140 * 1024
@@ -44,7 +45,7 @@ def head_of(channel: Channel) -> list[Parent]:
 
 def started(reader: DatabaseSdsReader, heads: list[Parent]) -> AsyncGenerator[SdsPage, None]:
     """A walk whose pages the test takes one by one."""
-    return reader.causal_history(request(heads))
+    return reader.causal_history(request(heads), WideOutlet())
 
 
 async def prune_all_before(node: Node, now: int) -> None:
@@ -168,26 +169,33 @@ async def test_many_known_ids_end_a_walk(node: Node, reader: DatabaseSdsReader) 
     assert walked.ids == [b"%d" % number for number in range(15, 30)]
 
 
-async def test_calls_wait_for_their_turn_and_are_refused_beyond(
+async def test_walks_wait_for_their_turn_and_are_refused_beyond(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sds, "MAX_CALLS", 1)
-    monkeypatch.setattr(sds, "MAX_WAITING_CALLS", 1)
+    monkeypatch.setattr(sds, "MAX_WALKS_OF_CALLER", 1)
+    monkeypatch.setattr(sds, "MAX_WAITING_CALLS", 2)
     reader = DatabaseSdsReader(node.database)
     channel = chain(100, LARGE)
     await channel.store(node, 50)
-    first = started(reader, head_of(channel))
-    assert (await anext(first)).count > 0
-    second = asyncio.ensure_future(walk_from(reader, head_of(channel)))
-    third = asyncio.ensure_future(look_up(reader, head_of(channel)))
-    done, waiting = await asyncio.wait((second, third), return_when=asyncio.FIRST_COMPLETED)
-    assert done == {third}
-    with pytest.raises(StoreBusy, match="retry later"):
-        await third
-    await first.aclose()
-    assert waiting == {second}
-    assert len((await second).ids) == 100
+    walks = [asyncio.ensure_future(walk_from(reader, head_of(channel))) for _ in range(3)]
+    done, waiting = await asyncio.wait(walks, return_when=asyncio.FIRST_COMPLETED)
+    assert done == {walks[2]}
+    with pytest.raises(StoreBusy, match="1 causal walks are waiting already; retry with backoff"):
+        await walks[2]
+    assert [len((await walk).ids) for walk in waiting] == [100, 100]
+
+
+async def test_who_does_not_read_a_walk_takes_no_place_from_others(node: Node) -> None:
+    reader = DatabaseSdsReader(node.database)
+    channel = chain(100, LARGE)
+    await channel.store(node, 50)
+    unread = [started(reader, head_of(channel)) for _ in range(20)]
+    for pages in unread:
+        assert (await anext(pages)).count > 0
+    assert len((await walk_from(reader, head_of(channel))).ids) == 100
     assert len((await look_up(reader, head_of(channel))).ids) == 1
+    for pages in unread:
+        await pages.aclose()
 
 
 async def test_a_caller_that_leaves_early_gives_its_connections_back(

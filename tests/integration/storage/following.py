@@ -20,6 +20,7 @@ from store.messages.cursor import FollowCursor
 from store.messages.record import RecordBatch
 from tests.integration.storage.node import Node
 from tests.integration.storage.world import hashes_in
+from tests.support.outlet import WideOutlet
 
 PATIENCE_S = 90.0
 
@@ -57,7 +58,7 @@ class Following:
 
     async def _run(self, feed: DatabaseFeed, request: FollowRequest) -> None:
         try:
-            async with aclosing(feed.follow(request)) as pages:  # type: ignore[type-var]
+            async with aclosing(feed.follow(request, WideOutlet())) as pages:
                 async for page in pages:
                     hashes = hashes_in(page.frames)
                     assert len(hashes) == page.count

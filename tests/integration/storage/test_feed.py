@@ -42,6 +42,7 @@ from tests.integration.storage.world import (
     held_of,
     random_batch,
 )
+from tests.support.outlet import WideOutlet
 
 TIMES = (NOW - 9 * DAY, NOW - DAY, NOW - 1, NOW, NOW, NOW + 1)
 SEED = 20261120
@@ -207,7 +208,7 @@ async def test_a_follower_that_takes_nothing_costs_little_and_catches_up(node: N
         await quick.until_live()
         # What has been dispatched shows that the tail is up: who comes now is live by it.
         await quick.until_given(await store_end(node, 1))
-        pages = node.feed.follow(from_now(include_data=True))
+        pages = node.feed.follow(from_now(include_data=True), WideOutlet())
         assert (await anext(pages)).live
         # First too many bytes, then too many commits.
         for number in range(8):
@@ -228,7 +229,7 @@ async def test_a_follower_that_takes_nothing_costs_little_and_catches_up(node: N
                 given += hashes_in(page.frames)
                 if end in given:
                     break
-        await pages.aclose()  # type: ignore[attr-defined]
+        await pages.aclose()
         assert quick.hashes == await commit_order(node)
         assert given == quick.hashes[1:]
 

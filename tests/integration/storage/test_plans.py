@@ -25,6 +25,7 @@ from store.domain.partitioning import MAX_COARSE
 from store.domain.ports import PageRequest, ScanRequest, TopicFilter, TopicRights
 from tests.integration.storage.node import SETTINGS, Node, running
 from tests.integration.storage.world import DAY, NOW, PUBSUBS, TOPICS, Held, held_of, random_batch
+from tests.support.outlet import WideOutlet
 from tests.support.postgres import PostgresServer
 
 SEED = 20261120
@@ -235,7 +236,7 @@ async def test_pages_of_everything_come_from_the_time_index(world: World, forwar
 async def test_a_scan_reads_each_message_once(world: World) -> None:
     request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=True, page_size=500)
     count = 0
-    async for each in world.reader.scan(request):
+    async for each in world.reader.scan(request, WideOutlet()):
         count += each.count
     explained = world.explained
     assert count == len(world.held) == explained.rows_from("messages")

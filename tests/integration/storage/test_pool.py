@@ -12,6 +12,7 @@ from store.db.pool import Connection, PoolSettings
 from store.domain.ports import PageRequest, ScanRequest, StoreUnavailable, TopicFilter
 from tests.integration.storage.node import running
 from tests.integration.storage.world import NOW, random_batch
+from tests.support.outlet import WideOutlet
 
 SETTINGS = PoolSettings(bulk_connections=1, read_patience_s=2.0)
 
@@ -24,13 +25,13 @@ async def test_scans_that_find_no_connection_are_told_so_and_keep_nobody_else_wa
         batch = random_batch(random.Random(1), 20, [NOW])
         async with node.database.bulk_pool.connection():
             with pytest.raises(StoreUnavailable, match="became free"):
-                await anext(node.reader.scan(wanted))
+                await anext(node.reader.scan(wanted, WideOutlet()))
             assert all(await node.store(batch))
             request = PageRequest(
                 TopicFilter(), None, 0, NOW + 1, None, forward=True, limit=100, include_data=True
             )
             assert (await node.reader.query(request)).count == len(batch)
-        assert (await anext(node.reader.scan(wanted))).count == len(batch)
+        assert (await anext(node.reader.scan(wanted, WideOutlet()))).count == len(batch)
 
 
 async def until_somebody_waits(pool: AsyncConnectionPool[Connection]) -> None:

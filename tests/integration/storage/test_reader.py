@@ -30,6 +30,7 @@ from tests.integration.storage.world import (
     matching,
     random_batch,
 )
+from tests.support.outlet import WideOutlet
 
 FOREVER = 2**63 - 1
 MIDNIGHT = NOW // DAY * DAY
@@ -217,7 +218,7 @@ async def scanned(
     """Hashes of a scan, and the cursor after each page."""
     found: list[bytes] = []
     cursors = []
-    async for page in node.reader.scan(request):
+    async for page in node.reader.scan(request, WideOutlet()):
         hashes = hashes_in(page.frames)
         assert 0 < len(hashes) == page.count <= largest
         assert page.last[1] == hashes[-1]
@@ -247,7 +248,7 @@ async def test_a_scan_gives_everything_once_and_resumes_from_every_page(
 
 async def test_a_scan_with_data_gives_the_stored_frames(node: Node, world: World) -> None:
     request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=True, page_size=37)
-    frames = b"".join([page.frames async for page in node.reader.scan(request)])
+    frames = b"".join([page.frames async for page in node.reader.scan(request, WideOutlet())])
     assert frames == b"".join(each.frame for each in world)
 
 
@@ -320,7 +321,7 @@ async def test_pages_are_cut_by_bytes_as_well(node: Node) -> None:
 
     frames = []
     request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=True, page_size=0)
-    async for page in node.reader.scan(request):
+    async for page in node.reader.scan(request, WideOutlet()):
         assert len(page.frames) <= MAX_RESPONSE_BYTES - 32_000
         frames.append(page.frames)
     assert b"".join(frames) == b"".join(each.frame for each in held), len(frames)
@@ -332,7 +333,7 @@ async def test_the_size_of_scan_pages_is_bounded(node: Node) -> None:
 
     async def sizes(page_size: int) -> list[int]:
         request = ScanRequest(TopicFilter(), 0, FOREVER, None, False, page_size)
-        return [page.count async for page in node.reader.scan(request)]
+        return [page.count async for page in node.reader.scan(request, WideOutlet())]
 
     assert await sizes(0) == [DEFAULT_SCAN_PAGE] * (12_000 // DEFAULT_SCAN_PAGE)
     assert await sizes(10**9) == [MAX_SCAN_PAGE, 12_000 - MAX_SCAN_PAGE]
@@ -341,10 +342,10 @@ async def test_the_size_of_scan_pages_is_bounded(node: Node) -> None:
 async def test_an_abandoned_scan_gives_its_connection_back(node: Node, world: World) -> None:
     request = ScanRequest(TopicFilter(), 0, FOREVER, None, include_data=False, page_size=10)
     for _ in range(node.database.settings.bulk_connections + 2):
-        scan = node.reader.scan(request)
+        scan = node.reader.scan(request, WideOutlet())
         page = await anext(scan)
         assert hashes_in(page.frames) == [each.hash for each in world[:10]]
-        await scan.aclose()  # type: ignore[attr-defined]
+        await scan.aclose()
     assert len(await node.rows("select 1")) == 1
 
 

@@ -272,6 +272,29 @@ def test_a_follower_that_takes_nothing_is_cut_off_by_commits() -> None:
     assert is_cut_off(follower)
 
 
+def test_the_longest_queues_go_when_too_much_waits_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hub_module, "MAX_ALL_QUEUED_BYTES", 25_000)
+    hub = Hub(START)
+    crowd = [subscriber(CHAT_ONLY)[0] for _ in range(50)]
+    both, _ = subscriber(TopicFilter(PUBSUB, (CHAT, NEWS)))
+    for each in (*crowd, both):
+        hub.subscribe(each)
+    # What a crowd waits for is there once.
+    hub.dispatch(commit(1, row(CHAT, b"c" * 10_000), row(NEWS, b"n" * 100)))
+    assert not any(each.lagging for each in (*crowd, both))
+    hub.dispatch(commit(2, row(NEWS, b"n" * 10_000)))
+    assert [each.lagging for each in (both, crowd[0])] == [True, False]
+    assert (both.place, both.queue) == (START, type(both.queue)())
+    hub.check()
+    for each in crowd[1:]:
+        assert each.take(EVERYTHING) is not None
+        hub.check()
+    hub.unsubscribe(crowd[0])
+    hub.check()
+
+
 def test_what_is_taken_fits_the_limit_unless_one_commit_does_not() -> None:
     hub = Hub(START)
     follower, _ = subscriber(CHAT_ONLY)

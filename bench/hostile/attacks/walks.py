@@ -1,0 +1,76 @@
+"""Many causal walks at once over IDs that all have many claimants and parents; places end it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import grpc
+
+from bench.hostile.target import Target
+from storenode.sds.codec import encode
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.v1.store_pb2 import GetCausalHistoryRequest, PublishRequest
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+
+COUNT = 40
+SHORT = 8
+
+_CHANNEL: Final = "crowded"
+_IDS: Final = 400
+_CLAIMANTS: Final = 16
+_PARENTS: Final = 20
+_HEADS: Final = 100
+_BATCH: Final = 800
+_DEADLINE_S: Final = 120.0
+_OPTIONS: Final = (("grpc.max_receive_message_length", -1),)
+
+
+async def attack(target: Target, rng: random.Random, count: int) -> str:
+    """Attack and say how the walks ended."""
+    async with grpc.aio.insecure_channel(target.address, options=_OPTIONS) as channel:
+        store = StoreStub(channel)
+        metadata = [("authorization", f"Bearer {target.token}")] if target.token else []
+        for request in _crowd(rng):
+            await store.Publish(request, metadata=metadata)
+        heads = [HistoryEntry(message_id=_name(number)) for number in range(_HEADS)]
+        wanted = GetCausalHistoryRequest(channel_id=_CHANNEL, heads=heads)
+
+        async def walk() -> str:
+            call = store.GetCausalHistory(wanted, timeout=_DEADLINE_S, metadata=metadata)
+            try:
+                messages = sum([len(page.messages) async for page in call])
+            except grpc.aio.AioRpcError as error:
+                return error.code().name
+            return f"OK with {messages} messages"
+
+        ended = Counter(await asyncio.gather(*(walk() for _ in range(count))))
+    return "; ".join(f"{number} of {count} walks: {how}" for how, number in sorted(ended.items()))
+
+
+def _name(number: int) -> str:
+    return f"id-{number}"
+
+
+def _crowd(rng: random.Random) -> Iterator[PublishRequest]:
+    """Requests with all claimants of all IDs, each with parents drawn from the same IDs."""
+    request, now_ns = PublishRequest(), time.time_ns()
+    for number in range(_IDS * _CLAIMANTS):
+        parents = [(_name(rng.randrange(_IDS)), None) for _ in range(_PARENTS)]
+        item = request.messages.add(pubsub_topic="/waku/2/rs/1/0")
+        item.message.content_topic = "/hostile/1/walks/proto"
+        item.message.payload = encode(
+            _CHANNEL,
+            _name(number % _IDS),
+            lamport=number,
+            parents=parents,
+            content=rng.randbytes(8),
+        )
+        item.message.timestamp = now_ns + number
+        if len(request.messages) == _BATCH:
+            yield request
+            request = PublishRequest()

@@ -1,0 +1,108 @@
+"""Who may work next, where few calls may work at one time.
+
+Callers take turns, and within a caller its connections do: whoever asks for much waits for its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from store.domain.ports import StoreBusy
+
+_Waiting = deque[asyncio.Future[None]]
+
+
+class Turns:
+    """``places`` calls work at one time, ``of_caller`` of one caller at most; others wait.
+
+    ``what`` names them in errors. At most ``most_waiting`` wait, half as many of one caller.
+    """
+
+    def __init__(self, what: str, *, places: int, of_caller: int, most_waiting: int) -> None:
+        self._what = what
+        self._places = places
+        self._of_caller = of_caller
+        self._most_waiting = most_waiting
+        self._working: Counter[str] = Counter()
+        # By caller and connection; the first of each is the next.
+        self._waiting: dict[str, dict[str, _Waiting]] = {}
+        self._counts: Counter[str] = Counter()  # of those that wait, by caller
+
+    @asynccontextmanager
+    async def turn(self, caller: str, connection: str) -> AsyncIterator[None]:
+        """Work when it is the call's turn.
+
+        Raises:
+            StoreBusy: too many calls wait already.
+        """
+        await self._begin(caller, connection)
+        try:
+            yield
+        finally:
+            self._leave(caller)
+
+    async def _begin(self, caller: str, connection: str) -> None:
+        if not self._counts and self._may_work(caller):
+            self._working[caller] += 1
+            return
+        for waiting, most in (
+            (self._counts[caller], self._most_waiting // 2),
+            (self._counts.total(), self._most_waiting),
+        ):
+            if waiting >= most:
+                raise StoreBusy(f"{most} {self._what} are waiting already; retry with backoff")
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, {}).setdefault(connection, deque()).append(turn)
+        self._counts[caller] += 1
+        self._serve()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._leave(caller)
+            else:
+                self._forget(caller, connection, turn)
+            raise
+
+    def _may_work(self, caller: str) -> bool:
+        return self._working.total() < self._places and self._working[caller] < self._of_caller
+
+    def _leave(self, caller: str) -> None:
+        self._working[caller] -= 1
+        if not self._working[caller]:
+            del self._working[caller]
+        self._serve()
+
+    def _serve(self) -> None:
+        while caller := self._next():
+            connections = self._waiting[caller]
+            connection, turns = next(iter(connections.items()))
+            turn = turns[0]
+            self._forget(caller, connection, turn)
+            if turn.done():
+                continue  # whose call is being cancelled
+            # Whoever was served goes to the end.
+            if connection in connections:
+                connections[connection] = connections.pop(connection)
+            if caller in self._waiting:
+                self._waiting[caller] = self._waiting.pop(caller)
+            self._working[caller] += 1
+            turn.set_result(None)
+
+    def _next(self) -> str | None:
+        allowed = [caller for caller in self._waiting if self._may_work(caller)]
+        return min(allowed, key=lambda caller: self._working[caller], default=None)
+
+    def _forget(self, caller: str, connection: str, turn: asyncio.Future[None]) -> None:
+        connections = self._waiting.get(caller, {})
+        if turn not in connections.get(connection, ()):
+            return
+        connections[connection].remove(turn)
+        self._counts[caller] -= 1
+        if not connections[connection]:
+            del connections[connection]
+        if not connections:
+            del self._waiting[caller], self._counts[caller]

@@ -1,0 +1,33 @@
+"""An outlet with room for every page, for tests of what makes the pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WideRoom:
+    """`store.domain.outlet.Room`."""
+
+    size_bytes: int
+
+    def fit(self, page_bytes: int, beside_bytes: int = 0) -> None:
+        """Nothing is counted."""
+
+    def close(self) -> None:
+        """Nothing is counted."""
+
+
+class WideOutlet:
+    """`store.domain.outlet.Outlet`."""
+
+    caller = "caller"
+    connection = "connection"
+
+    async def room(self, most_bytes: int) -> WideRoom:
+        """As much as is asked for."""
+        return WideRoom(most_bytes)
+
+    def spare_room(self, most_bytes: int) -> WideRoom:
+        """As much as is asked for."""
+        return WideRoom(most_bytes)

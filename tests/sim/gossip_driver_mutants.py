@@ -71,8 +71,10 @@ def misses_the_wake_up_of_publishers(patch: pytest.MonkeyPatch) -> None:
 def answers_publishers_late(patch: pytest.MonkeyPatch) -> None:
     wait = ConfirmationWaits._wait
 
-    async def late(self: ConfirmationWaits, lacking: set[bytes], asked: int, most_s: float) -> str:
-        return await wait(self, lacking, asked, most_s + 1)
+    async def late(
+        self: ConfirmationWaits, lacking: set[bytes], asked: int, deadline_s: float, limit_s: float
+    ) -> str:
+        return await wait(self, lacking, asked, deadline_s + 1, limit_s)
 
     patch.setattr(ConfirmationWaits, "_wait", late)
 

@@ -1,0 +1,56 @@
+"""``python -m bench hostile``: attacks on a node, their cost, and what an honest client sees.
+
+Each attack has a node of its own on an embedded Postgres, with default options. Everything talks to
+addresses of this machine, is bounded, and stops by itself. The exit code is 1 if a node has died.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.hostile.attacker import found
+from bench.hostile.run import Outcome, run_attack
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the attacks that are named, or all, and print a line for each."""
+    attacks = found()
+    given = _parser(sorted(attacks)).parse_args(arguments)
+    died = False
+    for name in given.attack or sorted(attacks):
+        module = attacks[name]
+        count = given.count or (module.SHORT if given.short else module.COUNT)
+        outcome = run_attack(name, count, given.seed, given.python)
+        print(outcome.as_json() if given.json else _line(outcome), flush=True)
+        died = died or not outcome.alive
+    return int(died)
+
+
+def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench hostile")
+    parser.add_argument("--attack", action="append", choices=names, help="one of them; repeatable")
+    parser.add_argument("--count", type=int, help="how many calls, connections or requests")
+    parser.add_argument("--short", action="store_true", help="as in the tests")
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    parser.add_argument(
+        "--python", type=Path, help="interpreter of another checkout, whose node is attacked"
+    )
+    parser.add_argument("--json", action="store_true", help="one object for each attack")
+    return parser
+
+
+def _line(outcome: Outcome) -> str:
+    failed = ", ".join(f"{count} {what}" for what, count in outcome.failures.items()) or "none"
+    return (
+        f"{outcome.name} ({outcome.count}): {'' if outcome.alive else 'the node DIED; '}"
+        f"memory +{outcome.growth_mib:.0f} MiB, processor {outcome.processor_s:.1f} s; honest: "
+        f"slowest {outcome.slowest_s:.2f} s, {outcome.calls} calls, failures: {failed}; "
+        f"{outcome.saw}"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

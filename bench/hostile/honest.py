@@ -1,0 +1,119 @@
+"""An honest client beside an attack: what it asks, how long that takes, and what fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+
+from bench.hostile.target import Target
+from storenode.wire.storenode.v1.store_pb2 import (
+    ContentFilter,
+    PublishRequest,
+    PublishResult,
+    ScanRequest,
+)
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+
+PUBSUB: Final = "/waku/2/rs/1/0"
+TOPIC: Final = "/honest/1/lobby/proto"
+
+_PAUSE_S: Final = 0.1
+_PATIENCE_S: Final = 60.0
+_HELD: Final = PublishResult.STORED, PublishResult.DUPLICATE
+
+
+class Unexpected(Exception):
+    """An answer that is none."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What it has seen: seconds that each kind of call took, and failures by kind and code."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def slowest_s(self) -> float:
+        """The slowest call that ended well."""
+        return max((max(each) for each in self.seconds.values() if each), default=0.0)
+
+    @property
+    def calls(self) -> int:
+        """How many calls there were."""
+        return sum(map(len, self.seconds.values())) + self.failures.total()
+
+
+class HonestClient:
+    """Publishes, queries, scans and probes, each over and over with a short pause."""
+
+    def __init__(self, target: Target) -> None:
+        self.seen = Seen()
+        self._target = target
+        self._metadata = [("authorization", f"Bearer {target.token}")] if target.token else []
+
+    async def run(self, ended: asyncio.Event) -> None:
+        """Go on until told to end; each call under way may end by itself."""
+        async with grpc.aio.insecure_channel(self._target.address) as channel:
+            store = StoreStub(channel)
+            calls: dict[str, Callable[[], Awaitable[None]]] = {
+                "publish": lambda: self._publish(store),
+                "query": lambda: self._query(store),
+                "scan": lambda: self._scan(store),
+                "probe": self._probe,
+            }
+            await asyncio.gather(*(self._repeat(*each, ended) for each in calls.items()))
+
+    async def _repeat(
+        self, name: str, call: Callable[[], Awaitable[None]], ended: asyncio.Event
+    ) -> None:
+        taken = self.seen.seconds.setdefault(name, [])
+        while not ended.is_set():
+            began_s = time.monotonic()
+            try:
+                await call()
+            except grpc.aio.AioRpcError as error:
+                self.seen.failures[f"{name}: {error.code().name}"] += 1
+            except (OSError, Unexpected) as error:
+                self.seen.failures[f"{name}: {error}"] += 1
+            else:
+                taken.append(time.monotonic() - began_s)
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _publish(self, store: StoreStub) -> None:
+        request, now_ns = PublishRequest(), time.time_ns()
+        item = request.messages.add(pubsub_topic=PUBSUB)
+        item.message.content_topic, item.message.timestamp = TOPIC, now_ns
+        item.message.payload = now_ns.to_bytes(8, "big")
+        answer = await store.Publish(request, metadata=self._metadata, timeout=_PATIENCE_S)
+        if answer.results[0].outcome not in _HELD:
+            raise Unexpected(answer.results[0].reason)
+
+    async def _query(self, store: StoreStub) -> None:
+        request = StoreQueryRequest(
+            request_id="honest", include_data=True, pubsub_topic=PUBSUB, content_topics=[TOPIC]
+        )
+        answer = await store.Query(request, metadata=self._metadata, timeout=_PATIENCE_S)
+        if answer.status_code != 200:
+            raise Unexpected(f"{answer.status_code} {answer.status_desc}")
+
+    async def _scan(self, store: StoreStub) -> None:
+        request = ScanRequest(filter=ContentFilter(content_topics=[TOPIC]), include_data=True)
+        async for _ in store.Scan(request, metadata=self._metadata, timeout=_PATIENCE_S):
+            pass
+
+    async def _probe(self) -> None:
+        def get() -> None:
+            address = f"http://{self._target.metrics_address}/healthz"
+            with urllib.request.urlopen(address, timeout=_PATIENCE_S) as answer:
+                answer.read()
+
+        await asyncio.to_thread(get)

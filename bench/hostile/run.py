@@ -1,0 +1,135 @@
+"""One attack on a node of its own, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from bench.hostile.honest import HonestClient
+from bench.hostile.target import Target
+from tests.support.node import COMMAND, NodeProcess
+
+MIB: Final = 1024 * 1024
+DEADLINE_S: Final = 300.0
+"""An attack that goes on for longer is stopped."""
+
+_SAMPLE_S: Final = 0.05
+_SETTLE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an attack has come to; ``growth_mib`` is the most memory above that before it.
+
+    ``alive``: the node serves on afterwards. ``saw``: a sentence of the attack.
+    """
+
+    name: str
+    count: int
+    growth_mib: float
+    processor_s: float
+    slowest_s: float
+    calls: int
+    failures: dict[str, int]
+    alive: bool
+    saw: str
+
+    def as_json(self) -> str:
+        """One object in one line."""
+        return json.dumps(asdict(self))
+
+
+def run_attack(name: str, count: int, seed: int, python: Path | None = None) -> Outcome:
+    """Start a node, by the program of another environment if one is given, and attack it."""
+    with _node(python) as node:
+        return asyncio.run(_attack(node, name, count, seed))
+
+
+@contextmanager
+def _node(python: Path | None) -> Iterator[NodeProcess]:
+    program = COMMAND if python is None else str(python.with_name("storenode"))
+    options = ("--log-level", "error", "--sync-interval", "0", "--gossip", "on")
+    with tempfile.TemporaryDirectory(prefix="storenode-hostile-") as directory:
+        node = NodeProcess(Path(directory, "node"), options, program=(program,)).start()
+        try:
+            yield node
+        finally:
+            node.kill()
+
+
+async def _attack(node: NodeProcess, name: str, count: int, seed: int) -> Outcome:
+    target = Target(node.listen, node.peer, node.metrics, None, node.process.pid)
+    honest, ended = HonestClient(target), asyncio.Event()
+    asking = asyncio.create_task(honest.run(ended))
+    await asyncio.sleep(_SETTLE_S)
+    gauge = _Gauge(psutil.Process(node.process.pid))
+    watching = asyncio.create_task(gauge.watch())
+    saw = await _attacker({"target": asdict(target), "name": name, "count": count, "seed": seed})
+    watching.cancel()
+    spent_s = gauge.processor_s() - gauge.before_s
+    ended.set()
+    await asking
+    seen = honest.seen
+    return Outcome(
+        name=name,
+        count=count,
+        growth_mib=round((gauge.peak - gauge.before) / MIB, 1),
+        processor_s=round(spent_s, 1),
+        slowest_s=round(seen.slowest_s, 2),
+        calls=seen.calls,
+        failures=dict(seen.failures),
+        alive=node.running,
+        saw=saw,
+    )
+
+
+class _Gauge:
+    """Memory and processor time of the node's process, from now on."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self.before = self.peak = process.memory_info().rss
+        self.before_s = self.processor_s()
+
+    def processor_s(self) -> float:
+        """User and system time so far; that of a process which has ended is lost."""
+        try:
+            times = self._process.cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
+
+    async def watch(self) -> None:
+        """Note the most memory, until cancelled or the process has ended."""
+        while self._process.is_running():
+            with contextlib.suppress(psutil.Error):
+                self.peak = max(self.peak, self._process.memory_info().rss)
+            await asyncio.sleep(_SAMPLE_S)
+
+
+async def _attacker(given: dict[str, Any]) -> str:
+    attacker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.hostile.attacker"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            said, _ = await attacker.communicate(json.dumps(given).encode() + b"\n")
+    except TimeoutError:
+        attacker.kill()
+        await attacker.wait()
+        return f"the attack was stopped after {DEADLINE_S:.0f} s"
+    if attacker.returncode:
+        return f"the attack failed with code {attacker.returncode}"
+    return said.decode().strip()

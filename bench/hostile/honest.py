@@ -8,7 +8,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
@@ -21,6 +21,9 @@ from storenode.wire.storenode.v1.store_pb2 import (
 )
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+
+if TYPE_CHECKING:
+    from storenode.wire.storenode.v1.store_pb2_grpc import StoreAsyncStub
 
 PUBSUB: Final = "/waku/2/rs/1/0"
 TOPIC: Final = "/honest/1/lobby/proto"
@@ -58,7 +61,9 @@ class HonestClient:
     def __init__(self, target: Target) -> None:
         self.seen = Seen()
         self._target = target
-        self._metadata = [("authorization", f"Bearer {target.token}")] if target.token else []
+        self._metadata: tuple[tuple[str, str | bytes], ...] = ()
+        if target.token:
+            self._metadata = (("authorization", f"Bearer {target.token}"),)
 
     async def run(self, ended: asyncio.Event) -> None:
         """Go on until told to end; each call under way may end by itself."""
@@ -88,7 +93,7 @@ class HonestClient:
                 taken.append(time.monotonic() - began_s)
             await asyncio.sleep(_PAUSE_S)
 
-    async def _publish(self, store: StoreStub) -> None:
+    async def _publish(self, store: StoreAsyncStub) -> None:
         request, now_ns = PublishRequest(), time.time_ns()
         item = request.messages.add(pubsub_topic=PUBSUB)
         item.message.content_topic, item.message.timestamp = TOPIC, now_ns
@@ -97,7 +102,7 @@ class HonestClient:
         if answer.results[0].outcome not in _HELD:
             raise Unexpected(answer.results[0].reason)
 
-    async def _query(self, store: StoreStub) -> None:
+    async def _query(self, store: StoreAsyncStub) -> None:
         request = StoreQueryRequest(
             request_id="honest", include_data=True, pubsub_topic=PUBSUB, content_topics=[TOPIC]
         )
@@ -105,7 +110,7 @@ class HonestClient:
         if answer.status_code != 200:
             raise Unexpected(f"{answer.status_code} {answer.status_desc}")
 
-    async def _scan(self, store: StoreStub) -> None:
+    async def _scan(self, store: StoreAsyncStub) -> None:
         request = ScanRequest(filter=ContentFilter(content_topics=[TOPIC]), include_data=True)
         async for _ in store.Scan(request, metadata=self._metadata, timeout=_PATIENCE_S):
             pass

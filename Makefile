@@ -18,7 +18,7 @@ TESTS := tests/faults tests/install tests/integration tests/embedded \
 	tests/sim tests/unit tests/interop tests/layering
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo pipeline test check-browser sim bench soak lint format types proto \
+.PHONY: help run demo pipeline test check-browser sim bench soak fuzz-kernel hostile lint format types proto \
 	proto-check docs check-deploy audit-dependencies dist lock clean
 
 help: ## show this list
@@ -56,6 +56,12 @@ bench: $(DEV) ## run the benchmarks; ARGS are names of some and --messages N
 
 soak: $(DEV) ## three nodes under fire for twenty minutes; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m bench soak $(ARGS)
+
+fuzz-kernel: $(DEV) ## mutate payloads against the kernel, built with sanitizers; ARGS='--help'
+	@exec $(BIN)/python -m bench.hostile.kernel $(ARGS)
+
+hostile: $(DEV) ## attack a node, and say what it costs; ARGS='--help' lists what can be asked
+	@exec $(BIN)/python -m bench hostile $(ARGS)
 
 lint: $(DEV) ## check format and style
 	$(BIN)/ruff format --check .

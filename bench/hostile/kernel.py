@@ -1,0 +1,232 @@
+"""Feeds the compiled kernel what strangers may send, under the sanitizers of the C compiler.
+
+``make fuzz-kernel`` builds `reconcile/native` with those for addresses and undefined behaviour in a
+directory that it removes, and, in a process that has them preloaded, does two things with it:
+
+1. it mutates payloads, decodes each with the kernel and without, and has a session answer it both
+   ways: results, refusals and answers must be the same;
+2. with ``--tests`` it runs the unit tests of `reconcile`, which compare every other entry point.
+
+A finding ends it with code 1 and the seed, or the sanitizer's report. Needs gcc or clang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from reconcile.index import IndexView
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SOURCES: Final = ROOT / "reconcile/native"
+MODULE: Final = "reconcile._kernel"
+FLAGS: Final = (
+    *("-std=c11", "-O1", "-g", "-shared", "-fPIC", "-fno-omit-frame-pointer"),
+    *("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+    "-DPy_LIMITED_API=0x030B0000",
+)
+IN_CHILD: Final = "STORENODE_SANITIZED_KERNEL"
+"""Set to the built file in the process that has the sanitizers."""
+
+EXTREMES: Final = (
+    b"\x00",
+    b"\x7f",
+    b"\x80\x01",
+    b"\xff\xff\xff\xff\x7f",
+    b"\xff" * 8 + b"\x7f",
+    b"\xff" * 10,
+    b"\x80\x00",
+)
+"""Varints: small, large, the largest, too large, longer than needed."""
+
+PROGRESS: Final = 20_000
+
+
+def main() -> int:
+    """Build, and run this program again on what was built."""
+    given = _arguments()
+    built = os.environ.get(IN_CHILD)
+    if built is not None:
+        _use(Path(built))
+        return _run_tests() if given.tests else _fuzz(given.seed, given.count)
+    compiler = os.environ.get("CC", "cc")
+    with tempfile.TemporaryDirectory(prefix="storenode-kernel-") as directory:
+        file = Path(directory, "_kernel.abi3.so")
+        sources = sorted(map(str, SOURCES.glob("*.c")))
+        include = f"-I{sysconfig.get_paths()['include']}"
+        subprocess.run([compiler, *FLAGS, include, *sources, "-o", str(file)], check=True)
+        runtime = subprocess.run(
+            [compiler, "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
+        ).stdout.strip()
+        again = [sys.executable, "-m", "bench.hostile.kernel", *sys.argv[1:]]
+        environment = os.environ | {
+            IN_CHILD: str(file),
+            "LD_PRELOAD": runtime,
+            # Python keeps memory to its end on purpose.
+            "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=1",
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+            "PYTHONMALLOC": "malloc",
+        }
+        return subprocess.run(again, env=environment, cwd=ROOT, check=False).returncode
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, prog="make fuzz-kernel")
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--count", type=int, default=20_000, help="payloads [%(default)s]")
+    parser.add_argument("--tests", action="store_true", help="run the unit tests instead")
+    return parser.parse_args()
+
+
+def _use(file: Path) -> None:
+    """Let `reconcile` find this kernel in place of its own."""
+    loader = ExtensionFileLoader(MODULE, str(file))
+    spec = spec_from_file_location(MODULE, file, loader=loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    import reconcile  # noqa: PLC0415 - the kernel comes first
+
+    sys.modules[MODULE] = module
+    reconcile._kernel = module  # type: ignore[attr-defined]
+    from reconcile import kernel  # noqa: PLC0415
+
+    assert kernel.compiled is module, "the kernel is of another version than the package"
+
+
+def _run_tests() -> int:
+    import pytest  # noqa: PLC0415 - needed for the tests alone
+
+    return int(pytest.main(["-q", "-p", "no:cacheprovider", str(ROOT / "tests/unit/reconcile")]))
+
+
+def _fuzz(seed: int, count: int) -> int:
+    from reconcile import kernel  # noqa: PLC0415 - after the kernel was put in its place
+
+    view, payloads = _world(random.Random(seed))
+    for number in range(seed, seed + count):
+        rng = random.Random(number)
+        data = _mutated(rng, rng.choice(payloads), payloads)
+        compiled = _outcome(data, view)
+        with kernel.python_only():
+            plain = _outcome(data, view)
+        if compiled != plain:
+            print(f"seed {number}: {data.hex()}\ncompiled: {compiled}\nplain:    {plain}")
+            return 1
+        if len(payloads) < PROGRESS and isinstance(plain, bytes) and len(plain) < len(data) + 9_000:
+            payloads.append(plain)
+        if (number - seed + 1) % PROGRESS == 0:
+            print(f"{number - seed + 1:,} payloads", flush=True)
+    print(f"{count:,} payloads from seed {seed}: compiled code and Python agree on all")
+    return 0
+
+
+def _world(rng: random.Random) -> tuple[IndexView, list[bytes]]:
+    """A view, and payloads that one side of a session with another sends."""
+    from reconcile.ids import END, LOWEST, SyncIds  # noqa: PLC0415
+    from reconcile.index import IndexView  # noqa: PLC0415
+    from reconcile.session import Begin, Role, Session, SessionConfig  # noqa: PLC0415
+
+    ids = sorted({(rng.randrange(10**15), rng.randbytes(32)) for _ in range(3_000)})
+    ids += [(ids[-1][0] + 1, rng.randbytes(32)) for _ in range(40)]
+    view = IndexView.of(SyncIds.of(sorted(ids)))
+    payloads = [b"", b"\x01\x00"]
+    for size in (0, 1, 20, 500, 2_900):
+        theirs = IndexView.of(SyncIds.of(sorted(rng.sample(ids, size))))
+        config = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
+        payloads += _sent(Session(Role.INITIATOR, config), Begin(), theirs, view)
+    return view, payloads
+
+
+def _sent(session: Any, first: Any, own: IndexView, other: IndexView) -> list[bytes]:  # noqa: ANN401
+    """What both sides of a session say until its end."""
+    from reconcile.session import Received, Role, Session, SessionConfig  # noqa: PLC0415
+
+    peer = Session(Role.RESPONDER, SessionConfig(cluster=1, shards=()))
+    sides, said = [(session, own), (peer, other)], []
+    payload = _step(*sides[0], first)
+    while payload:
+        said.append(payload)
+        sides.reverse()
+        payload = _step(*sides[0], Received(payload))
+    return said
+
+
+def _step(session: Any, view: IndexView, given: Any) -> bytes | None:  # noqa: ANN401
+    """The payload that a session answers with; None: none."""
+    from reconcile.session import Answered, ReadEffect, Send  # noqa: PLC0415
+
+    sent, inputs = None, [given]
+    while inputs:
+        for effect in session.step(0, inputs.pop()):
+            match effect:
+                case ReadEffect():
+                    inputs.append(Answered(view.answer(effect.read)))
+                case Send():
+                    sent = effect.payload
+    return sent
+
+
+def _outcome(data: bytes, view: IndexView) -> object:
+    """The answer to a payload, or what is said against it."""
+    from reconcile.codec import LimitExceeded, MalformedPayload  # noqa: PLC0415
+    from reconcile.session import Received, Role, Session, SessionConfig  # noqa: PLC0415
+
+    session = Session(Role.RESPONDER, SessionConfig(cluster=1, shards=()))
+    try:
+        return _step(session, view, Received(data))
+    except (MalformedPayload, LimitExceeded) as refusal:
+        return type(refusal).__name__, str(refusal)
+
+
+def _mutated(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    changes: list[Callable[[bytearray, int], None]] = [_flip, _cut, _end, _extreme, _repeat]
+    changed = bytearray(data)
+    for _ in range(rng.choice((0, 1, 1, 2, 3, 8))):
+        place = rng.randrange(len(changed) + 1)
+        kind = rng.randrange(len(changes) + 1)
+        if kind == len(changes):
+            other = rng.choice(others)
+            changed[place:] = other[rng.randrange(len(other) + 1) :]
+        else:
+            changes[kind](changed, place << 16 | rng.randrange(1 << 16))
+    return bytes(changed)
+
+
+def _flip(data: bytearray, dice: int) -> None:
+    if data:
+        data[(dice >> 16) % len(data)] ^= 1 << (dice & 7)
+
+
+def _cut(data: bytearray, dice: int) -> None:
+    place = dice >> 16
+    del data[place : place + dice % 40]
+
+
+def _end(data: bytearray, dice: int) -> None:
+    del data[dice >> 16 :]
+
+
+def _extreme(data: bytearray, dice: int) -> None:
+    place, value = dice >> 16, EXTREMES[dice % len(EXTREMES)]
+    data[place : place + (dice >> 8) % 3] = value
+
+
+def _repeat(data: bytearray, dice: int) -> None:
+    place = dice >> 16
+    data[place:place] = data[place : place + dice % 200]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

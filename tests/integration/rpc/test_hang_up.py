@@ -37,11 +37,10 @@ async def test_the_connection_that_is_named_is_closed(host: str) -> None:
         grpc.aio.insecure_channel(f"{host}:{port}", OWN_CONNECTION) as first,
         grpc.aio.insecure_channel(f"{host}:{port}", OWN_CONNECTION) as second,
     ):
-        calls = [
-            channel.unary_stream("/test/Endless", None, None)(b"") for channel in (first, second)
-        ]
-        for call in calls:
-            assert await call.read() == b"begun"
+        calls = []
+        for channel in (first, second):
+            calls.append(channel.unary_stream("/test/Endless", None, None)(b""))
+            assert await calls[-1].read() == b"begun"
         assert hang_up([callers[0], "ipv4:127.0.0.1:1", "unix:"]) == 1
         assert await calls[0].code() is grpc.StatusCode.UNAVAILABLE
         await ended.wait()

@@ -107,6 +107,7 @@ class Outlet:
     __slots__ = (
         "_all",
         "_end",
+        "_left_bytes",
         "_most_bytes",
         "_page_bytes",
         "caller",
@@ -125,6 +126,7 @@ class Outlet:
         self.ended_s: float | None = None
         self.stalled_s = 0.0
         self._all = everything
+        self._left_bytes = 0  # what gRPC holds of a page that was broken off
         self._end: Callable[[], object] | None = None
         self._page_bytes = self._most_bytes = FIRST_PAGE_BYTES
 
@@ -153,13 +155,19 @@ class Outlet:
             size //= 2
         return size
 
-    async def take(self, size_bytes: int) -> None:
-        """Wait for bytes of the budget, and take them.
+    async def take(self, size_bytes: int) -> int:
+        """Wait for bytes of the budget, and take them, no more than one call's share; how many.
 
         Raises:
             RpcFailure: there was no room for long.
         """
+        size_bytes = self._share(size_bytes)
         await self._all.take(self, size_bytes)
+        return size_bytes
+
+    def _share(self, size_bytes: int) -> int:
+        """No call waits until the greater part of the budget is free."""
+        return min(size_bytes, self._all.limit_bytes // LARGEST_SHARE)
 
     def add(self, size_bytes: int) -> None:
         """Take without waiting, or give back."""
@@ -170,15 +178,14 @@ class Outlet:
         """Around the sending of one response; one without a `Room` takes what it needs."""
         extra = 0 if self.held_bytes else COPIES * size_bytes
         if extra and size_bytes > SMALL_ANSWER_BYTES:
-            await self.take(extra)
+            extra = await self.take(extra)
         else:
             self.add(extra)
         began_s = self.sending_s = self._all.now_s()
         try:
             yield
         except BaseException:
-            if self.ended_s is not None:
-                self.add(size_bytes)  # gRPC's copy: rule 4
+            self._left_bytes = size_bytes
             raise
         finally:
             self.add(-extra)
@@ -199,7 +206,7 @@ class Outlet:
         """
         more_bytes = COPIES * size_bytes - self.held_bytes
         if refusable and more_bytes > COPIES * SMALL_ANSWER_BYTES:
-            await self._all.grow(self, more_bytes)
+            await self._all.grow(self, self._share(more_bytes))
         else:
             self.add(more_bytes)
         self.sending_s = self._all.now_s()
@@ -227,8 +234,7 @@ class Outlet:
             ) from None
         finally:
             self._end = None
-            if self.ended_s is None:
-                self.add(-self.held_bytes)
+            self.add((0 if self.ended_s is None else self._left_bytes) - self.held_bytes)
 
     def close(self) -> None:
         """GRPC has done with the call."""
@@ -238,14 +244,14 @@ class Outlet:
         """True when the call was ended and gRPC still holds something for it."""
         return self.ended_s is not None and now_s - self.ended_s > LINGER_S
 
-    def end(self, now_s: float) -> None:
-        """End the call, of which nothing is taken any more."""
+    def end(self, now_s: float) -> bool:
+        """End the call, of which nothing is taken any more; False where only gRPC could."""
         assert self.sending_s is not None
         self.ended_s, self.stalled_s = now_s, now_s - self.sending_s
         if self._end is None:
-            hang_up(self.connection)
-        else:
-            self._end()
+            return False
+        self._end()
+        return True
 
 
 class UnsentAnswers:
@@ -381,9 +387,10 @@ class UnsentAnswers:
         self._serve()
         if not self._waiting or now_s - min(each.since_s for each in self._waiting) < CONTENDED_S:
             return
-        for connection in {each.connection for each in self._ended if each.lingers(now_s)}:
-            hang_up(connection)
-        self._end_stalled(self._waiting[0], now_s)
+        lingering = {each.connection for each in self._ended if each.lingers(now_s)}
+        lingering |= self._end_stalled(self._waiting[0], now_s)
+        if lingering:
+            hang_up(lingering)
 
     def _forget_done(self) -> None:
         for each in self._waiting:
@@ -397,8 +404,12 @@ class UnsentAnswers:
             grpc.StatusCode.RESOURCE_EXHAUSTED, FULL.format(limit=self.limit_bytes), retry=True
         )
 
-    def _end_stalled(self, first: _Waiting, now_s: float) -> None:
-        """End as many as make room for all that wait, the longest stalled first."""
+    def _end_stalled(self, first: _Waiting, now_s: float) -> set[str]:
+        """End as many as make room for all that wait, the longest stalled first.
+
+        The connections that must be closed for it.
+        """
+        closing: set[str] = set()
         wanted = sum(waiting.size_bytes for waiting in self._waiting) - self.free_bytes
         wanted -= sum(outlet.held_bytes for outlet in self._ended)
         sending = [
@@ -411,9 +422,11 @@ class UnsentAnswers:
         weight = self._weight(first.outlet)
         for since_s, outlet in sorted(sending, key=itemgetter(0)):
             if wanted <= 0:
-                return
+                break
             if now_s - since_s < PATIENCE_S and self._weight(outlet) <= weight:
                 continue
             wanted -= outlet.held_bytes
             self._ended.add(outlet)
-            outlet.end(now_s)
+            if not outlet.end(now_s):
+                closing.add(outlet.connection)
+        return closing

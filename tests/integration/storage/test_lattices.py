@@ -264,6 +264,7 @@ async def test_an_upgrade_knows_nothing_until_it_is_summed_up(
     await fold_until(connection)
     for statement in (
         "alter table storenode.buckets drop column lattice, drop column lattice_count",
+        "alter table storenode.store drop column cursor_key",
         "update storenode.alembic_version set version_num = '0005'",
     ):
         await connection.execute(statement.encode())

@@ -37,7 +37,7 @@ class World:
         self.time_s = 1_000.0
         self.hung_up: list[str] = []
         self.tasks: list[asyncio.Task[None]] = []
-        monkeypatch.setattr(unsent, "hang_up", self.hung_up.append)
+        monkeypatch.setattr(unsent, "hang_up", self.hung_up.extend)
         self.answers = UnsentAnswers(lambda: self.time_s, 8 * MIB)
 
     def stall(self, outlet: Outlet, size_bytes: int = FIRST_PAGE_BYTES) -> asyncio.Task[None]:
@@ -45,6 +45,7 @@ class World:
 
         async def call() -> None:
             with outlet.ending():
+                outlet.add(COPIES * size_bytes)
                 async with outlet.sending(size_bytes):
                     await asyncio.get_running_loop().create_future()
 
@@ -54,7 +55,7 @@ class World:
 
     def wait(self, outlet: Outlet, size_bytes: int) -> asyncio.Task[None]:
         """A call that asks for room."""
-        task = asyncio.create_task(outlet.take(size_bytes))
+        task = asyncio.create_task(self.answers.take(outlet, size_bytes))
         self.tasks.append(task)
         return task
 
@@ -215,10 +216,10 @@ async def test_a_caller_that_keeps_what_it_was_sent_loses_its_connection(world: 
 async def test_a_unary_answer_that_is_not_taken_ends_with_its_connection(world: World) -> None:
     outlet = world.answers.open("a", "1")
     await outlet.answered(2 * MIB, refusable=True)
-    world.answers.open("b", "2").add(2 * MIB)
+    world.answers.open("b", "2").add(7 * MIB)
     world.wait(world.answers.open("c", "3"), MIB)
     await settled()
-    await world.pass_s(STALL_S)
+    await world.pass_s(PATIENCE_S)
     assert world.hung_up == ["1"]
 
 
@@ -265,7 +266,7 @@ async def test_a_call_that_leaves_gives_everything_back(world: World) -> None:
     await world.pass_s(1)
     holder.close()
     assert world.answers.used_bytes == 0
-    await world.answers.open("c", "3").take(8 * MIB)
+    await world.answers.take(world.answers.open("c", "3"), 8 * MIB)
 
 
 async def test_the_callers_own_end_is_no_stall(world: World) -> None:

@@ -1,0 +1,49 @@
+"""A connection that gRPC serves is closed, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from store.rpc.hang_up import hang_up
+
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_the_connection_that_is_named_is_closed(host: str) -> None:
+    callers: list[str] = []
+    ended = asyncio.Event()
+
+    async def endless(_request: bytes, context: Any) -> None:  # noqa: ANN401 - of grpc.aio
+        callers.append(context.peer())
+        await context.write(b"begun")
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.set()
+
+    server = grpc.aio.server()
+    handler = grpc.unary_stream_rpc_method_handler(endless)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("test", {"Endless": handler}),)
+    )
+    port = server.add_insecure_port(f"{host}:0")
+    await server.start()
+    async with (
+        grpc.aio.insecure_channel(f"{host}:{port}", OWN_CONNECTION) as first,
+        grpc.aio.insecure_channel(f"{host}:{port}", OWN_CONNECTION) as second,
+    ):
+        calls = []
+        for channel in (first, second):
+            calls.append(channel.unary_stream("/test/Endless", None, None)(b""))
+            assert await calls[-1].read() == b"begun"
+        assert hang_up([callers[0], "ipv4:127.0.0.1:1", "unix:"]) == 1
+        assert await calls[0].code() is grpc.StatusCode.UNAVAILABLE
+        await ended.wait()
+        assert not calls[1].done()
+        assert hang_up([callers[0]]) == 0
+    await server.stop(0)

@@ -12,12 +12,17 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from store.rpc.limits import MAX_PEER_FRAME_BYTES
+from store.rpc.limits import (
+    HANDSHAKE_TIMEOUT_MS,
+    IDLE_CONNECTION_MS,
+    LOOKAHEAD_BYTES,
+    MAX_CONNECTIONS,
+    MAX_PEER_FRAME_BYTES,
+    MAX_PENDING_CALLS,
+    MAX_STREAMS_PER_CONNECTION,
+)
 from store.rpc.tls import TlsFiles, server_credentials
 from storenode.message.limits import MAX_REQUEST_BYTES
-
-MAX_STREAMS_PER_CONNECTION: Final = 10_000
-"""Calls under way over one connection; thousands of followers may share one."""
 
 MAX_METADATA_BYTES: Final = 16 * 1024
 
@@ -135,6 +140,16 @@ def _options(*, peers: bool) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", MAX_PEER_FRAME_BYTES if peers else MAX_REQUEST_BYTES),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS // 2),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS),
+        # Without a bound of ours the windows grow with the bandwidth of who sends.
+        ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+        ("grpc.http2.bdp_probe", 0),
+        # gRPC would unpack a request before its size is known; without this bit it refuses it.
+        ("grpc.compression_enabled_algorithms_bitset", 1 << grpc.Compression.NoCompression),
         # A second node on the same port must fail instead of taking half of the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),

@@ -137,10 +137,11 @@ class Connection:
 
 
 @asynccontextmanager
-async def connected(address: str) -> AsyncIterator[Connection]:
-    """Connect to HOST:PORT in clear."""
+async def connected(address: str, source: str | None = None) -> AsyncIterator[Connection]:
+    """Connect to HOST:PORT in clear; ``source``: from this address of the machine."""
     host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    local = None if source is None else (source, 0)
+    reader, writer = await asyncio.open_connection(host, int(port), local_addr=local)
     connection = Connection(reader, writer)
     reading = asyncio.create_task(connection.read())
     try:

@@ -37,9 +37,6 @@ MAX_PENDING_CALLS: Final = 16_384
 """Calls of all connections that the process has not taken up. From half of this on gRPC turns some
 away, with CANCELLED, whoever makes them: it must be far above what one caller can cause."""
 
-MAX_CONNECTIONS: Final = 4_096
-"""Connections to one listener; further ones are closed at once."""
-
 HANDSHAKE_TIMEOUT_MS: Final = 10_000
 """For TLS and the first frame of HTTP/2, from the connection on."""
 

@@ -22,12 +22,16 @@ MAX_UNFINISHED_OPEN_REQUESTS: Final = 4
 """Requests that gRPC may hold in part at one time, each of the largest size; the second number is
 that of calls which need no token, such as health checks."""
 
+MAX_WAITING_REQUESTS: Final = 2_048
+"""Calls that wait for such a place, each with `LOOKAHEAD_BYTES` of its request."""
+
 REQUEST_TIMEOUT_S: Final = 60.0
 CROWDED_TIMEOUT_S: Final = 0.5
 """How long a request may take to come in full; the second one while others wait for its place."""
 
-LOOKAHEAD_BYTES: Final = 64 * 1024
-"""What a caller may send of a message before it is read."""
+LOOKAHEAD_BYTES: Final = 128 * 1024
+"""What a caller may send of a message before it is read. A stream of smaller requests is no faster
+than this in each round trip."""
 
 MAX_STREAMS_PER_CONNECTION: Final = 256
 """Calls under way over one connection, those included that were dropped and not yet cleared away.

@@ -6,7 +6,8 @@ read is to allow a request of the largest size. So a call shows who makes it fir
 of few places, and reads. A small request is there at once and needs its place for a moment.
 
 Those that wait are served in turn, one per connection and round. While somebody waits, a place is
-kept for `CROWDED_TIMEOUT_S` only.
+kept for `CROWDED_TIMEOUT_S` only. Of too many that wait, one of the connection with the most is
+refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from store.rpc.failure import RpcFailure
 from store.rpc.limits import (
     CROWDED_TIMEOUT_S,
     MAX_UNFINISHED_REQUESTS,
+    MAX_WAITING_REQUESTS,
     REQUEST_TIMEOUT_S,
 )
 
@@ -42,6 +44,7 @@ class Receiving:
     def __init__(self, places: int = MAX_UNFINISHED_REQUESTS) -> None:
         self._free = places
         self._unhurried: dict[asyncio.Timeout, float] = {}
+        self._queued = 0
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def request(
@@ -82,17 +85,33 @@ class Receiving:
 
     async def _turn(self, connection: str) -> None:
         """Wait for a place, which the one who leaves hands over."""
+        if self._queued >= MAX_WAITING_REQUESTS:
+            self._refuse_one()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(connection, deque()).append(turn)
         for limit, began_s in self._unhurried.items():
             _shorten(limit, began_s)
         self._unhurried.clear()
+        self._queued += 1
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._leave()
             raise
+        finally:
+            self._queued -= 1
+
+    def _refuse_one(self) -> None:
+        waiting = self._waiting
+        while waiting:
+            connection = max(waiting, key=lambda each: len(waiting[each]))
+            turn = waiting[connection].pop()
+            if not waiting[connection]:
+                del waiting[connection]
+            if not turn.done():
+                turn.set_exception(_crowded())
+                return
 
     def _leave(self) -> None:
         """Hand a place to the next connection in turn, or free it."""

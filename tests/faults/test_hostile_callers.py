@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import grpc
 import psutil
@@ -69,7 +70,7 @@ class Honest:
     slowest_s: float = 0.0
     grown_mib: float = 0.0
 
-    async def call(self, store: StoreStub, token: str | None) -> None:
+    async def call(self, store: Any, token: str | None) -> None:  # noqa: ANN401 - a stub of grpc.aio
         """Make one call, and note how it went."""
         metadata = [("authorization", f"Bearer {token}")] if token else []
         began_s = time.monotonic()
@@ -86,7 +87,7 @@ async def honest(node: NodeProcess, token: str | None = None) -> AsyncIterator[H
     """Watch a node while the block attacks it."""
     seen, process = Honest(), psutil.Process(node.process.pid)
     async with grpc.aio.insecure_channel(node.listen) as channel:
-        store = StoreStub(channel)
+        store: Any = StoreStub(channel)
         for _ in range(20):
             await seen.call(store, token)
         before = process.memory_info().rss

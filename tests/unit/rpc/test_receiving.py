@@ -106,7 +106,7 @@ async def test_places_come_back_whoever_leaves_and_how() -> None:
         waiter.cancel()
         await asyncio.gather(holder, waiter, return_exceptions=True)
     with pytest.raises(NoRequest):
-        await read(places, Caller(request=grpc.aio.EOF))
+        await read(places, Caller(request=object()))
     assert await read(places, Caller(request=b"x"), wait=False) == b"x"
 
 
@@ -119,3 +119,23 @@ async def test_without_waiting_a_full_house_is_told_at_once() -> None:
     assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     holder.cancel()
     await asyncio.gather(holder, return_exceptions=True)
+
+
+async def test_of_too_many_that_wait_one_of_the_fullest_connection_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(receiving, "MAX_WAITING_REQUESTS", 4)
+    places, holder = Receiving(1), Caller()
+    holding = asyncio.create_task(read(places, holder))
+    crowd = [asyncio.create_task(read(places, Caller("ipv4:192.0.2.1:1"))) for _ in range(4)]
+    await asyncio.sleep(0)
+    alone = asyncio.create_task(read(places, Caller("ipv4:192.0.2.2:1", b"x")))
+    done, _ = await asyncio.wait(crowd, return_when=asyncio.FIRST_COMPLETED)
+    assert [type(task.exception()) for task in done] == [RpcFailure]
+    holder.request.set_result(b"y")
+    assert await holding == b"y"
+    for task in crowd:
+        task.cancel()
+    assert await alone == b"x"
+    await asyncio.gather(*crowd, return_exceptions=True)
+    assert await read(places, Caller(request=b"z"), wait=False) == b"z"

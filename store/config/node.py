@@ -199,6 +199,16 @@ class NodeConfig:
         size_up_to(most.LARGEST_UNSENT_BYTES),
         format_size(DEFAULT_UNSENT_BYTES),
     )
+    max_connections: int = limit(
+        "Connections to one gRPC listener.",
+        click.IntRange(1, most.LARGEST_CONNECTIONS),
+        most.DEFAULT_CONNECTIONS,
+    )
+    max_connections_per_host: int = limit(
+        "Connections from one host to all gRPC listeners; of more the newest are closed.",
+        click.IntRange(1, most.LARGEST_CONNECTIONS),
+        most.DEFAULT_CONNECTIONS_PER_HOST,
+    )
 
     max_batch_messages: int = request(
         "Messages in one publishing request.",

@@ -1,15 +1,15 @@
 """The wrapper around every call: who calls, may it, how it ends.
 
-In this order: metadata, identity and right, readiness, quota, the handler; then the status, one
-log line for a failure, and the metrics. Handlers deal in bytes and raise; they never see a status
-code that they did not choose.
+In this order: metadata, identity and right, quota, readiness, the request, the handler; then the
+status, one log line for a failure, and the metrics. Handlers deal in bytes and raise; they never
+see a status code that they did not choose.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager, nullcontext
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final, Literal, TypeAlias, TypeVar
@@ -39,6 +39,7 @@ from store.rpc.limits import (
     MAX_SERIES,
     MAX_SMALL_REQUEST_BYTES,
 )
+from store.rpc.receiving import NoRequest
 from store.rpc.unsent import Outlet
 from store.rpc.window import Budget
 
@@ -97,6 +98,18 @@ class Call:
         reason = None if self.method.always else self.node.unready()
         if reason is not None:
             raise unready(reason)
+
+    async def request(self, context: Context) -> bytes:
+        """Read and charge the one request of the call.
+
+        Raises:
+            RpcFailure: it has not come in time, is too large, or too much was sent lately.
+        """
+        node = self.node
+        receiving = node.open_receiving if self.method.right is None else node.receiving
+        request = await receiving.request(context)
+        self.charge(len(request), counted=True)
+        return request
 
     def charge(self, size_bytes: int, *, counted: bool) -> None:
         """Charge one request; ``counted``: the beginning of the call has counted it.
@@ -188,32 +201,46 @@ class Wrapper:
     def unary(
         self, method: Method, handle: UnaryHandler, refuse: Refusal | None = None
     ) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """A unary method; ``refuse`` makes a response of what may be retried later."""
+        """A unary method; ``refuse`` makes a response of what may be retried later.
 
-        async def serve(request: bytes, context: Context) -> bytes:
+        To gRPC it is one that takes a stream: else the request would be read before it is known
+        who sends it.
+        """
+
+        async def serve(_requests: object, context: Context) -> bytes:
+            request: bytes | None = None
+
             async def answer(call: Call) -> bytes:
+                nonlocal request
                 call.check_ready()
-                call.charge(len(request), counted=True)
+                request = await call.request(context)
                 is_large = method.timed and len(request) > COUNTED_REQUEST_BYTES
                 with self._room(len(request)) if is_large else nullcontext():
                     response = await handle(call, request)
                 await call.outlet.answered(len(response), refusable=method.timed)
                 return response
 
+            async def refused(failure: RpcFailure) -> bytes:
+                assert refuse is not None
+                if request is not None:
+                    return refuse(request, failure)
+                receiving = self._node.receiving
+                return refuse(await receiving.request(context, wait=False), failure)
+
             response = await self._serve(
-                method, context, answer, None if refuse is None else partial(refuse, request)
+                method, context, answer, None if refuse is None else refused
             )
             return b"" if response is None else response
 
-        return grpc.unary_unary_rpc_method_handler(serve)
+        return grpc.stream_unary_rpc_method_handler(serve)
 
     def stream(self, method: Method, handle: StreamHandler) -> grpc.RpcMethodHandler[bytes, bytes]:
         """A method that answers one request by a stream; each page waits for the reader."""
 
-        async def serve(request: bytes, context: Context) -> None:
+        async def serve(_requests: object, context: Context) -> None:
             async def answer(call: Call) -> None:
                 call.check_ready()
-                call.charge(len(request), counted=True)
+                request = await call.request(context)
                 begun = call.is_peer
                 is_large = method.timed and len(request) > COUNTED_REQUEST_BYTES
                 with self._room(len(request)) if is_large else nullcontext(), call.outlet.ending():
@@ -227,7 +254,7 @@ class Wrapper:
 
             await self._serve(method, context, answer)
 
-        return grpc.unary_stream_rpc_method_handler(serve)
+        return grpc.stream_stream_rpc_method_handler(serve)
 
     def bidi(self, method: Method, handle: BidiHandler) -> grpc.RpcMethodHandler[bytes, bytes]:
         """A method that reads and writes as it likes."""
@@ -262,7 +289,7 @@ class Wrapper:
         method: Method,
         context: Context,
         answer: Callable[[Call], Awaitable[_T]],
-        refuse: Callable[[RpcFailure], _T] | None = None,
+        refuse: Callable[[RpcFailure], Awaitable[_T]] | None = None,
     ) -> _T | None:
         node, began_ns = self._node, self._node.monotonic_ns()
         metadata, call, code = read_metadata(context), None, "OK"
@@ -279,10 +306,15 @@ class Wrapper:
         except (asyncio.CancelledError, CallerGone):
             code = "CANCELLED"
             raise asyncio.CancelledError from None
+        except NoRequest as none:
+            code = none.code.name
+            _end_with(context, none, metadata.request_id)
+            return None
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
             failure, foreseen = translate(error, metadata.request_id)
             if refuse is not None and failure.retry:
-                return refuse(failure)
+                with suppress(RpcFailure):
+                    return await refuse(failure)
             code = failure.code.name
             self._report(method, call, failure, None if foreseen else error)
             _end_with(context, failure, metadata.request_id)

@@ -16,7 +16,8 @@ from store.observe.metrics import Metrics
 from store.rpc.drain import Drain
 from store.rpc.followed import Followed
 from store.rpc.health import Health
-from store.rpc.limits import MAX_IN_FLIGHT_PUBLISH_BYTES
+from store.rpc.limits import MAX_IN_FLIGHT_PUBLISH_BYTES, MAX_UNFINISHED_OPEN_REQUESTS
+from store.rpc.receiving import Receiving
 from store.rpc.secret import PeerSecret
 from store.rpc.unsent import UnsentAnswers
 from store.rpc.window import Budget
@@ -97,6 +98,7 @@ class RpcContext:
     ``confirmations``: who waits for other stores to confirm what a publisher wants confirmed.
     ``tracing``: None while it is off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
+    ``receiving``, ``open_receiving``: where requests are read, and those of calls without a token.
     """
 
     identity: NodeIdentity
@@ -122,3 +124,7 @@ class RpcContext:
     followed: Followed = field(default_factory=Followed)
     unsent: UnsentAnswers = field(default_factory=lambda: UnsentAnswers(time.monotonic))
     in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))
+    receiving: Receiving = field(default_factory=Receiving)
+    open_receiving: Receiving = field(
+        default_factory=lambda: Receiving(MAX_UNFINISHED_OPEN_REQUESTS)
+    )

@@ -17,6 +17,36 @@ MAX_READ_FIELDS: Final = 32_768
 MAX_LARGE_READ_BYTES: Final = 128 * 1024 * 1024
 """Requests of all reads of a listener together that are large enough to be counted."""
 
+MAX_UNFINISHED_REQUESTS: Final = 16
+MAX_UNFINISHED_OPEN_REQUESTS: Final = 4
+"""Requests that gRPC may hold in part at one time, each of the largest size; the second number is
+that of calls which need no token, such as health checks."""
+
+MAX_WAITING_REQUESTS: Final = 2_048
+"""Calls that wait for such a place, each with `LOOKAHEAD_BYTES` of its request."""
+
+REQUEST_TIMEOUT_S: Final = 60.0
+CROWDED_TIMEOUT_S: Final = 0.5
+"""How long a request may take to come in full; the second one while others wait for its place."""
+
+LOOKAHEAD_BYTES: Final = 128 * 1024
+"""What a caller may send of a message before it is read. A stream of smaller requests is no faster
+than this in each round trip."""
+
+MAX_STREAMS_PER_CONNECTION: Final = 256
+"""Calls under way over one connection, those included that were dropped and not yet cleared away.
+gRPC's clients keep further ones until one has ended."""
+
+MAX_PENDING_CALLS: Final = 16_384
+"""Calls of all connections that the process has not taken up. From half of this on gRPC turns some
+away, with CANCELLED, whoever makes them: it must be far above what one caller can cause."""
+
+HANDSHAKE_TIMEOUT_MS: Final = 10_000
+"""For TLS and the first frame of HTTP/2, from the connection on."""
+
+IDLE_CONNECTION_MS: Final = 300_000
+"""A connection without a call is closed after this; gRPC's clients connect again when they call."""
+
 STREAM_WINDOW_REQUESTS: Final = 32
 STREAM_WINDOW_BYTES: Final = 16 * 1024 * 1024
 """Requests of one ``PublishStream`` that are under way at one time: some are written together, and

@@ -12,12 +12,16 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from store.rpc.limits import MAX_PEER_FRAME_BYTES
+from store.rpc.limits import (
+    HANDSHAKE_TIMEOUT_MS,
+    IDLE_CONNECTION_MS,
+    LOOKAHEAD_BYTES,
+    MAX_PEER_FRAME_BYTES,
+    MAX_PENDING_CALLS,
+    MAX_STREAMS_PER_CONNECTION,
+)
 from store.rpc.tls import TlsFiles, server_credentials
 from storenode.message.limits import MAX_REQUEST_BYTES
-
-MAX_STREAMS_PER_CONNECTION: Final = 10_000
-"""Calls under way over one connection; thousands of followers may share one."""
 
 MAX_METADATA_BYTES: Final = 16 * 1024
 
@@ -79,17 +83,19 @@ def bind(
     handlers: Sequence[Handler],
     tls: TlsFiles | None = None,
     *,
+    connections: int,
     peers: bool = False,
 ) -> Listener:
     """Make a server on an address, which queues connections until it is started.
 
-    `peers`: the larger requests of other nodes are let in.
+    `connections`: further ones are closed at once. `peers`: the larger requests of other nodes are
+    let in.
 
     Raises:
         BindError: The address is in use, not this machine's, or not allowed.
         TlsError: The certificate cannot be used.
     """
-    server = grpc.aio.server(options=_options(peers=peers))
+    server = grpc.aio.server(options=_options(connections, peers=peers))
     server.add_generic_rpc_handlers(tuple(handlers))
     credentials = None if tls is None else server_credentials(tls)
     try:
@@ -130,11 +136,21 @@ async def stop_all(listeners: Sequence[Listener], grace_s: float) -> None:
     await asyncio.gather(*(listener.stop(grace_s) for listener in listeners))
 
 
-def _options(*, peers: bool) -> list[tuple[str, int]]:
+def _options(connections: int, *, peers: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MAX_PEER_FRAME_BYTES if peers else MAX_REQUEST_BYTES),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS // 2),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS),
+        # Without a bound of ours the windows grow with the bandwidth of who sends.
+        ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+        ("grpc.http2.bdp_probe", 0),
+        # gRPC would unpack a request before its size is known; without this bit it refuses it.
+        ("grpc.compression_enabled_algorithms_bitset", 1 << grpc.Compression.NoCompression),
         # A second node on the same port must fail instead of taking half of the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),

@@ -10,8 +10,9 @@ from google.protobuf.descriptor_pool import Default
 from google.protobuf.message import DecodeError
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from store.rpc.call import Call, Context, receive, send
+from store.rpc.call import Call, Context, send
 from store.rpc.failure import malformed
+from store.rpc.receiving import NoRequest
 
 SERVICE: Final = reflection.SERVICE_NAME
 
@@ -57,10 +58,18 @@ class ReflectionService:
 
 
 async def _requests(call: Call, context: Context) -> AsyncGenerator[Any, None]:
-    while (request := await receive(context)) is not None:
+    while (request := await _request(call, context)) is not None:
         call.charge(len(request), counted=False)
         try:
             parsed = reflection_pb2.ServerReflectionRequest.FromString(request)
         except DecodeError:
             raise malformed("the request is no ServerReflectionRequest: send one") from None
         yield parsed
+
+
+async def _request(call: Call, context: Context) -> bytes | None:
+    """The next request, read where others may read that need no token."""
+    try:
+        return await call.node.open_receiving.request(context)
+    except NoRequest:
+        return None

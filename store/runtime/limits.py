@@ -47,6 +47,10 @@ MAX_STATUS_NOTES: Final = 5
 """Of a text that a peer may have written, and of the notes of one session."""
 
 TOKEN_CHECK_INTERVAL_S: Final = 2.0
+CONNECTIONS_INTERVAL_S: Final = 1.0
+RESERVED_DESCRIPTORS: Final = 256
+"""Of the process, for all but connections of callers: the database, files, and calls of others."""
+
 """How often the token file is looked at."""
 
 LOG_SUMMARY_INTERVAL_S: Final = 10.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,9 +10,11 @@ from store.config.node import NodeConfig
 from store.domain.ports import Services
 from store.observe.logging import get_logger
 from store.rpc.context import PeerRules, RpcContext
+from store.rpc.crowds import Crowds
 from store.rpc.listeners import ListenAddress, Listener, bind, require_free
 from store.rpc.server import build_handlers
 from store.rpc.tls import TlsFiles, check, first_dns_name
+from store.runtime.limits import RESERVED_DESCRIPTORS
 from store.runtime.peer_secret import read_peer_secret
 from storenode.cli.options.types import Address
 
@@ -32,6 +35,11 @@ class Listeners:
         if self.peer is self.client:
             return (self.client, self.admin)
         return (self.client, self.peer, self.admin)
+
+    def crowds(self, config: NodeConfig) -> Crowds:
+        """What bounds the connections of one host to all of them."""
+        ports = {int(each.address.rpartition(":")[2]) for each in self.all}
+        return Crowds(ports, config.max_connections_per_host)
 
 
 def check_certificates(config: NodeConfig) -> str | None:
@@ -79,12 +87,14 @@ def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> 
             _where("--peer-listen", config.peer_listen),
             build_handlers("peer", services, replace(base, peers=rules)),
             _peer_tls(config),
+            connections=_connections(config),
             peers=True,
         )
     admin = bind(
         _where("--admin-listen", config.admin_listen),
         build_handlers("admin", services, replace(base, open_admin=config.admin_listen.loopback)),
         _client_tls(config),
+        connections=_connections(config),
     )
     return Listeners(client, peer, admin)
 
@@ -93,7 +103,27 @@ def _bind_client(config: NodeConfig, services: Services, base: RpcContext) -> Li
     shared = not config.separate_peer_listener
     context = replace(base, peers=_peer_rules(config)) if shared else base
     handlers = build_handlers("client", services, context)
-    return bind(_where("--listen", config.listen), handlers, _client_tls(config), peers=shared)
+    return bind(
+        _where("--listen", config.listen),
+        handlers,
+        _client_tls(config),
+        connections=_connections(config),
+        peers=shared,
+    )
+
+
+def _connections(config: NodeConfig) -> int:
+    """Connections to one listener, for which the process is given descriptors where it may."""
+    listeners = 3 if config.separate_peer_listener else 2
+    wanted = config.max_connections * listeners + RESERVED_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < wanted:
+        soft = wanted if hard == unlimited else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == unlimited or soft >= wanted:
+        return config.max_connections
+    return max(1, (soft - RESERVED_DESCRIPTORS) // listeners)
 
 
 def _warn_of_locked_out_peers(config: NodeConfig) -> None:

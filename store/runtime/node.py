@@ -36,6 +36,7 @@ from store.runtime.gossiping import Gossiping, open_gossip
 from store.runtime.identity import kept_node_id
 from store.runtime.limits import (
     CONDITION_INTERVAL_S,
+    CONNECTIONS_INTERVAL_S,
     DRAIN_NOTICE_S,
     LOG_SUMMARY_INTERVAL_S,
     SUMMARY_INTERVAL_S,
@@ -176,6 +177,9 @@ class Node:
             await listener.start()
         stack.push_async_callback(self._exchange_tasks.stop)
         self._exchange_tasks.start("resume", peering.resumer.run)
+        self._tasks.start_every(
+            CONNECTIONS_INTERVAL_S, "connections", listeners.crowds(config).look
+        )
         self._readiness.set(Obstacle.STARTING, present=False)
         self._tell_ready(listeners, metrics_address, node_id)
         return listeners

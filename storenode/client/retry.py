@@ -28,6 +28,9 @@ from storenode.connection.errors import (
 # Past any maximum of the delay, and far from what a float cannot hold.
 _MAX_DOUBLINGS = 64
 
+_UNSERVED = "CANCELLED"
+"""How gRPC ends a call that the node has not taken up; the node itself never gives this code."""
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -36,7 +39,8 @@ class Retry:
     Every other node is tried at once. After a round in which all have failed comes a pause, from
     ``first_delay_s`` on twice as long each time up to ``max_delay_s``, and another round;
     ``attempts`` rounds in a row without progress are made, or with ``None`` any number of them. A
-    call that never made progress is given up after the first round unless ``at_start`` is true.
+    call that never made progress is given up after the first round unless ``at_start`` is true, or
+    a node ended it unserved, as gRPC does when too many calls wait.
     """
 
     attempts: int | None = DEFAULT_RETRY_ATTEMPTS
@@ -83,6 +87,7 @@ class Attempts:
         elif not isinstance(error, CallTimeout | NodeUnavailable):
             raise error
         self._repeatable = self._repeatable or error.retryable
+        self._may_repeat = self._may_repeat or error.code == _UNSERVED
         self._failures += 1
         self._nodes.failed(node)
         rounds, rest = divmod(self._failures, len(self._nodes))

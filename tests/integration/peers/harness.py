@@ -193,6 +193,7 @@ async def peer_node(
             ListenAddress("--peer-listen", "127.0.0.1", port),
             build_handlers(kind, services, context),
             tls,
+            connections=100,
             peers=True,
         )
         await listener.start()

@@ -3,17 +3,20 @@
 Source: the contract, "Peers", and the schema of the service. A session takes its place among the
 node's only when its first frame has come; a caller that says nothing holds none. Few first frames
 are read at a time: what callers without a session make this node hold in memory is bounded too.
+Trusted callers wait for their turn; of the others the one that is silent for longest loses it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Final, TypeVar
 
 from reconcile.session import Result, Role
+from store.domain.places import Caller
 from store.domain.ports import SyncEnding, SyncRole
 from store.domain.streams import FrameStream
 from store.sync.errors import (
@@ -25,7 +28,12 @@ from store.sync.errors import (
     TransferFailed,
 )
 from store.sync.frames import Reconcile, pieces
-from store.sync.limits import FIRST_FRAME_S, MAX_OPENING_CALLS, MAX_OPENING_CALLS_OF_PEER
+from store.sync.limits import (
+    FIRST_FRAME_S,
+    MAX_OPENING_CALLS,
+    MAX_OPENING_CALLS_OF_PEER,
+    MAX_STRANGE_OPENING_CALLS,
+)
 from store.sync.session.exchange import Account, Exchange
 from store.sync.session.reconciling import asked_range, first_frame, in_time, time_limit
 from store.sync.session.registry import Refusal, Refused, Session, State
@@ -47,33 +55,36 @@ class Responder:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._opening = asyncio.Semaphore(MAX_OPENING_CALLS)
+        self._strangers: dict[asyncio.Timeout, None] = {}
         self._openers: Counter[str] = Counter()
 
-    async def reconcile(self, node_id: str, store_id: str, stream: FrameStream) -> None:
-        """Answer ``Reconcile`` of the node with these IDs.
+    async def reconcile(self, caller: Caller, stream: FrameStream) -> None:
+        """Answer ``Reconcile`` of this caller.
 
         Raises:
             PeerFailed: the peer failed, or must wait; `GaveWay`: another session goes first.
             MalformedPayload, LimitExceeded: what it sent is refused.
             StoreUnavailable, StoreBusy: the database does not serve.
         """
-        exchange, account = self._exchange, self._account(node_id, store_id)
-        async with self._slot(node_id):
+        exchange, account = self._exchange, self._account(caller)
+        async with self._slot(caller):
             frame = await first_frame(stream, exchange.work.observer)
             if frame is None:
                 return
             name = f"{exchange.work.environment.random.getrandbits(8 * SESSION_ID_BYTES):032x}"
-            opened = exchange.sessions.accept(account.began_ns, node_id, store_id, name)
+            opened = exchange.sessions.accept(exchange.work.steady_ns(), caller, name)
         if isinstance(opened, Refusal):
             del frame
             await self._refuse(opened, account, stream)
             return
         exchange.stop(opened.ended)
-        await self._observed(account, self._reconcile(opened.session, account, stream, frame))
+        heard = _Heard(stream, partial(self._heard, opened.session))
+        await self._observed(account, self._reconcile(opened.session, account, heard, frame))
 
-    async def transfer(self, node_id: str, stream: FrameStream) -> None:
+    async def transfer(self, caller: Caller, stream: FrameStream) -> None:
         """Answer ``Transfer``; raises as `reconcile`, and `TransferFailed`."""
-        async with self._slot(node_id):
+        node_id = caller.node_id
+        async with self._slot(caller):
             frame = await in_time(stream.read(), FIRST_FRAME_S)
             if frame is None:
                 raise ProtocolBroken(
@@ -84,19 +95,23 @@ class Responder:
             found = nothing or self._exchange.claim(node_id, session_id)
             if isinstance(found, Refusal):
                 raise SessionUnknown(found.sentence)
-        resumed = _Resumed(stream, frame)
-        del frame
         if isinstance(found, Transfer):
-            await transfer(found, resumed, self._exchange.work.transfer)
+            await transfer(found, _Heard(stream, _ignore, frame), self._exchange.work.transfer)
             return
         session, account = found
-        report = await self._observed(account, self._transfer(session, account, resumed))
+        self._heard(session)
+        heard = _Heard(stream, partial(self._heard, session), frame)
+        del frame
+        report = await self._observed(account, self._transfer(session, account, heard))
         if report.fault:
             raise TransferFailed(report.fault, report.error)
+        if report.stored or report.stored_by_peer:
+            self._exchange.sessions.useful(session)
 
     @asynccontextmanager
-    async def _slot(self, node_id: str) -> AsyncIterator[None]:
+    async def _slot(self, caller: Caller) -> AsyncIterator[None]:
         """Around the wait for a first frame; one peer alone cannot keep all the others out."""
+        node_id = caller.node_id
         if self._openers[node_id] >= MAX_OPENING_CALLS_OF_PEER:
             raise TooManyCalls(
                 f"limit of {MAX_OPENING_CALLS_OF_PEER} calls of one peer that wait for their first "
@@ -104,11 +119,36 @@ class Responder:
             )
         self._openers[node_id] += 1
         try:
-            async with self._opening:
+            async with self._opening if caller.trusted else self._strange():
                 yield
         finally:
             self._openers[node_id] -= 1
             self._openers += Counter()
+
+    @asynccontextmanager
+    async def _strange(self) -> AsyncIterator[None]:
+        """Around the wait of an untrusted caller, which newer ones may end."""
+        wait = asyncio.timeout(None)
+        try:
+            async with wait:
+                self._strangers[wait] = None
+                if len(self._strangers) > MAX_STRANGE_OPENING_CALLS:
+                    longest = next(iter(self._strangers))
+                    del self._strangers[longest]
+                    longest.reschedule(asyncio.get_running_loop().time())
+                yield
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            raise TooManyCalls(
+                f"limit of {MAX_STRANGE_OPENING_CALLS} calls that wait for their first frame is "
+                "reached, and newer ones came: send the frame with the call, or retry"
+            ) from None
+        finally:
+            self._strangers.pop(wait, None)
+
+    def _heard(self, session: Session) -> None:
+        self._exchange.sessions.heard(self._exchange.work.steady_ns(), session)
 
     async def _refuse(self, refusal: Refusal, account: Account, stream: FrameStream) -> None:
         if refusal.kind is Refused.ABORTED:
@@ -180,21 +220,28 @@ class Responder:
             self._end(account, _CRASHED)
             raise
 
-    def _account(self, node_id: str, store_id: str) -> Account:
+    def _account(self, caller: Caller) -> Account:
         now_ns = self._exchange.work.steady_ns()
-        return Account(SyncRole.RESPONDER, now_ns, node_id, store_id)
+        return Account(SyncRole.RESPONDER, now_ns, caller.node_id, caller.store_id)
 
     def _end(self, account: Account, error: str = "", ending: SyncEnding | None = None) -> None:
         now_ns = self._exchange.work.steady_ns()
         self._exchange.observe(account, account.outcome(now_ns, error, ending))
 
 
-class _Resumed:
-    """A stream whose first frame was read already, and comes again."""
+def _ignore() -> None:
+    """Default: ignore."""
 
-    def __init__(self, stream: FrameStream, first: bytes) -> None:
+
+class _Heard:
+    """A stream that tells of each frame that comes; ``first`` was read already, and comes again."""
+
+    def __init__(
+        self, stream: FrameStream, heard: Callable[[], None], first: bytes | None = None
+    ) -> None:
         self._first: bytes | None = first
         self._stream = stream
+        self._told = heard
         self.secure = stream.secure
         self.write = stream.write
         self.half_close = stream.half_close
@@ -202,6 +249,8 @@ class _Resumed:
     async def read(self) -> bytes | None:
         """The next frame; None after the last."""
         if self._first is not None:
-            frame, self._first = self._first, None
-            return frame
-        return await self._stream.read()
+            first, self._first = self._first, None
+            return first
+        frame = await self._stream.read()
+        self._told()
+        return frame

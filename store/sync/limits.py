@@ -33,7 +33,7 @@ WAIT_PATIENCE_NS: Final = 5 * NS_PER_S
 wanted."""
 
 STALLED_NS: Final = 10 * NS_PER_S
-"""A session whose peer has sent no frame for so long only waits."""
+"""A session that waits for its peer's next frame for so long only waits."""
 
 SLOW_RECONCILE_NS: Final = 60 * NS_PER_S
 """And so does one that reconciles for so long."""

@@ -7,9 +7,9 @@ Rules.
 
 1. Two peers have one session at a time, whoever began it; a peer is a node, and all nodes of one
    store. A node has `MAX_SESSIONS` in all, shared out by `store.domain.places`; a further peer is
-   refused as busy, or a session that only waits loses its place to it. One waits for its transfer,
-   or because its peer has been silent for `STALLED_NS`, or has reconciled for `SLOW_RECONCILE_NS`.
-   A session that this node began never waits in this sense.
+   refused as busy, or a session that only waits loses its place to it. One waits
+   for its transfer, or when its peer has kept it waiting for `STALLED_NS`, or when it has
+   reconciled for `SLOW_RECONCILE_NS`. A session that this node began never waits in this sense.
 2. Nodes of one store (of one database) do not reconcile, nor does a node with itself.
 3. When both begin at once, the session begun by the lower node ID wins. The other is answered
    ABORTED, and who began it counts that as done.
@@ -101,8 +101,9 @@ class Session:
     """One session; only `Sessions` changes it.
 
     ``own``: this node began it. ``node_id`` and ``store_id`` are the peer's, empty while unknown.
-    ``address``: which this node calls, or where the peer calls from. ``heard_ns``: when the peer's
-    last frame came. ``displaced``: it has lost its place to another peer.
+    ``address``: which this node calls, or where the peer calls from. ``awaits_ns``: since when
+    the peer has sent and taken no frame that this node waits for; None: it does not wait.
+    ``displaced``: it has lost its place to another peer.
     """
 
     own: bool
@@ -113,7 +114,7 @@ class Session:
     session_id: str = ""
     state: State = State.RECONCILING
     since_ns: int = 0
-    heard_ns: int = 0
+    awaits_ns: int | None = None
     trusted: bool = True
     displaced: bool = False
     to_send: SyncIds = field(default_factory=SyncIds.empty)
@@ -211,14 +212,17 @@ class Sessions:
             now_ns,
             session_id,
             since_ns=now_ns,
-            heard_ns=now_ns,
             trusted=caller.trusted,
         )
         return self._admit(now_ns, session, others)
 
-    def heard(self, now_ns: int, session: Session) -> None:
-        """A frame of the peer has come."""
-        session.heard_ns = now_ns
+    def awaits(self, now_ns: int, session: Session) -> None:
+        """From now on the peer is to send or to take a frame."""
+        session.awaits_ns = now_ns
+
+    def works(self, session: Session) -> None:
+        """It has, and this node is at work on the session."""
+        session.awaits_ns = None
 
     def useful(self, session: Session) -> None:
         """A transfer has brought or taken messages: its peer is worth more for a while."""
@@ -330,7 +334,9 @@ class Sessions:
             return None
         if session.state is State.WAITING:
             return now_ns - session.since_ns
-        waits_ns = now_ns - session.heard_ns - STALLED_NS
+        waits_ns = -1
+        if session.awaits_ns is not None:
+            waits_ns = now_ns - session.awaits_ns - STALLED_NS
         if session.state is State.RECONCILING:
             waits_ns = max(waits_ns, now_ns - session.since_ns - SLOW_RECONCILE_NS)
         return waits_ns if waits_ns >= 0 else None
@@ -388,7 +394,7 @@ class Sessions:
         return Refusal(Refused.BUSY, f"busy: {self._limit} sessions are under way, retry later")
 
     def _move(self, now_ns: int, session: Session, state: State) -> None:
-        session.state, session.since_ns = state, now_ns
+        session.state, session.since_ns, session.awaits_ns = state, now_ns, None
 
     @staticmethod
     def _demand(session: Session, state: State, *, own: bool = False) -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final, TypeVar
 
 from reconcile.session import Result, Role
@@ -78,8 +77,8 @@ class Responder:
             await self._refuse(opened, account, stream)
             return
         exchange.stop(opened.ended)
-        heard = _Heard(stream, partial(self._heard, opened.session))
-        await self._observed(account, self._reconcile(opened.session, account, heard, frame))
+        watched = _Watched(stream, opened.session, exchange)
+        await self._observed(account, self._reconcile(opened.session, account, watched, frame))
 
     async def transfer(self, caller: Caller, stream: FrameStream) -> None:
         """Answer ``Transfer``; raises as `reconcile`, and `TransferFailed`."""
@@ -95,14 +94,14 @@ class Responder:
             found = nothing or self._exchange.claim(node_id, session_id)
             if isinstance(found, Refusal):
                 raise SessionUnknown(found.sentence)
+        resumed = _Resumed(stream, frame)
+        del frame
         if isinstance(found, Transfer):
-            await transfer(found, _Heard(stream, _ignore, frame), self._exchange.work.transfer)
+            await transfer(found, resumed, self._exchange.work.transfer)
             return
         session, account = found
-        self._heard(session)
-        heard = _Heard(stream, partial(self._heard, session), frame)
-        del frame
-        report = await self._observed(account, self._transfer(session, account, heard))
+        watched = _Watched(resumed, session, self._exchange)
+        report = await self._observed(account, self._transfer(session, account, watched))
         if report.fault:
             raise TransferFailed(report.fault, report.error)
         if report.stored or report.stored_by_peer:
@@ -146,9 +145,6 @@ class Responder:
             ) from None
         finally:
             self._strangers.pop(wait, None)
-
-    def _heard(self, session: Session) -> None:
-        self._exchange.sessions.heard(self._exchange.work.steady_ns(), session)
 
     async def _refuse(self, refusal: Refusal, account: Account, stream: FrameStream) -> None:
         if refusal.kind is Refused.ABORTED:
@@ -229,19 +225,12 @@ class Responder:
         self._exchange.observe(account, account.outcome(now_ns, error, ending))
 
 
-def _ignore() -> None:
-    """Default: ignore."""
+class _Resumed:
+    """A stream whose first frame was read already, and comes again."""
 
-
-class _Heard:
-    """A stream that tells of each frame that comes; ``first`` was read already, and comes again."""
-
-    def __init__(
-        self, stream: FrameStream, heard: Callable[[], None], first: bytes | None = None
-    ) -> None:
+    def __init__(self, stream: FrameStream, first: bytes) -> None:
         self._first: bytes | None = first
         self._stream = stream
-        self._told = heard
         self.secure = stream.secure
         self.write = stream.write
         self.half_close = stream.half_close
@@ -249,8 +238,45 @@ class _Heard:
     async def read(self) -> bytes | None:
         """The next frame; None after the last."""
         if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        frame = await self._stream.read()
-        self._told()
-        return frame
+            frame, self._first = self._first, None
+            return frame
+        return await self._stream.read()
+
+
+class _Watched:
+    """The stream of a session, which is told since when it waits for its peer."""
+
+    def __init__(self, stream: FrameStream, session: Session, exchange: Exchange) -> None:
+        self._stream = stream
+        self._session = session
+        self._exchange = exchange
+        self._waits = 0
+        self.secure = stream.secure
+        self.half_close = stream.half_close
+
+    async def read(self) -> bytes | None:
+        """The next frame; None after the last."""
+        with self._waiting():
+            return await self._stream.read()
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame."""
+        with self._waiting():
+            await self._stream.write(frame)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._waits += 1
+        if self._waits == 1:
+            self._await()
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            if self._waits:
+                self._await()
+            else:
+                self._exchange.sessions.works(self._session)
+
+    def _await(self) -> None:
+        self._exchange.sessions.awaits(self._exchange.work.steady_ns(), self._session)

@@ -7,10 +7,11 @@ import random
 import time
 from itertools import count
 
+import grpc
 import pytest
 
 from bench.hostile.attacks import gossip_places, reconcile_places
-from bench.hostile.peers import channel_to, reconcile
+from bench.hostile.peers import begin, channel_to, reconcile
 from bench.hostile.target import Target
 from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
 from tests.support.node import NodeProcess
@@ -28,6 +29,21 @@ async def test_sessions_that_never_transfer_keep_nobody_out(fleet: Fleet) -> Non
     said = await reconcile_places.attack(target(node), random.Random(1), 60)
     assert not said.startswith("0 of"), said
     assert "an honest peer transferred after" in said
+
+
+async def test_calls_that_say_nothing_keep_nobody_out(fleet: Fleet) -> None:
+    node = fleet.start()
+    await publish(node, made(50, time.time_ns() - 60 * 10**9))
+    async with channel_to(node.peer) as channel:
+        silent = [begin(channel, "Reconcile", f"silent-{number}") for number in range(100)]
+        for call in silent:
+            await call.initial_metadata()
+        async with asyncio.timeout(IN_BOUNDED_TIME_S):
+            await reconcile_places.honest(node.peer)
+        codes = [await call.code() for call in silent[:90]]
+        for call in silent:
+            call.cancel()
+    assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
 
 
 async def test_nodes_that_are_peers_reconcile_among_callers_that_never_transfer(

@@ -267,8 +267,10 @@ def test_a_session_whose_peer_stalls_gives_way(state: State) -> None:
         for each in held:
             sessions.reconciled(NOW, each, IDS, NONE)
             assert sessions.claim(NOW, each.node_id, each.node_id) is each
-    for each in held[:2]:
-        sessions.heard(NOW + STALLED_NS, each)
+    for each in held:
+        sessions.awaits(NOW, each)
+    sessions.awaits(NOW + 1, held[0])
+    sessions.works(held[1])
     assert refused(strange(sessions, "e", now_ns=NOW + STALLED_NS - 1)) is Refused.BUSY
     taken = strange(sessions, "e", now_ns=NOW + STALLED_NS)
     assert isinstance(taken, Accepted)
@@ -279,7 +281,7 @@ def test_a_reconciliation_that_drips_gives_way_too() -> None:
     sessions, now_ns = registry(), NOW + SLOW_RECONCILE_NS
     held = [made(strange(sessions, node)) for node in ("b", "c", "d")]
     for each in held:
-        sessions.heard(now_ns, each)
+        sessions.awaits(now_ns, each)
     assert refused(strange(sessions, "e", now_ns=now_ns - 1)) is Refused.BUSY
     made(strange(sessions, "e", now_ns=now_ns))
 

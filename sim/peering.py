@@ -14,6 +14,7 @@ from sim.process import Process
 from sim.scans import SCAN, serve_scan
 from sim.streams import EndStream, Handler
 from sim.views import JudgedViews
+from store.domain.places import Caller
 from store.domain.ports import (
     FetchRequest,
     HistoryEntry,
@@ -141,11 +142,10 @@ class Peering:
         self.exchange.check_empty()
 
     async def _reconcile(self, stream: EndStream) -> None:
-        there = stream.callee
-        await self._responder.reconcile(there.node_id, there.store_id, stream)
+        await self._responder.reconcile(_caller(stream), stream)
 
     async def _transfer(self, stream: EndStream) -> None:
-        await self._responder.transfer(stream.callee.node_id, stream)
+        await self._responder.transfer(_caller(stream), stream)
 
     async def _resume(self) -> None:
         while True:
@@ -154,3 +154,9 @@ class Peering:
             except StoreUnavailable:
                 # As the node's own background tasks: they are started again.
                 await asyncio.sleep(_RETRY_S)
+
+
+def _caller(stream: EndStream) -> Caller:
+    """Who calls, in clear and from a host of its own."""
+    there = stream.callee
+    return Caller(there.node_id, there.store_id, there.node_id)

@@ -11,6 +11,7 @@ from sim.bridge import driven, kept
 from sim.calls import Closed, End, Ended, Status
 from sim.tasks import Promise
 from store.domain.admission import Admission
+from store.domain.places import Caller
 from store.domain.ports import PeerAddress, PeerFailed, Source
 from store.gossip.driver.errors import (
     FrameRejected,
@@ -131,7 +132,8 @@ async def serve(node: GossipNode, streams: PeerStreams, end: End) -> None:
     """Serve the stream that a peer has begun, and end it with the reason."""
     process, status, sentence = node.process, Status.OK, ""
     try:
-        await streams.serve(Frames(node, end), end.there.node_id, end.there.store_id)
+        caller = Caller(end.there.node_id, end.there.store_id, end.there.node_id)
+        await streams.serve(Frames(node, end), caller)
     except Superseded as error:
         status, sentence = Status.ABORTED, str(error)
     except (TurnedAway, FrameRejected) as error:

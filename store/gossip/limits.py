@@ -12,6 +12,19 @@ from storenode.message.limits import NS_PER_S
 MAX_PEERS: Final = 64
 """Peers that are joined at one moment; a further one is turned away."""
 
+RESERVED_PEERS: Final = 32
+"""Streams among them that only trusted peers, and those that this node calls, can have."""
+
+LEAST_WAIT_NS: Final = 10 * NS_PER_S
+"""A stream that has brought nothing for so long may lose its place to one that is worth more, or to
+any where it has never brought anything."""
+
+WAIT_PATIENCE_NS: Final = 60 * NS_PER_S
+"""And after so long to one that is worth as much."""
+
+USEFUL_NS: Final = 600 * NS_PER_S
+"""A peer is worth something for so long after its last message."""
+
 MAX_STORES: Final = 256
 """Stores of which is remembered what they hold; with more, the one that left first is forgotten."""
 

@@ -77,6 +77,11 @@ class PeerRules:
     tokens: bool = False
 
     @property
+    def trusted(self) -> bool:
+        """Who calls has proven who it is, or the operator has named it."""
+        return self.tls or bool(self.allowed) or self.secret is not None
+
+    @property
     def names_suffice(self) -> bool:
         """Who calls in clear is believed to be who it says."""
         return bool(self.allowed) or self.secret is not None or not self.tokens

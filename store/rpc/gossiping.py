@@ -31,8 +31,8 @@ from store.rpc.call import Call, Context
 from store.rpc.dial import Callee, CallFailed, PeerCall, PeerDialer
 from store.rpc.failure import RpcFailure
 from store.rpc.gossip_frames import decode_gossip, encode_gossip
-from store.rpc.identity import NODE_ID, STORE_ID, read_metadata
 from store.rpc.limits import GREETING_GRACE_S, GREETING_PAUSE_S
+from store.rpc.peer import calling
 from store.rpc.streams import CallerStream
 from storenode.wire.storenode.v1 import peer_pb2
 
@@ -143,7 +143,7 @@ class GossipService:
     def __init__(self, gossip: tuple[PeerStreams, GossipTransport] | None) -> None:
         self._gossip = gossip
 
-    async def gossip(self, _call: Call, context: Context) -> None:
+    async def gossip(self, call: Call, context: Context) -> None:
         """Answer ``Gossip``."""
         if self._gossip is None:
             raise RpcFailure(
@@ -151,10 +151,10 @@ class GossipService:
                 "this node exchanges nothing live: start it with --gossip on",
             )
         streams, transport = self._gossip
-        told = read_metadata(context).told
-        peer = told[NODE_ID]
+        caller = calling(call, context)
+        frames = transport.frames(CallerStream(context), caller.node_id)
         try:
-            await streams.serve(transport.frames(CallerStream(context), peer), peer, told[STORE_ID])
+            await streams.serve(frames, caller)
         except _UnreadableFrame as error:
             raise error.failure from None
         except (StreamClosed, PeerStalled) as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from store.domain.places import Caller
 from store.rpc.call import Call, Context
-from store.rpc.identity import NODE_ID, STORE_ID
+from store.rpc.identity import NODE_ID, STORE_ID, remote
 from store.rpc.streams import CallerStream
 from store.sync.session.exchange import Exchange
 from store.sync.session.responder import Responder
@@ -17,12 +18,18 @@ class PeerService:
 
     async def reconcile(self, call: Call, context: Context) -> None:
         """Answer ``Reconcile``."""
-        told = call.metadata.told
-        await self._responder.reconcile(told[NODE_ID], told[STORE_ID], _stream(call, context))
+        await self._responder.reconcile(calling(call, context), _stream(call, context))
 
     async def transfer(self, call: Call, context: Context) -> None:
         """Answer ``Transfer``."""
-        await self._responder.transfer(call.metadata.told[NODE_ID], _stream(call, context))
+        await self._responder.transfer(calling(call, context), _stream(call, context))
+
+
+def calling(call: Call, context: Context) -> Caller:
+    """The peer whose call has been let in."""
+    told, rules = call.metadata.told, call.node.peers
+    trusted = rules is not None and rules.trusted
+    return Caller(told[NODE_ID], told[STORE_ID], remote(context.peer()).name, trusted)
 
 
 def _stream(call: Call, context: Context) -> CallerStream:

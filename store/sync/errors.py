@@ -32,6 +32,10 @@ class TooManyCalls(PeerFailed):
     """Too many calls wait for their first frame; a later one may do better."""
 
 
+class PlaceLost(TooManyCalls):
+    """A session that only waited has given its place to another peer."""
+
+
 class SessionUnknown(PeerFailed):
     """There is no such session to transfer for."""
 

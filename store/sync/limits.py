@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from storenode.message.limits import NS_PER_S
+
 PEER_CLOSING_S: Final = 10.0
 """From the last word of a transfer to the end of its call, which nothing depends on."""
 
@@ -18,6 +20,26 @@ silence, and long enough to open a view."""
 
 MAX_OPENING_CALLS_OF_PEER: Final = 2
 """Those of one peer among them; more are refused."""
+
+MAX_STRANGE_OPENING_CALLS: Final = 8
+"""The same of untrusted callers, who do not wait for each other: the one that has been silent for
+longest gives way."""
+
+RESERVED_SESSIONS: Final = 1
+"""Sessions that only trusted peers, and those that this node calls, can have."""
+
+WAIT_PATIENCE_NS: Final = 5 * NS_PER_S
+"""A session of a peer that was useful may wait for its transfer for so long, although its place is
+wanted."""
+
+STALLED_NS: Final = 10 * NS_PER_S
+"""A session that waits for its peer's next frame for so long only waits."""
+
+SLOW_RECONCILE_NS: Final = 60 * NS_PER_S
+"""And so does one that reconciles for so long."""
+
+MAX_USEFUL_PEERS: Final = 256
+"""Peers of which is remembered that a session with them has brought or taken messages."""
 
 MAX_EQUAL_PEERS: Final = 64
 """Peers of whose last session is known that it found nothing."""

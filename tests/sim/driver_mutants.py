@@ -21,6 +21,7 @@ from reconcile.session import Result
 from store.domain.admission import Admission
 from store.domain.commits import CommitRow
 from store.domain.hub import Place
+from store.domain.places import Caller
 from store.domain.ports import (
     FetchDone,
     FetchRequest,
@@ -181,9 +182,9 @@ def _plant_patience(patch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def _slot_that_is_kept(self: responder.Responder, node_id: str) -> AsyncIterator[None]:
-    self._openers[node_id] += 1
-    if self._openers[node_id] > 2:
+async def _slot_that_is_kept(self: responder.Responder, caller: Caller) -> AsyncIterator[None]:
+    self._openers[caller.node_id] += 1
+    if self._openers[caller.node_id] > 2:
         raise TooManyCalls("limit reached")
     yield
 

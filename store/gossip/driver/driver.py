@@ -267,6 +267,8 @@ class GossipDriver:
             return
         if isinstance(frame, Bodies):
             self._meter.body_bytes("received", frame.size_bytes)
+            if len(frame.batch):
+                stream.brought_ns = self._clocks.steady_ns()
         self._take(Received(stream.peer, frame))
 
     def sent(self, stream: PeerStream) -> None:

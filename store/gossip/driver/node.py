@@ -35,7 +35,7 @@ class GossipNode:
         make: Callable[[GossipConfig], Gossip] = Gossip,
     ) -> None:
         self.driver = GossipDriver(config, database, environment, len(peers), make)
-        self.streams = PeerStreams(node_id, self.driver, connector)
+        self.streams = PeerStreams(node_id, self.driver, connector, environment.clocks.steady_ns)
         self.waits = ConfirmationWaits(
             database.unread,
             reach=self.driver.reach,

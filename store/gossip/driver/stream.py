@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
+from store.domain.places import Caller
 from store.gossip.driver.errors import FrameRejected, PeerStalled, StreamClosed
 from store.gossip.driver.ports import FrameStream
 from store.gossip.events import FrameIn, FrameOut
@@ -28,12 +29,28 @@ class StreamUser(Protocol):
 
 
 class PeerStream:
-    """A stream with the node ``peer``, which was begun by the node ``initiator``."""
+    """A stream with the node ``peer``, which was begun by the node ``initiator``.
 
-    def __init__(self, frames: FrameStream, peer: str, store_id: str, initiator: str) -> None:
+    ``caller``: the peer that began it; None where this node did. ``began_ns``: when that was.
+    ``brought_ns``: when the peer's last message came.
+    """
+
+    def __init__(
+        self,
+        frames: FrameStream,
+        peer: str,
+        store_id: str,
+        initiator: str,
+        *,
+        caller: Caller | None = None,
+        began_ns: int = 0,
+    ) -> None:
         self.peer = peer
         self.store_id = store_id
         self.initiator = initiator
+        self.caller = caller
+        self.began_ns = began_ns
+        self.brought_ns: int | None = None
         self._frames = frames
         self._listening = asyncio.Event()
         self._listening.set()

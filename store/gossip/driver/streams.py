@@ -2,17 +2,31 @@
 
 Where both sides connect, the stream that the lower node ID began stays, on both sides. A stream
 that its peer begins anew replaces the one before, which may be dead without either side knowing.
+
+Places are shared out by `store.domain.places`. A stream that this node began is trusted and keeps
+its place; one of a peer waits as long as it brings no message.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
+from store.domain.places import FREE, Caller, Places, Standing
 from store.domain.ports import PeerAddress
-from store.gossip.driver.errors import StreamClosed, Superseded
+from store.gossip.driver.errors import StreamClosed, Superseded, TurnedAway
 from store.gossip.driver.ports import Connector, FrameStream
 from store.gossip.driver.stream import PeerStream, StreamUser
 from store.gossip.events import FrameOut
+from store.gossip.limits import (
+    LEAST_WAIT_NS,
+    MAX_PEERS,
+    RESERVED_PEERS,
+    USEFUL_NS,
+    WAIT_PATIENCE_NS,
+)
+
+PLACES: Final = Places(MAX_PEERS, RESERVED_PEERS, WAIT_PATIENCE_NS, LEAST_WAIT_NS)
 
 
 class StreamsUser(StreamUser, Protocol):
@@ -31,8 +45,17 @@ class StreamsUser(StreamUser, Protocol):
 class PeerStreams:
     """The streams there are; one object per node."""
 
-    def __init__(self, node_id: str, user: StreamsUser, connector: Connector) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        user: StreamsUser,
+        connector: Connector,
+        steady_ns: Callable[[], int],
+        places: Places = PLACES,
+    ) -> None:
         self._node_id = node_id
+        self._steady_ns = steady_ns
+        self._places = places
         self._user = user
         self._connector = connector
         self._streams: dict[str, PeerStream] = {}
@@ -46,13 +69,16 @@ class PeerStreams:
         """Frames of all streams that wait to be written."""
         return sum(stream.queued_frames for stream in self._streams.values())
 
-    async def serve(self, frames: FrameStream, peer: str, store_id: str) -> None:
+    async def serve(self, frames: FrameStream, caller: Caller) -> None:
         """Pass the frames of a stream on that a peer began, until it ends.
 
         Raises:
             PeerFailed, FrameRejected, StreamClosed: see `PeerStream.run`.
         """
-        await self._run(PeerStream(frames, peer, store_id, peer))
+        peer, now_ns = caller.node_id, self._steady_ns()
+        await self._run(
+            PeerStream(frames, peer, caller.store_id, peer, caller=caller, began_ns=now_ns)
+        )
 
     async def connect(self, peer: PeerAddress) -> None:
         """Begin a stream, and pass its frames on until it ends.
@@ -76,12 +102,27 @@ class PeerStreams:
 
     async def _run(self, stream: PeerStream) -> None:
         self._replace(stream)
+        self._make_room(stream)
         self._streams[stream.peer] = stream
         self._user.joined(stream)
         try:
             await stream.run(self._user)
         finally:
             self._remove(stream)
+
+    def _make_room(self, stream: PeerStream) -> None:
+        now_ns, holders = self._steady_ns(), list(self._streams.values())
+        standings = [_standing(now_ns, each) for each in holders]
+        place = self._places.choose(_standing(now_ns, stream), standings)
+        if place is None:
+            raise TurnedAway(
+                f"limit of {self._places.limit} peers, of which {self._places.reserved} are for "
+                "those that prove who they are, is reached: try again later"
+            )
+        if place != FREE:
+            other = holders[place]
+            self._remove(other)
+            other.close(TurnedAway("the stream brought nothing, and its place went to another"))
 
     def _replace(self, stream: PeerStream) -> None:
         other = self._streams.get(stream.peer)
@@ -99,3 +140,12 @@ class PeerStreams:
         if self._streams.get(stream.peer) is stream:
             del self._streams[stream.peer]
             self._user.left(stream)
+
+
+def _standing(now_ns: int, stream: PeerStream) -> Standing:
+    caller, brought_ns = stream.caller, stream.brought_ns
+    if caller is None:
+        return Standing(trusted=True, useful=True, address="")
+    useful = brought_ns is not None and now_ns - brought_ns < USEFUL_NS
+    waits_ns = now_ns - (stream.began_ns if brought_ns is None else brought_ns)
+    return Standing(caller.trusted, useful, caller.address, waits_ns)

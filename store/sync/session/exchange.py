@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from reconcile.algorithm.plan import Tuning
 from reconcile.ids import LOWEST, SyncId, SyncIds
@@ -28,7 +28,7 @@ from store.domain.ports import (
 )
 from store.domain.streams import FrameStream
 from store.domain.view import OpenView, Reconcilable
-from store.sync.errors import GaveWay
+from store.sync.errors import GaveWay, PlaceLost
 from store.sync.limits import (
     LARGE_PAYLOAD_BYTES,
     MAX_HORIZON_STEP_NS,
@@ -48,6 +48,8 @@ from store.sync.transfer.events import Report
 from store.sync.transfer.limits import MAX_SESSIONS, TransferLimits
 from store.sync.transfer.policy_memory import PolicyMemory
 from storenode.message.limits import NS_PER_S
+
+_DISPLACED: Final = "the session only waited for the peer, and its place went to another peer"
 
 FoundListener = Callable[[str, str, Sequence[bytes]], None]
 
@@ -268,7 +270,7 @@ class Exchange:
         """Around all that is done for a session; frees it, unless it waits for its transfer.
 
         Raises:
-            GaveWay: another session went before it.
+            GaveWay, PlaceLost: another session went before it.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -278,6 +280,8 @@ class Exchange:
         except asyncio.CancelledError:
             # The task's own cancellation may come at the same moment; then it counts.
             if session in self._gave_way and task.uncancel() == 0:
+                if session.displaced:
+                    raise PlaceLost(_DISPLACED) from None
                 raise GaveWay("another session with this peer goes first") from None
             raise
         finally:
@@ -294,7 +298,8 @@ class Exchange:
                 self._gave_way.add(session)
                 task.cancel()
             else:
-                self._forget(session, "the peer began a new session before it transferred")
+                reason = "the peer began a new session before it transferred"
+                self._forget(session, _DISPLACED if session.displaced else reason)
 
     def keep(self, session: Session, account: Account) -> None:
         """Let a session wait for its transfer, and for no longer than that may take to begin."""

@@ -90,6 +90,7 @@ class Initiator:
         )
         if isinstance(opened, Refusal):
             raise _Declined(opened)
+        self._exchange.stop(opened.ended)
         session = opened.session
         with self._exchange.driving(session):
             try:

@@ -6,12 +6,16 @@ A session is one `Reconcile` and the `Transfer` of what it found. Source: the no
 Rules.
 
 1. Two peers have one session at a time, whoever began it; a peer is a node, and all nodes of one
-   store. A node has `MAX_SESSIONS` in all; a further peer is refused as busy.
+   store. A node has `MAX_SESSIONS` in all, shared out by `store.domain.places`; a further peer is
+   refused as busy, or a session that only waits loses its place to it. One waits
+   for its transfer, or when its peer has kept it waiting for `STALLED_NS`, or when it has
+   reconciled for `SLOW_RECONCILE_NS`. A session that this node began never waits in this sense.
 2. Nodes of one store (of one database) do not reconcile, nor does a node with itself.
 3. When both begin at once, the session begun by the lower node ID wins. The other is answered
    ABORTED, and who began it counts that as done.
 4. A new session of a node takes the place of one that it began and whose transfer has not come
-   yet. While it reconciles or transfers, the new one is answered ABORTED.
+   yet. While it reconciles or transfers, the new one is answered ABORTED. An untrusted session that
+   has waited for `WAIT_PATIENCE_NS` gives way to any of the node or store that it names.
 5. What a session found is bound to it, to the node that began it, and to one transfer.
 6. A session that waits for its transfer ends after a minute, or what the node calls silence.
 7. A session that found nothing ends at once, and takes no place. For as long as it would have
@@ -43,7 +47,15 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from reconcile.ids import SyncIds
-from store.sync.limits import MAX_EQUAL_PEERS
+from store.domain.places import FREE, Caller, Places, Standing, UsefulPeers
+from store.sync.limits import (
+    MAX_EQUAL_PEERS,
+    MAX_USEFUL_PEERS,
+    RESERVED_SESSIONS,
+    SLOW_RECONCILE_NS,
+    STALLED_NS,
+    WAIT_PATIENCE_NS,
+)
 from store.sync.transfer.limits import MAX_SESSIONS, SILENCE_NS
 from storenode.message.limits import NS_PER_S
 
@@ -89,6 +101,9 @@ class Session:
     """One session; only `Sessions` changes it.
 
     ``own``: this node began it. ``node_id`` and ``store_id`` are the peer's, empty while unknown.
+    ``address``: which this node calls, or where the peer calls from. ``awaits_ns``: since when
+    the peer has sent and taken no frame that this node waits for; None: it does not wait.
+    ``displaced``: it has lost its place to another peer.
     """
 
     own: bool
@@ -99,6 +114,9 @@ class Session:
     session_id: str = ""
     state: State = State.RECONCILING
     since_ns: int = 0
+    awaits_ns: int | None = None
+    trusted: bool = True
+    displaced: bool = False
     to_send: SyncIds = field(default_factory=SyncIds.empty)
     to_receive: SyncIds = field(default_factory=SyncIds.empty)
 
@@ -125,6 +143,8 @@ class Sessions:
         self._node_id = node_id
         self._store_id = store_id
         self._limit = limit
+        self._places = Places(limit, min(RESERVED_SESSIONS, limit - 1), WAIT_PATIENCE_NS)
+        self._useful = UsefulPeers(MAX_USEFUL_PEERS)
         self._silence_ns = silence_ns
         self._sessions: list[Session] = []
         self._equal: dict[str, tuple[str, int]] = {}
@@ -145,13 +165,11 @@ class Sessions:
         if refusal is not None:
             return refusal
         others = self._of_peer(node_id, store_id) or self._to(address)
-        if others:
+        if not all(self._is_stale(now_ns, other) for other in others):
             return _in_session()
-        if len(self._sessions) >= self._limit:
-            return self._busy()
-        session = Session(True, node_id, store_id, address, now_ns, since_ns=now_ns)
-        self._sessions.append(session)
-        return Accepted(session)
+        return self._admit(
+            now_ns, Session(True, node_id, store_id, address, now_ns, since_ns=now_ns), others
+        )
 
     def identify(
         self, now_ns: int, session: Session, node_id: str, store_id: str
@@ -165,7 +183,9 @@ class Sessions:
         self._demand(session, State.RECONCILING, own=True)
         refusal = self._stranger(node_id, store_id)
         others = [other for other in self._of_peer(node_id, store_id) if other is not session]
-        if refusal is None and not all(self._gives_way(other, node_id) for other in others):
+        if refusal is None and not all(
+            self._gives_way(other, node_id) or self._is_stale(now_ns, other) for other in others
+        ):
             refusal = _in_session()
         if refusal is not None:
             self.end(session)
@@ -173,22 +193,40 @@ class Sessions:
         session.node_id, session.store_id, session.since_ns = node_id, store_id, now_ns
         return Accepted(session, self._end_all(others))
 
-    def accept(
-        self, now_ns: int, node_id: str, store_id: str, session_id: str
-    ) -> Accepted | Refusal:
+    def accept(self, now_ns: int, caller: Caller, session_id: str) -> Accepted | Refusal:
         """A peer begins a session; ``session_id`` is new random bits."""
+        node_id, store_id = caller.node_id, caller.store_id
         refusal = self._stranger(node_id, store_id)
         if refusal is not None:
             return refusal
         others = self._of_peer(node_id, store_id)
-        if not all(self._is_replaced(other, node_id) for other in others):
+        if not all(
+            self._is_replaced(other, node_id) or self._is_stale(now_ns, other) for other in others
+        ):
             return _in_session()
-        if len(self._sessions) - len(others) >= self._limit:
-            return self._busy()
-        session = Session(False, node_id, store_id, "", now_ns, session_id, since_ns=now_ns)
-        ended = self._end_all(others)
-        self._sessions.append(session)
-        return Accepted(session, ended)
+        session = Session(
+            False,
+            node_id,
+            store_id,
+            caller.address,
+            now_ns,
+            session_id,
+            since_ns=now_ns,
+            trusted=caller.trusted,
+        )
+        return self._admit(now_ns, session, others)
+
+    def awaits(self, now_ns: int, session: Session) -> None:
+        """From now on the peer is to send or to take a frame."""
+        session.awaits_ns = now_ns
+
+    def works(self, session: Session) -> None:
+        """It has, and this node is at work on the session."""
+        session.awaits_ns = None
+
+    def useful(self, session: Session) -> None:
+        """A transfer has brought or taken messages: its peer is worth more for a while."""
+        self._useful.add(session.node_id, session.address)
 
     def reconciled(
         self, now_ns: int, session: Session, to_send: SyncIds, to_receive: SyncIds
@@ -259,6 +297,9 @@ class Sessions:
             AssertionError: one is broken.
         """
         assert len(self._sessions) <= self._limit
+        untrusted = sum(not session.trusted for session in self._sessions)
+        assert untrusted <= self._limit - self._places.reserved
+        self._useful.check()
         assert all(session.state is not State.ENDED for session in self._sessions)
         nodes = [session.node_id for session in self._sessions if session.node_id]
         stores = [session.store_id for session in self._sessions if session.store_id]
@@ -267,6 +308,43 @@ class Sessions:
         assert self._node_id not in nodes
         assert len(self._equal) <= MAX_EQUAL_PEERS
         assert self._store_id not in stores
+
+    def _admit(self, now_ns: int, session: Session, replaced: list[Session]) -> Accepted | Refusal:
+        """Give a new session its place: that of those that it replaces, or of one that waits."""
+        holders = [each for each in self._sessions if each not in replaced]
+        standings = [self._standing(now_ns, each) for each in holders]
+        place = self._places.choose(self._standing(now_ns, session), standings)
+        if place is None:
+            return self._busy()
+        if place != FREE:
+            holders[place].displaced = True
+            replaced = [*replaced, holders[place]]
+        ended = self._end_all(replaced)
+        self._sessions.append(session)
+        return Accepted(session, ended)
+
+    def _standing(self, now_ns: int, session: Session) -> Standing:
+        useful = self._useful.knows(session.node_id, session.address)
+        waits_ns = self._waits_ns(now_ns, session)
+        return Standing(session.trusted, useful, session.address, waits_ns)
+
+    def _waits_ns(self, now_ns: int, session: Session) -> int | None:
+        """For how long a session of a peer has only waited, if it does."""
+        if session.own:
+            return None
+        if session.state is State.WAITING:
+            return now_ns - session.since_ns
+        waits_ns = -1
+        if session.awaits_ns is not None:
+            waits_ns = now_ns - session.awaits_ns - STALLED_NS
+        if session.state is State.RECONCILING:
+            waits_ns = max(waits_ns, now_ns - session.since_ns - SLOW_RECONCILE_NS)
+        return waits_ns if waits_ns >= 0 else None
+
+    def _is_stale(self, now_ns: int, other: Session) -> bool:
+        """Does an untrusted session wait for too long to be in the way of the peer it names?"""
+        waits_ns = self._waits_ns(now_ns, other)
+        return not other.trusted and waits_ns is not None and waits_ns >= WAIT_PATIENCE_NS
 
     def _note_equal(self, now_ns: int, session: Session) -> None:
         self._equal.pop(session.node_id, None)
@@ -316,7 +394,7 @@ class Sessions:
         return Refusal(Refused.BUSY, f"busy: {self._limit} sessions are under way, retry later")
 
     def _move(self, now_ns: int, session: Session, state: State) -> None:
-        session.state, session.since_ns = state, now_ns
+        session.state, session.since_ns, session.awaits_ns = state, now_ns, None
 
     @staticmethod
     def _demand(session: Session, state: State, *, own: bool = False) -> None:

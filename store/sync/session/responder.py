@@ -3,17 +3,19 @@
 Source: the contract, "Peers", and the schema of the service. A session takes its place among the
 node's only when its first frame has come; a caller that says nothing holds none. Few first frames
 are read at a time: what callers without a session make this node hold in memory is bounded too.
+Trusted callers wait for their turn; of the others the one that is silent for longest loses it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final, TypeVar
 
 from reconcile.session import Result, Role
+from store.domain.places import Caller
 from store.domain.ports import SyncEnding, SyncRole
 from store.domain.streams import FrameStream
 from store.sync.errors import (
@@ -25,7 +27,12 @@ from store.sync.errors import (
     TransferFailed,
 )
 from store.sync.frames import Reconcile, pieces
-from store.sync.limits import FIRST_FRAME_S, MAX_OPENING_CALLS, MAX_OPENING_CALLS_OF_PEER
+from store.sync.limits import (
+    FIRST_FRAME_S,
+    MAX_OPENING_CALLS,
+    MAX_OPENING_CALLS_OF_PEER,
+    MAX_STRANGE_OPENING_CALLS,
+)
 from store.sync.session.exchange import Account, Exchange
 from store.sync.session.reconciling import asked_range, first_frame, in_time, time_limit
 from store.sync.session.registry import Refusal, Refused, Session, State
@@ -47,33 +54,36 @@ class Responder:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._opening = asyncio.Semaphore(MAX_OPENING_CALLS)
+        self._strangers: dict[asyncio.Timeout, None] = {}
         self._openers: Counter[str] = Counter()
 
-    async def reconcile(self, node_id: str, store_id: str, stream: FrameStream) -> None:
-        """Answer ``Reconcile`` of the node with these IDs.
+    async def reconcile(self, caller: Caller, stream: FrameStream) -> None:
+        """Answer ``Reconcile`` of this caller.
 
         Raises:
             PeerFailed: the peer failed, or must wait; `GaveWay`: another session goes first.
             MalformedPayload, LimitExceeded: what it sent is refused.
             StoreUnavailable, StoreBusy: the database does not serve.
         """
-        exchange, account = self._exchange, self._account(node_id, store_id)
-        async with self._slot(node_id):
+        exchange, account = self._exchange, self._account(caller)
+        async with self._slot(caller):
             frame = await first_frame(stream, exchange.work.observer)
             if frame is None:
                 return
             name = f"{exchange.work.environment.random.getrandbits(8 * SESSION_ID_BYTES):032x}"
-            opened = exchange.sessions.accept(account.began_ns, node_id, store_id, name)
+            opened = exchange.sessions.accept(exchange.work.steady_ns(), caller, name)
         if isinstance(opened, Refusal):
             del frame
             await self._refuse(opened, account, stream)
             return
         exchange.stop(opened.ended)
-        await self._observed(account, self._reconcile(opened.session, account, stream, frame))
+        watched = _Watched(stream, opened.session, exchange)
+        await self._observed(account, self._reconcile(opened.session, account, watched, frame))
 
-    async def transfer(self, node_id: str, stream: FrameStream) -> None:
+    async def transfer(self, caller: Caller, stream: FrameStream) -> None:
         """Answer ``Transfer``; raises as `reconcile`, and `TransferFailed`."""
-        async with self._slot(node_id):
+        node_id = caller.node_id
+        async with self._slot(caller):
             frame = await in_time(stream.read(), FIRST_FRAME_S)
             if frame is None:
                 raise ProtocolBroken(
@@ -90,13 +100,17 @@ class Responder:
             await transfer(found, resumed, self._exchange.work.transfer)
             return
         session, account = found
-        report = await self._observed(account, self._transfer(session, account, resumed))
+        watched = _Watched(resumed, session, self._exchange)
+        report = await self._observed(account, self._transfer(session, account, watched))
         if report.fault:
             raise TransferFailed(report.fault, report.error)
+        if report.stored or report.stored_by_peer:
+            self._exchange.sessions.useful(session)
 
     @asynccontextmanager
-    async def _slot(self, node_id: str) -> AsyncIterator[None]:
+    async def _slot(self, caller: Caller) -> AsyncIterator[None]:
         """Around the wait for a first frame; one peer alone cannot keep all the others out."""
+        node_id = caller.node_id
         if self._openers[node_id] >= MAX_OPENING_CALLS_OF_PEER:
             raise TooManyCalls(
                 f"limit of {MAX_OPENING_CALLS_OF_PEER} calls of one peer that wait for their first "
@@ -104,11 +118,33 @@ class Responder:
             )
         self._openers[node_id] += 1
         try:
-            async with self._opening:
+            async with self._opening if caller.trusted else self._strange():
                 yield
         finally:
             self._openers[node_id] -= 1
             self._openers += Counter()
+
+    @asynccontextmanager
+    async def _strange(self) -> AsyncIterator[None]:
+        """Around the wait of an untrusted caller, which newer ones may end."""
+        wait = asyncio.timeout(None)
+        try:
+            async with wait:
+                self._strangers[wait] = None
+                if len(self._strangers) > MAX_STRANGE_OPENING_CALLS:
+                    longest = next(iter(self._strangers))
+                    del self._strangers[longest]
+                    longest.reschedule(asyncio.get_running_loop().time())
+                yield
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            raise TooManyCalls(
+                f"limit of {MAX_STRANGE_OPENING_CALLS} calls that wait for their first frame is "
+                "reached, and newer ones came: send the frame with the call, or retry"
+            ) from None
+        finally:
+            self._strangers.pop(wait, None)
 
     async def _refuse(self, refusal: Refusal, account: Account, stream: FrameStream) -> None:
         if refusal.kind is Refused.ABORTED:
@@ -180,9 +216,9 @@ class Responder:
             self._end(account, _CRASHED)
             raise
 
-    def _account(self, node_id: str, store_id: str) -> Account:
+    def _account(self, caller: Caller) -> Account:
         now_ns = self._exchange.work.steady_ns()
-        return Account(SyncRole.RESPONDER, now_ns, node_id, store_id)
+        return Account(SyncRole.RESPONDER, now_ns, caller.node_id, caller.store_id)
 
     def _end(self, account: Account, error: str = "", ending: SyncEnding | None = None) -> None:
         now_ns = self._exchange.work.steady_ns()
@@ -205,3 +241,42 @@ class _Resumed:
             frame, self._first = self._first, None
             return frame
         return await self._stream.read()
+
+
+class _Watched:
+    """The stream of a session, which is told since when it waits for its peer."""
+
+    def __init__(self, stream: FrameStream, session: Session, exchange: Exchange) -> None:
+        self._stream = stream
+        self._session = session
+        self._exchange = exchange
+        self._waits = 0
+        self.secure = stream.secure
+        self.half_close = stream.half_close
+
+    async def read(self) -> bytes | None:
+        """The next frame; None after the last."""
+        with self._waiting():
+            return await self._stream.read()
+
+    async def write(self, frame: bytes) -> None:
+        """Send a frame."""
+        with self._waiting():
+            await self._stream.write(frame)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._waits += 1
+        if self._waits == 1:
+            self._await()
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            if self._waits:
+                self._await()
+            else:
+                self._exchange.sessions.works(self._session)
+
+    def _await(self) -> None:
+        self._exchange.sessions.awaits(self._exchange.work.steady_ns(), self._session)

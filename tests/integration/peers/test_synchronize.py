@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from reconcile.limits import SessionLimits
+from store.domain.places import Caller
 from store.domain.ports import StoreBusy, SyncEnding, SyncRole, Window
 from store.sync.limits import LARGE_PAYLOAD_BYTES
 from store.sync.session.registry import Accepted
@@ -203,7 +205,8 @@ async def test_nodes_of_one_store_and_the_node_itself_are_not_reconciled_with(
 
 async def test_a_busy_node_refuses_and_says_so(first: PeerNode, second: PeerNode) -> None:
     for number in range(4):
-        accepted = second.exchange.sessions.accept(0, f"n{number}", f"s{number}", f"{number}")
+        caller = Caller(f"n{number}", f"s{number}", trusted=True)
+        accepted = second.exchange.sessions.accept(time.monotonic_ns(), caller, f"{number}")
         assert isinstance(accepted, Accepted)
     outcome = await first.synchronize(second)
     assert outcome.ending is SyncEnding.REFUSED

@@ -10,7 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reconcile.ids import SyncIds
-from store.sync.limits import MAX_EQUAL_PEERS
+from store.domain.places import Caller
+from store.sync.limits import (
+    MAX_EQUAL_PEERS,
+    SLOW_RECONCILE_NS,
+    STALLED_NS,
+    WAIT_PATIENCE_NS,
+)
 from store.sync.session.registry import (
     Accepted,
     Refusal,
@@ -45,7 +51,7 @@ def refused(result: object) -> Refused:
 
 def came(sessions: Sessions, node: str, session_id: str = "1") -> Session:
     """A session that the node began."""
-    return made(sessions.accept(NOW, node, f"store-{node}", session_id))
+    return made(sessions.accept(NOW, Caller(node, f"store-{node}"), session_id))
 
 
 def called(sessions: Sessions, node: str, *, known: bool = True) -> Session:
@@ -114,7 +120,7 @@ def test_a_peer_begins_while_there_is_a_session(old: str, node: str, wins: str) 
     sessions = registry()
     before = OLD[old](sessions, node)
     state = before.state
-    result = sessions.accept(NOW, node, f"store-{node}", "2")
+    result = sessions.accept(NOW, Caller(node, f"store-{node}"), "2")
     if wins == "old":
         assert refused(result) is Refused.ABORTED
         assert list(sessions) == [before]
@@ -178,13 +184,13 @@ def test_a_session_that_gave_way_is_told_so_when_its_callee_answers() -> None:
 
 def test_all_nodes_of_a_store_are_one_peer() -> None:
     sessions = registry()
-    first = made(sessions.accept(NOW, "a1", "shared", "1"))
-    assert refused(sessions.accept(NOW, "a2", "shared", "2")) is Refused.ABORTED
+    first = made(sessions.accept(NOW, Caller("a1", "shared"), "1"))
+    assert refused(sessions.accept(NOW, Caller("a2", "shared"), "2")) is Refused.ABORTED
     assert refused(sessions.begin(NOW, "x:1", "a2", "shared")) is Refused.ABORTED
     sessions.reconciled(NOW, first, IDS, NONE)
     # Another node takes no other node's place.
-    assert refused(sessions.accept(NOW, "a2", "shared", "2")) is Refused.ABORTED
-    result = sessions.accept(NOW, "a1", "shared", "3")
+    assert refused(sessions.accept(NOW, Caller("a2", "shared"), "2")) is Refused.ABORTED
+    result = sessions.accept(NOW, Caller("a1", "shared"), "3")
     assert isinstance(result, Accepted)
     assert result.ended == (first,)
 
@@ -195,7 +201,7 @@ def test_all_nodes_of_a_store_are_one_peer() -> None:
 )
 def test_a_node_and_its_own_database_are_no_peers(node: str, store: str, kind: Refused) -> None:
     sessions = registry()
-    assert refused(sessions.accept(NOW, node, store, "1")) is kind
+    assert refused(sessions.accept(NOW, Caller(node, store), "1")) is kind
     assert refused(sessions.begin(NOW, "x:1", node, store)) is kind
     own = called(sessions, "x", known=False)
     assert refused(sessions.identify(NOW, own, node, store)) is kind
@@ -208,7 +214,7 @@ def test_a_node_has_four_sessions_at_most() -> None:
         called(sessions, node)
     third = came(sessions, "c")
     fourth = came(sessions, "d", "4")
-    busy = sessions.accept(NOW, "e", "store-e", "5")
+    busy = sessions.accept(NOW, Caller("e", "store-e"), "5")
     assert refused(busy) is Refused.BUSY
     assert isinstance(busy, Refusal)
     assert busy.sentence.startswith("busy")
@@ -220,6 +226,88 @@ def test_a_node_has_four_sessions_at_most() -> None:
     sessions.end(third)
     sessions.end(third)
     came(sessions, "e", "5")
+    sessions.check()
+
+
+def strange(
+    sessions: Sessions, node: str, address: str = "host", *, now_ns: int = NOW
+) -> Accepted | Refusal:
+    """A caller whom nobody knows begins a session."""
+    return sessions.accept(now_ns, Caller(node, f"store-{node}", address), node)
+
+
+def test_callers_that_never_transfer_keep_nobody_out() -> None:
+    sessions = registry()
+    for number in range(20):
+        session = made(strange(sessions, f"invented-{number}", now_ns=NOW + number))
+        sessions.reconciled(NOW + number, session, IDS, NONE)
+        sessions.check()
+    assert [each.node_id for each in sessions] == [f"invented-{n}" for n in (17, 18, 19)]
+    taken = strange(sessions, "honest", now_ns=NOW + 20)
+    assert isinstance(taken, Accepted)
+    assert [(each.node_id, each.displaced) for each in taken.ended] == [("invented-17", True)]
+    made(sessions.begin(NOW + 20, "configured:1"))
+    assert len(sessions) == 4
+
+
+def test_a_place_is_kept_for_what_this_node_begins() -> None:
+    sessions = registry()
+    for node in ("b", "c", "d"):
+        made(strange(sessions, node))
+    assert refused(strange(sessions, "e")) is Refused.BUSY
+    called(sessions, "f")
+    sessions.check()
+
+
+@pytest.mark.parametrize("state", [State.RECONCILING, State.TRANSFERRING])
+def test_a_session_whose_peer_stalls_gives_way(state: State) -> None:
+    sessions = registry()
+    held = [made(strange(sessions, node)) for node in ("b", "c", "d")]
+    if state is State.TRANSFERRING:
+        for each in held:
+            sessions.reconciled(NOW, each, IDS, NONE)
+            assert sessions.claim(NOW, each.node_id, each.node_id) is each
+    for each in held:
+        sessions.awaits(NOW, each)
+    sessions.awaits(NOW + 1, held[0])
+    sessions.works(held[1])
+    assert refused(strange(sessions, "e", now_ns=NOW + STALLED_NS - 1)) is Refused.BUSY
+    taken = strange(sessions, "e", now_ns=NOW + STALLED_NS)
+    assert isinstance(taken, Accepted)
+    assert taken.ended == (held[2],)
+
+
+def test_a_reconciliation_that_drips_gives_way_too() -> None:
+    sessions, now_ns = registry(), NOW + SLOW_RECONCILE_NS
+    held = [made(strange(sessions, node)) for node in ("b", "c", "d")]
+    for each in held:
+        sessions.awaits(now_ns, each)
+    assert refused(strange(sessions, "e", now_ns=now_ns - 1)) is Refused.BUSY
+    made(strange(sessions, "e", now_ns=now_ns))
+
+
+def test_a_peer_that_was_useful_may_wait_for_a_while() -> None:
+    sessions = registry()
+    for node in ("b", "c", "d"):
+        session = made(strange(sessions, node))
+        sessions.useful(session)
+        sessions.reconciled(NOW, session, IDS, NONE)
+    assert refused(strange(sessions, "e", now_ns=NOW + WAIT_PATIENCE_NS - 1)) is Refused.BUSY
+    made(strange(sessions, "e", now_ns=NOW + WAIT_PATIENCE_NS))
+
+
+def test_who_takes_the_name_of_a_peer_is_not_in_its_way_for_long() -> None:
+    sessions = registry()
+    session = made(strange(sessions, "a"))
+    sessions.reconciled(NOW, session, IDS, NONE)
+    later_ns = NOW + WAIT_PATIENCE_NS
+    assert refused(sessions.begin(later_ns - 1, "a:1", "a")) is Refused.ABORTED
+    unknown = made(sessions.begin(NOW, "a:1"))
+    assert isinstance(taken := sessions.identify(later_ns, unknown, "a", "store-a"), Accepted)
+    assert taken.ended == (session,)
+    sessions.end(unknown)
+    sessions.reconciled(NOW, made(strange(sessions, "a")), IDS, NONE)
+    made(sessions.begin(later_ns, "a:1", "a"))
     sessions.check()
 
 
@@ -333,7 +421,7 @@ class Line:
         if call.here.state is State.ENDED:
             return
         caller = call.names[0]
-        result = call.callee.accept(NOW, caller, f"store-{caller}", "1")
+        result = call.callee.accept(NOW, Caller(caller, f"store-{caller}"), "1")
         if isinstance(result, Accepted):
             call.there = result.session
             self._stop(result.ended)

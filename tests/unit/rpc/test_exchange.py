@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.session import Result, Role
+from store.domain.places import Caller
 from store.domain.ports import (
     SyncEnding,
     SyncOutcome,
@@ -83,7 +84,7 @@ class World:
 
     def accept(self, session_id: str = "x") -> Session:
         """A session of peer b that reconciles."""
-        accepted = self.sessions.accept(0, "b", "sb", session_id)
+        accepted = self.sessions.accept(0, Caller("b", "sb"), session_id)
         assert isinstance(accepted, Accepted)
         self.exchange.stop(accepted.ended)
         return accepted.session

@@ -1,0 +1,103 @@
+"""Peers that invent their names: sessions and streams as the protocol has them, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import grpc
+
+from reconcile.ids import END, LOWEST, SyncIds
+from reconcile.index import IndexView
+from reconcile.session import (
+    Answered,
+    Begin,
+    Input,
+    ReadEffect,
+    Received,
+    Role,
+    Send,
+    SessionConfig,
+)
+from reconcile.session import Session as Machine
+from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
+
+PEER: Final = "/storenode.v1.Peer/"
+_ANSWER_S: Final = 20.0
+
+
+@asynccontextmanager
+async def channel_to(address: str) -> AsyncIterator[Any]:
+    """A connection of one caller."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield channel
+
+
+def begin(channel: Any, method: str, name: str) -> Any:  # noqa: ANN401 - grpc.aio's
+    """Call a method of the peers under a name."""
+    metadata = (
+        ("storenode-node-id", name),
+        ("storenode-store-id", f"store-of-{name}"),
+        ("storenode-version", "6.6.6"),
+    )
+    return channel.stream_stream(PEER + method)(metadata=metadata)
+
+
+async def answer(call: Any) -> bytes | None:  # noqa: ANN401 - grpc.aio's
+    """The next frame; None when there is none in time."""
+    try:
+        data = await asyncio.wait_for(call.read(), _ANSWER_S)
+    except (grpc.aio.AioRpcError, TimeoutError, asyncio.CancelledError):
+        return None
+    return data if isinstance(data, bytes) else None
+
+
+async def reconcile(channel: Any, name: str) -> str:  # noqa: ANN401 - grpc.aio's
+    """Reconcile an empty store; returns what the session is called, or "" where it was refused."""
+    call, session_id = begin(channel, "Reconcile", name), ""
+    config = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
+    machine, view = Machine(Role.INITIATOR, config), IndexView.of(SyncIds.empty())
+    frames = _frames(machine, view, Begin())
+    try:
+        while frames:
+            for frame in frames:
+                await call.write(frame.SerializeToString())
+            data = await answer(call)
+            if data is None:
+                break
+            came = ReconcileFrame.FromString(data)
+            session_id = session_id or came.session_id
+            count = came.count if came.HasField("count") else None
+            frames = _frames(machine, view, Received(came.ranges_data, count, came.refusal))
+        await call.done_writing()
+        code = await asyncio.wait_for(call.code(), _ANSWER_S)
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+        return ""
+    return session_id if code is grpc.StatusCode.OK else ""
+
+
+def _frames(machine: Machine, view: IndexView, given: Input) -> list[ReconcileFrame]:
+    """Take an input; the frames to send then."""
+    frames, work = [], [given]
+    while work:
+        for effect in machine.step(0, work.pop()):
+            match effect:
+                case ReadEffect():
+                    work.append(Answered(view.answer(effect.read)))
+                case Send():
+                    frames.append(ReconcileFrame(ranges_data=effect.payload, count=effect.count))
+    return frames
+
+
+async def transfer(channel: Any, name: str, session_id: str) -> bool:  # noqa: ANN401 - grpc.aio's
+    """Begin the transfer of a session; True when the node has begun to send."""
+    call = begin(channel, "Transfer", name)
+    try:
+        await call.write(TransferFrame(session_id=session_id).SerializeToString())
+        return await answer(call) is not None
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return False
+    finally:
+        call.cancel()

@@ -1,0 +1,129 @@
+"""Places that callers share: who gets one, and who gives one up to whom.
+
+A place is a session of reconciliation, or a stream of gossip. Its holder is *trusted* when its
+identity is proven or was named by the operator, or when this node began the call itself; it is
+*useful* when it lately brought or took messages. Rules.
+
+1. ``reserved`` places are for trusted holders only. They may have the others too.
+2. While there is a free place for a newcomer, it gets that. Else it may take the place of a holder
+   that only waits: for the other side, or for a call that may never come.
+3. A trusted holder gives way to a trusted newcomer only. One that is worth less than the newcomer
+   gives way once it has waited for ``least_wait_ns``, and so does one that is worth nothing, unless
+   the newcomer's address has more places than its own; any other one after ``patience_ns``. What a
+   caller is worth is whether it is trusted, then whether it is useful.
+4. Of those that may have to give way, the one goes that is worth the least; of equals, one of the
+   address with the most places, and of those the one that has waited longest.
+
+So untrusted callers, under however many names, keep no trusted one out, and those that only wait
+do not keep each other out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+FREE: Final = -1
+"""A place that nobody has to give up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A peer that calls, by its metadata.
+
+    ``address``: the host or network that it calls from. ``trusted``: it has proven its identity,
+    or the operator has named it.
+    """
+
+    node_id: str
+    store_id: str
+    address: str = ""
+    trusted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Who has, or wants, a place.
+
+    ``waits_ns``: how long a holder has only waited; None: it works.
+    """
+
+    trusted: bool
+    useful: bool
+    address: str
+    waits_ns: int | None = None
+
+    @property
+    def worth(self) -> tuple[bool, bool]:
+        """What rule 3 compares."""
+        return self.trusted, self.useful
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The rules for one kind of place."""
+
+    limit: int
+    reserved: int
+    patience_ns: int
+    least_wait_ns: int = 0
+
+    def choose(self, newcomer: Standing, holders: Sequence[Standing]) -> int | None:
+        """Whose place a newcomer gets: an index of ``holders``, or `FREE`; None: nobody's."""
+        untrusted = sum(not each.trusted for each in holders)
+        is_full = len(holders) >= self.limit
+        is_share_full = not newcomer.trusted and untrusted >= self.limit - self.reserved
+        if not is_full and not is_share_full:
+            return FREE
+        crowds = Counter(each.address for each in holders if not each.trusted)
+        leaving = [
+            (*each.worth, -crowds[each.address], -each.waits_ns, index)
+            for index, each in enumerate(holders)
+            if each.waits_ns is not None
+            and not (is_share_full and each.trusted)
+            and self._gives_way(
+                each,
+                each.waits_ns,
+                newcomer,
+                is_fair=crowds[each.address] >= crowds[newcomer.address],
+            )
+        ]
+        return min(leaving)[-1] if leaving else None
+
+    def _gives_way(
+        self, holder: Standing, waits_ns: int, newcomer: Standing, *, is_fair: bool
+    ) -> bool:
+        if holder.trusted and not newcomer.trusted:
+            return False
+        at_once = holder.worth < newcomer.worth or (is_fair and not any(holder.worth))
+        return waits_ns >= (self.least_wait_ns if at_once else self.patience_ns)
+
+
+class UsefulPeers:
+    """The last peers that were useful, by what they are called and where they call from."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def knows(self, node_id: str, address: str) -> bool:
+        """Was it useful lately?"""
+        return (node_id, address) in self._known
+
+    def add(self, node_id: str, address: str) -> None:
+        """It was useful just now; with too many, the one that was longest ago is forgotten."""
+        key = node_id, address
+        self._known[key] = None
+        self._known.move_to_end(key)
+        if len(self._known) > self._limit:
+            self._known.popitem(last=False)
+
+    def check(self) -> None:
+        """Verify the bound.
+
+        Raises:
+            AssertionError: it is passed.
+        """
+        assert len(self._known) <= self._limit

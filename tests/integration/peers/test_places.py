@@ -1,0 +1,91 @@
+"""Peers under invented names take every place that they can, and keep no honest one out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from itertools import count
+
+import grpc
+import pytest
+
+from bench.hostile.attacks import gossip_places, reconcile_places
+from bench.hostile.peers import begin, channel_to, reconcile
+from bench.hostile.target import Target
+from tests.support.fleet import Fleet, hashes, held, made, publish, synchronize
+from tests.support.node import NodeProcess
+
+IN_BOUNDED_TIME_S = 45.0
+
+
+def target(node: NodeProcess) -> Target:
+    return Target(node.listen, node.peer, node.metrics, None, node.process.pid)
+
+
+async def test_sessions_that_never_transfer_keep_nobody_out(fleet: Fleet) -> None:
+    node = fleet.start()
+    await publish(node, made(50, time.time_ns() - 60 * 10**9))
+    said = await reconcile_places.attack(target(node), random.Random(1), 60)
+    assert not said.startswith("0 of"), said
+    assert "an honest peer transferred after" in said
+
+
+async def test_calls_that_say_nothing_keep_nobody_out(fleet: Fleet) -> None:
+    node = fleet.start()
+    await publish(node, made(50, time.time_ns() - 60 * 10**9))
+    async with channel_to(node.peer) as channel:
+        silent = [begin(channel, "Reconcile", f"silent-{number}") for number in range(100)]
+        for call in silent:
+            await call.initial_metadata()
+        async with asyncio.timeout(IN_BOUNDED_TIME_S):
+            await reconcile_places.honest(node.peer)
+        codes = [await call.code() for call in silent[:90]]
+        for call in silent:
+            call.cancel()
+    assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+async def test_nodes_that_are_peers_reconcile_among_callers_that_never_transfer(
+    fleet: Fleet,
+) -> None:
+    called = fleet.start()
+    node = fleet.start(peers=[called])
+    calling = fleet.start(peers=[node])
+    messages = made(200, time.time_ns() - 60 * 10**9)
+    await publish(node, messages)
+    async with channel_to(node.peer) as channel:
+
+        async def invent(worker: int) -> None:
+            for number in count():
+                await reconcile(channel, f"invented-{worker}-{number}")
+
+        inventing = [asyncio.create_task(invent(worker)) for worker in range(4)]
+        try:
+            for worker in range(4):
+                await reconcile(channel, f"first-{worker}")
+            assert await asyncio.to_thread(until_in_sync, calling) == 0
+            assert await asyncio.to_thread(until_in_sync, node) == 0
+        finally:
+            still_inventing = [task.cancel() for task in inventing]
+        assert all(still_inventing)
+    assert held(called) == held(calling) == hashes(messages)
+
+
+def until_in_sync(node: NodeProcess) -> int:
+    """Ask for sessions until one succeeds, in bounded time; the exit code of the last."""
+    deadline = time.monotonic() + IN_BOUNDED_TIME_S
+    while True:
+        ended, _ = synchronize(node)
+        if ended.code == 0 or time.monotonic() > deadline:
+            return ended.code
+
+
+async def test_streams_that_bring_nothing_keep_nobody_out(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = fleet.start("--gossip", "on")
+    await publish(node, made(5, time.time_ns() - 10**9))
+    monkeypatch.setattr(gossip_places, "_PATIENCE_S", IN_BOUNDED_TIME_S)
+    said = await gossip_places.attack(target(node), random.Random(1), 70)
+    assert "an honest peer had a stream after" in said

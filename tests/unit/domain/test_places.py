@@ -1,0 +1,135 @@
+"""Who gets a place, against an oracle that goes through the rules one by one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.domain.places import FREE, Places, Standing, UsefulPeers
+
+PLACES = Places(limit=4, reserved=1, patience_ns=50, least_wait_ns=10)
+
+
+def stranger(address: str = "x", waits_ns: int | None = None, *, useful: bool = False) -> Standing:
+    return Standing(trusted=False, useful=useful, address=address, waits_ns=waits_ns)
+
+
+def trusted(waits_ns: int | None = None, *, useful: bool = False) -> Standing:
+    return Standing(trusted=True, useful=useful, address="t", waits_ns=waits_ns)
+
+
+def naive(places: Places, newcomer: Standing, holders: list[Standing]) -> int | None:
+    """The rules, in the order of the module."""
+    strangers = [each for each in holders if not each.trusted]
+    own_share = places.limit if newcomer.trusted else places.limit - places.reserved
+    share_used = holders if newcomer.trusted else strangers
+    if len(holders) < places.limit and len(share_used) < own_share:
+        return FREE
+
+    def places_of(address: str) -> int:
+        return sum(each.address == address for each in strangers)
+
+    best: int | None = None
+    for index, each in enumerate(holders):
+        if each.waits_ns is None or (each.trusted and not newcomer.trusted):
+            continue
+        if not newcomer.trusted and len(strangers) >= own_share and each.trusted:
+            continue
+        enough = places.patience_ns
+        if (newcomer.trusted and not each.trusted) or (
+            newcomer.trusted == each.trusted and newcomer.useful and not each.useful
+        ):
+            enough = places.least_wait_ns
+        worthless = not each.trusted and not each.useful
+        if worthless and places_of(each.address) >= places_of(newcomer.address):
+            enough = places.least_wait_ns
+        if each.waits_ns >= enough and (best is None or before(each, holders[best], places_of)):
+            best = index
+    return best
+
+
+def before(one: Standing, other: Standing, places_of: object) -> bool:
+    assert callable(places_of)
+    for a, b in (
+        (one.trusted, other.trusted),
+        (one.useful, other.useful),
+        (-places_of(one.address), -places_of(other.address)),
+        (-(one.waits_ns or 0), -(other.waits_ns or 0)),
+    ):
+        if a != b:
+            return bool(a < b)
+    return False
+
+
+@settings(max_examples=500)
+@given(st.integers(0, 2**32))
+def test_places_are_shared_out_as_the_oracle_says(seed: int) -> None:
+    dice = random.Random(seed)
+    limit = dice.randint(1, 6)
+    places = Places(limit, dice.randrange(limit), dice.randint(0, 60), dice.randint(0, 20))
+    holders: list[Standing] = []
+    for _ in range(40):
+        waits_ns = None if dice.random() < 0.3 else dice.randint(0, 80)
+        newcomer = Standing(dice.random() < 0.3, dice.random() < 0.3, dice.choice("abc"), waits_ns)
+        chosen = places.choose(newcomer, holders)
+        assert chosen == naive(places, newcomer, holders)
+        if chosen == FREE:
+            holders.append(newcomer)
+        elif chosen is not None:
+            assert newcomer.trusted or not holders[chosen].trusted
+            holders[chosen] = newcomer
+        elif holders and dice.random() < 0.3:
+            holders.pop(dice.randrange(len(holders)))
+        assert len(holders) <= limit
+        assert sum(not each.trusted for each in holders) <= limit - places.reserved
+
+
+@given(st.lists(st.builds(stranger, st.sampled_from("abc"), st.none() | st.integers(0, 99))))
+def test_strangers_never_keep_a_trusted_peer_out(callers: list[Standing]) -> None:
+    holders: list[Standing] = []
+    for each in callers:
+        chosen = PLACES.choose(each, holders)
+        if chosen == FREE:
+            holders.append(each)
+        elif chosen is not None:
+            holders[chosen] = each
+    assert PLACES.choose(trusted(), holders) == FREE
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "holders", "chosen"),
+    [
+        (stranger(), [stranger()] * 2, FREE),
+        (stranger(), [stranger()] * 3, None),
+        (stranger(), [trusted()] * 3, FREE),
+        (stranger(), [trusted(99)] * 4, None),
+        (stranger(), [stranger(waits_ns=9), stranger(waits_ns=10), stranger()], 1),
+        (stranger(), [stranger(waits_ns=10), stranger(waits_ns=11), stranger()], 1),
+        (stranger(), [stranger(waits_ns=49, useful=True)] * 3, None),
+        (stranger(), [stranger(waits_ns=50, useful=True)] * 3, 0),
+        (stranger(useful=True), [stranger(waits_ns=10)] * 3, 0),
+        (stranger("y"), [stranger("y", 30), stranger("x", 10), stranger("x", 20)], 2),
+        (stranger("x"), [stranger("y", 49), stranger("x"), stranger("x")], None),
+        (stranger("x"), [stranger("y", 50), stranger("x"), stranger("x")], 0),
+        (trusted(), [stranger(waits_ns=10), trusted(), trusted(), trusted()], 0),
+        (trusted(), [trusted(49)] * 4, None),
+        (trusted(), [trusted(50), trusted(51), trusted(), trusted()], 1),
+        (trusted(useful=True), [trusted(), trusted(), trusted(10), trusted()], 2),
+    ],
+)
+def test_who_gives_way(newcomer: Standing, holders: list[Standing], chosen: int | None) -> None:
+    assert PLACES.choose(newcomer, holders) == chosen
+
+
+def test_the_last_useful_peers_are_known() -> None:
+    useful = UsefulPeers(2)
+    for name in ("a", "b", "a", "c"):
+        useful.add(name, "host")
+        useful.check()
+    assert useful.knows("a", "host")
+    assert useful.knows("c", "host")
+    assert not useful.knows("b", "host")
+    assert not useful.knows("a", "another host")

@@ -275,6 +275,11 @@ class UnsentAnswers:
         """What nobody has taken."""
         return self.limit_bytes - self.used_bytes
 
+    @property
+    def open_calls(self) -> int:
+        """Calls with which gRPC has not done."""
+        return len(self._outlets)
+
     def open(self, caller: str, connection: str) -> Outlet:
         """Begin to count a call; `Outlet.close` must follow when gRPC has done with it."""
         outlet = Outlet(self, caller, connection)

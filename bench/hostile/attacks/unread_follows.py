@@ -9,8 +9,8 @@ import random
 from itertools import count as numbers
 from typing import Any
 
-from bench.hostile.attacks.unread import TOPIC, hold, planted
 from bench.hostile.target import Target
+from bench.hostile.unread import TOPIC, hold, planted
 from storenode.wire.storenode.v1.store_pb2 import ContentFilter, FollowRequest
 
 COUNT = 1_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from bench.hostile.attacks.unread import hold, planted
 from bench.hostile.target import Target
+from bench.hostile.unread import hold, planted
 from storenode.wire.storenode.v1.store_pb2 import ScanRequest
 
 COUNT = 300

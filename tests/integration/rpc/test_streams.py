@@ -1,3 +1,5 @@
+import asyncio
+
 import grpc
 import pytest
 
@@ -189,3 +191,22 @@ async def test_sds_requests_past_the_limits_are_refused(
         grpc.StatusCode.RESOURCE_EXHAUSTED if limited else grpc.StatusCode.INVALID_ARGUMENT
     )
     assert named in sentence
+
+
+async def test_what_calls_hold_of_the_budget_is_given_back(node: Node) -> None:
+    await fill(node, 50)
+    assert len(await scan(node, ScanRequest(include_data=True))) > 0
+    await failure(scan(node, ScanRequest(cursor=b"x")))
+    calls = [node.store.Follow(FollowRequest(from_beginning=True)) for _ in range(3)]
+    for call in calls:
+        await within(call.read())
+    calls[0].cancel()
+    walk = node.store.GetCausalHistory(
+        GetCausalHistoryRequest(channel_id="c", heads=[HistoryEntry(message_id="x")])
+    )
+    assert [list(page.missing) async for page in walk] == [[HistoryEntry(message_id="x")]]
+    await node.server.stop(0)
+    async with asyncio.timeout(30):
+        while node.context.unsent.open_calls:  # noqa: ASYNC110 - tells nobody
+            await asyncio.sleep(0)
+    assert node.context.unsent.used_bytes == 0

@@ -19,7 +19,7 @@ FIRST_FRAME_S: Final = 20.0
 silence, and long enough to open a view."""
 
 MAX_OPENING_CALLS_OF_PEER: Final = 2
-"""Those of one peer among them; more are refused."""
+"""Those of one trusted peer among them; more are refused."""
 
 MAX_STRANGE_OPENING_CALLS: Final = 8
 """The same of untrusted callers, who do not wait for each other: the one that has been silent for

@@ -110,6 +110,10 @@ class Responder:
     @asynccontextmanager
     async def _slot(self, caller: Caller) -> AsyncIterator[None]:
         """Around the wait for a first frame; one peer alone cannot keep all the others out."""
+        if not caller.trusted:  # its name may be another's, who must not be refused for it
+            async with self._strange():
+                yield
+            return
         node_id = caller.node_id
         if self._openers[node_id] >= MAX_OPENING_CALLS_OF_PEER:
             raise TooManyCalls(
@@ -118,7 +122,7 @@ class Responder:
             )
         self._openers[node_id] += 1
         try:
-            async with self._opening if caller.trusted else self._strange():
+            async with self._opening:
                 yield
         finally:
             self._openers[node_id] -= 1

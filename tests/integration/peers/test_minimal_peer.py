@@ -1,0 +1,141 @@
+"""Nodes and a peer of another make, which knows the published .proto files and the specifications.
+
+It is a process of its own with stubs of its own, so that nothing of the node's code runs in it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc_tools
+import pytest
+
+from tests.integration.peers.test_processes import _finished_resume, _pretend_last_online
+from tests.support.command import Command
+from tests.support.fleet import CONTENT, PATIENCE_S, Fleet, eventually, held, status, synchronize
+from tests.support.node import NodeProcess, clean_environment
+from tests.support.pages import ROOT
+
+EARLY_AND_LATE = pytest.mark.parametrize("names", ["early", "late"])
+
+OFFSET_NS = 60 * 10**9
+"""More than a session leaves out at the end of its range."""
+
+
+@dataclass
+class Minimal:
+    """The peer's process; what it prints: hashes of what it holds, and its port."""
+
+    process: subprocess.Popen[str]
+    held: set[bytes] = field(default_factory=set)
+    address: str = ""
+    listening: threading.Event = field(default_factory=threading.Event)
+
+    def read(self) -> None:
+        """Follow what it prints, until it ends."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("port "):
+                self.address = f"127.0.0.1:{line.split()[1]}"
+                self.listening.set()
+            else:
+                self.held.add(bytes.fromhex(line))
+
+
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stubs of the published .proto files, in packages that hide the node's."""
+    made = tmp_path_factory.mktemp("stubs")
+    known = Path(grpc_tools.__file__).parent / "_proto"
+    proto = ROOT / "proto"
+    files = [str(each) for each in proto.rglob("*.proto") if "internal" not in each.parts]
+    protoc = (sys.executable, "-m", "grpc_tools.protoc", f"-I{proto}", f"-I{known}")
+    subprocess.run([*protoc, f"--python_out={made}", *files], check=True, timeout=PATIENCE_S)
+    (made / "storenode" / "__init__.py").touch()
+    return made
+
+
+@contextmanager
+def _running(stubs: Path, arguments: list[str]) -> Iterator[Minimal]:
+    program = str(ROOT / "tests/support/minimal_peer.py")
+    environment = clean_environment(PYTHONPATH=f"{stubs}:{ROOT}")
+    with subprocess.Popen(
+        [sys.executable, program, *arguments], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        peer = Minimal(process)
+        reader = threading.Thread(target=peer.read)
+        reader.start()
+        try:
+            yield peer
+        finally:
+            process.kill()
+            reader.join()
+
+
+@contextmanager
+def serving(stubs: Path, names: str, first: int, last: int, newest_ns: int) -> Iterator[Minimal]:
+    """It serves, and holds these."""
+    with _running(stubs, [names, str(first), str(last), str(newest_ns)]) as peer:
+        assert peer.listening.wait(PATIENCE_S), "it does not serve"
+        yield peer
+
+
+def calls(stubs: Path, node: NodeProcess, first: int, last: int, newest_ns: int) -> set[bytes]:
+    """It reconciles with a node and transfers; what it holds then."""
+    with _running(stubs, [node.peer, str(first), str(last), str(newest_ns)]) as peer:
+        assert peer.process.wait(PATIENCE_S) == 0
+    return peer.held
+
+
+def test_it_calls_a_node_and_both_hold_everything(fleet: Fleet, stubs: Path) -> None:
+    node, now = fleet.start(), time.time_ns()
+    assert len(calls(stubs, node, 0, 200, now)) == 200
+    assert calls(stubs, node, 100, 300, now) == held(node)
+    assert len(held(node)) == 300
+    assert calls(stubs, node, 0, 300, now) == held(node), "a session that finds nothing"
+
+
+@EARLY_AND_LATE
+def test_a_node_calls_it_and_both_hold_everything(fleet: Fleet, stubs: Path, names: str) -> None:
+    now = time.time_ns() - OFFSET_NS
+    with serving(stubs, names, 100, 300, now) as peer:
+        node = fleet.start("--peer", peer.address)
+        calls(stubs, node, 0, 200, now)
+        for found in (100, 0):
+            ended, report = synchronize(node, "--from", "0")
+            assert (ended.code, report.get("missing_here")) == (0, found), ended
+            assert len(held(node)) == 300
+            eventually(lambda: held(node) == peer.held)
+
+
+@EARLY_AND_LATE
+def test_a_node_resumes_from_it(fleet: Fleet, stubs: Path, names: str) -> None:
+    now = time.time_ns()
+    with serving(stubs, names, 0, 300, now) as peer:
+        node = fleet.start("--peer", peer.address)
+        node.terminate()
+        _pretend_last_online(node, now - 3_600 * 10**9)
+        node.start()
+        assert eventually(lambda: _finished_resume(node))["stored"] == 300
+        assert held(node) == peer.held
+
+
+@EARLY_AND_LATE
+def test_it_gossips_both_ways_and_confirms(fleet: Fleet, stubs: Path, names: str) -> None:
+    now = time.time_ns()
+    with serving(stubs, names, 0, 20, now) as peer:
+        node = fleet.start("--gossip", "on", "--peer", peer.address)
+        message = ("--content-topic", CONTENT, "from the node")
+        waits = ("--min-confirms", "1", "--confirm-timeout", "120s")
+        (result,) = Command.of(node).ok("publish", "--json", *waits, *message).objects
+        assert (result["outcome"], result["confirms"]) == ("STORED", 1)
+        assert bytes.fromhex(result["message_hash"]) in peer.held
+        eventually(lambda: held(node) == peer.held and len(peer.held) == 21)
+        assert status(node)["gossip"]["peers"][0]["connected"]

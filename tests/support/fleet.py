@@ -151,3 +151,15 @@ class Fleet:
         """Stop them all."""
         for node in self.nodes:
             node.close()
+
+
+def finished_resume(node: NodeProcess) -> dict[str, Any] | None:
+    """What a node's status says of its resume, once that has ended."""
+    resume = status(node).get("resume")
+    return resume if resume and not resume["running"] else None
+
+
+def pretend_last_online(node: NodeProcess, online_ns: int) -> None:
+    """Set the time in the database of a node that is off."""
+    with database_of(node) as connection:
+        connection.execute("update storenode.store set last_online_ns = %s", (online_ns,))

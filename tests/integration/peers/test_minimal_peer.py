@@ -17,9 +17,18 @@ from pathlib import Path
 import grpc_tools
 import pytest
 
-from tests.integration.peers.test_processes import _finished_resume, _pretend_last_online
 from tests.support.command import Command
-from tests.support.fleet import CONTENT, PATIENCE_S, Fleet, eventually, held, status, synchronize
+from tests.support.fleet import (
+    CONTENT,
+    PATIENCE_S,
+    Fleet,
+    eventually,
+    finished_resume,
+    held,
+    pretend_last_online,
+    status,
+    synchronize,
+)
 from tests.support.node import NodeProcess, clean_environment
 from tests.support.pages import ROOT
 
@@ -121,9 +130,9 @@ def test_a_node_resumes_from_it(fleet: Fleet, stubs: Path, names: str) -> None:
     with serving(stubs, names, 0, 300, now) as peer:
         node = fleet.start("--peer", peer.address)
         node.terminate()
-        _pretend_last_online(node, now - 3_600 * 10**9)
+        pretend_last_online(node, now - 3_600 * 10**9)
         node.start()
-        assert eventually(lambda: _finished_resume(node))["stored"] == 300
+        assert eventually(lambda: finished_resume(node))["stored"] == 300
         assert held(node) == peer.held
 
 

@@ -11,11 +11,12 @@ from tests.integration.run.helpers import get
 from tests.support.command import Command
 from tests.support.fleet import (
     Fleet,
-    database_of,
     eventually,
+    finished_resume,
     hashes,
     held,
     made,
+    pretend_last_online,
     publish,
     status,
     synchronize,
@@ -100,13 +101,13 @@ async def test_what_was_missed_while_off_is_resumed_and_status_says_so(fleet: Fl
     second = fleet.start(peers=[first])
     eventually(lambda: events(second, "serving"))
     second.terminate()
-    _pretend_last_online(second, time.time_ns() - 2 * DAY_S * 10**9)
+    pretend_last_online(second, time.time_ns() - 2 * DAY_S * 10**9)
     missed = made(3_000, time.time_ns() - 10**9, span_s=DAY_S)
     await publish(first, missed)
 
     second.start()
 
-    resume = eventually(lambda: _finished_resume(second))
+    resume = eventually(lambda: finished_resume(second))
     assert (resume["messages"], resume["stored"]) == (3_000, 3_000)
     assert held(second) == hashes(missed)
     metrics = get(second.metrics, "/metrics")[1]
@@ -120,13 +121,13 @@ async def test_without_a_schedule_a_short_stop_is_resumed_too(fleet: Fleet) -> N
     first = fleet.start()
     second = fleet.start(peers=[first])
     second.terminate()
-    _pretend_last_online(second, time.time_ns())
+    pretend_last_online(second, time.time_ns())
     missed = made(50, time.time_ns(), span_s=5)
     await publish(first, missed)
 
     second.start()
 
-    assert eventually(lambda: _finished_resume(second))
+    assert eventually(lambda: finished_resume(second))
     assert held(second) == hashes(missed)
 
 
@@ -134,7 +135,7 @@ async def test_a_resume_waits_for_a_peer_and_holds_nothing_up(fleet: Fleet) -> N
     first = fleet.start()
     second = fleet.start(peers=[first])
     second.terminate()
-    _pretend_last_online(second, time.time_ns() - DAY_S * 10**9)
+    pretend_last_online(second, time.time_ns() - DAY_S * 10**9)
     missed = made(200, time.time_ns() - 10**9)
     await publish(first, missed)
     first.kill()
@@ -147,7 +148,7 @@ async def test_a_resume_waits_for_a_peer_and_holds_nothing_up(fleet: Fleet) -> N
     second.kill()  # in the middle of the resume: the gap must not be forgotten
     first.start()
     second.start()
-    assert eventually(lambda: _finished_resume(second))
+    assert eventually(lambda: finished_resume(second))
     assert held(second) == hashes(missed)
 
 
@@ -223,14 +224,3 @@ async def test_shards_that_differ_are_said_on_both_sides(fleet: Fleet) -> None:
     (refused,) = eventually(lambda: events(first, "session_ended"))
     assert refused["outcome"] == "refused"
     assert "shard" in refused["error"]
-
-
-def _finished_resume(node: NodeProcess) -> dict[str, Any] | None:
-    resume = status(node).get("resume")
-    return resume if resume and not resume["running"] else None
-
-
-def _pretend_last_online(node: NodeProcess, online_ns: int) -> None:
-    """Set the time in the database of a node that is off."""
-    with database_of(node) as connection:
-        connection.execute("update storenode.store set last_online_ns = %s", (online_ns,))

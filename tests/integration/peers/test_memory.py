@@ -13,6 +13,7 @@ import pytest
 
 from reconcile.session import Role
 from store.domain.ports import SyncEnding, Window
+from store.rpc.context import PeerRules
 from store.sync.session import responder
 from store.sync.session.initiator import RECONCILE
 from store.sync.transfer import driver as transferring
@@ -39,7 +40,9 @@ async def node(
     """A node that holds messages 0 to 49 and reads few first frames at a time."""
     monkeypatch.setattr(responder, "MAX_OPENING_CALLS", SLOTS)
     monkeypatch.setattr(responder, "MAX_OPENING_CALLS_OF_PEER", SLOTS + 1)
-    async with peer_node("a.example", new_database()) as opened:
+    # Their names are believed: those of strangers have other places.
+    rules = PeerRules(allowed=frozenset({"hostile.example", "c.example"}))
+    async with peer_node("a.example", new_database(), peers=rules) as opened:
         await opened.hold(items(range(50)))
         yield opened
 

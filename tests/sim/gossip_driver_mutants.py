@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from store.domain.ports import PeerFailed, Source
+from store.domain.unread import Confirmation
 from store.gossip.commits import CommittedMessages, OwnBatch
 from store.gossip.driver import commits, connecting, requests
 from store.gossip.driver import driver as driver_module
 from store.gossip.driver.commits import CommitReader
-from store.gossip.driver.confirmations import ConfirmationWaits
+from store.gossip.driver.confirmations import DEFAULT_TIMEOUT_S, ConfirmationWaits
 from store.gossip.driver.driver import GossipDriver
 from store.gossip.driver.ports import Database, Environment
 from store.gossip.driver.requests import Answer, Request
@@ -69,14 +70,19 @@ def misses_the_wake_up_of_publishers(patch: pytest.MonkeyPatch) -> None:
 
 
 def answers_publishers_late(patch: pytest.MonkeyPatch) -> None:
-    wait = ConfirmationWaits._wait
+    confirmed = ConfirmationWaits.confirmed
 
     async def late(
-        self: ConfirmationWaits, lacking: set[bytes], asked: int, deadline_s: float, limit_s: float
-    ) -> str:
-        return await wait(self, lacking, asked, deadline_s + 1, limit_s)
+        self: ConfirmationWaits,
+        hashes: Sequence[bytes],
+        stored: Sequence[bool],
+        asked: int,
+        most_s: float | None,
+    ) -> list[Confirmation]:
+        given_s = DEFAULT_TIMEOUT_S if most_s is None else most_s
+        return await confirmed(self, hashes, stored, asked, given_s + 1)
 
-    patch.setattr(ConfirmationWaits, "_wait", late)
+    patch.setattr(ConfirmationWaits, "confirmed", late)
 
 
 def sends_without_waiting(patch: pytest.MonkeyPatch) -> None:

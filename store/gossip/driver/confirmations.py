@@ -116,17 +116,19 @@ class ConfirmationWaits:
         def lacking() -> set[bytes]:
             return {digest for digest in hashes if counts.get(digest, 0) < min_confirms}
 
-        deadline_s = self._loop.time() + limit_s
-        reason = ""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline_s):
-                reason = await self._hopeless(lacking(), held, min_confirms)
-        # More may have confirmed since.
-        if not reason and (awaited := lacking()):
-            reason = await self._wait(awaited, min_confirms, deadline_s, limit_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                reason = await self._hopeless(lacking(), frozenset(held), min_confirms)
+                # More may have confirmed since.
+                if not reason and (awaited := lacking()):
+                    reason = await self._wait(awaited, min_confirms)
+        except TimeoutError:
+            reason = f"no more have within {limit_s:g} s"
         return [self._confirmation(digest, min_confirms, reason) for digest in hashes]
 
-    async def _hopeless(self, lacking: set[bytes], held: list[bytes], min_confirms: int) -> str:
+    async def _hopeless(
+        self, lacking: set[bytes], held: frozenset[bytes], min_confirms: int
+    ) -> str:
         """Why not to wait; empty: wait.
 
         What was ``held`` before may have been confirmed by stores that are away. Those that have
@@ -155,10 +157,8 @@ class ConfirmationWaits:
         except DATABASE_AWAY:
             return True
 
-    async def _wait(
-        self, lacking: set[bytes], min_confirms: int, deadline_s: float, limit_s: float
-    ) -> str:
-        """Why the wait has ended; empty: all have been confirmed. ``limit_s``: as it is told."""
+    async def _wait(self, lacking: set[bytes], min_confirms: int) -> str:
+        """Why the wait has ended; empty: all have been confirmed."""
         tracked = set(filter(self._is_tracked, lacking))
         ended: asyncio.Future[str] = self._loop.create_future()
         wait = _Wait(min_confirms, set(lacking), tracked, self._loop.time(), ended)
@@ -168,10 +168,7 @@ class ConfirmationWaits:
         if self._poll is None or self._poll.done():
             self._poll = asyncio.create_task(self._keep_polling(), name="confirmations")
         try:
-            async with asyncio.timeout_at(deadline_s):
-                return await wait.ended
-        except TimeoutError:
-            return f"no more have within {limit_s:g} s"
+            return await wait.ended
         finally:
             self._forget(wait, lacking)
 

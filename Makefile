@@ -18,7 +18,7 @@ TESTS := tests/faults tests/install tests/integration tests/embedded \
 	tests/sim tests/unit tests/interop tests/layering
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo pipeline test check-browser sim bench soak fuzz-kernel hostile lint format types proto \
+.PHONY: help run demo pipeline test check-browser sim bench soak fuzz fuzz-kernel hostile lint format types proto \
 	proto-check docs check-deploy audit-dependencies dist lock clean
 
 help: ## show this list
@@ -60,6 +60,9 @@ soak: $(DEV) ## three nodes under fire for twenty minutes; ARGS='--help' lists w
 fuzz-kernel: $(DEV) ## mutate payloads against the kernel, built with sanitizers; ARGS='--help'
 	@exec $(BIN)/python -m bench.hostile.kernel $(ARGS)
 
+fuzz: $(DEV) ## send broken requests to every method of a node; ARGS='--help'
+	@exec $(BIN)/python -m bench.hostile.fuzz $(ARGS)
+
 hostile: $(DEV) ## attack a node, and say what it costs; ARGS='--help' lists what can be asked
 	@exec $(BIN)/python -m bench hostile $(ARGS)
 
@@ -88,7 +91,7 @@ proto-check: $(DEV) ## check storenode/wire/, the style of proto/, and its compa
 docs: $(DOCS) ## build the documentation's site into build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
-check-deploy: $(DEV) ## validate deploy/ with docker-compose, promtool, kubectl and systemd-analyze
+check-deploy: $(DEV) ## validate deploy/ with docker-compose, promtool, kubectl, systemd-analyze and psql
 	@$(BIN)/python tools/generate_dashboard.py --check
 	@$(BIN)/python -m pytest tests/deploy $(ARGS)
 

@@ -6,6 +6,7 @@ set -euo pipefail
 wanted=(
     "docker-compose docker-compose"
     "promtool prometheus"
+    "psql postgresql-client"
     "systemd-analyze systemd"
     "openssl openssl"
     "chromium chromium"

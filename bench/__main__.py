@@ -16,6 +16,7 @@ from bench.soak.__main__ import main as soak
 
 BENCHMARKS = (
     "publish",
+    "single",
     "scan",
     "hashes",
     "causal_history",

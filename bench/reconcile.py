@@ -8,6 +8,8 @@ machine, and the lines say so.
 
 Each line says whether compiled code did the work (`kernel`). If so, the processor time without it
 stands beside it: the payloads are the same.
+
+`compact_` stands before the figures of the compact mode (`bench.compact`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.compact import compact_cost
 from bench.reconcile_sets import CASES, START_NS, Case, Pair, pair, uniform
 from bench.support import report
 from reconcile import kernel
@@ -200,6 +203,8 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float) ->
     }
     if HAS_KERNEL:
         figures["python_cpu_ms"] = 1e3 * without.cpu_s[0]
+    compact = compact_cost(sets, RUNS)
+    figures |= compact.figures()
     cpu_ratio = bytes_ratio = None
     if reference is not None:
         figures |= {
@@ -207,6 +212,8 @@ def run_case(case: Case, program: Path | None, directory: Path, scale: float) ->
             "crate_bytes": sum(reference.sent),
             "crate_messages": max(reference.messages),
         }
+        figures["compact_cpu_ratio"] = compact.cpu_s[0] / reference.cpu_s[0]
+        figures["compact_bytes_ratio"] = compact.total_bytes / sum(reference.sent)
         cpu_ratio = mine.cpu_s[0] / reference.cpu_s[0]
         if HAS_KERNEL:
             figures["python_cpu_ratio"] = without.cpu_s[0] / reference.cpu_s[0]

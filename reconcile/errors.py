@@ -17,6 +17,14 @@ class MalformedPayload(ValueError):
         self.what = what
 
 
+class MalformedCompact(MalformedPayload):
+    """The bytes are not a frame of the compact mode, or not one that may come now."""
+
+    def __init__(self, offset: int, what: str) -> None:
+        super().__init__(offset, what)
+        self.args = (f"{what} at byte {offset} of a compact frame: see docs/compact.md",)
+
+
 class LimitExceeded(ValueError):
     """A payload is well-formed as far as it was read, but larger than this node allows.
 

@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 6
+VERSION: Final = 7
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -92,6 +92,30 @@ class Kernel(Protocol):
 
     def fold(self, index: RowsHandle, /, *columns: Column) -> None:
         """The keyed sum of the hashes in an interval of places."""
+
+    def balance(self, prefix: Column, samples: Column, /) -> None:
+        """Running balances of a chunk."""
+        ...
+
+    def cuts(self, index: RowsHandle, samples: tuple[Column, ...], /, *columns: Column) -> None:
+        """Places of times, with the keyed prints and balances up to them."""
+        ...
+
+    def shorts(self, index: RowsHandle, /, *columns: Column) -> None:
+        """The short IDs in intervals of places."""
+        ...
+
+    def insert(self, shorts: Column, shape: Column, cells: Column, /) -> None:
+        """Short IDs put into a table."""
+        ...
+
+    def peel(self, cells: Column, shape: Column, shorts: Column, /) -> int:
+        """Short IDs taken out of a table."""
+        ...
+
+    def find(self, /, *columns: Column) -> None:
+        """Where short IDs are among others."""
+        ...
 
 
 def usable() -> Kernel | None:

@@ -21,6 +21,7 @@ from sim.snapshot import Snapshot
 from sim.tasks import Promise
 from sim.timeline import Timeline
 from store.domain.commits import CommitRow, WrittenIds
+from store.domain.coverage import Statement
 from store.domain.hub import START, Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.messages.record import RecordBatch
@@ -70,6 +71,7 @@ class Database:
         horizon_ns: everything older was dropped.
         available: False while it is away.
         outages: how often it went away, which breaks all connections.
+        stated: by store ID, what sessions have found out about other stores.
         followers: are woken by every commit, and when their connections break.
     """
 
@@ -88,6 +90,7 @@ class Database:
         self.last_online_ns = 0
         self.available = True
         self.outages = 0
+        self.stated: dict[str, list[Statement]] = {}
         self.followers: dict[object, Callable[[], None]] = {}
         self._added: dict[int, list[SyncId]] = {}
         self._batches = count(1)
@@ -150,7 +153,7 @@ class Database:
         self._later(act, portions)
         return done
 
-    def add(self, batch: RecordBatch, clock_ns: int, number: int | None = None) -> list[bool]:
+    def add(self, batch: RecordBatch, clock_ns: int) -> list[bool]:
         """Commit a batch now."""
         self._judge.committed(self, batch)
         new = self._new(batch)
@@ -165,7 +168,7 @@ class Database:
             self.sds[key] = claimed.message_id, batch.hashes[at]
         self.lost.difference_update(batch.hashes)
         if ids:
-            number = number or next(self._batches)
+            number = next(self._batches)
             times = [timestamp for timestamp, _ in ids]
             place = self.place[0] + 1, self._dice.getrandbits(64)
             row = CommitRow(place, number, len(ids), min(times), max(times), None)
@@ -260,14 +263,12 @@ class Database:
         also: Callable[[list[bool]], None],
         done: Promise[list[bool]],
     ) -> None:
-        number = next(self._batches)
-        if client.alive:
-            added = zip(batch.hashes, self._new(batch), strict=True)
-            hashes = frozenset(digest for digest, is_new in added if is_new)
-            client.written_ids.offer(number, batch, hashes)
-
         def work() -> list[bool]:
-            new = self.add(batch, self._timeline.now_ns, number)
+            new = self.add(batch, self._timeline.now_ns)
+            if client.alive and any(new):
+                added = zip(batch.hashes, new, strict=True)
+                hashes = frozenset(digest for digest, is_new in added if is_new)
+                client.written_ids.offer(self.commits[-1].place[1], batch, hashes)
             also(new)
             return new
 

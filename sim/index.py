@@ -9,7 +9,6 @@ from functools import partial
 from typing import Final
 
 from reconcile.ids import SyncIds
-from reconcile.lattice import LatticeSum
 from reconcile.summaries.loading import Loaded, Needs
 from reconcile.summaries.summary import SummaryView
 from sim.bridge import kept
@@ -84,11 +83,6 @@ class SimColdView:
         """What the view needs."""
         load = partial(self.snapshot.load, needs)
         return await kept(self._database.look(load, _PORTIONS, since=self._outages))
-
-    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
-        """The lattice sum of whole hours."""
-        total = partial(self.snapshot.lattice, start_ns, end_ns)
-        return await kept(self._database.look(total, _PORTIONS, since=self._outages))
 
 
 class SimFeed:

@@ -17,23 +17,29 @@
 11. A look-up asks for nothing that the store held, accounts for everything that it was asked for,
    calls nothing found that is not held, and finds what an honest peer held all the time.
 12. Where equality is concluded by keyed digests, both sides say so, from the same time on.
+13. A session that states that another store is equal over a span names the count and the XOR of
+   what either view showed there, and both stores hold all of it.
+14. While a store holds in a span what such a statement names, the other store has held all of that.
 
 What a database has lost together with its commits is nobody's fault: no rule asks for it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from reconcile.ids import SyncId
 from reconcile.session import Result, Role
 from sim.messages import Message
+from store.domain.coverage import Statement
 from store.domain.ports import FetchDone, HistoryEntry
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
+from storenode.message.limits import HASH_BYTES
 
 if TYPE_CHECKING:
     from sim.database import Database
@@ -212,6 +218,42 @@ class Judge:
                 f"lacks {len(lost)} messages",
             )
 
+    def stated(self, session_id: str, statements: Sequence[Statement]) -> None:
+        """An initiator states at its end what it has found out (rule 13)."""
+        meeting = self._meetings.get(session_id)
+        if meeting is None or len(meeting.results) < 2:
+            return
+        mine, theirs = self._views(meeting, meeting.results[Role.INITIATOR].window)
+        either = sorted(mine | theirs)
+        for each in statements:
+            within = _within(either, each)
+            if not each.equal or len(self._not_hidden(meeting, set(within))) < len(within):
+                continue
+            sides = [side.database for side in meeting.sides.values()]
+            lacking = [one.store_id for one in sides if not all(one.had(at[1]) for at in within)]
+            _demand(
+                named(within) == (each.count, each.fingerprint) and not lacking,
+                f"session {session_id[:8]} states equality of {len(within)} messages as of "
+                f"{each.count}, and {lacking or 'nobody'} lacks some",
+            )
+
+    def believed(self, database: Database, others: Mapping[str, Database]) -> int:
+        """How many statements of a store hold by what it holds now (rule 14)."""
+        count = 0
+        for store_id, statements in database.stated.items():
+            for each in statements:
+                within = _within(database.ids, each)
+                if not each.equal or named(within) != (each.count, each.fingerprint):
+                    continue
+                count += 1
+                missing = [at for at in within if not others[store_id].had(at[1])]
+                _demand(
+                    all(at[1] in self.forged and not each.keyed for at in missing),
+                    f"{database.store_id} states that {store_id} is equal, which lacks "
+                    f"{len(missing)} messages",
+                )
+        return count
+
     def _not_hidden(self, meeting: _Meeting, ids: set[SyncId]) -> set[SyncId]:
         """Without those that a comparison by XOR cannot see."""
         return {each for each in ids if each[1] not in self.forged or not meeting.can_hide(each)}
@@ -290,3 +332,17 @@ class Judge:
 def _demand(holds: bool, sentence: str) -> None:
     if not holds:
         raise Violation(sentence)
+
+
+def named(ids: Sequence[SyncId]) -> tuple[int, bytes]:
+    """The count and the XOR of some IDs."""
+    sum_of_all = 0
+    for _, digest in ids:
+        sum_of_all ^= int.from_bytes(digest)
+    return len(ids), sum_of_all.to_bytes(HASH_BYTES)
+
+
+def _within(ids: Sequence[SyncId], statement: Statement) -> Sequence[SyncId]:
+    """Those that a statement is about; ``ids`` ascend."""
+    first = bisect_left(ids, (statement.start_ns, b""))
+    return ids[first : bisect_left(ids, (statement.end_ns, b""))]

@@ -17,6 +17,7 @@ from sim.lookups import LOOKUP
 from sim.marks import Mark
 from sim.process import Process
 from sim.scans import SCAN, Page, Scan
+from sim.stating import SimStatements
 from sim.streams import SimConnector, StatusReceived
 from sim.views import JudgedView, JudgedViews
 from store.domain.admission import Admission, Verdict
@@ -45,6 +46,7 @@ from store.sync.errors import ProtocolBroken
 from store.sync.frames import Reconcile
 from store.sync.session import exchange as shipped
 from store.sync.session.agreement import Proof
+from store.sync.session.compacting import Compacting
 from store.sync.session.exchange import Account, ExchangeWork
 from store.sync.session.initiator import Initiator
 from store.sync.session.reconciling import in_time
@@ -141,6 +143,11 @@ class _Watched:
         """How it has compared the two sides."""
         return self.work.proof
 
+    @property
+    def compact(self) -> Compacting | None:
+        """Its part of the compact mode."""
+        return self.work.compact
+
     async def begin(self) -> Result:
         """Go on to the end, as the initiator."""
         return self._judged(await self.work.begin())
@@ -168,6 +175,7 @@ class JudgedExchange(shipped.Exchange):
         self.last: dict[str, Account] = {}
         """Of each peer, the account of the session with it that ended last."""
         self._names: dict[asyncio.Task[Any] | None, str] = {}
+        self._statements = SimStatements(process)
         super().__init__(
             ExchangeWork(
                 node_id=process.identity.node_id,
@@ -181,6 +189,8 @@ class JudgedExchange(shipped.Exchange):
                 tuning=scenario.tuning,
                 max_sessions=scenario.sessions,
                 keyed=process.node.number not in scenario.plain_nodes,
+                compact_from=None if process.node.number % 3 == 2 else 0,
+                statements=self._statements,
             )
         )
 
@@ -229,6 +239,7 @@ class JudgedExchange(shipped.Exchange):
         if outcome.ending is SyncEnding.REFUSED:
             process.mark(Mark.SAME_STORE if "one database" in outcome.error else Mark.BUSY)
         if account.role is SyncRole.INITIATOR:
+            self._statements.ended(name)
             if outcome.in_sync:
                 process.judge.in_sync(name, account.report.refused_by_policy)
             process.node.world.ended(outcome)
@@ -331,7 +342,7 @@ class SimCaller:
                 while (page := await in_time(stream.read(), silence_s)) is not None:
                     process.mark(Mark.SCANNED)
                     store.refused |= self._refused(page.messages)
-                    yield ScannedPage(page.messages, page.cursor, page.reached_ns)
+                    yield ScannedPage(page.messages, page.hashes, page.cursor, page.reached_ns)
                 await stream.half_close()
                 whole = True
         except StatusReceived as error:
@@ -433,6 +444,7 @@ def _marks(account: Account) -> Iterator[Mark]:
         (Mark.PRUNED, report.pruned > 0),
         (Mark.INTERRUPTED, bool(report.error)),
         (Mark.KEYED, account.proof.keyed_from_ns is not None),
+        (Mark.COMPACT, account.proof.compact),
         (Mark.FORGED, bool(len(account.proof.hidden))),
     )
     return (mark for mark, whether in happened if whether)

@@ -41,6 +41,7 @@ class Page:
     """A ``ScanPage``, its messages as ``WakuMessageAndTopic``."""
 
     messages: list[bytes]
+    hashes: list[bytes]
     cursor: bytes
     reached_ns: int
 
@@ -75,4 +76,5 @@ def _page(process: Process, request: Scan, cursor: bytes) -> Page | None:
     if not some:
         return None
     messages = [transferred(database.held[digest][1]) for _, digest in some]
-    return Page(messages, ScanCursor(*some[-1]).encode(), some[-1][0])
+    hashes = [digest for _, digest in some]
+    return Page(messages, hashes, ScanCursor(*some[-1]).encode(), some[-1][0])

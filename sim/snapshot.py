@@ -5,8 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from reconcile.ids import LOWEST, SyncId, SyncIds
-from reconcile.lattice import LatticeSum
+from reconcile.ids import SyncId, SyncIds
 from reconcile.summaries.buckets import Buckets
 from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
 from store.domain.hub import START, Place
@@ -41,11 +40,6 @@ class Snapshot:
     def between(self, lower: SyncId, upper: SyncId) -> list[SyncId]:
         """The IDs in a half-open range."""
         return self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
-
-    def lattice(self, start_ns: int, end_ns: int) -> LatticeSum:
-        """The lattice sum of a range of time."""
-        found = self.between((start_ns, LOWEST[1]), (end_ns, LOWEST[1]))
-        return LatticeSum.of(b"".join(digest for _, digest in found))
 
     def load(self, needs: Needs) -> Loaded:
         """What a view needs."""

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from reconcile.ids import END, SyncId
+from reconcile.index import IndexView
 from reconcile.keyed import Sum
-from reconcile.lattice import LatticeSum
 from reconcile.view import Answer, Read, Spans
 from sim.index import SimColdView, SimIds
 from sim.marks import Mark
@@ -33,9 +33,10 @@ class JudgedView:
         """Answer a batch of questions."""
         return await self._view.answer(read)
 
-    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
-        """The lattice sum of whole hours."""
-        return await self._view.lattice(start_ns, end_ns)
+    @property
+    def indexed(self) -> IndexView | None:
+        """What is in memory."""
+        return self._view.indexed
 
     async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
         """The keyed sum of a range that begins in memory."""

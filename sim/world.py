@@ -27,6 +27,7 @@ from sim.limits import (
     START_NS,
 )
 from sim.lookups import Channel, Spoken, seek
+from sim.marks import Mark
 from sim.messages import Message, message_of
 from sim.network import Host, Network
 from sim.node import MAX_DRIFT_NS, Node
@@ -351,8 +352,10 @@ class World:
                 assert not (forged and self.scenario.all_keyed), what
                 assert refused or forged or result.rounds <= CLOSING_ROUNDS, what
         self._check()
+        others = {database.store_id: database for database in self.databases}
         for database in self.databases:
             database.check()
+            self.marks[str(Mark.BELIEVED)] += self.judge.believed(database, others)
         for node in self.nodes:
             if node.peering is not None and node.process is not None:
                 self._await(node.process.begin_task("stop", node.peering.stop()))

@@ -293,10 +293,11 @@ _PEERS: Final = (
     ),
     Panel(
         "Comparisons",
-        "Sessions of the last hour by how they compared the sides, and differences that XOR hid.",
+        "Sessions of the last hour by comparison and mode, and differences that XOR hid.",
         [
             (_hourly("storenode_sync_comparisons_total", "equality"), "{{equality}}"),
             (_hourly("storenode_sync_hidden_differences_total", "instance"), "{{instance}} hidden"),
+            (_hourly("storenode_sync_modes_total", "mode"), "{{mode}}"),
         ],
     ),
     Panel(

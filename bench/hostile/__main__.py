@@ -1,7 +1,8 @@
 """``python -m bench hostile``: attacks on a node, their cost, and what an honest client sees.
 
-Each attack has a node of its own on an embedded Postgres, with default options. Everything talks to
-addresses of this machine, is bounded, and stops by itself. The exit code is 1 if a node has died.
+Each attack has a node of its own on an embedded Postgres, with default options and those of the
+attack. Everything talks to addresses of this machine, is bounded, and stops by itself. The exit
+code is 1 if a node has died, 2 if its memory cannot be bounded.
 """
 
 from __future__ import annotations
@@ -12,21 +13,37 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.hostile.attacker import found
-from bench.hostile.run import Outcome, run_attack
+from bench.hostile.limited import LimitError, memory_limit
+from bench.hostile.run import MIB, Outcome, run_attack
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the attacks that are named, or all, and print a line for each."""
     attacks = found()
     given = _parser(sorted(attacks)).parse_args(arguments)
+    counts = {
+        name: given.count or (attacks[name].SHORT if given.short else attacks[name].COUNT)
+        for name in given.attack or sorted(attacks)
+    }
+    rounds = [counts] if given.together else [{name: counts[name]} for name in counts]
     died = False
-    for name in given.attack or sorted(attacks):
-        module = attacks[name]
-        count = given.count or (module.SHORT if given.short else module.COUNT)
-        outcome = run_attack(name, count, given.seed, given.python)
-        print(outcome.as_json() if given.json else _line(outcome), flush=True)
-        died = died or not outcome.alive
+    try:
+        for each in rounds:
+            outcome, most_bytes = _round(each, given)
+            told = "" if most_bytes is None else f"; all its processes {most_bytes / MIB:,.0f} MiB"
+            print(outcome.as_json() if given.json else _line(outcome) + told, flush=True)
+            died = died or not outcome.alive
+    except LimitError as error:
+        print(error, file=sys.stderr)
+        return 2
     return int(died)
+
+
+def _round(attacks: dict[str, int], given: argparse.Namespace) -> tuple[Outcome, int | None]:
+    if given.memory is None:
+        return run_attack(attacks, given.seed, given.python), None
+    with memory_limit(given.memory * MIB) as group:
+        return run_attack(attacks, given.seed, given.python, group.program), group.most_bytes
 
 
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
@@ -37,6 +54,13 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
     parser.add_argument(
         "--python", type=Path, help="interpreter of another checkout, whose node is attacked"
+    )
+    parser.add_argument("--together", action="store_true", help="all at once, on one node")
+    parser.add_argument(
+        "--memory",
+        type=int,
+        metavar="MIB",
+        help="of the node and its Postgres together, as in a container (Linux, as root)",
     )
     parser.add_argument("--json", action="store_true", help="one object for each attack")
     return parser

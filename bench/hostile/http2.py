@@ -77,27 +77,35 @@ class Connection:
         self._frame(_RESET, 0, stream, _CANCEL)
 
     def send(self, stream: int, data: bytes, *, last: bool = False) -> None:
-        """Send data whatever the windows say; for what is small."""
+        """Send data without waiting for room in the windows; for what is small."""
+        self._windows[0] -= len(data)
+        self._windows[stream] -= len(data)
         self._frame(_DATA, _END_STREAM if last else 0, stream, data)
 
-    async def send_zeros(self, stream: int, size: int) -> int:
-        """Send zeros as the windows allow, until the node takes no more for a second; how many."""
-        sent = 0
+    async def send_zeros(self, stream: int, message_bytes: int, size: int) -> int:
+        """Send a message of zeros as the windows allow, but ``size`` bytes of it, until the node
+        takes no more for a second; how many were sent.
+        """
+        rest = MESSAGE_HEAD.pack(False, message_bytes)
+        sent = -len(rest)
         while sent < size:
             part = min(size - sent, _FRAME_BYTES, self._windows[0], self._windows[stream])
-            if part > 0:
-                self._windows[0] -= part
-                self._windows[stream] -= part
-                self._frame(_DATA, 0, stream, bytes(part))
+            if part > 0 and part >= len(rest):
+                self.send(stream, rest.ljust(part, b"\0"))
                 await self._writer.drain()
-                sent += part
+                sent, rest = sent + part, b""
                 continue
             self._opened.clear()
             try:
                 await asyncio.wait_for(self._opened.wait(), 1.0)
             except TimeoutError:
                 break
-        return sent
+        return max(0, sent)
+
+    def take(self, stream: int, size: int) -> None:
+        """Let the node send so many bytes more of a stream."""
+        for each in (0, stream):
+            self._frame(_WINDOW, 0, each, size.to_bytes(4, "big"))
 
     async def drain(self) -> None:
         """Wait until the kernel has taken what was written."""
@@ -119,6 +127,8 @@ class Connection:
         if kind == _SETTINGS and not flags & _ACK:
             for identifier, value in struct.iter_unpack(">HI", body):
                 if identifier == _INITIAL_WINDOW:
+                    for each in self._windows.keys() - {0}:
+                        self._windows[each] += value - self._first_window
                     self._first_window = value
             self._frame(_SETTINGS, _ACK, 0, b"")
             self.greeted.set()

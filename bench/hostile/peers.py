@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -22,10 +22,13 @@ from reconcile.session import (
     SessionConfig,
 )
 from reconcile.session import Session as Machine
+from storenode.message.hashing import message_hash
 from storenode.wire.storenode.v1.peer_pb2 import ReconcileFrame, TransferFrame
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 PEER: Final = "/storenode.v1.Peer/"
 _ANSWER_S: Final = 20.0
+_MESSAGES_PER_FRAME: Final = 200
 
 
 @asynccontextmanager
@@ -54,11 +57,21 @@ async def answer(call: Any) -> bytes | None:  # noqa: ANN401 - grpc.aio's
     return data if isinstance(data, bytes) else None
 
 
-async def reconcile(channel: Any, name: str) -> str:  # noqa: ANN401 - grpc.aio's
-    """Reconcile an empty store; returns what the session is called, or "" where it was refused."""
+def opening() -> bytes:
+    """The first frame of a reconciliation of an empty store."""
+    machine = Machine(Role.INITIATOR, SessionConfig(cluster=1, shards=(), window=(LOWEST, END)))
+    (frame,) = _frames(machine, IndexView.of(SyncIds.empty()), Begin())
+    return frame.SerializeToString()
+
+
+async def reconcile(channel: Any, name: str, ids: SyncIds | None = None) -> str:  # noqa: ANN401
+    """Reconcile a store, which is empty by default.
+
+    Returns what the session is called, or "" where it was refused.
+    """
     call, session_id = begin(channel, "Reconcile", name), ""
     config = SessionConfig(cluster=1, shards=(), window=(LOWEST, END))
-    machine, view = Machine(Role.INITIATOR, config), IndexView.of(SyncIds.empty())
+    machine, view = Machine(Role.INITIATOR, config), IndexView.of(ids or SyncIds.empty())
     frames = _frames(machine, view, Begin())
     try:
         while frames:
@@ -89,6 +102,38 @@ def _frames(machine: Machine, view: IndexView, given: Input) -> list[ReconcileFr
                 case Send():
                     frames.append(ReconcileFrame(ranges_data=effect.payload, count=effect.count))
     return frames
+
+
+async def give(
+    channel: Any,  # noqa: ANN401 - grpc.aio's
+    name: str,
+    messages: Sequence[WakuMessageAndTopic],
+) -> tuple[int, int]:
+    """Reconcile a store with these messages, and send what is missing; how many are stored, and
+    refused.
+    """
+    held = {_hash_of(each): each for each in messages}
+    ids = SyncIds.of(sorted((each.message.timestamp, digest) for digest, each in held.items()))
+    session_id = await reconcile(channel, name, ids)
+    call, stored, refused = begin(channel, "Transfer", name), 0, 0
+    sent = [each for _, each in sorted(held.items())]
+    for start in range(0, len(sent), _MESSAGES_PER_FRAME):
+        portion = sent[start : start + _MESSAGES_PER_FRAME]
+        frame = TransferFrame(session_id=session_id, messages=portion)
+        await call.write(frame.SerializeToString())
+    await call.write(TransferFrame(session_id=session_id, done=True).SerializeToString())
+    while stored + refused < len(sent) and (data := await answer(call)) is not None:
+        frame = TransferFrame.FromString(data)
+        stored, refused = stored + len(frame.stored), refused + len(frame.refused)
+    call.cancel()
+    return stored, refused
+
+
+def _hash_of(item: WakuMessageAndTopic) -> bytes:
+    each = item.message
+    return message_hash(
+        item.pubsub_topic, each.payload, each.content_topic, each.meta, each.timestamp
+    )
 
 
 async def transfer(channel: Any, name: str, session_id: str) -> bool:  # noqa: ANN401 - grpc.aio's

@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import psutil
 
+from bench.hostile.attacker import found
 from bench.hostile.honest import HonestClient
 from bench.hostile.target import Target
 from tests.support.node import COMMAND, NodeProcess
@@ -25,13 +26,14 @@ DEADLINE_S: Final = 300.0
 
 _SAMPLE_S: Final = 0.05
 _SETTLE_S: Final = 1.0
+_ORPHANS_END_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What an attack has come to; ``growth_mib`` is the most memory above that before it.
 
-    ``alive``: the node serves on afterwards. ``saw``: a sentence of the attack.
+    ``alive``: the node serves on afterwards. ``saw``: a sentence of each attack.
     """
 
     name: str
@@ -49,47 +51,67 @@ class Outcome:
         return json.dumps(asdict(self))
 
 
-def run_attack(name: str, count: int, seed: int, python: Path | None = None) -> Outcome:
-    """Start a node, by the program of another environment if one is given, and attack it."""
-    with _node(python) as node:
-        return asyncio.run(_attack(node, name, count, seed))
+def run_attack(
+    attacks: Mapping[str, int],
+    seed: int,
+    python: Path | None = None,
+    before: tuple[str, ...] = (),
+) -> Outcome:
+    """Start a node and attack it, with all ``attacks`` at once, each with its count.
+
+    ``python``: of another environment, whose node is attacked. ``before``: what is put before the
+    node's command line.
+    """
+    attacked = found()
+    options = [each for name in attacks for each in getattr(attacked[name], "OPTIONS", ())]
+    with _node(python, before, options) as node:
+        return asyncio.run(_attack(node, attacks, seed))
 
 
 @contextmanager
-def _node(python: Path | None) -> Iterator[NodeProcess]:
+def _node(
+    python: Path | None, before: tuple[str, ...], more: Sequence[str]
+) -> Iterator[NodeProcess]:
     program = COMMAND if python is None else str(python.with_name("storenode"))
-    options = ("--log-level", "error", "--sync-interval", "0", "--gossip", "on")
+    options = ("--log-level", "error", "--sync-interval", "0", "--gossip", "on", *more)
     with tempfile.TemporaryDirectory(prefix="storenode-hostile-") as directory:
-        node = NodeProcess(Path(directory, "node"), options, program=(program,)).start()
+        node = NodeProcess(Path(directory, "node"), options, program=(*before, program)).start()
         try:
             yield node
         finally:
+            pid = node.process.pid
+            family = psutil.Process(pid).children(recursive=True) if node.running else []
             node.kill()
+            # Its Postgres notices, and is not done at once with the directory that goes now.
+            psutil.wait_procs(family, _ORPHANS_END_S)
 
 
-async def _attack(node: NodeProcess, name: str, count: int, seed: int) -> Outcome:
+async def _attack(node: NodeProcess, attacks: Mapping[str, int], seed: int) -> Outcome:
     target = Target(node.listen, node.peer, node.metrics, None, node.process.pid)
     honest, ended = HonestClient(target), asyncio.Event()
     asking = asyncio.create_task(honest.run(ended))
     await asyncio.sleep(_SETTLE_S)
     gauge = _Gauge(psutil.Process(node.process.pid))
     watching = asyncio.create_task(gauge.watch())
-    saw = await _attacker({"target": asdict(target), "name": name, "count": count, "seed": seed})
+    given = {"target": asdict(target), "seed": seed}
+    saw = await asyncio.gather(
+        *(_attacker({**given, "name": name, "count": count}) for name, count in attacks.items())
+    )
     watching.cancel()
     spent_s = gauge.processor_s() - gauge.before_s
     ended.set()
     await asking
     seen = honest.seen
     return Outcome(
-        name=name,
-        count=count,
+        name=", ".join(attacks),
+        count=sum(attacks.values()),
         growth_mib=round((gauge.peak - gauge.before) / MIB, 1),
         processor_s=round(spent_s, 1),
         slowest_s=round(seen.slowest_s, 2),
         calls=seen.calls,
         failures=dict(seen.failures),
         alive=node.running,
-        saw=saw,
+        saw="; ".join(saw),
     )
 
 

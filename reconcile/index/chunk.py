@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile.ids import HASH_WORDS, SyncId, SyncIds
+from reconcile import kernel
+from reconcile.ids import HASH_DTYPE, HASH_WORDS, Ints, SyncId, SyncIds
 
 BYTES_PER_ID: Final = 8 + 8 * HASH_WORDS
 
@@ -26,6 +27,9 @@ Numbers = NDArray[np.int64] | NDArray[np.uint64]
 
 _NO_HASH: Final = bytes(8 * HASH_WORDS)
 
+_SAMPLE_IDS: Final = 4
+"""From one balance that is kept to the next: a byte per ID."""
+
 
 class Chunk:
     """Ascending IDs that never change; at least one.
@@ -36,12 +40,13 @@ class Chunk:
         last: the greatest timestamp.
     """
 
-    __slots__ = ("last", "prefix", "timestamps")
+    __slots__ = ("_samples", "last", "prefix", "timestamps")
 
     def __init__(self, timestamps: NDArray[np.int64], prefix: NDArray[np.uint64]) -> None:
         self.timestamps = timestamps
         self.prefix = prefix
         self.last = int(timestamps[-1])
+        self._samples: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.timestamps)
@@ -69,6 +74,36 @@ class Chunk:
             return first
         end = int(self.timestamps.searchsorted(timestamp, "right"))
         return bisect_left(range(end), hash_, first, end, key=self.hash_at)
+
+    @property
+    def samples(self) -> NDArray[np.int32]:
+        """``(n // 4 + 1,)``: the balance of every 4 IDs more; made when first asked for.
+
+        A balance is the sum of +1 or -1 over IDs, by the lowest bit of the hash's first byte.
+        """
+        if self._samples is None:
+            samples = np.empty(len(self) // _SAMPLE_IDS + 1, np.int32)
+            if kernel.compiled is not None:
+                kernel.compiled.balance(self.prefix, samples)
+            else:
+                running = np.concatenate(([0], self._signs(np.arange(len(self))).cumsum()))
+                samples[:] = running[::_SAMPLE_IDS]
+            self._samples = samples
+        return self._samples
+
+    def balances(self, places: Ints) -> Ints:
+        """``(n,)``: the balance of the IDs before each place."""
+        found = self.samples[places // _SAMPLE_IDS].astype(np.int64)
+        first = places // _SAMPLE_IDS * _SAMPLE_IDS
+        for step in range(_SAMPLE_IDS - 1):
+            more = (first + step < places).nonzero()[0]
+            found[more] += self._signs(first[more] + step)
+        return found
+
+    def _signs(self, places: Ints) -> Ints:
+        """``(n,)``: +1 or -1, as an ID adds to a balance."""
+        octets = self.prefix.view(HASH_DTYPE)[:, 0]
+        return 1 - 2 * ((octets[places] ^ octets[places + 1]) & 1).astype(np.int64)
 
     def part(self, start: int, end: int) -> "Chunk":
         """From one place to, but without, another, in the same memory."""

@@ -192,7 +192,7 @@ class Rows:
             kernel.compiled.fingerprints(self.handle, low, high, prints)
             return prints
         if bool((low[1:] == high[:-1]).all()):
-            running = self._prefix(np.concatenate((low[:1], high)))
+            running = self.running(np.concatenate((low[:1], high)))
             return running[1:] ^ running[:-1]
         begins = np.ones(len(low), np.bool_)
         np.not_equal(low[1:], high[:-1], out=begins[1:])
@@ -202,12 +202,12 @@ class Rows:
             edges = np.empty(len(low) + len(first), np.int64)
             edges[ends] = high
             edges[ends.take(first) - 1] = low.take(first)
-            running = self._prefix(edges)
+            running = self.running(edges)
             return (running[1:] ^ running[:-1]).take(ends - 1, axis=0)
         edges = np.empty(2 * len(low), np.int64)
         edges[::2] = low
         edges[1::2] = high
-        running = self._prefix(edges).reshape(-1, 2 * HASH_WORDS)
+        running = self.running(edges).reshape(-1, 2 * HASH_WORDS)
         return running[:, :HASH_WORDS] ^ running[:, HASH_WORDS:]
 
     def present(self, ids: SyncIds, places: Ints) -> NDArray[np.bool_]:
@@ -219,7 +219,25 @@ class Rows:
             same[found] = (here == ids.words[found]).all(axis=1)
         return same
 
-    def _prefix(self, places: Ints) -> Words:
+    def balances(self) -> tuple[tuple[NDArray[np.int32], ...], Ints]:
+        """Samples of the chunks' balances (`Chunk.samples`), and the balance before each chunk."""
+        samples = tuple(chunk.samples for chunk in self.chunks)
+        bases = np.zeros(len(self.chunks), np.int64)
+        for number, chunk in enumerate(self.chunks[:-1]):
+            own = chunk.balances(np.array([len(chunk)]))
+            bases[number + 1] = bases[number] + own[0]
+        return samples, bases
+
+    def balances_to(self, places: Ints) -> Ints:
+        """``(n,)``: the balance of the IDs before each place."""
+        bases = self.balances()[1]
+        found = np.zeros(len(places), np.int64)
+        for chunk, start, end in self.pieces(places):
+            local = places[start:end] - self.starts[chunk]
+            found[start:end] = bases[chunk] + self.chunks[chunk].balances(local)
+        return found
+
+    def running(self, places: Ints) -> Words:
         """``(n, 4)``: running XORs up to places; only those of one call belong together."""
         found = np.empty((len(places), HASH_WORDS), np.uint64)
         pieces = list(self.pieces(places))

@@ -8,8 +8,8 @@
 static PyMethodDef methods[] = {
     METHOD(survey), METHOD(parse),  METHOD(encode),      METHOD(compose),  METHOD(places),
     METHOD(fingerprints), METHOD(items), METHOD(split),  METHOD(probe),    METHOD(match),
-    METHOD(differences), METHOD(describe), METHOD(narrow), METHOD(lattice),
-    METHOD(fold),
+    METHOD(differences), METHOD(describe), METHOD(narrow), METHOD(lattice), METHOD(fold),
+    METHOD(balance), METHOD(cuts), METHOD(shorts), METHOD(insert), METHOD(peel), METHOD(find),
     {NULL, NULL, 0, NULL},
 };
 

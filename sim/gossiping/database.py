@@ -80,9 +80,9 @@ class GossipDatabase(Database):
         self.sessions: dict[Client, Session] = {}
         self._world = world
 
-    def add(self, batch: RecordBatch, clock_ns: int, number: int | None = None) -> list[bool]:
+    def add(self, batch: RecordBatch, clock_ns: int) -> list[bool]:
         """Commit a batch now."""
-        new = super().add(batch, clock_ns, number)
+        new = super().add(batch, clock_ns)
         self.graph.update((event.id, event) for event in graph_events(batch))
         added = [digest for digest, is_new in zip(batch.hashes, new, strict=True) if is_new]
         self.log += added
@@ -105,8 +105,8 @@ class GossipDatabase(Database):
             for digest, is_new in zip(batch.hashes, new, strict=True):
                 self._need(digest, asked, is_new=is_new)
             if client in self.sessions:
-                number = self.commits[-1].batch if any(new) else 0
-                self.sessions[client].note(number, batch, new, source)
+                token = self.commits[-1].place[1] if any(new) else 0
+                self.sessions[client].note(token, batch, new, source)
 
         return super().write(client, batch, note)
 
@@ -219,9 +219,9 @@ class Session:
         self._keeps = False
         self._own.clear()
 
-    def take(self, batch_id: int) -> OwnBatch | None:
+    def take(self, token: int) -> OwnBatch | None:
         """A batch of this life, when its commit is reported."""
-        return self._own.pop(batch_id, None)
+        return self._own.pop(token, None)
 
     def is_tracked(self, digest: bytes) -> bool:
         """Is it known to have become unread?"""
@@ -236,14 +236,14 @@ class Session:
         for digest in hashes:
             self._tracked.pop(digest, None)
 
-    def note(self, number: int, batch: RecordBatch, new: Sequence[bool], source: Source) -> None:
+    def note(self, token: int, batch: RecordBatch, new: Sequence[bool], source: Source) -> None:
         """This life has committed a batch."""
         rows = self.database.rows
         needed = {digest: rows[digest].needed for digest in batch.hashes if digest in rows}
         self.remember(needed)
         places = [place for place, is_new in enumerate(new) if is_new]
         if self._keeps and places:
-            self._own[number] = OwnBatch(batch, places, source, needed, 1)
+            self._own[token] = OwnBatch(batch, places, source, needed, 1)
             while len(self._own) > self._world.gossip.kept_batches:
                 self._own.popitem(last=False)
 

@@ -22,6 +22,8 @@
 16. What is written down and may leave does so at once.
 17. Nothing is tried again without a pause, and no more is under way or waits than may.
 18. Who leaves does so in time, and nothing of it goes on.
+19. Who has caught up with a peer lacks nothing of that peer's newest filter, but what it knows to
+    be missing or lost.
 """
 
 from __future__ import annotations
@@ -41,11 +43,14 @@ from storenode.sds.aio.ledger import Batch
 from storenode.sds.aio.limits import MAX_REQUESTS_IN_FLIGHT
 from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.transport import FeedPage, Fetched
+from storenode.sds.bloom import holds
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import Kind, SdsMessage, decode_message
 from storenode.sds.events import (
     Acknowledged,
+    Behind,
+    CaughtUp,
     ClockCapped,
     Delivered,
     Event,
@@ -68,6 +73,9 @@ _MOST_TRIES: Final = 40
 
 _MOST_SCANS: Final = 15
 """Scans among them."""
+
+_EXACT: Final = 1e-4
+"""Filters that are wrong more rarely than this are never wrong in a run."""
 
 _PROMPT_NS: Final = 1 * NS_PER_S
 _LATEST_TICK_NS: Final = 20 * NS_PER_S
@@ -93,6 +101,8 @@ class View:
         shown_keys: the log as its application was shown it.
         handed: pages of a feed of which no cursor is written: cursor -> content.
         scanned: what a scan must bring before the gap is closed.
+        searched: since when it searches for what peers show; such a scan closes no gap.
+        filters: the newest message with a filter of each peer that was heard in this life.
         ready: own messages that are written down and have not left -> since when.
         listens: whether a stream is ready for them; waits_ns: since when at the latest.
         unanswered: batches that have left.
@@ -123,6 +133,8 @@ class View:
         self.handed: dict[bytes, list[tuple[int, str]]] = {}
         self.scanned: list[tuple[int, str]] = []
         self.scanned_after = 0
+        self.searched: list[int] = []
+        self.filters: dict[str, SdsMessage] = {}
         self.ready: dict[str, int] = {}
         self.listens = False
         self.waits_ns = 0
@@ -166,6 +178,7 @@ class GroupJudge:
             GaveUp: self._gave_up,
             Lost: self._lost,
             Missing: self._missing,
+            Behind: self._behind,
             ClockCapped: self._capped,
             RepairAnswered: self._answered,
         }
@@ -208,6 +221,8 @@ class GroupJudge:
         view.asked.clear()
         view.highest = core.clock.value
         view.shown_keys, view.handed, view.scanned = [], {}, []
+        view.filters.clear()
+        view.searched.clear()
         view.ready = dict.fromkeys(_names(disk, "outbox"), self._now_ns())
         view.ticked_ns = self._now_ns()
         view.attend(now_ms)
@@ -332,6 +347,24 @@ class GroupJudge:
         if look is not None:
             look(view, event, heard)
 
+    def caught_up(self, view: View, event: CaughtUp, channel: MessageChannel) -> None:
+        """A channel knows of all that a peer has (rule 19), as far back as it can compare."""
+        newest = view.filters.get(event.sender_id)
+        if newest is None or newest.bloom_filter is None or not channel.filter.complete:
+            return
+        shape, bits = view.config.filter, newest.bloom_filter
+        known = view.ids | channel.incoming.ids.keys() | channel.incoming.wants.keys() | view.lost
+        lacking = [
+            key
+            for key, message in self.made.items()
+            if key not in known
+            and event.sender_id in {message.sender_id, *self.taken.get(key, ())}
+            and holds(bits, shape.probe(key))
+        ]
+        # A filter that is wrong hides a message that nobody names; several do not happen.
+        most = 0 if shape.error_rate < _EXACT else 1
+        _demand(len(lacking) <= most, f"{view.name} has caught up and lacks {len(lacking)}")
+
     def ended_step(self, view: View, channel: MessageChannel) -> None:
         """A step is over (rule 5)."""
         if view.shown and not channel.incoming.waiting:
@@ -416,6 +449,10 @@ class GroupJudge:
         for entry in message.history:
             if entry.message_id not in view.ids:
                 view.shown.add(entry.message_id)
+        if message.bloom_filter is not None:
+            newest = view.filters.get(message.sender_id)
+            if newest is None or (newest.lamport or 0) <= (message.lamport or 0):
+                view.filters[message.sender_id] = message
         if message.sender_id != view.name:
             for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
                 view.asked[entry.message_id] = None
@@ -450,6 +487,11 @@ class GroupJudge:
         view.keys.insert(place, key)
         view.ids.add(key[1])
         view.shown.discard(key[1])
+
+    @staticmethod
+    def _behind(view: View, event: Event, _: SdsMessage | None) -> None:
+        assert isinstance(event, Behind)
+        view.searched.append(event.since_ms * NS_PER_MS)
 
     def _capped(self, view: View, event: Event, _: SdsMessage | None) -> None:
         """The clock need not follow the message that is delivered next."""

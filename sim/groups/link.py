@@ -122,7 +122,8 @@ class GroupLink:
     async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
         """All that the store holds from a time on."""
         if self._node is not None:
-            self._member.scans(self._world.store_named(self._node).shelf.since(since_ns))
+            shelf = self._world.store_named(self._node).shelf
+            self._member.scans(since_ns, shelf.since(since_ns))
             async with aclosing(self._pages(Since(since_ns))) as pages:
                 async for page in pages:
                     yield page

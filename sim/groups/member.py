@@ -26,7 +26,7 @@ from storenode.sds.aio.participant import LeftError, Participant, participating
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.channel import ChannelFullError, MessageChannel
 from storenode.sds.envelope import SdsMessage
-from storenode.sds.events import Broadcast, Event, Packet
+from storenode.sds.events import Broadcast, CaughtUp, Event, Packet
 
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld
@@ -191,9 +191,11 @@ class Member(Caller):
 
     # What the judge sees
 
-    def scans(self, messages: Iterable[Fetched]) -> None:
-        """A scan begins, which will bring these."""
-        if self.participant is not None:
+    def scans(self, since_ns: int, messages: Iterable[Fetched]) -> None:
+        """A scan begins, which will bring these; what else is searched for closes no gap."""
+        if since_ns in self.view.searched:
+            self.view.searched.remove(since_ns)
+        elif self.participant is not None:
             self.world.judge.scans(self.view, messages, self.participant.ledger.commits)
 
     def _watch(self, core: Any) -> None:  # noqa: ANN401 - a channel, whose methods are replaced
@@ -248,6 +250,8 @@ class Member(Caller):
             view.abandons = abandoned
             for event in events:
                 judge.saw(view, event, heard)
+                if isinstance(event, CaughtUp):
+                    judge.caught_up(view, event, core)
                 if isinstance(event, Broadcast):
                     message = judge.read(event.payload)
                     world.broadcasts[event.reason.value] += 1

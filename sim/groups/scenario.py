@@ -166,6 +166,7 @@ def _config(
         sync_max_ms=3_000 * unit * quiet,
         sync_owed_ms=4_000 * unit * quiet,
         sync_at_least_ms=10_000 * unit * quiet,
+        behind_after_ms=1_000 * unit,
         missing_every_ms=1_000 * unit,
         lost_after_ms=lost_after_ms,
         max_waiting=dice.choice((10_000, 6)) if lost_after_ms else 10_000,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from uuid import UUID
 
 import click
 import psycopg
@@ -24,6 +25,9 @@ from store.db.errors import SchemaError, sentence
 from store.db.maintenance.maintainer import database_ns, newest_commit_ns
 from store.db.maintenance.retention import Inventory, PruneReport, prune, read_inventory
 from store.db.pool import complete_url
+from store.db.primary.guard import PrimaryGuard
+from store.db.primary.hosts import hosts_of, probed
+from store.db.primary.judging import Server, seen_on
 from store.db.schema import migrate
 from store.db.summaries.resummarize import Resummarized, resummarize
 from store.domain.partitioning import UNBOUNDED_HIGH, UNBOUNDED_LOW, Bounds
@@ -31,10 +35,12 @@ from store.domain.retention import Partition, RetentionPolicy
 from store.domain.retention_clock import Reading, RetentionClock
 from store.embedded.datadir import DataDir
 from store.embedded.errors import EmbeddedPostgresError
+from store.embedded.reserve import release
 from store.embedded.settings import EmbeddedSettings
 from store.embedded.supervisor import EmbeddedPostgres, running_url
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
-from storenode.cli.client.text import TIME, format_time
+from store.runtime.seen import SeenFiles
+from storenode.cli.client.text import TIME, format_time, safe
 from storenode.cli.errors import FAILED, OK, UNREACHABLE, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import DURATION_OR_OFF, SIZE
@@ -46,6 +52,13 @@ _PROGRESS_ROWS: Final = 10_000
 _Result = TypeVar("_Result")
 
 
+RESTART_PATIENCE_S: Final = 60.0
+"""For a node to start its database again, once there is space for it."""
+
+_POLL_S: Final = 0.1
+_CONNECT_TIMEOUT_S: Final = 5
+
+
 @dataclass(frozen=True)
 class Target:
     """Which database a command works on, and how it prints."""
@@ -55,15 +68,17 @@ class Target:
     as_json: bool
 
     @contextmanager
-    def url(self) -> Iterator[str]:
+    def url(self, *, may_free: bool = False) -> Iterator[str]:
         """URL of the database, which is reachable meanwhile if it is an embedded one.
 
-        Where a node runs on the data directory, its server is used; else one is started.
+        Where a node runs on the data directory, its server is used; else one is started. With
+        ``may_free`` space that was kept back is freed first on a full disk, without which no server
+        starts.
         """
         if self.database_url is not None:
-            yield _completed(self.database_url)
+            yield _newest_first(_completed(self.database_url))
             return
-        running = running_url(self.data_dir)
+        running = self._running(may_free=may_free)
         if running is not None:
             yield running
             return
@@ -76,9 +91,29 @@ class Target:
         with EmbeddedPostgres(EmbeddedSettings(self.data_dir)) as server:
             yield server.url
 
+    def _running(self, *, may_free: bool) -> str | None:
+        """The URL of a node's server; one that has its space back is waited for."""
+        freed = release(self.data_dir) if may_free else 0
+        deadline_s = time.monotonic() + (RESTART_PATIENCE_S if freed else 0.0)
+        while True:
+            running = running_url(self.data_dir)
+            if time.monotonic() > deadline_s or (running is not None and _answers(running)):
+                return running
+            if running is None and not DataDir(self.data_dir.absolute()).is_locked():
+                return None
+            time.sleep(_POLL_S)
+
     def print(self, value: dict[str, object], lines: Sequence[str]) -> None:
         """Print a result: as one JSON object, or as lines for people."""
-        click.echo(json.dumps(value) if self.as_json else "\n".join(lines))
+        click.echo(json.dumps(value) if self.as_json else "\n".join(map(safe, lines)))
+
+
+def _answers(url: str) -> bool:
+    try:
+        psycopg.connect(url, connect_timeout=_CONNECT_TIMEOUT_S).close()
+    except psycopg.Error:
+        return False
+    return True
 
 
 def on_database(command: Callable[..., int]) -> Callable[..., int]:
@@ -167,6 +202,53 @@ def current(target: Target) -> int:
 
 
 @db.command(cls=LayeredCommand)
+@on_database
+def accept(target: Target) -> int:
+    """Let the node of a data directory work on a database that is older than what it has seen.
+
+    For a database that was restored on purpose. The node must not run; each node of the database
+    has its own directory. Needs --database-url with one host that takes writes.
+    """
+    if target.database_url is None:
+        raise CliError(USAGE, "Name the restored database with --database-url.")
+    if not target.data_dir.is_dir():
+        raise CliError(USAGE, f"There is no directory {target.data_dir}: name that of the node.")
+    data = DataDir(target.data_dir.absolute())
+    data.prepare()
+    data.lock()
+    try:
+        with target.url() as url:
+            migrate.require_served(url)
+            server = asyncio.run(_the_one_server(url))
+        SeenFiles(data.path).save(seen_on(server))
+    finally:
+        data.unlock()
+    store_id, position = str(UUID(bytes=server.store_id)), server.head[0]
+    target.print(
+        {
+            "host": server.host,
+            "store_id": store_id,
+            "timeline": server.timeline,
+            "position": position,
+        },
+        [f"{server.host}: store {store_id}, timeline {server.timeline}, commit {position}."],
+    )
+    return OK
+
+
+async def _the_one_server(url: str) -> Server:
+    async with probed(url) as found:
+        if len(found) != 1:
+            hosts = ", ".join(found) or "no host"
+            raise CliError(
+                FAILED,
+                f"One host that takes writes and holds a store is needed, and there is {hosts}:"
+                " name the restored one alone in --database-url.",
+            )
+        return next(iter(found.values())).server
+
+
+@db.command(cls=LayeredCommand)
 @option(
     "--sample",
     type=click.IntRange(1),
@@ -196,7 +278,7 @@ def partitions(target: Target) -> int:
         for each in _sorted(inventory):
             click.echo(json.dumps(_partition_json(each)))
     else:
-        click.echo("\n".join(_partition_lines(inventory)))
+        click.echo("\n".join(map(safe, _partition_lines(inventory))))
     return OK
 
 
@@ -234,7 +316,9 @@ def prune_command(
 ) -> int:
     """Drop partitions of messages that are too old or too much; never the current one.
 
-    Nodes do so by themselves. The exit code is 1 if something that should go could not.
+    Nodes do so by themselves. On a full disk, space that an embedded database has kept back is
+    freed first, so that its server can start. The exit code is 1 if something that should go could
+    not.
     """
     policy = RetentionPolicy(retention, retention_size, retention_requires_archive)
 
@@ -249,7 +333,7 @@ def prune_command(
         )
         return reading, report
 
-    with target.url() as url:
+    with target.url(may_free=True) as url:
         migrate.require_served(url)
         reading, report = asyncio.run(_with_connection(url, work))
     target.print(
@@ -322,6 +406,17 @@ def _completed(url: str) -> str:
         ) from None
 
 
+def _newest_first(url: str) -> str:
+    """The URL with the newest of several hosts that take writes as the first one."""
+    if len(hosts_of(url)) == 1:
+        return url
+    guard = PrimaryGuard(None, lambda _name, _fields: None)
+    choice = asyncio.run(guard.choose(url))
+    if choice.refused and not choice.served:
+        raise CliError(FAILED, _sentence("; ".join(choice.refused.values())))
+    return choice.url
+
+
 def _database_error(error: psycopg.Error) -> CliError:
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
         return CliError(
@@ -344,7 +439,7 @@ def _progress() -> Callable[[str, int], None]:
     def show(table: str, rows: int) -> None:
         if rows // _PROGRESS_ROWS > shown.get(table, 0):
             shown[table] = rows // _PROGRESS_ROWS
-            click.echo(f"{table}: {rows:,} rows", err=True)
+            click.echo(safe(f"{table}: {rows:,} rows"), err=True)
 
     shown: dict[str, int] = {}
     return show

@@ -20,6 +20,7 @@ from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
 from storenode.client.errors import NodeError
 from storenode.message.limits import NS_PER_S
+from storenode.message.printing import printable_lines
 
 LIBRARIES: Final = ("rich", "cryptography")
 """Of the extra; the embedded Postgres has a sentence of its own."""
@@ -99,7 +100,7 @@ def demo(
     except asyncio.CancelledError:
         raise click.Abort from None
     except NodeFailed as error:
-        click.echo(error.tail, err=True)
+        click.echo(printable_lines(error.tail), err=True)
         raise CliError(FAILED, error.sentence) from error
     except NodeError as error:
         raise CliError(FAILED, f"{safe(error.sentence)} {kept}") from error

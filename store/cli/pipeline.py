@@ -18,7 +18,7 @@ import click
 from store.cli.admin import ask_status, peers_of
 from store.cli.db import Target, on_database
 from storenode.cli.client.session import credential_options
-from storenode.cli.client.text import TIME
+from storenode.cli.client.text import TIME, safe
 from storenode.cli.errors import FAILED, OK, USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import DURATION_OR_OFF, SIZE
@@ -89,6 +89,12 @@ class Runner:
         self._settings = settings
         self._quiet = quiet
 
+    def require_spark(self) -> None:
+        """Make sure that there is what Spark needs, before anything else is looked at."""
+        from store.pipeline.masters import require_spark  # noqa: PLC0415
+
+        require_spark(self._master)
+
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
         """A Spark session for the length of a block."""
@@ -103,7 +109,7 @@ class Runner:
     def say(self, line: str) -> None:
         """Show a line about the progress."""
         if not self._quiet:
-            click.echo(line, err=True)
+            click.echo(safe(line), err=True)
 
     @contextmanager
     def url(self) -> Iterator[str]:
@@ -137,6 +143,16 @@ class Runner:
 def job(command: Callable[..., int]) -> Callable[..., int]:
     """Give a command a `Runner`, and turn errors of jobs into exit codes."""
 
+    def run(runner: Runner, **options: Any) -> int:  # noqa: ANN401
+        runner.require_spark()
+        return command(runner, **options)
+
+    return job_that_may_need_spark(update_wrapper(run, command))
+
+
+def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
+    """As `job`, of a command that finds out by itself whether it needs Spark."""
+
     def run(
         target: Target,
         *,
@@ -149,12 +165,10 @@ def job(command: Callable[..., int]) -> Callable[..., int]:
         _require_libraries()
         from store.pipeline.errors import PipelineError  # noqa: PLC0415
         from store.pipeline.interrupts import TERMINATED, Terminated, ended_by_signals  # noqa: PLC0415
-        from store.pipeline.masters import require_spark  # noqa: PLC0415
 
         settings = dict(_setting(each) for each in spark_conf)
         try:
             with ended_by_signals():
-                require_spark(master)
                 runner = Runner(target, master, connections, settings, quiet=quiet)
                 return command(runner, **options)
         except PipelineError as error:
@@ -208,6 +222,11 @@ def pipeline() -> None:
     show_default=True,
     help="How often --follow looks for messages, and makes a commit of them.",
 )
+@option(
+    "--mark-here",
+    is_flag=True,
+    help="Mark hours as archived although the marks of the database name another archive.",
+)
 @option("--dry-run", is_flag=True, help="Only print how many messages would be archived.")
 @between
 @job
@@ -217,6 +236,7 @@ def archive(
     archive: str,
     follow: bool,
     interval: int,
+    mark_here: bool,
     dry_run: bool,
     low_ns: int,
     high_ns: int,
@@ -224,7 +244,8 @@ def archive(
     """Update ARCHIVE with the messages of the database.
 
     May be killed and run again at any time. Hours that the archive then holds in full are noted in
-    the database, for --retention-requires-archive.
+    the database, for --retention-requires-archive; those of a second ARCHIVE only with
+    --mark-here.
     """
     from store.pipeline.jobs.archive import Archiving  # noqa: PLC0415
     from store.pipeline.jobs.archive import archive as archive_job  # noqa: PLC0415
@@ -237,7 +258,8 @@ def archive(
     lake = Lake(archive)
     lake.require_usable()
     with runner.url() as url, runner.session() as session:
-        work = Archiving(url, lake, low_ns, high_ns, runner.connections, dry_run, runner.say)
+        bounds = low_ns, high_ns
+        work = Archiving(url, lake, *bounds, runner.connections, dry_run, runner.say, mark_here)
         if follow:
             from store.pipeline.jobs.follow import follow as follow_job  # noqa: PLC0415
 
@@ -247,13 +269,31 @@ def archive(
 
 @pipeline.command(cls=LayeredCommand)
 @click.argument("archive")
-@option("--with-database", is_flag=True, help="Also compare with the database, hour by hour.")
+@option(
+    "--with-database",
+    is_flag=True,
+    help="Also compare with the database, hour by hour, and with what it has marked as archived.",
+)
+@option(
+    "--manifest",
+    metavar="DIR",
+    help="Also compare with this copy of the directory `manifest` of ARCHIVE.",
+)
 @between
 @job
-def verify(runner: Runner, *, archive: str, with_database: bool, low_ns: int, high_ns: int) -> int:
+def verify(
+    runner: Runner,
+    *,
+    archive: str,
+    with_database: bool,
+    manifest: str | None,
+    low_ns: int,
+    high_ns: int,
+) -> int:
     """Check that ARCHIVE is sound: every hash, every hour, every row.
 
-    Changes nothing. The exit code is 1 if anything was found.
+    Its manifest names the files and hours that must be there; a copy of it, or the database, also
+    tells when both were removed. Changes nothing. The exit code is 1 if anything was found.
     """
     from store.pipeline.jobs.verify import Verifying  # noqa: PLC0415
     from store.pipeline.jobs.verify import verify as verify_job  # noqa: PLC0415
@@ -264,8 +304,35 @@ def verify(runner: Runner, *, archive: str, with_database: bool, low_ns: int, hi
         runner.url() if with_database else nullcontext() as url,
         runner.session() as session,
     ):
-        work = Verifying(lake, url, low_ns, high_ns, runner.say)
+        work = Verifying(lake, url, low_ns, high_ns, runner.say, manifest)
         return runner.finish(verify_job(session, work))
+
+
+@pipeline.command(cls=LayeredCommand)
+@click.argument("archive")
+@option(
+    "--leave-out-lost",
+    is_flag=True,
+    help="Go on where files are gone or changed: name the others. `verify` keeps naming what is"
+    " lost.",
+)
+@option("--dry-run", is_flag=True, help="Only check, and print what would be done.")
+@job
+def repair(runner: Runner, *, archive: str, leave_out_lost: bool, dry_run: bool) -> int:
+    """Make the Delta log of ARCHIVE anew from its files and its manifest.
+
+    For a log that is missing, damaged, or has lost commits. Every file must be the one that the
+    manifest names, and every hour complete; otherwise nothing is changed, and the exit code is 1.
+    """
+    from store.pipeline.jobs.repair import Repairing, manifest_to_repair_by  # noqa: PLC0415
+    from store.pipeline.jobs.repair import repair as repair_job  # noqa: PLC0415
+    from store.pipeline.lake import Lake  # noqa: PLC0415
+
+    lake = Lake(archive)
+    manifest_to_repair_by(lake)
+    with runner.session() as session:
+        work = Repairing(lake, leave_out_lost, dry_run, runner.say)
+        return runner.finish(repair_job(session, work))
 
 
 @pipeline.command(cls=LayeredCommand)
@@ -278,18 +345,55 @@ def verify(runner: Runner, *, archive: str, with_database: bool, low_ns: int, hi
     help="Length of the slices.",
 )
 @between
-@job
+@job_that_may_need_spark
 def fingerprint(
     runner: Runner, *, archive: str | None, level: str, low_ns: int, high_ns: int
 ) -> int:
     """Print how many messages ARCHIVE holds, and the XOR of their hashes, slice by slice.
 
-    Without ARCHIVE it is the database that is asked.
+    Without ARCHIVE it is the database that is asked. Spark is started only for minutes of ARCHIVE,
+    and for days of it whose hours are not known.
     """
-    from store.pipeline.jobs.fingerprint import fingerprint as fingerprint_job  # noqa: PLC0415
+    from store.pipeline.jobs.fingerprint import of_database, of_lake, sliced  # noqa: PLC0415
+    from store.pipeline.lake import Lake  # noqa: PLC0415
+    from store.pipeline.sides import LakeSide  # noqa: PLC0415
 
-    with runner.place(archive) as place, runner.session() as session:
-        return runner.finish(fingerprint_job(place(session), level, low_ns, high_ns))
+    if archive is None:
+        with runner.url() as url:
+            asked = of_database(url, level)
+        return runner.finish(sliced("the database", level, asked, low_ns, high_ns))
+    lake = Lake(archive).open()
+    found = of_lake(lake, level)
+    if found is None:
+        runner.require_spark()
+        with runner.session() as session:
+            found = LakeSide(session, lake).fingerprints(level, None)
+    return runner.finish(sliced(lake.path, level, found, low_ns, high_ns))
+
+
+@pipeline.command(cls=LayeredCommand)
+@click.argument("archive")
+@option(
+    "--manifest",
+    metavar="DIR",
+    help="Also compare with this copy of the directory `manifest` of ARCHIVE.",
+)
+@job
+def nightly(runner: Runner, *, archive: str, manifest: str | None) -> int:
+    """Archive the database to ARCHIVE, then verify it with the database, then audit it.
+
+    As the three jobs one after the other, with one start of Spark. The exit code is 1 if any of
+    them found anything.
+    """
+    from store.pipeline.jobs.archive import Archiving  # noqa: PLC0415
+    from store.pipeline.jobs.nightly import nightly as nightly_job  # noqa: PLC0415
+    from store.pipeline.lake import Lake  # noqa: PLC0415
+
+    lake = Lake(archive)
+    lake.require_usable()
+    with runner.url() as url, runner.session() as session:
+        work = Archiving(url, lake, connections=runner.connections, say=runner.say)
+        return runner.finish(nightly_job(session, work, manifest))
 
 
 @pipeline.command(cls=LayeredCommand)

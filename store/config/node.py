@@ -90,6 +90,11 @@ class NodeConfig:
         SETTING,
         multiple=True,
     )
+    min_free_disk: int = data(
+        "Free space on the disk of the embedded database below which nothing more is stored.",
+        SIZE,
+        "128MiB",
+    )
     start_timeout: int = data(
         "How long to wait for the database at startup.", POSITIVE_DURATION, "30s"
     )

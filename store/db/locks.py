@@ -1,8 +1,8 @@
 """Advisory locks, the same for every node on one database, and exclusive locks on tables.
 
-A transaction takes them in this order: FOLDING before anything else, PARTITIONS before the tables
-that it creates or drops, COMMIT_ORDER after the tables' own locks, last of all. The upper half
-spells "stor", so that other programs in the same database are not met by accident.
+A transaction takes them in this order: MIGRATION, then FOLDING before anything else, PARTITIONS
+before the tables that it creates or drops, COMMIT_ORDER after the tables' own locks, last of all.
+The upper half spells "stor", so that other programs in the same database are not met by accident.
 """
 
 import time
@@ -39,6 +39,9 @@ RESTORING: Final = _NAMESPACE | 7
 
 NODES: Final = _NAMESPACE | 8
 """Shared by the sessions of all nodes that work on the database: so many hold it, so many do."""
+
+COVERAGE: Final = _NAMESPACE | 9
+"""Held while statements of sessions are replaced; no other lock is taken meanwhile."""
 
 
 async def set_lock_timeout(connection: AsyncConnection[Any], timeout_ms: int) -> None:

@@ -1,9 +1,9 @@
 """Connections to the database: pools by kind of work, and errors translated once.
 
 Three pools, so that no kind of work starves another: ``write`` for publishing, ``read`` for
-look-ups and pages, ``bulk`` for scans and backlogs. A connection that breaks is replaced with
-backoff; what was asked of it is tried again by `Database.read`, or by the writer, which knows
-whether trying again is safe.
+look-ups and pages, ``bulk`` for scans and backlogs. One that has no connection and can make none
+borrows an idle one of another. A connection that breaks is replaced with backoff; what was asked
+of it is tried again by `Database.read`, or by the writer, which knows whether trying again is safe.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, conninfo
@@ -42,6 +42,8 @@ _SESSION_SETTINGS: Final = (
 _MAX_PORT: Final = 65535
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MOST_S: Final = 1.0
+_RETURN_PATIENCE_S: Final = 0.5
+"""How long to wait for a connection to be given back where no other can be made."""
 
 # A server that goes away, comes up, or has become the standby: the same statement may work at
 # the next attempt, perhaps on another host.
@@ -61,6 +63,20 @@ _TRANSIENT: Final = (
     PoolTimeout,
 )
 _EXHAUSTED: Final = (pg.DiskFull, pg.OutOfMemory, pg.InsufficientResources)
+
+
+class HostRefused(psycopg.OperationalError):
+    """A server must not be used for this store; another host, or it later, may be."""
+
+
+class Guard(Protocol):
+    """Decides which servers may be used (see `store.db.primary.guard`)."""
+
+    async def admit(self, connection: Connection) -> None:
+        """Take a new connection; `HostRefused` if its server must not be used."""
+
+    def admits(self, connection: Connection) -> bool:
+        """False if the server of a connection has been replaced since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,9 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
 
 
+DISK_FULL: Final = "the database's disk is full; free space, then publish again"
+
+
 def is_exhausted(error: BaseException) -> bool:
     """True when the server ran out of disk or memory."""
     return isinstance(error, _EXHAUSTED)
@@ -95,7 +114,7 @@ def is_exhausted(error: BaseException) -> bool:
 def unavailable(error: BaseException) -> StoreUnavailable:
     """Say in one sentence why the database does not serve."""
     if isinstance(error, pg.DiskFull):
-        return StoreUnavailable("the database's disk is full; free space, then publish again")
+        return StoreUnavailable(DISK_FULL)
     if is_exhausted(error):
         return StoreUnavailable("the database is short of memory or connections; retry later")
     if isinstance(error, PoolTimeout):
@@ -137,6 +156,11 @@ def _require_ports(ports: str) -> None:
             raise ValueError(f"the database URL cannot be read: no port has the number {port!r}")
 
 
+def pool_size(pool: AsyncConnectionPool[Connection]) -> int:
+    """How many connections a pool has, idle or lent, or is making."""
+    return pool.get_stats()["pool_size"]
+
+
 async def prepare(connection: Connection) -> None:
     """Set up a session as every statement here expects it."""
     await connection.set_autocommit(True)
@@ -164,8 +188,12 @@ class Backoff:
         return True
 
 
+class _NotMade(PoolTimeout):
+    """An attempt to connect has failed."""
+
+
 class _Lender:
-    """Lends a pool's connections, and lets nobody wait for one that could not be made.
+    """Lends a pool's connections, and lets nobody wait long for one that could not be made.
 
     The pool by itself would keep its callers waiting to the end of their time, although the next
     attempt to connect, a moment later, may succeed.
@@ -174,11 +202,16 @@ class _Lender:
     def __init__(self) -> None:
         self._waiting: set[asyncio.Timeout] = set()
 
-    def give_up(self, _pool: object) -> None:
-        """Tell all who wait that an attempt to connect has failed."""
-        now = asyncio.get_running_loop().time()
+    def give_up(self, pool: AsyncConnectionPool[Connection]) -> None:
+        """Tell all who wait that an attempt to connect has failed.
+
+        Where there are other connections, one of them may come back in a moment.
+        """
+        end = asyncio.get_running_loop().time()
+        if pool_size(pool):
+            end += _RETURN_PATIENCE_S
         for limit in self._waiting:
-            limit.reschedule(now)
+            limit.reschedule(min(end, limit.when() or end))
 
     async def get(self, pool: AsyncConnectionPool[Connection]) -> Connection:
         task = asyncio.current_task()
@@ -192,7 +225,7 @@ class _Lender:
                 finally:
                     self._waiting.discard(limit)
         except TimeoutError:
-            raise PoolTimeout("no connection could be made") from None
+            raise _NotMade("no connection could be made") from None
         if task.cancelling() > cancelled_before:
             # The pool waits by `asyncio.wait_for`, which before Python 3.12 loses a cancellation
             # that meets the end of the wait; a wait for the task's end would never return.
@@ -204,9 +237,10 @@ class _Lender:
 class Database:
     """The pools of one database."""
 
-    def __init__(self, url: str, settings: PoolSettings) -> None:
+    def __init__(self, url: str, settings: PoolSettings, guard: Guard | None = None) -> None:
         self.url = complete_url(url)
         self.settings = settings
+        self._guard = guard
         self._lenders: dict[str, _Lender] = {}
         self.connections_made = 0
         """Changes when a pool may have come to another server than before."""
@@ -253,14 +287,16 @@ class Database:
         return (self.write_pool, self.read_pool, self.bulk_pool)
 
     @classmethod
-    async def open(cls, url: str, settings: PoolSettings | None = None) -> Database:
-        """Connect and read the database's identity.
+    async def open(
+        cls, url: str, settings: PoolSettings | None = None, guard: Guard | None = None
+    ) -> Database:
+        """Connect and read the database's identity; without a guard any server is used.
 
         Raises:
             StoreUnavailable: no connection within the settings' patience.
             ValueError: the URL cannot be read.
         """
-        database = cls(url, settings or PoolSettings())
+        database = cls(url, settings or PoolSettings(), guard)
         for pool in database.pools:
             await pool.open(wait=False)
         try:
@@ -279,18 +315,33 @@ class Database:
         for pool in self.pools:
             await pool.close()
 
+    def move(self, url: str) -> None:
+        """Make new connections at another address."""
+        self.url = complete_url(url)
+        for pool in self.pools:
+            pool.conninfo = self.url
+
     async def _prepare(self, connection: Connection) -> None:
         self.connections_made += 1
-        await prepare(connection)
+        await self._set_up(connection)
+
+    async def _set_up(self, connection: Connection) -> None:
+        try:
+            await prepare(connection)
+            if self._guard is not None:
+                await self._guard.admit(connection)
+        except BaseException:
+            await connection.close()
+            raise
 
     async def connect(self) -> Connection:
         """Open a connection outside the pools, for a task that keeps its own.
 
         Raises:
-            psycopg.Error: the database cannot be reached.
+            psycopg.Error: the database cannot be reached, or must not be used.
         """
         connection = await AsyncConnection.connect(self.url)
-        await prepare(connection)
+        await self._set_up(connection)
         return connection
 
     async def read(
@@ -335,16 +386,47 @@ class Database:
         Raises:
             StoreUnavailable: the node is stopping.
             PoolTimeout: none became free in time, or none could be made.
+            HostRefused: its server was replaced meanwhile.
         """
         try:
-            connection = await self._lenders[pool.name].get(pool)
+            connection, owner = await self._lend(pool)
         except PoolClosed as error:
             raise StoreUnavailable("the node is stopping; ask another one") from error
         try:
             async with connection:
                 yield connection
+            if not self._admits(connection):
+                # What was committed there is not part of the store as it goes on.
+                raise HostRefused("the server was replaced by a newer one meanwhile")
         finally:
-            await pool.putconn(connection)
+            await owner.putconn(connection)
+
+    async def _lend(
+        self, pool: AsyncConnectionPool[Connection]
+    ) -> tuple[Connection, AsyncConnectionPool[Connection]]:
+        """A connection of a pool; an idle one of another where this one has none and makes none.
+
+        A server that has no more connections to give still serves those that it has given.
+        """
+        while True:
+            owner = pool
+            try:
+                connection = await self._lenders[pool.name].get(pool)
+            except _NotMade:
+                idle = [each for each in self.pools if each.get_stats()["pool_available"]]
+                if pool_size(pool) or not idle:
+                    raise
+                owner = idle[0]
+                connection = await self._lenders[owner.name].get(owner)
+            if self._admits(connection):
+                return connection, owner
+            try:
+                await connection.close()
+            finally:
+                await owner.putconn(connection)
+
+    def _admits(self, connection: Connection) -> bool:
+        return self._guard is None or self._guard.admits(connection)
 
 
 async def _read_store(connection: Connection) -> tuple[bytes, bytes, int]:

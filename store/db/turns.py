@@ -1,6 +1,7 @@
 """Who may work next, where few calls may work at one time.
 
-Callers take turns, and within a caller its connections do: whoever asks for much waits for its own.
+Callers take turns, and within a caller its connections do: a caller with many calls delays only
+itself.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Turns:
             self._forget(caller, connection, turn)
             if turn.done():
                 continue  # whose call is being cancelled
-            # Whoever was served goes to the end.
+            # A caller that was served goes to the end.
             if connection in connections:
                 connections[connection] = connections.pop(connection)
             if caller in self._waiting:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +30,7 @@ from store.demo.tables import (
     sessions_now,
     story_now,
 )
+from storenode.message.printing import printable_lines
 
 MIN_COLUMNS: Final = 80
 MIN_ROWS: Final = 24
@@ -68,6 +70,13 @@ def view(*, plain: bool) -> View:
 
 
 class _Console(Console):
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The library lets most control characters of a text through."""
+        for each in super().render(renderable, options):
+            yield each if each.control else each._replace(text=printable_lines(each.text))
+
     def on_broken_pipe(self) -> None:
         # The library would exit at once, past everything that must be ended first.
         raise BrokenPipeError(errno.EPIPE, "nobody reads the output")

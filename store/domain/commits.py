@@ -44,11 +44,11 @@ def at_most(commits: Iterable[CommitRow], messages: int) -> list[CommitRow]:
 
 
 class WrittenIds:
-    """IDs of batches that this node writes, by the numbers of the batches, within a bound.
+    """IDs of batches that this node writes, by the tokens of their commits, within a bound.
 
     A batch is offered right before its transaction commits, so it is here when its commit is seen.
-    One that was rolled back is offered under a number that no commit ever has, and is dropped in
-    time.
+    One that was rolled back is offered under a token that no commit ever has, and is dropped in
+    time. (Its number may come again on a promoted standby.) Tokens are those of `Place`.
     """
 
     def __init__(self, most: int = MAX_WRITTEN_IDS) -> None:
@@ -56,23 +56,28 @@ class WrittenIds:
         self._offers: OrderedDict[int, _Offer] = OrderedDict()
         self._held = 0
 
-    def offer(self, batch_id: int, batch: RecordBatch, added: frozenset[bytes] | None) -> None:
+    def offer(self, token: int, batch: RecordBatch, added: frozenset[bytes] | None) -> None:
         """Hold the IDs of a batch: of those with ``added`` hashes, or of all when it is None."""
-        self._offers[batch_id] = batch.timestamps, batch.hashes, added
+        self._drop(token)
+        self._offers[token] = batch.timestamps, batch.hashes, added
         self._held += len(batch)
         while self._held > self._most:
-            _, (timestamps, _, _) = self._offers.popitem(last=False)
-            self._held -= len(timestamps)
+            self._drop(next(iter(self._offers)))
 
-    def take(self, batch_id: int) -> SyncIds | None:
-        """The IDs that a batch has added, in any order; None: they are not here."""
-        offer = self._offers.pop(batch_id, None)
+    def take(self, token: int) -> SyncIds | None:
+        """The IDs that a commit has added, in any order; None: they are not here."""
+        offer = self._drop(token)
         if offer is None:
             return None
         timestamps, hashes, added = offer
-        self._held -= len(timestamps)
         joined = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, HASH_BYTES)
         ids = SyncIds(np.array(timestamps, np.int64), joined)
         if added is None:
             return ids
         return ids[np.array([digest in added for digest in hashes], np.bool_)]
+
+    def _drop(self, token: int) -> _Offer | None:
+        offer = self._offers.pop(token, None)
+        if offer is not None:
+            self._held -= len(offer[0])
+        return offer

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FREE: Final = -1
-"""A place that nobody has to give up."""
+"""A place without a holder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Places:
     least_wait_ns: int = 0
 
     def choose(self, newcomer: Standing, holders: Sequence[Standing]) -> int | None:
-        """Whose place a newcomer gets: an index of ``holders``, or `FREE`; None: nobody's."""
+        """The place of a newcomer: that of a holder, by index, or `FREE`; None: it gets none."""
         untrusted = sum(not each.trusted for each in holders)
         is_full = len(holders) >= self.limit
         is_share_full = not newcomer.trusted and untrusted >= self.limit - self.reserved

@@ -356,7 +356,8 @@ class SyncOutcome:
     that it sent unasked. ``left_over``: a limit was reached, and the next session goes on; then
     ``middle_ns`` is the median of the timestamps of what was found.
     ``own_count`` and ``peer_count``: IDs over the window, None where unknown. ``keyed_from_ns``:
-    from here on keyed digests were compared; None: nowhere.
+    from here on keyed digests were compared; None: nowhere. ``compact``: the differences were found
+    in the compact mode.
     """
 
     in_sync: bool
@@ -383,6 +384,7 @@ class SyncOutcome:
     equality: Equality = Equality.UNKNOWN
     keyed_from_ns: int | None = None
     hidden: Hidden | None = None
+    compact: bool = False
 
 
 class PeerFailed(Exception):
@@ -393,11 +395,12 @@ class PeerFailed(Exception):
 class ScannedPage:
     """What a peer sends of a time range: encoded ``WakuMessageAndTopic``, at least one.
 
-    ``cursor`` goes on after the page at this peer; empty: it gave none. ``reached_ns`` is the
-    timestamp of the last message.
+    ``hashes`` are theirs as the peer names them. ``cursor`` goes on after the page at this peer;
+    empty: it gave none. ``reached_ns`` is the timestamp of the last message.
     """
 
     messages: list[bytes]
+    hashes: list[bytes]
     cursor: bytes
     reached_ns: int
 

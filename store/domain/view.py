@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from reconcile.ids import SyncIds
+from reconcile.index import IndexView
 from reconcile.keyed import Sum
-from reconcile.lattice import LatticeSum
 from reconcile.summaries.loading import Loaded, Needs
 from reconcile.summaries.summary import SummaryView
 from reconcile.view import Answer, Read
@@ -35,11 +35,9 @@ class OpenView(Protocol):
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions about the range that was opened."""
 
-    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
-        """The lattice sum of what is held from one whole hour to another, or None: not known.
-
-        Both are nanoseconds since the epoch and multiples of an hour.
-        """
+    @property
+    def indexed(self) -> IndexView | None:
+        """What is in memory; from `memory_start` on every ID."""
 
     async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
         """The keyed sum of a range that begins in memory."""
@@ -77,9 +75,6 @@ class ColdView(Protocol):
         Raises:
             StoreUnavailable: the database does not serve, or the view was open for too long.
         """
-
-    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
-        """See `OpenView.lattice`; raises as `load` does."""
 
 
 @dataclass(frozen=True, slots=True)

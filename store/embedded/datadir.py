@@ -115,6 +115,17 @@ class DataDir:
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
 
+    def is_locked(self) -> bool:
+        """Whether a supervisor has it."""
+        try:
+            with self._lock_file.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
     def unlock(self) -> None:
         """Give the directory back; the file stays, since removing a lock file races."""
         if self._lock_fd is not None:

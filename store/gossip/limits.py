@@ -34,6 +34,10 @@ MAX_SEEN_IDS: Final = 2**16
 MAX_FRAME_IDS: Final = 8_192
 """IDs in a received frame; one with more is a fault of the peer."""
 
+LARGE_FRAME_IDS: Final = 256
+"""A received frame with so many IDs, which take milliseconds, is the only one of its turn of the
+event loop."""
+
 FRAME_IDS: Final = 4_096
 """IDs in a frame that is sent: 140 kB."""
 

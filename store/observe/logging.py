@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any, TextIO, cast
 
 import structlog
@@ -19,6 +19,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 from store.observe.flood import FloodGate
 from store.observe.limits import MAX_LOG_TEXT_CHARS, MAX_TRACEBACK_CHARS
+from storenode.message.printing import printable
 
 Logger = FilteringBoundLogger
 
@@ -48,14 +49,14 @@ def configure(log_format: str, level: str, stream: TextIO | None = None) -> None
         _gate.clear()
     out = _Unbreakable(sys.stderr if stream is None else stream)
     threshold = logging.getLevelNamesMapping()[level.upper()]
-    renderer = _renderer(log_format, out)
+    ending = [*_ending(log_format), _renderer(log_format, out)]
     structlog.configure(
-        processors=[*_shared(), *_ending(), renderer],
+        processors=[*_shared(), *ending],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=structlog.PrintLoggerFactory(cast("TextIO", out)),
         cache_logger_on_first_use=False,
     )
-    _configure_libraries(threshold, renderer, out)
+    _configure_libraries(threshold, ending, out)
 
 
 def write_suppressed() -> None:
@@ -81,8 +82,9 @@ def _shared() -> list[Processor]:
     ]
 
 
-def _ending() -> list[Processor]:
-    return [structlog.processors.format_exc_info, _hide_secrets, _cut_long_texts]
+def _ending(log_format: str) -> list[Processor]:
+    usual: list[Processor] = [structlog.processors.format_exc_info, _hide_secrets, _cut_long_texts]
+    return [*usual, _escape_unquoted] if log_format == "text" else usual
 
 
 class _Unbreakable:
@@ -115,15 +117,23 @@ def _renderer(log_format: str, out: _Unbreakable) -> Processor:
     )
 
 
-def _configure_libraries(threshold: int, renderer: Processor, out: _Unbreakable) -> None:
+def _escape_unquoted(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Escape what a text log does not quote: messages of libraries, and indented tracebacks."""
+    event["event"] = printable(str(event.get("event")))
+    if "exception" in event:
+        lines = event["exception"].split("\n")
+        event["exception"] = "\n".join(f"  {printable(line)}" for line in lines)
+    return event
+
+
+def _configure_libraries(threshold: int, ending: Sequence[Processor], out: _Unbreakable) -> None:
     handler = logging.StreamHandler(cast("TextIO", out))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[_name_library, *_shared()],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *_ending(),
-                renderer,
+                *ending,
             ],
         )
     )

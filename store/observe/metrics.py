@@ -40,7 +40,17 @@ MAINTENANCE_EVENTS: Final = (
 )
 """Values of the label `event` of what maintenance does."""
 
-DATABASE_EVENTS: Final = ("away", "back", "commits_lost", "postgres_exited", "postgres_restarted")
+DATABASE_EVENTS: Final = (
+    "away",
+    "back",
+    "commits_lost",
+    "host_cleared",
+    "host_refused",
+    "postgres_exited",
+    "postgres_restarted",
+    "timeline",
+    "timeline_not_kept",
+)
 """Values of the label `event` of what happens to the database; an embedded one may add others."""
 
 _SECONDS_BUCKETS: Final = (
@@ -164,6 +174,12 @@ class Metrics:
             ["equality"],
             registry=registry,
         )
+        self.sync_modes = Counter(
+            "storenode_sync_modes_total",
+            "Reconciliations that ended well, by how the differences were found: compact, or base.",
+            ["mode"],
+            registry=registry,
+        )
         self.sync_hidden_differences = Counter(
             "storenode_sync_hidden_differences_total",
             "Differences that keyed fingerprints found and those of WAKU-SYNC hid: a publisher"
@@ -240,6 +256,16 @@ class Metrics:
     def _make_database(self, registry: CollectorRegistry) -> None:
         self.database_up = Gauge(
             "storenode_database_up", "1 while the database answers, else 0.", registry=registry
+        )
+        self.database_hosts_refused = Gauge(
+            "storenode_database_hosts_refused",
+            "Hosts of the database URL that take writes and must not.",
+            registry=registry,
+        )
+        self.database_timeline = Gauge(
+            "storenode_database_timeline",
+            "Timeline of the Postgres server in use; 0 if it is unknown or embedded.",
+            registry=registry,
         )
         self.pool_connections = Gauge(
             "storenode_pool_connections",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.samples import Sample
 
 from store.observe.limits import RATE_SAMPLES
 from store.observe.metrics import Metrics
@@ -15,12 +16,17 @@ RATES: Final = ("published", "queries", "gossip_in", "gossip_out", "transfer_in"
 """Messages, and for ``queries`` reads of any kind, in the order in which they are shown."""
 
 
+def samples(metric: MetricWrapperBase) -> Iterator[Sample]:
+    """What a metric has now, by labels."""
+    for family in metric.collect():
+        yield from family.samples
+
+
 def total(metric: MetricWrapperBase, suffix: str = "_total", **labels: Collection[str]) -> float:
     """The sum of a metric's series whose labels have one of these values."""
     return sum(
         sample.value
-        for family in metric.collect()
-        for sample in family.samples
+        for sample in samples(metric)
         if sample.name.endswith(suffix)
         and all(sample.labels[name] in values for name, values in labels.items())
     )
@@ -32,6 +38,8 @@ class Rates:
     def __init__(self, metrics: Metrics, now_s: float) -> None:
         self._metrics = metrics
         self._before = now_s, self._totals()
+        self._timed = (0.0, 0.0)
+        self._publish_ms: float | None = None
         self._rates: deque[list[float]] = deque(maxlen=RATE_SAMPLES)
 
     def sample(self, now_s: float) -> None:
@@ -41,6 +49,7 @@ class Rates:
         if now_s <= then_s:
             return
         self._before = now_s, now
+        self._time_publishes()
         self._rates.append(
             [max(0.0, new - old) / (now_s - then_s) for new, old in zip(now, before, strict=True)]
         )
@@ -51,6 +60,18 @@ class Rates:
             name: [round(rates[place], 3) for rates in self._rates]
             for place, name in enumerate(RATES)
         }
+
+    def publish_ms(self) -> float | None:
+        """How long the last batches took in the mean, in milliseconds; None: there were none."""
+        return self._publish_ms
+
+    def _time_publishes(self) -> None:
+        timed = self._metrics.publish_batch_seconds
+        now = total(timed, "_count"), total(timed, "_sum")
+        batches, seconds = now[0] - self._timed[0], now[1] - self._timed[1]
+        if batches:
+            self._publish_ms = round(1_000 * seconds / batches, 1)
+        self._timed = now
 
     def _totals(self) -> list[float]:
         metrics = self._metrics

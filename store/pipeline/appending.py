@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -30,6 +29,7 @@ from store.pipeline.lake import Lake, LakeFile, Written
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.progress import Say, shown, silent
 from store.pipeline.reading import Portion
+from store.pipeline.recording import record
 from store.pipeline.tasks import in_portions, spread
 from store.pipeline.writing import WRITTEN, write_batches
 
@@ -42,7 +42,7 @@ _CONTENTS: Final = pa.schema(
         pa.field("high", pa.int64()),
     ]
 )
-"""What a file holds of an hour; its path in the folder, its size, its earliest and latest time."""
+"""What a file holds of an hour; its path in the table, its size, its earliest and latest time."""
 
 
 class Appender:
@@ -66,31 +66,38 @@ class Appender:
         late: DataFrame | None,
         hours: Iterable[int],
         state: State,
+        *,
         messages: int = 0,
+        what: str = "archive",
     ) -> None:
         """Publish messages that the lake does not have yet, all or none.
 
         ``portions`` of the database are new as a whole, and are written where they are read.
         ``late`` rows are of some ``hours``, of which the lake has some already; None: there are
-        none. ``state`` is what is read; about so many ``messages`` are shown as progress.
+        none. ``state`` is what is read; about so many ``messages`` are shown as progress, which
+        is called ``what``.
 
         Raises:
             PipelineError: they could not be read or written, or somebody else has published.
         """
-        run = f"run-{uuid.uuid4().hex}"
+        run = self._lake.begin_run()
         folder = f"{self._lake.messages}/{run}"
+        done: list[Row] = []
         try:
-            with shown(self._session, self._say, "archive", messages):
-                done = write_files(read_anew(self._session, portions, folder))
+            with shown(self._session, self._say, what, messages):
+                if portions:
+                    done += write_files(read_anew(self._session, portions, folder))
                 if late is not None:
                     partial_hours = [hour for hour in hours if hour in self.held]
                     rows = without_known(self._session, self._lake, late, partial_hours)
                     done += write_files(as_files(rows, folder))
-            written, added = read_back(self._session, self._lake, run, done)
+            written, added = read_back(self._session, self._lake, _within(run, done))
         except SPARK_ERRORS as error:
             raise of_spark(error) from error
         if written:
             self._publish(written, added, state)
+        else:
+            self._lake.end_run(run)
 
     def _publish(self, written: list[Written], added: Fingerprints, state: State) -> None:
         self._lake.publish(written, {"position": str(state.position), "store": state.store_id})
@@ -99,6 +106,10 @@ class Appender:
         self._lake.note_hours({hour // DAY_NS for hour in added}, self.held)
         self.messages += sum(each.rows for each in written)
         self.files += len(written)
+
+    def record(self) -> None:
+        """Write to the archive's manifest what it does not say yet, as `recording.record`."""
+        record(self._session, self._lake, self.held)
 
     def compact(self) -> int:
         """Make small files into larger ones; returns how many are gone.
@@ -116,13 +127,13 @@ class Appender:
         return gone
 
     def _replace(self, files: list[LakeFile]) -> None:
-        run = f"run-{uuid.uuid4().hex}"
+        run = self._lake.begin_run()
         messages = sum(each.rows for each in files)
         try:
             with shown(self._session, self._say, "compact", messages):
                 rows = _gathered(self._session, [each.path for each in files])
                 done = write_files(as_files(rows, f"{self._lake.messages}/{run}"))
-            written, added = read_back(self._session, self._lake, run, done)
+            written, added = read_back(self._session, self._lake, _within(run, done))
         except SPARK_ERRORS as error:
             raise of_spark(error) from error
         if added != fingerprints_of(self._session, files, HOUR_NS):
@@ -164,21 +175,26 @@ def write_files(written: DataFrame) -> list[Row]:
     return written.collect()
 
 
+def _within(run: str, done: Iterable[Row]) -> dict[str, int]:
+    """The files of a run by their paths in the table, and how many rows each has."""
+    return {f"{run}/{row['path']}": row["rows"] for row in done}
+
+
 def read_back(
-    session: SparkSession, lake: Lake, run: str, done: Sequence[Row]
+    session: SparkSession, lake: Lake, rows_of: Mapping[str, int]
 ) -> tuple[list[Written], Fingerprints]:
-    """The files of a run, and what they hold by hour.
+    """Files by their paths in the table, and what they hold by hour.
 
     Raises:
-        PipelineError: one holds another number of rows than was written.
+        PipelineError: one holds another number of rows than ``rows_of`` says.
     """
-    folder = f"{lake.messages}/{run}"
-    names = sorted(((row["path"], row["rows"]) for row in done), key=lambda each: each[0])
+    names = sorted(rows_of.items())
     portions = in_portions(session, names, lambda each: each[1])
-    by_file = spread(session, partial(_contents, folder), portions, _CONTENTS).collect()
+    work = partial(_contents, lake.messages)
+    by_file = spread(session, work, portions, _CONTENTS).collect()
     files: dict[str, Written] = {}
     for row in by_file:
-        path = f"{run}/{row['path']}"
+        path = row["path"]
         one = Written(
             path,
             _between(path, "day="),
@@ -189,10 +205,11 @@ def read_back(
             row["high"],
         )
         files[path] = _joined(files[path], one) if path in files else one
-    for name, rows in names:
-        if rows != (files[f"{run}/{name}"].rows if f"{run}/{name}" in files else 0):
+    for path, rows in names:
+        if rows != (files[path].rows if path in files else 0):
             raise PipelineError(
-                f"{folder}/{name} does not hold what was written to it: nothing was published."
+                f"{lake.messages}/{path} does not hold what was written to it: nothing was"
+                " published."
             )
     return sorted(files.values(), key=lambda each: each.path), collected(by_file)
 

@@ -48,6 +48,12 @@ where i.inhparent = 'storenode.messages'::regclass and not i.inhdetachpending
 _ARCHIVED: Final[LiteralString] = """
 select start_ns, count, x0, x1, x2, x3 from storenode.archived
 """
+_MARKS: Final[LiteralString] = """
+select start_ns, count, x0, x1, x2, x3 from storenode.archived where archive = %s
+"""
+_MARKED: Final[LiteralString] = """
+select archive from storenode.archived group by archive order by max(start_ns) desc
+"""
 _MARK: Final[LiteralString] = """
 insert into storenode.archived (start_ns, count, x0, x1, x2, x3, position, archive)
 values (%s, %s, %s, %s, %s, %s, %s, %s)
@@ -136,6 +142,19 @@ def read_archived(connection: Connection) -> Fingerprints:
     """The hours that were marked as archived, as they were then."""
     rows = connection.execute(_ARCHIVED).fetchall()
     return {start: Fingerprint(*rest) for start, *rest in rows}
+
+
+def read_marks(connection: Connection, archive: str) -> Fingerprints:
+    """The hours that were marked as archived in one archive, which is named as when it was."""
+    rows = connection.execute(_MARKS, (archive,)).fetchall()
+    return {start: Fingerprint(*rest) for start, *rest in rows}
+
+
+def read_marked_archives(connection: Connection) -> list[str]:
+    """The archives that hours were marked as archived in, as they were named then; the one with
+    the newest hour first.
+    """
+    return [archive for (archive,) in connection.execute(_MARKED)]
 
 
 def mark_archived(

@@ -5,6 +5,8 @@
     ARCHIVE/messages/                      the Delta table, partitioned by day and shard
     ARCHIVE/messages/run-ID/day=…/shard=…  what one job wrote; part of the table once published
     ARCHIVE/hours/                         a Delta table: what the table above holds, by hour
+    ARCHIVE/manifest/                      what it must hold, see `store.pipeline.manifest`
+    ARCHIVE/unpublished/                   runs that are under way, see `store.pipeline.runs`
 
 Spark writes and reads the files, on any file system that it knows; delta-rs writes the log. A job
 publishes in one commit, which succeeds only if nobody else has published since the job read the
@@ -43,13 +45,18 @@ from store.pipeline.limits import (
     VACUUM_AFTER_HOURS,
 )
 from store.pipeline.paths import checked, for_delta, for_spark, require_room, require_visible
-from store.pipeline.storage import settle
+from store.pipeline.runs import begin_run, delete_abandoned, unmark
+from store.pipeline.storage import settle, sync_folder
 
 FORMAT_VERSION: Final = "1"
 _NAME: Final = "storenode messages"
 _FORMAT: Final = "messages of a store node, format "
-_KEPT: Final = {"delta.logRetentionDuration": f"interval {VACUUM_AFTER_HOURS} hours"}
-"""Of the log as long as of the files: who follows commits every minute."""
+_KEPT: Final = {
+    "delta.logRetentionDuration": f"interval {VACUUM_AFTER_HOURS} hours",
+    "delta.deletedFileRetentionDuration": f"interval {4 * VACUUM_AFTER_HOURS} hours",
+}
+"""Of the log as long as of the files: who follows commits every minute. The log remembers which
+files have gone for longer than they stay, since only those are deleted that it knows of."""
 
 _LOG_FOLDERS: Final = 4
 """Above a file of the log: the log, the table, the archive, and what that lies in."""
@@ -130,6 +137,7 @@ class Lake:
         try:
             self._table = DeltaTable(self._log)
         except TableNotFoundError as error:
+            self._require_no_files()
             raise PipelineError(
                 f"There is no archive in {self.path}: check the path, or make one with"
                 " `storenode pipeline archive`.",
@@ -161,11 +169,15 @@ class Lake:
         if self.exists:
             return self.open()
         self._require_no_files()
+        return self._begin([])
+
+    def _begin(self, written: Sequence[Written]) -> Lake:
+        """Write the first commit of the log, and read the state."""
         try:
             create_table_with_add_actions(
                 self._log,
                 Schema.from_arrow(ARROW),
-                [],
+                [_action(each, new=True) for each in written],
                 mode="error",
                 partition_by=list(PARTITIONS),
                 name=_NAME,
@@ -173,11 +185,56 @@ class Lake:
                 configuration=_KEPT,
             )
         except (DeltaError, OSError, ValueError) as error:
-            if not self.exists:  # else another job was faster
+            if written or not self.exists:  # else another job was faster
                 raise _unreadable(self.path, error) from error
         self.open()
         self._settle_log(0)
         return self
+
+    def open_if_readable(self) -> bool:
+        """Read the newest state, unless the log is missing or damaged; whether it was read.
+
+        Raises:
+            PipelineError: something else is there, or an archive of another version.
+        """
+        try:
+            self._table = DeltaTable(self._log)
+        except (DeltaError, OSError, ValueError):
+            return False
+        self._check()
+        return True
+
+    def create_from(self, written: Sequence[Written]) -> str | None:
+        """Make a log anew that names some files of the table, in place of one that is missing or
+        damaged; returns where the damaged one is now, if there was one.
+
+        Raises:
+            PipelineError: it cannot be moved or written.
+        """
+        self._require_ready(written)
+        aside = self._move_log()
+        self._begin(written)
+        return aside
+
+    def _move_log(self) -> str | None:
+        log = Path(self._log, "_delta_log")
+        if not self._log.startswith("/"):
+            if self.exists:
+                raise PipelineError(
+                    f"The log in {self._log}/_delta_log is damaged, or could not be read just now:"
+                    " if it stays so, move it out of the archive, and run this again."
+                )
+            return None
+        if not log.is_dir() or not any(log.iterdir()):
+            return None
+        aside = Path(self.path, f"damaged-log-{time.time_ns()}")
+        try:
+            log.rename(aside)
+            sync_folder(log.parent)
+            sync_folder(aside.parent)
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+        return str(aside)
 
     def _require_no_files(self) -> None:
         """A table made anew over the files of a lost log would in time delete them all."""
@@ -193,8 +250,8 @@ class Lake:
         if files:
             raise PipelineError(
                 f"{self.path}/messages holds {files:,} Parquet files, but the log that names them"
-                " (_delta_log) is missing or damaged: put it back from a copy of the archive, or"
-                " name another path. Nothing was changed.",
+                " (_delta_log) is missing or damaged: `storenode pipeline repair` makes it anew, or"
+                " put it back from a copy of the archive. Nothing was changed.",
                 USAGE,
             )
 
@@ -228,16 +285,49 @@ class Lake:
             PipelineError: somebody else has published since the state was read, or this process
                 does not see the files.
         """
-        require_visible(self.path, [f"messages/{each.path}" for each in written])
+        self._require_ready(written)
         self._write(
             [_action(each, new=True) for each in written],
             {f"storenode.{name}": text for name, text in note.items()},
         )
 
-    def _within(self, file: LakeFile) -> str:
+    def begin_run(self) -> str:
+        """The name of a new folder in the table, for files that are to be published.
+
+        Raises:
+            PipelineError: nothing can be written.
+        """
+        try:
+            return begin_run(self.path)
+        except (DeltaError, OSError, ValueError) as error:
+            raise _unreadable(self.path, error) from error
+
+    def end_run(self, *runs: str) -> None:
+        """Say that the files of runs, if there are any, may be named by the log from now on.
+
+        Raises:
+            PipelineError: nothing can be written.
+        """
+        try:
+            unmark(self.path, runs)
+        except (DeltaError, OSError, ValueError) as error:
+            raise _unreadable(self.path, error) from error
+
+    def _require_ready(self, written: Sequence[Written]) -> None:
+        require_visible(self.path, [f"messages/{each.path}" for each in written])
+        self.end_run(*{run_of(each.path) for each in written})
+
+    @property
+    def version(self) -> int:
+        """Number of the newest commit of the state that was read."""
+        return int(self._opened.version())
+
+    def within(self, file: LakeFile) -> str:
+        """The path of a file in the table."""
         return file.path.removeprefix(f"{self.messages}/")
 
     def _write(self, actions: list[AddAction | RemoveAction], note: dict[str, str]) -> None:
+        before = self.version
         self._commit(
             lambda: self._opened.create_write_transaction(
                 actions,
@@ -250,6 +340,9 @@ class Lake:
                 ),
             )
         )
+        # Files of another job that are in the state by now were never looked at here.
+        if self.version != before + 1:
+            raise self._conflict()
 
     def replace(self, gone: Iterable[LakeFile], written: Sequence[Written]) -> None:
         """Let files take the place of others that hold the same messages, all or none.
@@ -257,8 +350,8 @@ class Lake:
         Raises:
             PipelineError: somebody else has published since the state was read.
         """
-        require_visible(self.path, [f"messages/{each.path}" for each in written])
-        actions: list[AddAction | RemoveAction] = [_removal(self._within(each)) for each in gone]
+        self._require_ready(written)
+        actions: list[AddAction | RemoveAction] = [_removal(self.within(each)) for each in gone]
         self._write([*actions, *(_action(each, new=False) for each in written)], {})
 
     def crowded(self) -> list[LakeFile]:
@@ -273,18 +366,29 @@ class Lake:
         return [each for files in by_directory.values() for each in _together(files)]
 
     def vacuum(self) -> int:
-        """Delete files that no state of the last `VACUUM_AFTER_HOURS` names; how many."""
-        tables = [self._opened]
-        if _is_table(self._hours):
-            tables.append(DeltaTable(self._hours))
+        """Delete files that the log has named and no state of the last `VACUUM_AFTER_HOURS` names,
+        and as old ones of jobs that were killed; how many.
+
+        What else lies in the table stays: it may be all that is left of what a lost log had named.
+        """
         found: list[str] = []
-        for table in tables:
-            self._commit(
-                lambda table=table: found.extend(  # type: ignore[misc]
-                    table.vacuum(VACUUM_AFTER_HOURS, dry_run=False, full=True)
+        self._commit(
+            lambda: found.extend(
+                self._opened.vacuum(
+                    VACUUM_AFTER_HOURS, dry_run=False, enforce_retention_duration=False, full=False
                 )
             )
-        return len(found)
+        )
+        named = {run_of(self.within(each)) for each in self.files()}
+        try:
+            if _is_table(self._hours):
+                hours = DeltaTable(self._hours)
+                found += hours.vacuum(
+                    VACUUM_AFTER_HOURS, dry_run=False, enforce_retention_duration=False, full=True
+                )
+            return len(found) + delete_abandoned(self.path, named)
+        except (DeltaError, OSError, ValueError) as error:
+            raise _unreadable(self.path, error) from error
 
     def hours(self) -> Fingerprints:
         """What the table holds by hour, of the days for which that is known."""
@@ -365,14 +469,18 @@ class Lake:
         try:
             action()
         except CommitFailedError as error:
-            raise PipelineError(
-                f"Another job has written to the archive in {self.path} meanwhile, so nothing of"
-                " this one was published: run it again when the other has ended."
-            ) from error
+            raise self._conflict() from error
         except (DeltaError, OSError, ValueError) as error:
             raise _unreadable(self.path, error) from error
         self.open()
         self._settle_log(before + 1)
+
+    def _conflict(self) -> PipelineError:
+        """The sentence for two jobs that write to the archive at once."""
+        return PipelineError(
+            f"Another job has written to the archive in {self.path} meanwhile, so this one has"
+            " ended; what it had published stays. Run it again when the other has ended."
+        )
 
     def _settle_log(self, first: int) -> None:
         """Have the commits from one version on reach the disk."""
@@ -393,6 +501,11 @@ def _together(files: Iterable[LakeFile]) -> list[LakeFile]:
             sizes = accumulate(each.size_bytes for each in small)
             return [each for each, size in zip(small, sizes, strict=True) if size <= target]
     return []
+
+
+def run_of(path: str) -> str:
+    """The folder of the job that wrote a file, by the path of the file in the table."""
+    return path.split("/", 1)[0]
 
 
 def _removal(path: str) -> RemoveAction:

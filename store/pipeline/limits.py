@@ -17,6 +17,12 @@ MAX_SLICE_ROWS: Final = 1_000_000
 MIN_SLICE_ROWS: Final = 20_000
 """Messages that are read in one transaction, as far as the summaries tell."""
 
+STEP_SHARE: Final = 20
+MIN_STEP_MESSAGES: Final = 1_000_000
+MAX_STEP_MESSAGES: Final = 4_000_000
+"""An archive is published in steps of whole hours: each a twentieth of what there is to do, within
+these bounds. What a job that is killed has published stays, so it repeats one step at most."""
+
 SHARD_PARTITIONS: Final = 64
 """Shards that have directories of their own in the lake. Strangers invent topics, not files."""
 

@@ -27,10 +27,3 @@ class Report(Protocol):
 def time_text(ns: int) -> str:
     """A time as RFC 3339 to the second, in UTC; of slices, which begin at whole minutes."""
     return f"{_EPOCH + timedelta(seconds=ns // NS_PER_S):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def printable(text: str) -> str:
-    """A text of a stranger's, with everything that does not print written as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)

@@ -12,7 +12,14 @@ from typing import NamedTuple
 
 from store.domain.partitioning import Bounds
 from store.pipeline.fingerprints import Fingerprints
-from store.pipeline.limits import HOUR_NS, MAX_SLICE_ROWS, MIN_SLICE_ROWS
+from store.pipeline.limits import (
+    HOUR_NS,
+    MAX_SLICE_ROWS,
+    MAX_STEP_MESSAGES,
+    MIN_SLICE_ROWS,
+    MIN_STEP_MESSAGES,
+    STEP_SHARE,
+)
 from store.pipeline.portions import shared_out
 
 
@@ -56,6 +63,14 @@ def grouped(slices: Sequence[Slice], groups: int) -> list[list[Slice]]:
     """Neighbouring slices in at most so many groups of about the same number of messages."""
     share = max(1, -(-sum(each.rows for each in slices) // max(1, groups)))
     return shared_out(slices, lambda each: each.rows, share)
+
+
+def in_steps(held: Fingerprints) -> list[Fingerprints]:
+    """Hours in the order of time, those together that are published in one commit."""
+    total = sum(each.messages for each in held.values())
+    share = min(MAX_STEP_MESSAGES, max(MIN_STEP_MESSAGES, -(-total // STEP_SHARE)))
+    steps = shared_out(sorted(held), lambda hour: held[hour].messages, share)
+    return [{hour: held[hour] for hour in hours} for hours in steps]
 
 
 def to_text(slices: Iterable[Slice]) -> str:

@@ -60,11 +60,20 @@ def settle(paths: Iterable[str], folders: int) -> None:
     for file in files:
         _sync(file)
     for folder in dict.fromkeys(above for file in files for above in file.parents[:folders]):
-        try:
-            _sync(folder)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # some file systems have no such call for folders
-                raise
+        sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have what a folder names reach the disk.
+
+    Raises:
+        OSError: the disk did not take it.
+    """
+    try:
+        _sync(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems have no such call for folders
+            raise
 
 
 def _sync(place: Path) -> None:

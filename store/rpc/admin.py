@@ -22,10 +22,11 @@ from store.domain.ports import (
 )
 from store.domain.query import sds_lookup
 from store.domain.unread import GossipState
+from store.observe.problems import Problem
 from store.rpc.call import Call
 from store.rpc.decode import decode, decode_read, history_entries
 from store.rpc.failure import RpcFailure, malformed
-from storenode.message.limits import MAX_TIMESTAMP_NS
+from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import admin_pb2
 
@@ -49,6 +50,7 @@ async def get_status(call: Call, request: bytes) -> bytes:
         peers=[_peer(peer) for peer in peers],
         resume=None if resume is None else _filled(admin_pb2.ResumeStatus, resume),
         gossip=None if state.gossip is None else _gossip(state.gossip),
+        problems=[_problem(each) for each in call.node.problems()],
     ).SerializeToString()
 
 
@@ -139,6 +141,16 @@ def _peer(peer: PeerState) -> admin_pb2.PeerStatus:
         peer,
         last_report=None if peer.last is None else report_of(peer.last),
         failures=min(peer.failures, _MAX_COUNT),
+    )
+
+
+def _problem(problem: Problem) -> admin_pb2.Problem:
+    return admin_pb2.Problem(
+        name=problem.page,
+        critical=problem.critical,
+        sentence=problem.sentence,
+        since=int(problem.since_s * NS_PER_S),
+        runbook_url=problem.url,
     )
 
 

@@ -8,7 +8,7 @@ see a status code that they did not choose.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -16,15 +16,17 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 import grpc
 
-from store.domain.access import Client, Denied, Right
+from store.domain.access import Access, Client, Denied, Right
 from store.domain.quota import Account, CallKind
 from store.observe.logging import get_logger, request_context
 from store.rpc.context import RpcContext
 from store.rpc.failure import RpcFailure, exceeded, malformed, over_limit, translate, unready
 from store.rpc.identity import (
     AUTHORIZATION,
+    NODE_ID,
     REQUEST_ID,
     CallMetadata,
+    Remote,
     identify_peer,
     is_believed_peer,
     not_a_peer,
@@ -83,7 +85,7 @@ class Method:
 
 @dataclass(slots=True)
 class Call:
-    """One call under way."""
+    """One call under way; ``access`` are the rules by which it was let in last."""
 
     node: RpcContext
     method: Method
@@ -91,13 +93,40 @@ class Call:
     account: Account
     metadata: CallMetadata
     outlet: Outlet
+    access: Access
+    identify: Callable[[], Client]
     is_peer: bool = False
+
+    def check_rights(self) -> None:
+        """Look again who calls, if the token file has changed.
+
+        Raises:
+            RpcFailure: the caller has no token any more, or the topics are others now.
+        """
+        access = self.node.access()
+        if access is self.access:
+            return
+        if self.identify().topics != self.client.topics:
+            raise RpcFailure(
+                grpc.StatusCode.UNAVAILABLE,
+                f"the topics of client {self.client.name} have changed: call again",
+                retry=True,
+            )
+        self.access = access
 
     def check_ready(self) -> None:
         """Raise `RpcFailure` when the node cannot serve now."""
         reason = None if self.method.always else self.node.unready()
         if reason is not None:
             raise unready(reason)
+
+    async def next_request(self, context: Context) -> bytes | None:
+        """Read the next request of a stream, without charging it; None after the last.
+
+        Raises:
+            RpcFailure: it gave way to others before it had come in full.
+        """
+        return await self.node.unfinished.next(context, self.client.name)
 
     async def request(self, context: Context) -> bytes:
         """Read and charge the one request of the call.
@@ -107,7 +136,10 @@ class Call:
         """
         node = self.node
         receiving = node.open_receiving if self.method.right is None else node.receiving
-        request = await receiving.request(context)
+        connection = self.outlet.connection
+        async with node.unfinished.awaiting(connection, self.client.name):
+            request = await receiving.request(context)
+        node.unfinished.read(connection, len(request))
         self.charge(len(request), counted=True)
         return request
 
@@ -115,8 +147,10 @@ class Call:
         """Charge one request; ``counted``: the beginning of the call has counted it.
 
         Raises:
-            RpcFailure: it is too large, or too much was sent lately.
+            RpcFailure: it is too large, too much was sent lately, or the token is not valid any
+                more.
         """
+        self.check_rights()
         largest = min(self.client.limits.request_bytes, self.method.max_request_bytes)
         if size_bytes > largest:
             raise over_limit(f"the request has {size_bytes:,} bytes: at most {largest:,}")
@@ -137,12 +171,6 @@ class Call:
 
 class CallerGone(Exception):
     """The caller hung up while it was being answered."""
-
-
-async def receive(context: Context) -> bytes | None:
-    """Read one request; None after the last."""
-    request: object = await context.read()
-    return request if isinstance(request, bytes) else None
 
 
 async def begin(context: Context) -> None:
@@ -169,6 +197,10 @@ async def send(context: Context, response: bytes) -> None:
         await context.write(response)
     except (grpc.aio.BaseError, asyncio.InvalidStateError):
         raise CallerGone from None
+
+
+def _unchanged(client: Client) -> Client:
+    return client
 
 
 def _close(outlet: Outlet, _context: object) -> None:
@@ -209,10 +241,12 @@ class Wrapper:
 
         async def serve(_requests: object, context: Context) -> bytes:
             request: bytes | None = None
+            reading = False
 
             async def answer(call: Call) -> bytes:
-                nonlocal request
+                nonlocal request, reading
                 call.check_ready()
+                reading = True
                 request = await call.request(context)
                 is_large = method.timed and len(request) > COUNTED_REQUEST_BYTES
                 with self._room(len(request)) if is_large else nullcontext():
@@ -224,6 +258,9 @@ class Wrapper:
                 assert refuse is not None
                 if request is not None:
                     return refuse(request, failure)
+                if reading:
+                    # It has not come in full, and gRPC lets nobody ask for it a second time.
+                    raise failure
                 receiving = self._node.receiving
                 return refuse(await receiving.request(context, wait=False), failure)
 
@@ -247,6 +284,7 @@ class Wrapper:
                     async with aclosing(handle(call, request)) as pages:
                         async for page in pages:
                             async with call.outlet.sending(len(page)):
+                                call.check_rights()
                                 if not begun:
                                     await begin(context)
                                     begun = True
@@ -323,13 +361,17 @@ class Wrapper:
         finally:
             if call is not None:
                 call.account.end(method.kind)
+                if call.is_peer:
+                    node.callers.heard(metadata.told[NODE_ID], node.now_ns())
             self._measure(method, code, began_ns)
 
     async def _open(self, method: Method, context: Context, metadata: CallMetadata) -> Call:
         node = self._node
+        access = node.access()
         client, is_peer = self._identify(method, context, metadata)
         if is_peer:
             assert node.peers is not None
+            node.callers.heard(metadata.told[NODE_ID], node.now_ns())
             own = peer_answer(metadata.told, node.peers, self._own_metadata)
             await context.send_initial_metadata(own)
             # Once more: a caller may learn of the end of a call without responses first.
@@ -341,7 +383,10 @@ class Wrapper:
             raise exceeded(limit)
         outlet = node.unsent.open(client.name, context.peer())
         context.add_done_callback(partial(_close, outlet))  # type: ignore[arg-type]
-        return Call(node, method, client, account, metadata, outlet, is_peer)
+        identify = partial(self._client, method, metadata.told, remote(context.peer()))
+        if is_peer or method.right is None:
+            identify = partial(_unchanged, client)
+        return Call(node, method, client, account, metadata, outlet, access, identify, is_peer)
 
     def _identify(
         self, method: Method, context: Context, metadata: CallMetadata
@@ -358,13 +403,22 @@ class Wrapper:
             return identify_peer(told, context, rules, node.peer_limits, method.name), True
         if method.peers_only:
             raise not_a_peer(told, rules)
-        open_admin = node.open_admin and self._listener == "admin"
-        found = node.access().authorize(
+        return self._client(method, told, origin), False
+
+    def _client(self, method: Method, told: Mapping[str, str], origin: Remote) -> Client:
+        """Who has the token of a call.
+
+        Raises:
+            RpcFailure: nobody, or it lacks the right.
+        """
+        assert method.right is not None
+        open_admin = self._node.open_admin and self._listener == "admin"
+        found = self._node.access().authorize(
             told.get(AUTHORIZATION), method.right, origin.name, open_admin=open_admin
         )
         if isinstance(found, Denied):
             raise RpcFailure(grpc.StatusCode[found.denial], found.sentence)
-        return found, False
+        return found
 
     def _report(
         self, method: Method, call: Call | None, failure: RpcFailure, error: Exception | None

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from store.domain.access import Access
+from store.domain.coverage import CoverageReads
 from store.domain.limits import RequestLimits
 from store.domain.ports import Synchronization
 from store.domain.quota import ClientLimits, Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
 from store.observe.metrics import Metrics
+from store.observe.problems import Problem
+from store.rpc.callers import Callers
 from store.rpc.drain import Drain
 from store.rpc.followed import Followed
 from store.rpc.health import Health
 from store.rpc.limits import MAX_IN_FLIGHT_PUBLISH_BYTES, MAX_UNFINISHED_OPEN_REQUESTS
 from store.rpc.receiving import Receiving
 from store.rpc.secret import PeerSecret
+from store.rpc.unfinished import Unfinished
 from store.rpc.unsent import UnsentAnswers
 from store.rpc.window import Budget
 from storenode.message.rules import Policy
@@ -84,7 +88,7 @@ class PeerRules:
     @property
     def names_suffice(self) -> bool:
         """Who calls in clear is believed to be who it says."""
-        return bool(self.allowed) or self.secret is not None or not self.tokens
+        return self.trusted or not self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,9 @@ class RpcContext:
     ``tracing``: None while it is off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     ``receiving``, ``open_receiving``: where requests are read, and those of calls without a token.
+    ``coverage``: what is known of other stores; None where nothing is.
+    ``callers``: peers that have called. ``problems``: what is wrong with the node.
+    ``unfinished``: what callers have sent of requests that have not come in full.
     """
 
     identity: NodeIdentity
@@ -121,6 +128,7 @@ class RpcContext:
     sessions: Exchange | None = None
     gossip: tuple[PeerStreams, GossipTransport] | None = None
     confirmations: Confirmations = field(default_factory=NoConfirmations)
+    coverage: CoverageReads | None = None
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False
@@ -133,3 +141,6 @@ class RpcContext:
     open_receiving: Receiving = field(
         default_factory=lambda: Receiving(MAX_UNFINISHED_OPEN_REQUESTS)
     )
+    unfinished: Unfinished = field(default_factory=Unfinished)
+    callers: Callers = field(default_factory=Callers)
+    problems: Callable[[], Sequence[Problem]] = tuple

@@ -152,7 +152,7 @@ class GossipService:
             )
         streams, transport = self._gossip
         caller = calling(call, context)
-        frames = transport.frames(CallerStream(context), caller.node_id)
+        frames = transport.frames(CallerStream(call, context), caller.node_id)
         try:
             await streams.serve(frames, caller)
         except _UnreadableFrame as error:

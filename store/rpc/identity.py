@@ -21,6 +21,7 @@ import grpc
 
 from store.domain.access import Client, Right
 from store.domain.quota import ClientLimits
+from store.rpc.certificate import first_dns_name
 from store.rpc.context import NodeIdentity, PeerRules
 from store.rpc.failure import RpcFailure, malformed
 from store.rpc.limits import MAX_PEER_FIELD_CHARS, MAX_REQUEST_ID_CHARS
@@ -194,7 +195,7 @@ def not_a_peer(metadata: dict[str, str], rules: PeerRules | None) -> RpcFailure:
             f"the metadata `{NODE_ID}` is missing: only store nodes make this call, and say who "
             "they are"
         )
-    if rules is not None and not rules.tls and not rules.names_suffice:
+    if rules is not None and not rules.names_suffice:
         return _forbidden(_NAMES_ALONE)
     return _forbidden(
         "peers call in clear over loopback only, and without a token: give both nodes "
@@ -212,8 +213,10 @@ def own_metadata(identity: NodeIdentity) -> tuple[tuple[str, str], ...]:
 
 
 def _certified_name(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
-    for name in context.auth_context().get("peer_dns", ()):
-        return name.decode("ascii", "replace")
+    for pem in context.auth_context().get("x509_pem_cert", ()):
+        name = first_dns_name(pem)
+        if name is not None:
+            return name
     raise RpcFailure(
         grpc.StatusCode.UNAUTHENTICATED,
         "the client certificate has no DNS name: issue one whose first DNS name is the node ID",

@@ -22,6 +22,9 @@ MAX_UNFINISHED_OPEN_REQUESTS: Final = 4
 """Requests that gRPC may hold in part at one time, each of the largest size; the second number is
 that of calls which need no token, such as health checks."""
 
+MAX_UNFINISHED_BYTES: Final = 128 * 1024 * 1024
+"""What gRPC may hold of all of them; the next request of a stream needs no place."""
+
 MAX_WAITING_REQUESTS: Final = 2_048
 """Calls that wait for such a place, each with `LOOKAHEAD_BYTES` of its request."""
 
@@ -93,6 +96,9 @@ PEER_KEEPALIVE_TIMEOUT_MS: Final = 20_000
 
 MAX_PEER_CURSOR_BYTES: Final = 4_096
 """A peer's cursor, which is kept until its next page."""
+
+MAX_PEER_PAGE_BYTES: Final = 16 * 1024 * 1024
+"""A page of a peer's ``Scan``: four times what this node sends in one."""
 
 MAX_EMPTY_PAGES: Final = 8
 """Pages without messages that a peer may send in a row."""

@@ -34,4 +34,4 @@ def calling(call: Call, context: Context) -> Caller:
 
 def _stream(call: Call, context: Context) -> CallerStream:
     rules = call.node.peers
-    return CallerStream(context, secure=rules is not None and rules.tls)
+    return CallerStream(call, context, secure=rules is not None and rules.tls)

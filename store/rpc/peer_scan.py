@@ -1,9 +1,10 @@
 """Reads what a peer holds of a time range, by its ``Scan``.
 
 What comes is checked as far as it must be for the scan to end, and to miss nothing when it goes on
-later: pages ascend, inside the range and strictly, and are bounded. A cursor is the peer's own: it
-is handed back as it came, and how far the scan has come is known from the messages. These are
-judged on admission, like all others.
+later: pages ascend, inside the range and strictly, and are bounded. Whether the hashes by which
+they ascend are those of the messages is seen on admission, which computes them. A cursor is
+the peer's own: it is handed back as it came, and how far the scan has come is known from the
+messages.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from store.rpc.limits import (
     COUNTED_REQUEST_BYTES,
     MAX_EMPTY_PAGES,
     MAX_PEER_CURSOR_BYTES,
+    MAX_PEER_PAGE_BYTES,
     PEER_SCAN_PAGE_MESSAGES,
 )
 from store.sync.errors import ProtocolBroken
@@ -70,7 +72,7 @@ async def scan(
                     raise ProtocolBroken("the peer sends pages without messages, over and over")
                 last = _last_of(page, last, end_ns)
                 if page.messages:
-                    yield ScannedPage(_messages(page), page.cursor, last[0])
+                    yield ScannedPage(_messages(page), _hashes(page), page.cursor, last[0])
     except CallFailed as error:
         if error.code is grpc.StatusCode.OUT_OF_RANGE or (cursor and error.code is _REFUSED):
             raise CursorOutOfRange(str(error)) from error
@@ -78,6 +80,11 @@ async def scan(
 
 
 def _decoded(data: bytes) -> store_pb2.ScanPage:
+    if len(data) > MAX_PEER_PAGE_BYTES:
+        raise ProtocolBroken(
+            f"the peer sends a page of {len(data):,} bytes: at most {MAX_PEER_PAGE_BYTES:,} are "
+            "taken"
+        )
     if len(data) > COUNTED_REQUEST_BYTES:
         data = _counted(data)
     try:
@@ -119,6 +126,10 @@ def _last_of(page: store_pb2.ScanPage, last: SyncId, end_ns: int) -> SyncId:
             )
         last = here
     return last
+
+
+def _hashes(page: store_pb2.ScanPage) -> list[bytes]:
+    return [entry.message_hash for entry in page.messages]
 
 
 def _messages(page: store_pb2.ScanPage) -> list[bytes]:

@@ -22,7 +22,7 @@ from store.domain.ports import Services, Source
 from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
 from store.messages.transfer import MalformedMessage
-from store.rpc.call import Call, Context, receive, send
+from store.rpc.call import Call, Context, send
 from store.rpc.decode import clip
 from store.rpc.encode import publish_response
 from store.rpc.failure import RpcFailure, malformed, over_limit
@@ -192,7 +192,7 @@ class _Stream:
     async def _next(self) -> bytes | None:
         await self._slots.acquire()
         with self._call.node.drain.endless():
-            return await receive(self._context)
+            return await self._call.next_request(self._context)
 
     async def _accept(self, request: bytes) -> None:
         size, budgets = len(request), (self._room, self._call.node.in_flight)

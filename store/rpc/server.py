@@ -19,6 +19,7 @@ from store.rpc import health, reflection
 from store.rpc.admin import fetch_messages, get_status, synchronize
 from store.rpc.call import ListenerKind, Method, Wrapper
 from store.rpc.context import RpcContext
+from store.rpc.coverage import CoverageService
 from store.rpc.gossiping import GossipService
 from store.rpc.peer import PeerService
 from store.rpc.publish import Publisher
@@ -47,6 +48,8 @@ def build_handlers(
         served[ADMIN] = _admin(wrapper)
     else:
         served[STORE] = _reads(wrapper, Reads(services))
+        if context.coverage is not None:
+            served[STORE] |= _coverage(wrapper, CoverageService(context.coverage))
         if context.sessions is not None and context.peers is not None:
             served[PEER] = _peer(wrapper, PeerService(context.sessions))
             served[PEER] |= _gossip(wrapper, GossipService(context.gossip))
@@ -93,6 +96,11 @@ def _reads(wrapper: Wrapper, reads: Reads) -> _Handlers:
         lookup.name: wrapper.stream(lookup, reads.sds_messages),
         walk.name: wrapper.stream(walk, reads.causal_history),
     }
+
+
+def _coverage(wrapper: Wrapper, service: CoverageService) -> _Handlers:
+    coverage = Method("GetCoverage", Right.READ, CallKind.STREAM, peers=True, timed=True)
+    return {coverage.name: wrapper.stream(coverage, service.coverage)}
 
 
 def _publishing(wrapper: Wrapper, publisher: Publisher) -> _Handlers:

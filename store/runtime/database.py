@@ -15,7 +15,8 @@ import psycopg
 
 from store.config.node import NodeConfig
 from store.db.errors import SchemaError, reasons, sentence
-from store.db.pool import complete_url
+from store.db.pool import HostRefused, complete_url
+from store.db.primary.guard import GuardEvent, PrimaryGuard
 from store.db.schema import migrate
 from store.embedded.datadir import DataDir
 from store.embedded.errors import EmbeddedPostgresError
@@ -24,6 +25,7 @@ from store.embedded.supervisor import EmbeddedPostgres
 from store.observe.logging import get_logger
 from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
 from store.runtime.limits import CONNECT_RETRY_FIRST_S, CONNECT_RETRY_MOST_S
+from store.runtime.seen import SeenFiles
 from storenode.message.limits import NS_PER_S
 
 _LOG = get_logger("store.runtime.database")
@@ -42,6 +44,10 @@ class DatabaseHost(Protocol):
     kind: str
     """`embedded` or `external`, as the ready line says."""
 
+    @property
+    def guard(self) -> PrimaryGuard | None:
+        """Decides which servers may be used; None where there is only one."""
+
     async def start(self) -> str:
         """Make the database ready, its schema included, and return its URL."""
 
@@ -52,17 +58,18 @@ class DatabaseHost(Protocol):
         """Give back what was taken; may be called before `start` has ended."""
 
 
-def database_host(config: NodeConfig, on_event: HostEvent) -> DatabaseHost:
+def database_host(config: NodeConfig, on_event: HostEvent, on_hosts: GuardEvent) -> DatabaseHost:
     """The host that the configuration asks for."""
     if config.database_url is None:
         return EmbeddedHost(config, on_event)
-    return ExternalHost(config, config.database_url)
+    return ExternalHost(config, config.database_url, on_hosts)
 
 
 class EmbeddedHost:
     """A Postgres in the data directory; its schema is brought up to date at the start."""
 
     kind = "embedded"
+    guard = None
 
     def __init__(self, config: NodeConfig, on_event: HostEvent) -> None:
         settings = EmbeddedSettings(config.data_dir, dict(config.postgres_setting))
@@ -106,8 +113,9 @@ class ExternalHost:
 
     kind = "external"
 
-    def __init__(self, config: NodeConfig, url: str) -> None:
+    def __init__(self, config: NodeConfig, url: str, on_hosts: GuardEvent) -> None:
         self._data = DataDir(config.data_dir.absolute())
+        self.guard = PrimaryGuard(SeenFiles(config.data_dir), on_hosts)
         self._url = url
         self._patience_s = config.start_timeout / NS_PER_S
 
@@ -132,35 +140,44 @@ class ExternalHost:
             self._data.lock()
         except EmbeddedPostgresError as error:
             raise NodeError(str(error)) from error
-        await self._wait_for_schema(url)
-        return self._url
+        return await self._wait_for_schema(url)
 
     def url(self) -> str:
-        """The URL as it was given."""
-        return self._url
+        """The URL with all its hosts."""
+        return complete_url(self._url)
 
     async def stop(self) -> None:
         """Give the data directory back."""
         self._data.unlock()
 
-    async def _wait_for_schema(self, url: str) -> None:
+    async def _wait_for_schema(self, url: str) -> str:
         deadline_s = time.monotonic() + self._patience_s
         pause_s = CONNECT_RETRY_FIRST_S
         while True:
             try:
-                await asyncio.to_thread(migrate.require_served, url)
+                chosen = await self._choose(url)
+                await asyncio.to_thread(migrate.require_served, chosen)
             except SchemaError as error:
                 raise NodeError(_sentence(error)) from error
             except psycopg.OperationalError as error:
                 reason = sentence(error)
                 hopeless = all(_is_hopeless(each) for each in reasons(error))
+                refused = isinstance(error, HostRefused)
                 if hopeless or time.monotonic() + pause_s > deadline_s:
-                    raise UnreachableError(_unreachable(url, reason)) from error
+                    text = ended(f"The database may not be used: {reason}") if refused else None
+                    raise UnreachableError(text or _unreachable(url, reason)) from error
                 _LOG.warning("database_not_reached", reason=reason, retry_in_s=pause_s)
             else:
-                return
+                return chosen
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, CONNECT_RETRY_MOST_S)
+
+    async def _choose(self, url: str) -> str:
+        """The URL with the host to be used first; whatever keeps all hosts away is found later."""
+        choice = await self.guard.choose(url)
+        if choice.refused and not choice.served:
+            raise HostRefused("; ".join(choice.refused.values()))
+        return choice.url
 
 
 def _unreachable(url: str, reason: str) -> str:

@@ -27,7 +27,7 @@ def kept_node_id(data_dir: Path) -> str:
         with contextlib.suppress(FileNotFoundError):
             return _checked(path, path.read_text(encoding="ascii").strip())
         node_id = secrets.token_hex(16)
-        _write_private(path, f"{node_id}\n")
+        write_private(path, f"{node_id}\n")
     except OSError as error:
         raise WrongConfigurationError(
             f"{path} cannot be used ({error.strerror}): let this user read and write it."
@@ -44,11 +44,20 @@ def _checked(path: Path, text: str) -> str:
     return text
 
 
-def _write_private(path: Path, text: str) -> None:
-    # Complete or not at all: a node that was killed here must not come back without a name.
-    fd, name = tempfile.mkstemp(prefix=f"{NODE_ID_FILE}-", dir=path.parent)
-    with os.fdopen(fd, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(name).replace(path)
+def write_private(path: Path, text: str) -> None:
+    """Replace a file durably: after a crash it is the old one or the new one, and complete."""
+    fd, name = tempfile.mkstemp(prefix=f"{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

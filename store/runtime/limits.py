@@ -16,6 +16,21 @@ UNHEALTHY_CHECK_INTERVAL_S: Final = 0.25
 CHECK_TIMEOUT_S: Final = 5.0
 """A database that answers no sooner counts as away."""
 
+POOL_ATTEMPTS: Final = 5
+"""How often the pools are asked for a connection to ask on, where no other can be had."""
+
+HOSTS_INTERVAL_S: Final = 2.0
+"""How often every host of an external database's URL is asked whether it takes writes."""
+
+HOSTS_TIMEOUT_S: Final = 15.0
+"""How long all of that may take."""
+
+HOSTS_KEEP_INTERVAL_S: Final = 10.0
+"""How often the newest commit that was seen is written to the data directory."""
+
+HOSTS_END_TIMEOUT_S: Final = 1.0
+"""How long a node that shuts down waits for the newest commit."""
+
 CONNECT_RETRY_FIRST_S: Final = 0.1
 CONNECT_RETRY_MOST_S: Final = 2.0
 """Pauses between attempts to reach the database at the start."""
@@ -47,11 +62,28 @@ MAX_STATUS_NOTES: Final = 5
 """Of a text that a peer may have written, and of the notes of one session."""
 
 TOKEN_CHECK_INTERVAL_S: Final = 2.0
+"""How often the token file is looked at."""
+
+TOKEN_REST_S: Final = 1.0
+TOKEN_REST_LOOKS: Final = 3
+"""A changed token file is taken over when it has been left alone for so long; after so many looks
+in any case."""
+
+TOKEN_READINGS: Final = 8
+TOKEN_READ_AGAIN_S: Final = 0.02
+"""How often a file that does not come to rest is read, and the pause between."""
+
 CONNECTIONS_INTERVAL_S: Final = 1.0
+"""How often connections of one host are counted."""
+
+DISK_INTERVAL_S: Final = 1.0
+"""How often the disk of an embedded database is measured."""
+
+PROBLEMS_INTERVAL_S: Final = 5.0
+"""How often the node looks for what is wrong with it."""
+
 RESERVED_DESCRIPTORS: Final = 256
 """Of the process, for all but connections of callers: the database, files, and calls of others."""
-
-"""How often the token file is looked at."""
 
 LOG_SUMMARY_INTERVAL_S: Final = 10.0
 """How often the count of suppressed log events is written."""

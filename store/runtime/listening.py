@@ -12,10 +12,10 @@ from store.observe.logging import get_logger
 from store.rpc.context import PeerRules, RpcContext
 from store.rpc.crowds import Crowds
 from store.rpc.listeners import ListenAddress, Listener, bind, require_free
+from store.rpc.secret import PeerSecret
 from store.rpc.server import build_handlers
 from store.rpc.tls import TlsFiles, check, first_dns_name
 from store.runtime.limits import RESERVED_DESCRIPTORS
-from store.runtime.peer_secret import read_peer_secret
 from storenode.cli.options.types import Address
 
 _LOG = get_logger("store.runtime.listening")
@@ -71,18 +71,20 @@ def check_addresses(config: NodeConfig) -> None:
     require_free(_where("--admin-listen", config.admin_listen))
 
 
-def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> Listeners:
-    """Bind every listener; `base` is what they have in common.
+def bind_listeners(
+    config: NodeConfig, services: Services, base: RpcContext, secret: PeerSecret | None
+) -> Listeners:
+    """Bind every listener; `base` is what they have in common, `secret` what peers prove to know.
 
     Raises:
         BindError: An address cannot be listened on.
         TlsError: A certificate cannot be used.
     """
     _warn_of_locked_out_peers(config)
-    client = _bind_client(config, services, base)
+    rules = _peer_rules(config, secret)
+    client = _bind_client(config, services, base, rules)
     peer = client
     if config.separate_peer_listener and config.peer_listen is not None:
-        rules = _peer_rules(config)
         peer = bind(
             _where("--peer-listen", config.peer_listen),
             build_handlers("peer", services, replace(base, peers=rules)),
@@ -99,9 +101,11 @@ def bind_listeners(config: NodeConfig, services: Services, base: RpcContext) -> 
     return Listeners(client, peer, admin)
 
 
-def _bind_client(config: NodeConfig, services: Services, base: RpcContext) -> Listener:
+def _bind_client(
+    config: NodeConfig, services: Services, base: RpcContext, rules: PeerRules
+) -> Listener:
     shared = not config.separate_peer_listener
-    context = replace(base, peers=_peer_rules(config)) if shared else base
+    context = replace(base, peers=rules) if shared else base
     handlers = build_handlers("client", services, context)
     return bind(
         _where("--listen", config.listen),
@@ -137,12 +141,12 @@ def _warn_of_locked_out_peers(config: NodeConfig) -> None:
     )
 
 
-def _peer_rules(config: NodeConfig) -> PeerRules:
+def _peer_rules(config: NodeConfig, secret: PeerSecret | None) -> PeerRules:
     return PeerRules(
         tls=config.tls,
         insecure="peer" in config.insecure,
         allowed=config.allow_peer,
-        secret=read_peer_secret(config.peer_secret_file),
+        secret=secret,
         tokens=config.client_token_file is not None,
     )
 

@@ -1,7 +1,8 @@
 """Asks the database whether it answers, on a connection of its own.
 
 Its own connection, because the pools lend what may be broken, and because a database that is busy
-with everything else should still find a place for this question.
+with everything else should still find a place for this question. Where it can have none, as when
+Postgres has no more to give, it asks on one of the pools: while they work, the node can serve.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import time
 from collections.abc import Callable
 
 import psycopg
+from psycopg_pool import PoolTimeout
 
 from store.db.errors import sentence
-from store.db.pool import Connection, Database
+from store.db.pool import Connection, Database, pool_size
 from store.observe.logging import get_logger
 from store.runtime.limits import (
     CHECK_TIMEOUT_S,
     HEALTHY_CHECK_INTERVAL_S,
+    POOL_ATTEMPTS,
     UNHEALTHY_CHECK_INTERVAL_S,
 )
 
@@ -34,6 +37,8 @@ class DatabaseMonitor:
         self._connection: Connection | None = None
         self._hurry = asyncio.Event()
         self._up = True
+        self._failure: str | None = None
+        """Why it asks on a connection of the pools, while it does."""
         self._away_since_s = 0.0
         self._failed_before = 0
 
@@ -66,20 +71,53 @@ class DatabaseMonitor:
         return await self._ask_once() if kept and reason is not None else reason
 
     async def _ask_once(self) -> str | None:
+        failure = None
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
-                if self._connection is None:
-                    self._connection = await self._database.connect()
-                cursor = await self._connection.execute("select pg_is_in_recovery()")
-                if await cursor.fetchone() == (False,):
+                failure = await self._connect()
+                if self._connection is not None:
+                    answer = await _takes_writes(self._connection)
+                else:
+                    answer = await self._ask_on_a_pool()
+                if answer:
+                    self._tell_failure(failure)
                     return None
                 reason = "it is a standby"
         except TimeoutError:
             reason = f"no answer within {CHECK_TIMEOUT_S:g} s"
+        except PoolTimeout as error:
+            reason = failure or str(error)
         except (psycopg.Error, OSError) as error:
             reason = sentence(error)
         await self._disconnect()
         return reason
+
+    async def _ask_on_a_pool(self) -> bool:
+        """Ask on a connection that is lent; waits for one while there are any."""
+        attempts = POOL_ATTEMPTS
+        while True:
+            try:
+                async with self._database.connection(self._database.read_pool) as connection:
+                    return await _takes_writes(connection)
+            except PoolTimeout:
+                attempts -= 1
+                if not attempts or not any(pool_size(each) for each in self._database.pools):
+                    raise
+
+    async def _connect(self) -> str | None:
+        """Have a connection of its own; why none can be made, else None."""
+        if self._connection is None:
+            try:
+                self._connection = await self._database.connect()
+            except (psycopg.Error, OSError) as error:
+                return sentence(error)
+        return None
+
+    def _tell_failure(self, reason: str | None) -> None:
+        """Say once that the node lives on the connections that it has."""
+        if reason is not None and self._failure is None:
+            _LOG.warning("database_connection_failed", reason=reason)
+        self._failure = reason
 
     def _tell(self, reason: str | None) -> None:
         up = reason is None
@@ -101,3 +139,8 @@ class DatabaseMonitor:
         if connection is not None:
             with contextlib.suppress(psycopg.Error, OSError):
                 await connection.close()
+
+
+async def _takes_writes(connection: Connection) -> bool:
+    cursor = await connection.execute("select pg_is_in_recovery()")
+    return await cursor.fetchone() == (False,)

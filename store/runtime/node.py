@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from store.config.node import NodeConfig
+from store.db.primary.guard import Choice
 from store.domain.ports import StoreUnavailable
 from store.embedded.process import is_full_disk
 from store.observe.http import MetricsListener
 from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import Metrics
+from store.rpc.callers import Callers
 from store.rpc.context import NodeIdentity, NodeState, RpcContext
 from store.rpc.drain import Drain
 from store.rpc.health import Health
@@ -31,14 +33,19 @@ from store.rpc.listeners import BindError, bind_error, stop_all
 from store.rpc.tls import TlsError
 from store.rpc.unsent import UnsentAnswers
 from store.runtime.database import database_host
+from store.runtime.disk import DiskSpace
 from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
 from store.runtime.gossiping import Gossiping, open_gossip
+from store.runtime.hosts import HostWatch, note_hosts
 from store.runtime.identity import kept_node_id
 from store.runtime.limits import (
     CONDITION_INTERVAL_S,
     CONNECTIONS_INTERVAL_S,
+    DISK_INTERVAL_S,
     DRAIN_NOTICE_S,
+    HOSTS_INTERVAL_S,
     LOG_SUMMARY_INTERVAL_S,
+    PROBLEMS_INTERVAL_S,
     SUMMARY_INTERVAL_S,
     TOKEN_CHECK_INTERVAL_S,
     TRIM_INTERVAL_S,
@@ -61,6 +68,7 @@ from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import Telemetry
 from store.runtime.tokens import TokenFile
 from store.runtime.tracing import check_tracing, open_tracing
+from store.sync.coverage import Coverage
 from storenode.cli.options.types import Address
 from storenode.message.limits import NS_PER_S
 
@@ -85,14 +93,19 @@ class Node:
         self._drain = Drain()
         self._readiness = Readiness(self._ready_changed)
         self._status = StatusReport(version, self._metrics, self._readiness)
+        self._callers = Callers()
+        embedded_in = config.data_dir if config.database_url is None else None
+        self._disk = DiskSpace(embedded_in, config.min_free_disk)
         self._policy = PolicySource(config, time.time_ns)
         self._tokens = TokenFile(config.client_token_file, client_limits(config))
         self._tasks = BackgroundTasks()
         self._exchange_tasks = BackgroundTasks()
-        self._host = database_host(config, self._host_event)
+        self._host = database_host(config, self._host_event, note_hosts(self._metrics))
         self._wiring: Wiring | None = None
         self._monitor: DatabaseMonitor | None = None
         self._gossiping: Gossiping | None = None
+        self._database_up = True
+        self._refusing = False
         self._ending = asyncio.Event()
 
     async def run(self) -> None:
@@ -123,7 +136,7 @@ class Node:
 
     def reload(self) -> None:
         """Read again what may change while the node runs: the token file."""
-        self._tokens.reload_if_changed(force=True)
+        self._tokens.reload()
 
     # Starting
 
@@ -142,7 +155,7 @@ class Node:
     async def _start(self, stack: AsyncExitStack) -> Listeners:
         config = self._config
         self._tokens.load()
-        read_peer_secret(config.peer_secret_file)
+        secret = read_peer_secret(config.peer_secret_file)
         certificate_name = check_certificates(config)
         check_tracing(config)
         metrics_address = await self._open_metrics(stack)
@@ -151,12 +164,26 @@ class Node:
         url = await self._host.start()
         node_id = certificate_name or kept_node_id(config.data_dir)
         tracing = open_tracing(stack, config, self._metrics, node_id, self._version)
-        wiring = await open_wiring(stack, config, url, self._metrics, tracing)
+        wiring = await open_wiring(
+            stack,
+            config,
+            url,
+            self._metrics,
+            tracing,
+            guard=self._host.guard,
+            is_full=self._disk.is_full,
+        )
         self._wiring = wiring
         await self._start_tasks(stack, wiring)
         identity = NodeIdentity(node_id, str(UUID(bytes=wiring.database.store_id)), self._version)
         peering = open_peering(
-            stack, config, wiring, identity, policy=self._policy, metrics=self._metrics
+            stack,
+            config,
+            wiring,
+            identity,
+            policy=self._policy,
+            metrics=self._metrics,
+            secret=secret,
         )
         gossiping = await open_gossip(
             stack,
@@ -169,9 +196,11 @@ class Node:
             tracing=tracing,
         )
         self._gossiping = gossiping
-        self._status.complete(stack, Parts(identity, wiring, peering, gossiping, config.retention))
+        self._status.complete(
+            stack, Parts(identity, wiring, peering, gossiping, config.retention, self._callers)
+        )
         context = self._rpc_context(identity, wiring, peering, gossiping, tracing)
-        listeners = bind_listeners(config, wiring.services, context)
+        listeners = bind_listeners(config, wiring.services, context, secret)
         stack.push_async_callback(stop_all, listeners.all, 0)
         for listener in listeners.all:
             await listener.start()
@@ -180,6 +209,7 @@ class Node:
         self._tasks.start_every(
             CONNECTIONS_INTERVAL_S, "connections", listeners.crowds(config).look
         )
+        self._tasks.start("unfinished requests", context.unfinished.run)
         self._readiness.set(Obstacle.STARTING, present=False)
         self._tell_ready(listeners, metrics_address, node_id)
         return listeners
@@ -204,16 +234,31 @@ class Node:
         self._metrics.database_up.set(1)
         self._show_options()
         self._monitor = DatabaseMonitor(wiring.database, self._database_changed)
+        watch = self._host_watch(wiring)
+        if watch is not None:
+            stack.push_async_callback(watch.end)
         stack.push_async_callback(self._tasks.stop)
         tasks = self._tasks
         tasks.start("database monitor", self._monitor.run)
+        if watch is not None:
+            tasks.start_every(HOSTS_INTERVAL_S, "database hosts", watch.look)
         tasks.start("maintainer", wiring.maintainer.run)
         tasks.start_every(SUMMARY_INTERVAL_S, "summary", telemetry.read_all)
         tasks.start_every(CONDITION_INTERVAL_S, "condition", telemetry.read_condition)
-        tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.reload_if_changed)
+        tasks.start_every(DISK_INTERVAL_S, "disk space", self._disk.look)
+        tasks.start_every(PROBLEMS_INTERVAL_S, "problems", self._look_for_problems)
+        tasks.start_every(TOKEN_CHECK_INTERVAL_S, "token file", self._tokens.follow)
         tasks.start_every(LOG_SUMMARY_INTERVAL_S, "log summary", write_suppressed)
         tasks.start_every(RATE_INTERVAL_S, "rates", self._status.sample)
         tasks.start_every(TRIM_INTERVAL_S, "memory", Trimmer().trim_grown)
+
+    def _host_watch(self, wiring: Wiring) -> HostWatch | None:
+        guard, url = self._host.guard, self._host.url()
+        if guard is None:
+            return None
+        return HostWatch(
+            guard, url, self._metrics, database=wiring.database, on_look=self._hosts_seen
+        )
 
     def _show_options(self) -> None:
         """What alerts compare with."""
@@ -260,6 +305,9 @@ class Node:
             gossip=gossiping.served,
             confirmations=gossiping.confirmations,
             tracing=tracing,
+            callers=self._callers,
+            problems=lambda: self._status.problems,
+            coverage=Coverage(wiring.reconcilable, wiring.statements),
         )
 
     def _tell_ready(self, listeners: Listeners, metrics_address: str, node_id: str) -> None:
@@ -289,6 +337,13 @@ class Node:
 
     # What happens meanwhile
 
+    def _look_for_problems(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.read_process()
+        if self._gossiping is not None:
+            self._gossiping.measure(self._metrics)
+        self._status.look()
+
     async def _render_metrics(self) -> bytes:
         if self._telemetry is None:
             return self._metrics.render()
@@ -299,11 +354,23 @@ class Node:
     def _ready_changed(self, ready: bool) -> None:
         self._health.set_serving(serving=ready)
         self._metrics.ready.set(int(ready))
+        # Else what has just ended would be told until the next look.
+        self._status.look()
 
     def _database_changed(self, up: bool) -> None:
         self._metrics.database_up.set(int(up))
         self._metrics.database_events.labels("back" if up else "away").inc()
+        self._database_up = up
+        self._show_refusal()
         self._readiness.set(Obstacle.DATABASE, present=not up)
+
+    def _hosts_seen(self, choice: Choice) -> None:
+        self._refusing = bool(choice.refused)
+        self._show_refusal()
+
+    def _show_refusal(self) -> None:
+        """Say that a host is refused where that is why there is no database."""
+        self._readiness.set(Obstacle.REFUSED, present=self._refusing and not self._database_up)
 
     def _host_event(self, name: str, fields: Mapping[str, object]) -> None:
         # Called from the supervisor's threads, also while the loop is closing.
@@ -318,5 +385,5 @@ class Node:
             self._readiness.set(Obstacle.DISK, present=is_full_disk(reason))
         if name == "restarted":
             self._readiness.set(Obstacle.DISK, present=False)
-            self._wiring.move(self._host.url())
+            self._wiring.database.move(self._host.url())
         self._monitor.check_now()

@@ -99,6 +99,7 @@ class PeerBook:
             metrics.sync_round_trips.observe(outcome.round_trips)
             metrics.sync_differences.observe(outcome.differences)
             metrics.sync_comparisons.labels(outcome.equality.name.lower()).inc()
+            metrics.sync_modes.labels("compact" if outcome.compact else "base").inc()
         if outcome.hidden is not None:
             metrics.sync_hidden_differences.inc(outcome.hidden.count)
             _write_hidden(peer_node_id, outcome.hidden)
@@ -154,6 +155,7 @@ def _write(role: SyncRole, peer_node_id: str, outcome: SyncOutcome) -> None:
         "outcome": outcome.ending.value,
         "in_sync": outcome.in_sync,
         "compared": outcome.equality.value,
+        "compact": outcome.compact,
         "sent": outcome.messages_sent,
         "received": outcome.messages_received,
         "round_trips": outcome.round_trips,

@@ -17,10 +17,10 @@ from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
 from store.rpc.context import NodeIdentity
 from store.rpc.dial import PeerDialer
+from store.rpc.secret import PeerSecret
 from store.rpc.tls import TlsFiles
 from store.runtime.environment import system_environment
 from store.runtime.peer_book import PeerBook
-from store.runtime.peer_secret import read_peer_secret
 from store.runtime.policy import PolicySource
 from store.runtime.services import Wiring
 from store.sync.lookup import Fetcher
@@ -53,8 +53,9 @@ def open_peering(
     *,
     policy: PolicySource,
     metrics: Metrics,
+    secret: PeerSecret | None,
 ) -> Peering:
-    """Make the parts; `stack` takes them apart."""
+    """Make the parts; `stack` takes them apart. `secret`: what peers in clear prove to know."""
     peers = tuple(dict.fromkeys(_address(peer) for peer in config.peer))
     book = PeerBook(peers, metrics, time.time_ns)
     work = ExchangeWork(
@@ -71,12 +72,13 @@ def open_peering(
             environment=system_environment("store.sync.session", metrics),
         ),
         transfer_limits=TransferLimits(silence_ns=config.peer_silence),
+        statements=wiring.statements,
     )
     dialer = PeerDialer(
         identity,
         _tls(config),
         insecure="peer" in config.insecure,
-        secret=read_peer_secret(config.peer_secret_file),
+        secret=secret,
     )
     caller = Caller(dialer, exchange := Exchange(work))
     stack.push_async_callback(caller.close)

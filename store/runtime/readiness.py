@@ -12,6 +12,7 @@ class Obstacle(Enum):
     DRAINING = "the node is shutting down"
     STARTING = "the node is starting"
     DISK = "the database's disk is full; free space on it"
+    REFUSED = "the database host that takes writes is not the newest one that this node has seen"
     DATABASE = "the database does not answer"
 
 

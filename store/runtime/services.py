@@ -7,7 +7,7 @@ opened on, in the reverse order.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 from store.config.node import NodeConfig
 from store.db.commits.feed import DatabaseFeed, follow_cursors
 from store.db.maintenance.maintainer import Maintainer
-from store.db.pool import Database, PoolSettings, complete_url
+from store.db.pool import Database, Guard, PoolSettings
 from store.db.reading.reader import DatabaseReader
 from store.db.reconciliation.stored_ids import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.sds.reader import DatabaseSdsReader
+from store.db.summaries.statements import DatabaseStatements
 from store.db.writing.tracking import Tracking
 from store.db.writing.unread import UnreadEvents
 from store.db.writing.writer import DatabaseWriter
@@ -96,12 +97,7 @@ class Wiring:
     unread: UnreadEvents
     tracking: Tracking | None
     commits: CommitListeners
-
-    def move(self, url: str) -> None:
-        """Go on at another address of the same database: new connections are made there."""
-        self.database.url = complete_url(url)
-        for pool in self.database.pools:
-            pool.conninfo = self.database.url
+    statements: DatabaseStatements
 
 
 async def open_wiring(
@@ -110,19 +106,29 @@ async def open_wiring(
     url: str,
     metrics: Metrics,
     tracing: Tracing | None,
+    *,
+    guard: Guard | None,
+    is_full: Callable[[], bool],
 ) -> Wiring:
     """Open the pools and start what lives on them.
+
+    ``is_full``: whether the database's disk has no space left for messages.
 
     Raises:
         StoreUnavailable: The database does not serve.
     """
-    database = await Database.open(url, _pool_settings(config))
+    database = await Database.open(url, _pool_settings(config), guard)
     stack.push_async_callback(database.close)
     written_ids, unread = WrittenIds(), UnreadEvents(database)
     tracking = Tracking(unread, config.max_confirms) if config.gossip else None
     partitions = PartitionMap(time.time_ns, config.retention)
     writer = DatabaseWriter(
-        database, partitions, written_ids=written_ids, tracking=tracking, tracing=tracing
+        database,
+        partitions,
+        written_ids=written_ids,
+        tracking=tracking,
+        tracing=tracing,
+        is_full=is_full,
     )
     await writer.start()
     stack.push_async_callback(writer.stop)
@@ -167,6 +173,7 @@ async def open_wiring(
         unread,
         tracking,
         commits,
+        DatabaseStatements(database),
     )
 
 

@@ -18,7 +18,9 @@ from store.domain.ports import PeerState, ResumeState, StoreSummary, SyncDone
 from store.domain.unread import GossipPeerState, UnreadSummary
 from store.observe.limits import RATE_INTERVAL_S
 from store.observe.metrics import Metrics
-from store.observe.rates import Rates, total
+from store.observe.problems import Problem, Problems
+from store.observe.rates import Rates, samples, total
+from store.rpc.callers import Callers
 from store.rpc.context import NodeIdentity
 from store.runtime.gossiping import Gossiping
 from store.runtime.limits import (
@@ -49,6 +51,7 @@ class Parts:
     peering: Peering
     gossiping: Gossiping
     retention_ns: int | None
+    callers: Callers
 
 
 class StatusReport:
@@ -59,6 +62,7 @@ class StatusReport:
         self._metrics = metrics
         self._readiness = readiness
         self._started_s = time.time()
+        self._problems = Problems(metrics)
         self._rates = Rates(metrics, time.monotonic())
         self._database: _Database | None = None
         self._parts: Parts | None = None
@@ -70,6 +74,15 @@ class StatusReport:
         self._database = _Database(parts.wiring)
         stack.push_async_callback(self._database.stop)
         stack.push_async_callback(self._page.stop)
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """What was wrong when it was last looked."""
+        return self._problems.present
+
+    def look(self) -> None:
+        """Look for what is wrong, every `PROBLEMS_INTERVAL_S`."""
+        self._problems.look(() if self._parts is None else _silent(self._parts))
 
     def sample(self) -> None:
         """Note how much has happened, every `RATE_INTERVAL_S`."""
@@ -90,6 +103,9 @@ class StatusReport:
             "started": self._started_s,
             "ready": self._readiness.ready,
             "why_not_ready": self._readiness.why_not(),
+            "problems": [_problem(each) for each in self.problems],
+            "disks": self._disks(),
+            "publish_ms": self._rates.publish_ms(),
             "rates": {"interval_s": RATE_INTERVAL_S, "per_second": self._rates.series()},
             "followers": total(self._metrics.followers, ""),
             "publishes_in_flight": total(self._metrics.publishes_in_flight, ""),
@@ -108,12 +124,20 @@ class StatusReport:
         fields["sessions"] = {"running": running, "ended": self._sessions_ended()}
         return json.dumps(fields, separators=(",", ":"), allow_nan=False).encode()
 
+    def _disks(self) -> list[Fields]:
+        metrics = self._metrics
+        size = {each.labels["volume"]: each.value for each in samples(metrics.disk_size_bytes)}
+        return [
+            {"volume": name, "free_bytes": each.value, "size_bytes": size.get(name)}
+            for each in samples(metrics.disk_free_bytes)
+            if (name := each.labels["volume"])
+        ]
+
     def _sessions_ended(self) -> Fields:
         ended: Fields = {}
-        for family in self._metrics.sync_sessions.collect():
-            for sample in family.samples:
-                outcome = sample.labels["outcome"]
-                ended[outcome] = ended.get(outcome, 0) + int(sample.value)
+        for sample in samples(self._metrics.sync_sessions):
+            outcome = sample.labels["outcome"]
+            ended[outcome] = ended.get(outcome, 0) + int(sample.value)
         return ended
 
 
@@ -221,24 +245,55 @@ def _gossip(unread: UnreadSummary | None, gossiping: Gossiping) -> Fields | None
 
 
 def _exchange(parts: Parts) -> Fields:
-    live = [] if parts.gossiping.node is None else parts.gossiping.node.driver.peers()
+    live = _live_peers(parts)
     peers = parts.peering.synchronizer.peers()
     resume = parts.peering.synchronizer.resume()
     return {
-        "peers": _peers(peers, live),
+        "peers": _peers(peers, live, dict(parts.callers.last_heard())),
         "resume": None if resume is None else _resume(resume),
     }
 
 
-def _peers(configured: Sequence[PeerState], live: Sequence[GossipPeerState]) -> list[Fields]:
-    """The configured peers, then those that only call this node."""
+def _silent(parts: Parts) -> list[tuple[str, float]]:
+    """Callers that are neither connected nor called by this node, and when they were heard."""
+    peers, live = parts.peering.synchronizer.peers(), _live_peers(parts)
+    known = {each.node_id for each in peers} | {each.node_id for each in live if each.connected}
+    return [(name, when) for name, when in parts.callers.last_heard() if name not in known]
+
+
+def _live_peers(parts: Parts) -> Sequence[GossipPeerState]:
+    return () if parts.gossiping.node is None else parts.gossiping.node.driver.peers()
+
+
+def _peers(
+    configured: Sequence[PeerState], live: Sequence[GossipPeerState], heard_s: dict[str, float]
+) -> list[Fields]:
+    """The configured peers, then those that only call this node, or have called it."""
     by_id = {each.node_id: each for each in live}
     listed = [
         _peer(peer) | {"live": _live(by_id.pop(peer.node_id, None))}
         for peer in sorted(configured, key=lambda peer: peer.address)
     ]
-    callers = [{"node_id": _text(name), "live": _live(by_id[name])} for name in sorted(by_id)]
+    others = (by_id.keys() | heard_s.keys()) - {peer.node_id for peer in configured}
+    callers = [
+        {
+            "node_id": _text(name),
+            "live": _live(by_id.get(name)),
+            "last_heard": int(heard_s.get(name, 0)),
+        }
+        for name in sorted(others)
+    ]
     return listed + callers
+
+
+def _problem(problem: Problem) -> Fields:
+    return {
+        "name": problem.page,
+        "critical": problem.critical,
+        "sentence": _text(problem.sentence),
+        "since": int(problem.since_s),
+        "runbook": problem.url,
+    }
 
 
 def _peer(peer: PeerState) -> Fields:
@@ -264,6 +319,7 @@ def _session(done: SyncDone) -> Fields:
         "in_sync": outcome.in_sync,
         "equality": outcome.equality.value,
         "keyed_from": None if outcome.keyed_from_ns is None else _seconds(outcome.keyed_from_ns),
+        "compact": outcome.compact,
         "missing_here": outcome.missing_here,
         "missing_there": outcome.missing_there,
         "received": outcome.messages_received,

@@ -46,12 +46,16 @@ class Telemetry:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SUMMARY_TIMEOUT_S):
                     await self.read_summary()
+        self.read_process()
+        return self._metrics.render()
+
+    def read_process(self) -> None:
+        """Read what the process knows by itself."""
         self._read_pools()
         self._metrics.feed_position.set(self._wiring.feed.head[0])
         self._metrics.index_entries.set(self._wiring.reconcilable.index_entries)
         self._metrics.log_events_suppressed.set(suppressed_total())
         self._metrics.maintenance_in_charge.set(int(self._wiring.maintainer.in_charge))
-        return self._metrics.render()
 
     async def read_all(self) -> None:
         """Read what the database holds and how it is divided."""

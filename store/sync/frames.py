@@ -63,6 +63,13 @@ class Extension:
     keyed_from_ns: int | None = None
     digest: bytes = b""
     hashes: bytes = b""
+    compact_frame: bytes = b""
+    compact_ids: bytes = b""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of what takes the place of a payload in the compact mode."""
+        return len(self.compact_frame) + len(self.compact_ids)
 
     def message(self) -> ReconcileExtension:
         """As the schema has it."""
@@ -73,6 +80,8 @@ class Extension:
             keyed_from=self.keyed_from_ns,
             digest=self.digest,
             hashes=self.hashes,
+            compact_frame=self.compact_frame,
+            compact_ids=self.compact_ids,
         )
 
     @classmethod
@@ -85,6 +94,8 @@ class Extension:
             message.keyed_from if message.HasField("keyed_from") else None,
             message.digest,
             message.hashes,
+            message.compact_frame,
+            message.compact_ids,
         )
 
 
@@ -97,6 +108,11 @@ class Reconcile:
     refusal: str = ""
     count: int | None = None
     extension: Extension | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of what reconciles in it."""
+        return len(self.payload) + (0 if self.extension is None else self.extension.size_bytes)
 
     def encode(self) -> bytes:
         """The bytes to send."""

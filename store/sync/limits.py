@@ -89,3 +89,7 @@ MAX_TOLD_IDS: Final = 16_384
 
 ONLINE_INTERVAL_S: Final = 10.0
 """How often it is noted that the store is online."""
+
+COMPACT_FROM_IDS: Final = 4_096
+"""The compact mode is offered for so many IDs or more: with fewer, a base session takes one or two
+round trips."""

@@ -2,6 +2,7 @@
 
 import click
 
+from storenode.cli.client.text import safe
 from storenode.cli.options.layers import where_from
 
 OK = 0
@@ -33,7 +34,7 @@ def usage_sentence(error: click.ClickException) -> str:
 
 def complain(sentence: str) -> None:
     """Print a sentence on standard error."""
-    click.echo(f"storenode: {sentence}", err=True)
+    click.echo(f"storenode: {safe(sentence)}", err=True)
 
 
 def _ended(text: str) -> str:

@@ -41,6 +41,10 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "storenode.cli.client.query:query", "Fetch messages by hash, topic and time, in pages."
     ),
     "scan": Command("storenode.cli.client.scan:scan", "Fetch a whole time range in order."),
+    "coverage": Command(
+        "storenode.cli.client.coverage:coverage",
+        "Show what is held by hour, and which stores are equal.",
+    ),
     "follow": Command("storenode.cli.client.follow:follow", "Receive messages as they are stored."),
     "get": Command("storenode.cli.client.get:get", "Fetch SDS messages by message ID."),
     "causal-history": Command(

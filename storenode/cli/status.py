@@ -9,7 +9,7 @@ import click
 from storenode.cli.client.limits import STATUS_TIMEOUT_S
 from storenode.cli.client.session import DEFAULT_ADMIN, Session, connected
 from storenode.cli.client.text import format_time, safe
-from storenode.cli.errors import OK
+from storenode.cli.errors import FAILED, OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import POSITIVE_DURATION
 from storenode.message.limits import NS_PER_S
@@ -30,19 +30,34 @@ _LABEL_CHARS = 10
     show_default=True,
     help="Give up when the node has not answered by then.",
 )
+@option(
+    "--check",
+    is_flag=True,
+    help="Print only what is wrong, a line each; exit code 1 if anything is.",
+)
 @connected("--admin", DEFAULT_ADMIN)
-async def status(session: Session, *, timeout: int) -> int:  # noqa: ASYNC109 - the option's name
-    """Show what the node holds, and its health."""
+async def status(session: Session, *, timeout: int, check: bool) -> int:  # noqa: ASYNC109 - the option's name
+    """Show what is wrong with the node, and what it holds."""
     answer = await session.client.status(timeout_s=timeout / NS_PER_S)
     if session.out.as_json:
         session.out.message(answer)
     else:
-        for line in _table(answer):
+        for line in _problems(answer) if check else _table(answer):
             session.out.line(line)
-    return OK
+    return FAILED if check and answer.problems else OK
+
+
+def _problems(answer: NodeStatus) -> Iterator[str]:
+    for each in answer.problems:
+        urgency = "CRITICAL" if each.critical else "WARNING"
+        yield (
+            f"{urgency} {safe(each.name)}: {safe(each.sentence)}, since {_time(each.since)};"
+            f" {safe(each.runbook_url)}"
+        )
 
 
 def _table(answer: NodeStatus) -> Iterator[str]:
+    yield from _problems(answer)
     rows = [
         ("node", safe(answer.node_id)),
         ("version", safe(answer.version)),

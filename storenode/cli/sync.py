@@ -108,6 +108,7 @@ def _rows(report: SyncReport) -> Iterator[tuple[str, str]]:
         yield "result", "in sync" if report.in_sync else "not in sync"
     if report.equality:
         yield "compared", _compared(report)
+        yield "mode", "compact" if report.compact else "by WAKU-SYNC"
     if report.HasField("own_count") and report.HasField("peer_count"):
         yield "held", f"{report.own_count:,} here, {report.peer_count:,} there before"
     yield "found", f"{report.missing_here:,} missing here, {report.missing_there:,} missing there"

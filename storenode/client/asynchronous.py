@@ -27,6 +27,7 @@ from storenode.wire.storenode.v1.admin_pb2 import FetchReport, NodeStatus, SyncR
 from storenode.wire.storenode.v1.store_pb2 import (
     CausalHistoryPage,
     ContentFilter,
+    CoverageStep,
     SdsMessagesPage,
 )
 
@@ -284,6 +285,38 @@ class AsyncClient:
             async for page in pages:
                 for item in page.messages:
                     yield item.message_hash
+
+    async def coverage(
+        self,
+        content_topics: Topics = (),
+        *,
+        pubsub_topic: str | None = None,
+        start: Time | None = None,
+        end: Time | None = None,
+        by_day: bool = False,
+    ) -> AsyncGenerator[CoverageStep]:
+        """Read hour by hour what the store holds, and which other stores were found to be equal.
+
+        The last day by default. A step that is `StoreCoverage.EQUAL` was complete as far as both
+        stores knew at ``compared_at``. Counts come only without a filter, and for callers that may
+        read everything.
+
+        Examples:
+            ```python
+            async for step in client.coverage():
+                print(step.time_start, step.messages, [each.store_id for each in step.stores])
+            ```
+        """
+        pages = self._calls.coverage(
+            filter=content_filter(pubsub_topic, content_topics),
+            time_start=nanoseconds(start),
+            time_end=nanoseconds(end),
+            by_day=by_day,
+        )
+        async with aclosing(pages):
+            async for page in pages:
+                for step in page.steps:
+                    yield step
 
     def follow(
         self,

@@ -9,11 +9,11 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import cache
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from storenode.client.asynchronous import (
     DEFAULT_TIMEOUT_S,
@@ -29,6 +29,7 @@ from storenode.client.retry import Retry
 from storenode.client.streams import MessageStream as AsyncMessageStream
 from storenode.connection.channel import TlsIdentity
 from storenode.wire.storenode.v1.admin_pb2 import FetchReport, NodeStatus, SyncReport
+from storenode.wire.storenode.v1.store_pb2 import CoverageStep
 
 _T = TypeVar("_T")
 
@@ -41,14 +42,80 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _run(call: Coroutine[Any, Any, _T]) -> _T:
-    """Run a call to its end; an interruption cancels it."""
-    future = asyncio.run_coroutine_threadsafe(call, _loop())
+class _Call(Generic[_T]):
+    """A call on the event loop, for the thread that waits for its end.
+
+    An interruption may come between any two instructions of this thread. So it waits for a bare
+    lock, since one of Python's own futures may be left locked, and the loop would stand still; and
+    it holds no task, since asyncio forgets tasks in a callback that swallows an interruption.
+    """
+
+    def __init__(self, call: Coroutine[Any, Any, _T]) -> None:
+        self._call = call
+        self._cancel: Callable[[], object] = call.close
+        self._ended = threading.Lock()
+        self._ended.acquire()
+        self._outcome: Callable[[], _T] | None = None
+
+    def start(self) -> None:
+        """On the loop: begin."""
+        task = asyncio.get_running_loop().create_task(self._call)
+        self._cancel = task.cancel
+        task.add_done_callback(self._end)
+
+    def stop(self) -> None:
+        """On the loop: cancel the call, which may not have begun, or have ended."""
+        self._cancel()
+        if self._cancel == self._call.close:
+            self._tell(_raising(CancelledError()))
+
+    def wait(self) -> None:
+        """Wait for the end; more than once does no harm."""
+        if self._outcome is None:
+            self._ended.acquire()
+
+    def result(self) -> _T:
+        """What it came to."""
+        assert self._outcome is not None
+        return self._outcome()
+
+    def _end(self, task: asyncio.Task[_T]) -> None:
+        self._cancel = _nothing
+        if task.cancelled():
+            self._tell(_raising(CancelledError()))
+        elif (fault := task.exception()) is not None:
+            self._tell(_raising(fault))
+        else:
+            result = task.result()
+            self._tell(lambda: result)
+
+    def _tell(self, outcome: Callable[[], _T]) -> None:
+        self._outcome = outcome
+        self._ended.release()
+
+
+def _nothing() -> None:
+    """Cancel what has ended."""
+
+
+def _raising(fault: BaseException) -> Callable[[], Any]:
+    def outcome() -> None:
+        raise fault
+
+    return outcome
+
+
+def _run(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a call to its end; an interruption cancels it, and waits for its end once more."""
+    call, loop = _Call(coroutine), _loop()
     try:
-        return future.result()
+        loop.call_soon_threadsafe(call.start)
+        call.wait()
     except BaseException:
-        future.cancel()
+        loop.call_soon_threadsafe(call.stop)
+        call.wait()
         raise
+    return call.result()
 
 
 async def _made(kind: Callable[..., _T], *arguments: Any, **options: Any) -> _T:  # noqa: ANN401 - of `kind`
@@ -326,6 +393,29 @@ class Client:
                 yield digest
         finally:
             _run(hashes.aclose())
+
+    def coverage(
+        self,
+        content_topics: Topics = (),
+        *,
+        pubsub_topic: str | None = None,
+        start: Time | None = None,
+        end: Time | None = None,
+        by_day: bool = False,
+    ) -> Iterator[CoverageStep]:
+        """Read what is held and which stores are equal, as `AsyncClient.coverage`."""
+        steps = self._client.coverage(
+            content_topics, pubsub_topic=pubsub_topic, start=start, end=end, by_day=by_day
+        )
+
+        async def following() -> CoverageStep | None:
+            return await anext(steps, None)
+
+        try:
+            while (step := _run(following())) is not None:
+                yield step
+        finally:
+            _run(steps.aclose())
 
     def follow(
         self,

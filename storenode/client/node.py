@@ -207,6 +207,28 @@ class NodeClient:
 
         return resumed(self.nodes, self.retry, call, cursor)
 
+    def coverage(
+        self,
+        *,
+        filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
+        time_start: int | None = None,
+        time_end: int | None = None,
+        by_day: bool = False,
+    ) -> AsyncGenerator[store_pb2.CoveragePage, None]:
+        """What is held step by step, and what other stores are known to hold of it."""
+        steps = store_pb2.GetCoverageRequest
+        request = steps(
+            filter=filter,
+            time_start=time_start,
+            time_end=time_end,
+            step=steps.DAY if by_day else steps.HOUR,
+        )
+        return whole(
+            self.nodes,
+            self.retry,
+            lambda node: node.store.GetCoverage(request, metadata=_metadata(node)),
+        )
+
     def follow(
         self,
         *,

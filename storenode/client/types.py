@@ -6,6 +6,7 @@ from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus, PeerStatus, ResumeStatus, SyncReport
 from storenode.wire.storenode.v1.store_pb2 import (
     CausalHistoryPage,
+    CoverageStep,
     FollowPage,
     PublishRequest,
     PublishResponse,
@@ -13,6 +14,7 @@ from storenode.wire.storenode.v1.store_pb2 import (
     ScanPage,
     SdsMessagesPage,
     SdsStoredMessage,
+    StoreCoverage,
 )
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
@@ -20,6 +22,7 @@ from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopi
 
 __all__ = [
     "CausalHistoryPage",
+    "CoverageStep",
     "FollowPage",
     "HistoryEntry",
     "Message",
@@ -32,6 +35,7 @@ __all__ = [
     "ScanPage",
     "SdsMessagesPage",
     "SdsStoredMessage",
+    "StoreCoverage",
     "StoreQueryResponse",
     "SyncReport",
     "WakuMessage",

@@ -102,16 +102,18 @@ class RollingFilter:
 
     A new filter starts with the newer half of the IDs of the old one, so that it always covers
     at least the last half of the capacity. Insertion takes constant time, but for one batch
-    per half capacity.
+    per half capacity. ``complete`` says that `known` covers all IDs that were ever inserted.
     """
 
-    __slots__ = ("_bits", "_k", "_m", "_pairs", "shape")
+    __slots__ = ("_before", "_bits", "_k", "_m", "_pairs", "complete", "shape")
 
     def __init__(self, shape: FilterShape) -> None:
         self.shape = shape
         self._k = shape.hashes
         self._m = shape.bits
         self._bits = bytearray(shape.size_bytes)
+        self._before: bytearray | None = None
+        self.complete = True
         self._pairs: array[int] = array("Q")
 
     def __len__(self) -> int:
@@ -132,6 +134,17 @@ class RollingFilter:
     def encode(self) -> bytes:
         """The filter as it is sent."""
         return bytes(self._bits)
+
+    def known(self) -> int:
+        """The bits of this filter and of the one before it."""
+        bits = int.from_bytes(self._bits)
+        return bits if self._before is None else bits | int.from_bytes(self._before)
+
+    def span(self) -> int:
+        """How many of the newest IDs `known` covers."""
+        capacity = self.shape.capacity
+        before = 0 if self._before is None else capacity - capacity // 2
+        return before + len(self._pairs)
 
     def pairs(self) -> bytes:
         """What the filter is made of, oldest first: 8 bytes per ID, big-endian."""
@@ -157,6 +170,8 @@ class RollingFilter:
 
     def _roll_over(self) -> None:
         keep = self.shape.capacity // 2
+        self.complete = self.complete and self._before is None
+        self._before = self._bits
         self._pairs = self._pairs[len(self._pairs) - keep :]
         self._fill()
 

@@ -22,10 +22,12 @@ Source: SDS, "Protocol steps", in the newest revision.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import ceil, inf
 from typing import assert_never
 
+from storenode.sds.behind import Lacks
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.chance import Chance
 from storenode.sds.clock import Clock
@@ -110,6 +112,7 @@ class MessageChannel:
         self.lost: dict[str, None] = {}
         self.pace = Pace(now_ms, config)
         self.gaps = Gaps(config.filter, config.gap_every_ms)
+        self.lacks = Lacks(config.filter, config.behind_after_ms)
         repair = config.repair
         self.requests = None if repair is None else Requests(repair, config.sender_id)
         self.answers = None if repair is None else Answers(repair, config.sender_id)
@@ -237,7 +240,10 @@ class MessageChannel:
         self._sweep_incoming(now_ms, events, tell=tell)
         self._sweep_outgoing(now_ms, events)
         self._answer(now_ms, events)
-        if min(self.pace.due_ms(chance), self._ask_due_ms()) <= now_ms:
+        missing, lost = self.incoming.wants, self.lost
+        found, asks = self.lacks.sweep(self.filter, missing, lost, self.clock, now_ms)
+        events += found
+        if asks or min(self.pace.due_ms(chance), self._ask_due_ms()) <= now_ms:
             events += self._send_sync(now_ms)
         self._prune(events)
         return events
@@ -261,7 +267,7 @@ class MessageChannel:
         times: list[float] = [self.pace.due_ms(chance)]
         if self.incoming.waiting:
             times.append(self.told_ms + self.config.missing_every_ms)
-        times.append(self._ask_due_ms())
+        times += [self._ask_due_ms(), self.lacks.next_due_ms()]
         parts = (self.outgoing, self.answers)
         times += [due for part in parts if part and (due := part.next_due_ms()) is not None]
         return ceil(min(times)) - self.clock.set_back_ms
@@ -296,29 +302,17 @@ class MessageChannel:
         config = self.config
         asked = tuple(self.requests.take(now_ms)) if self.requests is not None else ()
         return SdsMessage(
-            config.channel_id,
-            message_id,
-            config.sender_id,
-            lamport,
-            history,
-            None,
-            asked,
-            content,
+            config.channel_id, message_id, config.sender_id, lamport, history, None, asked, content
         )
 
     def _broadcast(
         self, message: SdsMessage, reason: Reason, *, with_filter: bool = True
     ) -> Broadcast:
         older = self.config.older_revision
-        sent = SdsMessage(
-            message.channel_id,
-            message.message_id,
-            message.sender_id,
-            message.lamport,
-            message.history,
-            self.filter.encode() if with_filter else None,
-            () if older else message.repair_request,
-            message.content,
+        sent = replace(
+            message,
+            bloom_filter=self.filter.encode() if with_filter else None,
+            repair_request=() if older else message.repair_request,
         )
         payload = encode_older(sent) if older else encode_message(sent)
         if len(payload) > MAX_SDS_MESSAGE_BYTES:
@@ -434,7 +428,9 @@ class MessageChannel:
         for entry in message.history:
             if self.outgoing.remove(entry.message_id):
                 events.append(Acknowledged(entry.message_id))
-            self.pace.acknowledged(entry.message_id)
+            # A sender that names its own message has not heard that anybody has it.
+            if entry.sender_id != message.sender_id:
+                self.pace.acknowledged(entry.message_id)
             if self.gaps.told:
                 self.gaps.named(entry.message_id)
         if message.bloom_filter is not None:
@@ -452,6 +448,7 @@ class MessageChannel:
         self, now_ms: int, message: SdsMessage, bloom_filter: bytes, events: list[Event]
     ) -> None:
         config = self.config
+        self.lacks.look(message.sender_id, bloom_filter, message.lamport or 0, self.filter, now_ms)
         if not config.filter.reads(bloom_filter):
             self.counts.filters_unreadable += 1
             return

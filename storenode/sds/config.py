@@ -53,6 +53,8 @@ class ChannelConfig:
     - ``resend_ms``, ``resend_possible_ms``: when a message is sent again, by its state; after
       ``max_sends`` in all it is given up.
     - ``lost_after_ms``: when a missing dependency is given up; None: never.
+    - ``behind_after_ms``: how long a message may be on its way before a filter that has it proves
+      that we lack it; None: filters are not compared.
     - ``missing_every_ms``: how often what is missing is told again.
     - ``sync_min_ms``, ``sync_max_ms``: silence after which a sync message is sent, drawn anew
       each time; ``sync_owed_ms``: how long acknowledgements may be owed in a busy channel;
@@ -80,6 +82,7 @@ class ChannelConfig:
     resend_possible_ms: int = 120_000
     max_sends: int = 10
     lost_after_ms: int | None = 600_000
+    behind_after_ms: int | None = 10_000
     missing_every_ms: int = 5_000
     sync_min_ms: int = 20_000
     sync_max_ms: int = 40_000
@@ -107,6 +110,8 @@ class ChannelConfig:
             raise ValueError("resend_ms is positive and not longer than resend_possible_ms")
         if not 0 < self.sync_min_ms <= self.sync_max_ms:
             raise ValueError("sync_min_ms and sync_max_ms are positive and in order")
+        if self.behind_after_ms is not None and self.behind_after_ms <= 0:
+            raise ValueError("behind_after_ms is positive, or None")
         if self.sync_owed_ms <= 0 or self.sync_at_least_ms <= 0:
             raise ValueError("sync_owed_ms and sync_at_least_ms are positive")
         if self.filter.size_bytes > MAX_SDS_MESSAGE_BYTES // 2:

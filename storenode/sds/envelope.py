@@ -3,8 +3,12 @@
 A participant knows that the bytes of its channel are SDS messages, so it reads more than a store
 node does (`sds.codec`): fields that it does not know are ignored. An entry of field 11 is of the
 newer revision when it parses as a ``HistoryEntry`` with a message ID; else it is a plain ID.
+
+A malformed repair request is dropped alone, and so is a retrieval hint that is too long: neither
+costs the message. The cause that such a hint belongs to is still waited for, by its ID.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Self
@@ -97,7 +101,7 @@ def decode_message(payload: bytes) -> SdsMessage:
         if not all(entry.message_id for entry in history):
             raw, history = _decode_legacy(payload)
     except DecodeError:
-        raw, history = _decode_legacy(payload)
+        raw, history = _decode_legacy(_without_malformed_requests(payload))
     return _checked(raw, history)
 
 
@@ -178,6 +182,8 @@ def _legacy_entry(raw: bytes) -> Entry:
 def _entry(raw: message_pb2.HistoryEntry) -> Entry:
     # Asking for a field by name is the dear way: only an empty value needs it.
     hint = raw.retrieval_hint or (b"" if raw.HasField("retrieval_hint") else None)
+    if hint and len(hint) > MAX_HINT_BYTES:
+        hint = None
     return Entry(raw.message_id, hint, raw.sender_id or None)
 
 
@@ -190,16 +196,12 @@ def _wire_entry(entry: Entry) -> message_pb2.HistoryEntry:
 def _checked(
     raw: message_pb2.Message | sds_raw_pb2.RawSdsMessage, history: tuple[Entry, ...]
 ) -> SdsMessage:
-    repair = tuple([_entry(entry) for entry in raw.repair_request])
     for text in (raw.channel_id, raw.message_id):
         _check_size(text)
     _check_size(raw.sender_id, may_be_empty=True)
-    for entry in history + repair:
-        _check_size(entry.message_id)
-        if entry.sender_id is not None:
-            _check_size(entry.sender_id)
-        if entry.hint is not None and len(entry.hint) > MAX_HINT_BYTES:
-            raise MessageError(f"a retrieval hint is longer than {MAX_HINT_BYTES} bytes")
+    for entry in history:
+        _check_entry(entry)
+    repair = tuple(_acceptable(map(_entry, raw.repair_request))) if raw.repair_request else ()
     lamport = raw.lamport_timestamp or (0 if raw.HasField("lamport_timestamp") else None)
     content = raw.content or None
     if lamport is None and content is None:
@@ -217,10 +219,50 @@ def _checked(
     )
 
 
+def _check_entry(entry: Entry) -> None:
+    _check_size(entry.message_id)
+    if entry.sender_id is not None:
+        _check_size(entry.sender_id)
+
+
+def _acceptable(entries: Iterable[Entry]) -> Iterator[Entry]:
+    for entry in entries:
+        try:
+            _check_entry(entry)
+        except MessageError:
+            continue
+        yield entry
+
+
+def _without_malformed_requests(payload: bytes) -> bytes:
+    """The message without repair requests that do not parse; one would spoil the whole."""
+    try:
+        raw = sds_raw_pb2.RawRepairRequests.FromString(payload)
+    except DecodeError:
+        return payload
+    _check_request_count(len(raw.repair_request))
+    kept = [entry for entry in raw.repair_request if _parses(entry)]
+    raw.ClearField("repair_request")
+    raw.repair_request.extend(kept)
+    return raw.SerializeToString()
+
+
+def _parses(entry: bytes) -> bool:
+    try:
+        message_pb2.HistoryEntry.FromString(entry)
+    except DecodeError:
+        return False
+    return True
+
+
 def _check_lengths(raw: message_pb2.Message | sds_raw_pb2.RawSdsMessage) -> None:
     if len(raw.causal_history) > MAX_HISTORY_ENTRIES:
         raise MessageError(f"a causal history is longer than {MAX_HISTORY_ENTRIES} entries")
-    if len(raw.repair_request) > MAX_REPAIR_ENTRIES:
+    _check_request_count(len(raw.repair_request))
+
+
+def _check_request_count(count: int) -> None:
+    if count > MAX_REPAIR_ENTRIES:
         raise MessageError(f"a repair request is longer than {MAX_REPAIR_ENTRIES} entries")
 
 

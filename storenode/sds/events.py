@@ -183,6 +183,27 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Behind:
+    """A peer's filter shows messages that we lack, ``at_least`` so many, with unknown IDs.
+
+    Search for messages from ``since_ms`` (Unix time) on. ``searches`` counts these events for
+    this peer; each reaches further back, the last to 0.
+    """
+
+    sender_id: str
+    since_ms: int
+    at_least: int
+    searches: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """All that a peer's filters have shown is here, or known to be missing."""
+
+    sender_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class RepairRequested:
     """An own message asks for these; ``carrier`` is its ID."""
 
@@ -231,6 +252,8 @@ Event = (
     | GaveUp
     | Missing
     | Lost
+    | Behind
+    | CaughtUp
     | RepairRequested
     | RepairAnswered
     | ClockCapped

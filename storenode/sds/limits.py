@@ -68,5 +68,18 @@ MAX_OWED_IDS: Final = 256
 MAX_GAP_IDS: Final = 256
 """Messages noticed missing at others that wait to be named in a causal history."""
 
+MAX_BEHIND_PEERS: Final = 16
+"""Peers whose filters show that we lack something; more are not looked at meanwhile."""
+
+MAX_COMPARED_PEERS: Final = 256
+"""Peers of which is remembered when their filter last showed nothing new, or that it proves
+nothing."""
+
+MAX_UNREAD_FILTERS: Final = 64
+"""Filters that wait to be compared; more are compared at once."""
+
+MAX_EXPLAINED_IDS: Final = 4_096
+"""Missing and lost messages that a comparison of filters allows for; past it there is none."""
+
 MAX_FILTER_CAPACITY: Final = 1_000_000
 """IDs of a Bloom filter."""

@@ -106,6 +106,8 @@ def _restore(config: ChannelConfig, read: "_Reader") -> MessageChannel:
     _read_pace(read, channel)
     _read_repair(read, channel)
     read.end()
+    known = len(channel.log) + channel.log.pruned + len(channel.incoming.waiting)
+    channel.filter.complete = known <= len(channel.filter)
     return channel
 
 

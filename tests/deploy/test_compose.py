@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from store.domain.access import parse_token_file
-from tests.deploy.tools import DEPLOY, run
+from tests.deploy.tools import DEPLOY, MEMORY_GIB, run
 
 COMPOSE = DEPLOY / "compose"
 
@@ -28,7 +28,7 @@ def services() -> dict[str, Any]:
     return parsed
 
 
-def test_it_is_what_the_issue_says(services: dict[str, Any]) -> None:
+def test_two_nodes_are_peers_and_each_has_two_databases(services: dict[str, Any]) -> None:
     databases = {"db-a-1", "db-a-2", "db-b-1", "db-b-2"}
     assert {"node-a", "node-b", "prometheus", "grafana", "etcd", *databases} <= services.keys()
     scopes = [services[name]["environment"]["PATRONI_SCOPE"] for name in sorted(databases)]
@@ -54,6 +54,12 @@ def test_images_of_others_are_pinned_and_ports_are_on_loopback(services: dict[st
             assert re.search(r":v?\d+\.\d+\.\d+$", service["image"]), f"{name}: {service['image']}"
         for port in service.get("ports", ()):
             assert str(port).startswith("127.0.0.1:"), f"{name} listens beyond this host: {port}"
+
+
+def test_nodes_have_the_memory_that_their_bounds_need(services: dict[str, Any]) -> None:
+    for name in ("node-a", "node-b"):
+        limit = MEMORY_GIB["node"]
+        assert str(services[name]["mem_limit"]) in {f"{limit}g", str(limit * 1024**3)}
 
 
 def test_nodes_may_do_little(services: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.tools import DEPLOY, run
+from tests.deploy.tools import DEPLOY, MEMORY_GIB, run
 
 OVERLAYS = sorted(path.name for path in (DEPLOY / "kubernetes/overlays").iterdir())
 OF_OTHERS = {"ServiceMonitor"}
@@ -63,6 +63,13 @@ def test_pods_are_restricted_and_bounded(overlay: str) -> None:
             assert container["resources"]["limits"]["memory"], name
             assert container["image"].startswith("registry.example/"), "the overlay names no image"
             assert not container["image"].endswith(":latest"), name
+
+
+@pytest.mark.parametrize(("overlay", "kind"), [("production", "node"), ("embedded", "embedded")])
+def test_nodes_have_the_memory_that_their_bounds_need(overlay: str, kind: str) -> None:
+    (node,) = (each for each in rendered(overlay) if each["kind"] == "StatefulSet")
+    (container,) = node["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["memory"] == f"{MEMORY_GIB[kind]}Gi"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from store.observe.problems import RULES as PROBLEMS
+from store.observe.problems import RUNBOOKS as RUNBOOKS_URL
 from tests.deploy.tools import DEPLOY, ROOT, run
 
 PROMETHEUS = DEPLOY / "prometheus"
@@ -23,6 +25,23 @@ ADDRESS = "https://github.com/storenode/storenode/blob/main/docs/runbooks/"
 def alerts() -> list[dict[str, Any]]:
     groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
     return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+
+
+FROM_OUTSIDE = {"node-down", "no-targets", "node-restarting", "disk-running-out"}
+"""What a node cannot know of itself: that it is not there, or how the last six hours were."""
+
+
+def test_a_node_tells_of_itself_what_the_alerts_tell() -> None:
+    alerted = {
+        each["annotations"]["runbook_url"]: each["labels"]["severity"] == "critical"
+        for each in alerts()
+    }
+    told = {f"{RUNBOOKS_URL}{rule.page}.md": rule.critical for rule in PROBLEMS}
+    assert told == {
+        url: critical
+        for url, critical in alerted.items()
+        if url.removeprefix(ADDRESS).removesuffix(".md") not in FROM_OUTSIDE
+    }
 
 
 def test_prometheus_accepts_rules_and_configuration() -> None:

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from storenode.cli.main import cli
-from tests.deploy.tools import DEPLOY, run
+from tests.deploy.tools import DEPLOY, MEMORY_GIB, run
 
 UNITS = DEPLOY / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
@@ -54,6 +54,11 @@ def test_they_may_do_little(name: str) -> None:
         "systemd-analyze", "security", "--offline=true", "--no-pager",
         f"--threshold={MOST_EXPOSURE}", str(UNITS / name),
     )  # fmt: skip
+
+
+def test_a_node_has_the_memory_that_its_bounds_need() -> None:
+    for name, kind in (("storenode.service", "node"), ("storenode-embedded.service", "embedded")):
+        assert f"\nMemoryMax={MEMORY_GIB[kind]}G\n" in (UNITS / name).read_text("utf-8")
 
 
 def test_a_node_may_end_its_calls_and_is_not_started_again_on_wrong_options() -> None:

@@ -11,11 +11,15 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
 
+MEMORY_GIB: Final = {"node": 2, "embedded": 4}
+"""What docs/operations.md allows a node, and one with a Postgres of its own."""
+
 PACKAGES: Final = {
     "docker-compose": "Debian's package docker-compose",
     "promtool": "Debian's package prometheus",
     "systemd-analyze": "Debian's package systemd",
     "openssl": "Debian's package openssl",
+    "psql": "Debian's package postgresql-client",
     "kubectl": "kubectl 1.30 or newer, from the project Kubernetes",
 }
 

@@ -85,7 +85,7 @@ async def logged(node: NodeProcess, text: str, after: int = 0) -> None:
         await tail.wait()
 
 
-async def until(check: Callable[[], bool]) -> None:
+async def until(check: Callable[[], object]) -> None:
     """Ask a process or a database, which takes its time, until the answer is yes."""
     async with asyncio.timeout(PATIENCE_S):
         while not await asyncio.to_thread(check):

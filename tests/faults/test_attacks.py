@@ -24,7 +24,7 @@ def test_there_are_attacks_on_everything_that_is_bounded() -> None:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_node_serves_on_under_attack(name: str) -> None:
-    outcome = run_attack(name, ATTACKS[name].SHORT, seed=1)
+    outcome = run_attack({name: ATTACKS[name].SHORT}, seed=1)
     assert outcome.alive
     assert outcome.failures == {}
     assert outcome.calls > 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -16,7 +19,7 @@ from tests.faults.processes import Readiness, logged
 from tests.integration.run.helpers import get
 from tests.support.acknowledged import Ledger, Publisher, attempted, check_node
 from tests.support.command import Command
-from tests.support.node import NodeProcess
+from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.small_disk import SmallDisk
 
 DISK_MIB = 192
@@ -25,6 +28,10 @@ MIB = 1024 * 1024
 SEGMENT_BYTES = 16 * MIB
 EMIT = "select pg_logical_emit_message(false, 'test', repeat('x', %s))"
 SMALL_LOG = ("--postgres-setting", "max_wal_size=64MB", "--postgres-setting", "min_wal_size=32MB")
+WITHOUT_FLOOR = ("--min-free-disk", "1B")
+PRUNE = ("--retention", "20d")
+FLOOR_MIB = 48
+"""Room for two files of the log, and for what is stored between two looks at the disk."""
 
 
 @dataclass
@@ -53,10 +60,16 @@ class NodeOnSmallDisk(NodeProcess):
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[NodeOnSmallDisk]:
-    """A node on a small disk, which serves."""
-    (tmp_path / "disk").mkdir()
-    disk = SmallDisk(tmp_path / "disk", DISK_MIB)
-    node = NodeOnSmallDisk(tmp_path / "disk" / "data", SMALL_LOG, disk=disk)
+    """A node on a small disk, which serves, and stores until the disk is full."""
+    with _on_small_disk(tmp_path, *WITHOUT_FLOOR) as node:
+        yield node
+
+
+@contextmanager
+def _on_small_disk(directory: Path, *options: str) -> Iterator[NodeOnSmallDisk]:
+    (directory / "disk").mkdir()
+    disk = SmallDisk(directory / "disk", DISK_MIB)
+    node = NodeOnSmallDisk(directory / "disk" / "data", (*SMALL_LOG, *options), disk=disk)
     try:
         node.start()
         yield node
@@ -137,4 +150,60 @@ async def test_a_log_without_space_ends_postgres_and_nothing_else(
         await readiness.was_away()
     finally:
         readiness.close()
+    await check_after(small, publisher)
+
+
+async def test_publishing_stops_before_the_log_has_no_space_and_goes_on_by_itself(
+    tmp_path: Path, dice: Random
+) -> None:
+    with _on_small_disk(tmp_path, "--min-free-disk", f"{FLOOR_MIB}MiB") as node:
+        ledger = Ledger()
+        publisher = Publisher(node.listen, ledger, dice)
+        assert await attempted(publisher) is None
+        node.mounted.fill((FLOOR_MIB - 1) * MIB)
+        error = await refused(publisher)
+        assert error.code == "UNAVAILABLE"
+        assert "disk is full; free space" in error.sentence
+        assert await check_node(node.listen, ledger)
+        assert get(node.metrics, "/readyz")[0] == 200
+        node.mounted.free()
+        while await attempted(publisher) is not None:
+            pass
+        await check_after(node, publisher)
+        assert "No space left" not in node.log()
+
+
+def prune_stopped(node: NodeOnSmallDisk) -> None:
+    """Prune where the disk is mounted, without a node."""
+    command = [COMMAND, "db", "prune", *PRUNE, "--data-dir", str(node.data_dir)]
+    subprocess.run(node.mounted.enter(command), env=clean_environment(), timeout=120, check=True)
+
+
+@pytest.mark.parametrize("state", ["running", "stopped"])
+async def test_prune_frees_a_disk_on_which_postgres_cannot_start(
+    small: NodeOnSmallDisk, dice: Random, state: str
+) -> None:
+    """As the runbook of a full disk says: with the node running, and with the node stopped."""
+    publisher = Publisher(small.listen, Ledger(), dice)
+    assert await attempted(publisher) is None
+    reserve = small.mounted.path / "data" / "reserve"
+    while not reserve.exists():
+        assert await attempted(publisher) is None
+    small.mounted.fill(0)
+    with pytest.raises(psycopg.OperationalError):
+        exhaust_log(small)
+    await logged(small, "No space left on device")
+    if state == "stopped":
+        small.kill()
+        # What the killed Postgres leaves to others.
+        small.mounted.fill(0)
+        await asyncio.to_thread(prune_stopped, small)
+        small.start()
+    else:
+        directory = str(small.mounted.path / "data")
+        await asyncio.to_thread(Command().ok, "db", "prune", *PRUNE, "--data-dir", directory)
+    assert not reserve.exists()
+    small.mounted.free()
+    while await attempted(publisher) is not None:
+        pass
     await check_after(small, publisher)

@@ -30,11 +30,7 @@ from tests.support.acknowledged import (
 from tests.support.cluster import Pair
 from tests.support.command import Command
 from tests.support.node import NodeProcess
-
-WAITING = """
-select pid, query_start from pg_stat_activity
-where wait_event = 'SyncRep' and query = 'COMMIT' order by query_start
-"""
+from tests.support.postgres import COMMITTING
 
 
 def start(pair: Pair, nodes: Sequence[NodeProcess]) -> None:
@@ -89,13 +85,13 @@ async def test_a_commit_that_did_not_wait_for_the_standby_is_not_acknowledged(
     pair.cut()
     await until(lambda: pair.replicating() is None)
     calls = [asyncio.create_task(publish(nodes[0]))]
-    await until(lambda: len(pair.first.ask(WAITING)) == 1)
-    ((pid, since),) = pair.first.ask(WAITING)
+    await until(lambda: len(pair.first.ask(COMMITTING)) == 1)
+    ((pid, since),) = pair.first.ask(COMMITTING)
     pair.first.ask(f"select {end}(%s)", pid)
-    await until(lambda: any(row[1] > since for row in pair.first.ask(WAITING)))
+    await until(lambda: any(row[1] > since for row in pair.first.ask(COMMITTING)))
     # The message is visible now; whoever publishes it again must not be told that it is kept.
     calls.append(asyncio.create_task(publish(nodes[1])))
-    await until(lambda: len(pair.first.ask(WAITING)) == 2)
+    await until(lambda: len(pair.first.ask(COMMITTING)) == 2)
     assert not any(call.done() for call in calls)
     assert ledger.acknowledged == set()
     pair.first.kill()

@@ -21,9 +21,9 @@ from tests.faults.processes import until
 from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.admission import encoded
 from tests.support.cluster import ClusterServer
+from tests.support.postgres import COMMITTING
 
 COMMIT_PATIENCE_S = 2.0
-WAITING = "select pid from pg_stat_activity where wait_event = 'SyncRep' and query = 'COMMIT'"
 STORED = "select count(*) from storenode.messages where hash = %s"
 
 
@@ -47,7 +47,7 @@ async def stuck(
     for number in count():
         batch = judged(number)
         storing = asyncio.create_task(writer.store(batch, Source.CLIENT))
-        await until(lambda: bool(server.ask(WAITING)) or storing.done())  # noqa: B023 - awaited here
+        await until(lambda: server.ask(COMMITTING) or storing.done())  # noqa: B023 - awaited here
         if not storing.done():
             return batch, storing
         with contextlib.suppress(StoreUnavailable):

@@ -19,10 +19,7 @@ from tests.faults.processes import until
 from tests.support.acknowledged import PATIENCE_S, PUBSUB, TOPICS
 from tests.support.admission import encoded
 from tests.support.cluster import Pair
-
-WAITING = """
-select pid from pg_stat_activity where wait_event = 'SyncRep' and query = 'COMMIT'
-"""
+from tests.support.postgres import COMMITTING
 
 
 def judged(payload: bytes) -> RecordBatch:
@@ -47,12 +44,12 @@ async def test_what_came_another_way_is_answered_when_the_standby_has_it(pair: P
         pair.cut()
         await until(lambda: pair.replicating() is None)
         storing = asyncio.create_task(writer.store(batch, Source.CLIENT))
-        await until(lambda: len(pair.first.ask(WAITING)) == 1)
-        pair.first.ask("select pg_cancel_backend(%s)", pair.first.ask(WAITING)[0][0])
+        await until(lambda: len(pair.first.ask(COMMITTING)) == 1)
+        pair.first.ask("select pg_cancel_backend(%s)", pair.first.ask(COMMITTING)[0][0])
         # It is visible now, and would be lost with the primary.
         await until(lambda: pair.first.ask("select count(*) from storenode.messages") == [(2,)])
         looking = asyncio.create_task(TransferReader(database).held(ids))
-        await until(lambda: len(pair.first.ask(WAITING)) == 2 or looking.done())
+        await until(lambda: len(pair.first.ask(COMMITTING)) == 2 or looking.done())
         assert not looking.done()
         pair.synchronous(on=False)
         async with asyncio.timeout(PATIENCE_S):

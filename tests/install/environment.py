@@ -20,6 +20,8 @@ _LOCK: Final = ROOT / "requirements" / "dev.lock"
 VERSION: Final[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 _OWN_MODULES: Final = {"PYTHONPATH": ""}
 _TIMEOUT_S: Final = 240.0
+# An earlier run may have built another wheel of this version at the same path.
+_ANEW: Final = ("--refresh-package", "storenode", "--refresh-package", "storenode-node")
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Environment:
         """Install requirements: ours from what was built, those of others as they are locked."""
         _uv(
             *("pip", "install", "--python", str(self.python), "--find-links", str(dist.path)),
-            *("--constraint", str(_LOCK), *requirements),
+            *("--constraint", str(_LOCK), *_ANEW, *requirements),
             **env,
         )
 

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     | {"reconcile", "store.gossip.driver", "store.sync", "storenode.connection", "storenode.wire"},
     # what the rooms above them are given
     "store.config": frozenset({"store.domain", "storenode.cli.options", "storenode.message"}),
-    "store.observe": frozenset(),
+    "store.observe": frozenset({"storenode.message"}),
     # the top: these wire everything
     "store.runtime": EDGES_SHARE
     | {

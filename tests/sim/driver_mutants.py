@@ -18,8 +18,11 @@ from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import Index
 from reconcile.keyed import DIGEST_BYTES, Sum, digest_of
 from reconcile.session import Result
+from reconcile.view import Measured
+from store.domain import coverage
 from store.domain.admission import Admission
 from store.domain.commits import CommitRow
+from store.domain.coverage import Comparison, Span, Statement
 from store.domain.hub import Place
 from store.domain.places import Caller
 from store.domain.ports import (
@@ -43,14 +46,18 @@ from store.sync.resume.core import Advance, Fetch, FetchEnded, PageStored
 from store.sync.schedule import driver as schedule
 from store.sync.schedule.core import Begin as ScheduleBegin
 from store.sync.schedule.core import Tick as ScheduleTick
-from store.sync.session import exchange, initiator, reconciling, responder, verifying
-from store.sync.session.agreement import Agreement
+from store.sync.session import exchange, initiator, reconciling, responder, stating, verifying
+from store.sync.session.agreement import Agreement, Proof
+from store.sync.session.outcome import NOTHING_TRANSFERRED
 from store.sync.session.registry import Refusal, Session, State
 from store.sync.transfer import driver as transfer
 from store.sync.transfer.events import Begin, Ended, Input, Persist, Persisted, Report
 from tests.sim.planting import Mutant, replace_with
 
 _T = TypeVar("_T")
+
+_STATE = stating.statements_of
+_COUNT = coverage.stated
 
 # Reconciliation
 
@@ -59,6 +66,25 @@ async def _one_digest_for_all(self: verifying.Verifying, result: Result) -> byte
     agreement = self.agreement
     comparable = agreement is not None and agreement.comparable(result)
     return bytes(DIGEST_BYTES) if comparable else b""
+
+
+async def _state_whatever_was_transferred(
+    compared: stating.Compared,
+    result: Result,
+    proof: Proof,
+    report: Report,
+    opened_ns: int,
+    *,
+    equal: bool,
+) -> list[Statement]:
+    del report, equal
+    return await _STATE(compared, result, proof, NOTHING_TRANSFERRED, opened_ns, equal=True)
+
+
+def _count_without_what_came(
+    where: Sequence[Span], measured: Measured, found: Comparison
+) -> list[Statement]:
+    return _COUNT(where, measured, replace(found, to_receive=SyncIds.of(())))
 
 
 def _digest_of_what_is_held(self: Agreement, result: Result, own: Sum) -> bytes:
@@ -239,7 +265,7 @@ _FETCH = resume.Resumer._fetch
 
 
 async def _ids_that_others_wrote(self: hot.HotIndex, commits: Sequence[CommitRow]) -> SyncIds:
-    others = [each for each in commits if self._written_ids.take(each.batch) is None]
+    others = [each for each in commits if self._written_ids.take(each.place[1]) is None]
     return await self._stored.ids_of(others)
 
 
@@ -396,6 +422,12 @@ DRIVERS = {
     "leaves the transfer out": Mutant(
         replace_with(initiator.Initiator, "_transfer", _transfer_and_call_it_done),
         "calls itself in sync|do not become equal|waits too long",
+    ),
+    "states equality whatever was transferred": Mutant(
+        replace_with(exchange, "statements_of", _state_whatever_was_transferred), "states equality"
+    ),
+    "states counts without what came": Mutant(
+        replace_with(stating, "stated", _count_without_what_came), "states equality"
     ),
     "misses its wake-up": Mutant(
         replace_with(schedule.Synchronizer, "_wake_at", _wake_never),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from storenode.sds.behind import _Lack
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.clock import Clock
@@ -94,6 +95,7 @@ def _half_a_history(
 
 
 _take = MessageChannel._take
+_explain = _Lack.explain
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -102,6 +104,10 @@ def _nothing(*_: object, **__: object) -> None:
 
 def _no_entries(*_: object) -> list[str]:
     return []
+
+
+def _found_after_one_search(self: _Lack, known: int) -> None:
+    _explain(self, -1 if self.searches else known)
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,8 @@ class GroupMutant:
     fault: Callable[..., Any] | object
     finding: str
     with_store: bool = False
+    compares: bool = True
+    """Whether filters are compared, which heals what the fault leaves."""
 
 
 GROUP_MUTANTS = {
@@ -138,6 +146,9 @@ GROUP_MUTANTS = {
     "answers what was answered": GroupMutant(Answers, "seen", _nothing, "nobody waits for that"),
     "never asks": GroupMutant(Requests, "add", _nothing, "do not become equal"),
     "never tells of gaps": GroupMutant(Gaps, "take", _no_entries, "do not become equal"),
+    "believes that a search has found all": GroupMutant(
+        _Lack, "explain", _found_after_one_search, "has caught up and lacks"
+    ),
     "overlooks causes": GroupMutant(
         MessageChannel, "_take", _half_a_history, "synced and lacks|comes without"
     ),

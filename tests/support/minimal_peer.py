@@ -1,9 +1,10 @@
 """A store node of another make, in a process of its own: the published .proto files and two specs.
 
-``python minimal_peer.py early|late|ADDRESS FIRST LAST NEWEST_NS``: it holds the messages FIRST to
-LAST, and prints the hash of each message that it holds. Given an ADDRESS it reconciles with the
-node there, transfers, and ends. Else it serves, and prints its port; it names itself at once, or
-late, with its first answer. The stubs are generated, and first in the path.
+``python minimal_peer.py early|late|ADDRESS|gossip=ADDRESS FIRST LAST NEWEST_NS``: it holds the
+messages FIRST to LAST, and prints the hash of each message that it holds. Given an ADDRESS it
+reconciles with the node there, transfers, and ends; or it gossips with the node. Else it serves,
+and prints its port; it names itself at once, or late, with its first answer. The stubs are
+generated, and first in the path.
 """
 
 from __future__ import annotations
@@ -165,20 +166,28 @@ def serve(peer: Peer, early: bool) -> None:
     server.wait_for_termination()
 
 
+def begin(channel: grpc.Channel, method: str, kind: Any) -> tuple[SimpleQueue[Any], Any]:  # noqa: ANN401
+    """Call a method of a node: where to put frames, None after the last, and its answers."""
+    frames: SimpleQueue[Any] = SimpleQueue()
+    stub = channel.stream_stream(
+        f"/storenode.v1.Peer/{method}", lambda each: each.SerializeToString(), kind.FromString
+    )
+    return frames, stub(iter(frames.get, None), metadata=NAMES, timeout=300)
+
+
+def gossip(peer: Peer, address: str) -> None:
+    """Gossip with a node, and speak first, until the process is stopped."""
+    with grpc.insecure_channel(address) as channel:
+        frames, answers = begin(channel, "Gossip", pb.GossipFrame)
+        frames.put(pb.GossipFrame(inv=pb.Inventory(ids=peer.held)))
+        for each in peer.gossip(answers):
+            frames.put(each)
+
+
 def call(peer: Peer, address: str) -> None:
     """Reconcile with a node over everything, and transfer both ways."""
     with grpc.insecure_channel(address) as channel:
-
-        def begin(method: str, kind: Any) -> tuple[SimpleQueue[Any], Any]:  # noqa: ANN401
-            frames: SimpleQueue[Any] = SimpleQueue()
-            stub = channel.stream_stream(
-                f"/storenode.v1.Peer/{method}",
-                lambda each: each.SerializeToString(),
-                kind.FromString,
-            )
-            return frames, stub(iter(frames.get, None), metadata=NAMES, timeout=60)
-
-        frames, answers = begin("Reconcile", pb.ReconcileFrame)
+        frames, answers = begin(channel, "Reconcile", pb.ReconcileFrame)
         peer.sync = SpecPeer(peer.ids(), shards=())
         payload, session = peer.sync.first(LOWEST, END), ""
         frames.put(pb.ReconcileFrame(ranges_data=payload))
@@ -190,7 +199,7 @@ def call(peer: Peer, address: str) -> None:
                 frames.put(pb.ReconcileFrame(ranges_data=payload))
             if not payload:
                 frames.put(None)
-        frames, answers = begin("Transfer", pb.TransferFrame)
+        frames, answers = begin(channel, "Transfer", pb.TransferFrame)
         mine = peer.transfer(answers, session)
         frames.put(next(mine))
         unanswered, done = {hash_ for _, hash_ in peer.sync.to_send}, False
@@ -204,9 +213,11 @@ def call(peer: Peer, address: str) -> None:
 
 
 if __name__ == "__main__":
-    how, begin, end, newest = sys.argv[1:]
-    minimal = Peer([made(number, int(newest)) for number in range(int(begin), int(end))])
+    how, first, last, newest = sys.argv[1:]
+    minimal = Peer([made(number, int(newest)) for number in range(int(first), int(last))])
     if how in ("early", "late"):
         serve(minimal, how == "early")
+    elif how.startswith("gossip="):
+        gossip(minimal, how.removeprefix("gossip="))
     else:
         call(minimal, how)

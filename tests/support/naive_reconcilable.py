@@ -10,7 +10,6 @@ import psycopg
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
 from reconcile.keyed import Sum, sum_of_view
-from reconcile.lattice import LatticeSum
 from reconcile.view import Answer, Read
 
 
@@ -19,17 +18,16 @@ class NaiveView:
 
     def __init__(self, ids: SyncIds, horizon: SyncId) -> None:
         self.horizon = horizon
-        self._ids = ids
         self._view = IndexView.of(ids)
 
     async def answer(self, read: Read) -> Answer:
         """Answer from memory."""
         return self._view.answer(read)
 
-    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum:
-        """The sum of the hashes of a range of time."""
-        within = (self._ids.timestamps >= start_ns) & (self._ids.timestamps < end_ns)
-        return LatticeSum.of(self._ids.hashes[within].tobytes())
+    @property
+    def indexed(self) -> IndexView:
+        """All of it."""
+        return self._view
 
     @property
     def memory_start(self) -> SyncId:

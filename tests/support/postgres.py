@@ -24,6 +24,16 @@ QUICK: Final[Mapping[str, str]] = {
 }
 """Settings of the server that tests share; what is about durability starts one of its own."""
 
+WRITING: Final = "(query = 'COMMIT' or position('into storenode.messages' in query) > 0)"
+"""A condition on pg_stat_activity, which shows the first kilobyte of a statement: a writer that
+commits, after its rows or together with them."""
+
+COMMITTING: Final = (
+    "select pid, query_start from pg_stat_activity"
+    f" where wait_event = 'SyncRep' and {WRITING} order by query_start"
+)
+"""The writers whose commits wait for the standby, the longest first."""
+
 
 class PostgresServer:
     """A server on 127.0.0.1 that lets everybody in; it ends with the process that runs the tests.

@@ -11,7 +11,6 @@ from typing import Any, cast
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
 from reconcile.keyed import Sum, sum_of_view
-from reconcile.lattice import LatticeSum
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Result, Role, Session, SessionConfig
 from reconcile.view import Answer, Read
@@ -53,19 +52,24 @@ class MemoryView:
         total = sum_of_view(self._view, key, lower, upper)
         return replace(total, count=total.count + self._miscounted)
 
-    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
-        """Not known."""
-        del start_ns, end_ns
-        return None
+    @property
+    def indexed(self) -> IndexView | None:
+        """What is in memory."""
+        return None if self.memory_start is None else self._view
 
 
 @dataclass
 class Side:
-    """One side: what it holds, as a set or as a view, what it knows, and how it lies."""
+    """One side: what it holds, as a set or as a view, what it knows, and how it lies.
+
+    ``compact_from``: as `Verifying` has it.
+    """
 
     ids: set[SyncId] = field(default_factory=set)
     view: IndexView | None = None
     keyed: bool = True
+    compact_from: int | None = None
+    cluster: int = 1
     memory_start: SyncId | None = LOWEST
     horizon: SyncId = LOWEST
     tamper: Tamper = unchanged
@@ -131,7 +135,7 @@ async def _run(side: Side, work: Any, outbox: asyncio.Queue[Any]) -> None:  # no
 
 def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, SyncId]) -> Verifying:
     config = SessionConfig(
-        cluster=1,
+        cluster=side.cluster,
         shards=(),
         window=window if role is Role.INITIATOR else None,
         horizon=side.horizon,
@@ -154,6 +158,7 @@ def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, Sy
         now_ns=lambda: 0,
         turn=_no_turn,
         agreement=agreement,
+        compact_from=side.compact_from,
     )
     return side.work
 

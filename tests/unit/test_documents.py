@@ -59,9 +59,9 @@ def check_arguments(arguments: Sequence[str]) -> None:
     context = click.Context(cli)
     words = list(arguments)
     while isinstance(command, click.Group):
-        if words[:1] in (["--help"], ["--version"]):
+        if not words or words[0] in ("--help", "--version"):
             return
-        found = command.get_command(context, words[0]) if words else None
+        found = command.get_command(context, words[0])
         assert found is not None, f"storenode {' '.join(arguments)}: no such command"
         command, context = found, click.Context(found, parent=context)
         words.pop(0)

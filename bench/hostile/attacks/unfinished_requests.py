@@ -6,7 +6,7 @@ import asyncio
 import random
 from typing import Final
 
-from bench.hostile.http2 import MESSAGE_HEAD, Connection, connected
+from bench.hostile.http2 import Connection, connected
 from bench.hostile.target import Target
 
 COUNT = 64
@@ -30,5 +30,4 @@ async def attack(target: Target, _rng: random.Random, count: int) -> str:
 
 async def _one(connection: Connection, path: str, token: str | None) -> int:
     stream = connection.open(path, token)
-    connection.send(stream, MESSAGE_HEAD.pack(False, _MESSAGE_BYTES))
-    return await connection.send_zeros(stream, _MESSAGE_BYTES - 1)
+    return await connection.send_zeros(stream, _MESSAGE_BYTES, _MESSAGE_BYTES - 1)

@@ -52,6 +52,10 @@ POLL_S: Final = 1.0
 IDLE_PAGE_S: Final = 60.0
 """An idle follower is sent an empty page this often, so that its cursor does not grow old."""
 
+_PACE_S: Final = 0.005
+"""Commits that follow each other quicker are read together: a read costs as much as publishing a
+message does."""
+
 _COMMITS_AT_ONCE: Final = 500
 _MESSAGES_AT_ONCE: Final = 16 * 1024 * 1024 // MAX_MESSAGE_BYTES
 """Small commits are read together up to so many messages: with the largest ones that is as much as
@@ -169,7 +173,9 @@ class DatabaseFeed:
             self._on_lost(reached, left)
 
     async def _tail_on(self, connection: Connection) -> None:
+        now_s = asyncio.get_running_loop().time
         while True:
+            read_s = now_s()
             commits = await commits_between(
                 connection, self._hub.head[0] + 1, MAX_POSITION, EVERY_TOPIC, _COMMITS_AT_ONCE
             )
@@ -181,6 +187,8 @@ class DatabaseFeed:
             if len(commits) < _COMMITS_AT_ONCE:
                 async for _ in connection.notifies(timeout=POLL_S, stop_after=1):
                     pass
+                if now_s() < read_s + _PACE_S:
+                    await asyncio.sleep(_PACE_S)
 
     async def _pass_on(self, connection: Connection, commits: Sequence[CommitRow]) -> None:
         self._hub.expect(commits[-1].place)

@@ -22,7 +22,8 @@ MAX_POSITIONS: Final = 250_000
 """Positions that are looked through for one page, a fifth of a second: a follower of a topic on
 which little is said would otherwise look through all commits in one statement."""
 
-_TOKEN_SPAN: Final = 1 << 64
+TOKEN_SPAN: Final = 1 << 64
+"""Tokens are signed in the database and not in a `Place`."""
 
 LOST: Final = (
     "the database has lost the commit that the cursor names; scan what may be missing, then follow"
@@ -164,7 +165,7 @@ def _commit_row(row: tuple[object, ...]) -> CommitRow:
 
 
 def _place(position: object, token: object) -> Place:
-    return position, token % _TOKEN_SPAN  # type: ignore[operator,return-value]
+    return position, token % TOKEN_SPAN  # type: ignore[operator,return-value]
 
 
 async def read_feed_page(

@@ -253,8 +253,9 @@ class Maintainer:
 def _doubt(reading: Reading, absent_ns: int | None) -> tuple[str, str]:
     """Name and text of the event that a doubt is.
 
-    ``absent_ns``: how long a node that starts was off by its clock; None: the clock has leapt while
-    the node ran. A stop looks like a leap. What is short enough to be one alarms nobody.
+    ``absent_ns``: for how long a node that starts was off, by its clock; None: the clock has leapt
+    while the node ran. From the newest commit alone a stop and a leap look the same, so a short
+    absence raises no alarm.
     """
     seconds = reading.ahead_ns // NS_PER_S
     if absent_ns is not None and absent_ns <= MAX_DOUBT_NS:

@@ -20,7 +20,6 @@ import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
-from reconcile.lattice import LatticeSum
 from reconcile.summaries.buckets import Buckets
 from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
 from reconcile.summaries.summary import SummaryView
@@ -28,7 +27,6 @@ from store.db.arrays import bigint_column
 from store.db.commits.ids import ids_in, ids_with
 from store.db.commits.pages import newest
 from store.db.pool import Connection, Database, is_exhausted, is_transient, unavailable
-from store.db.reconciliation.lattice_read import read_lattice
 from store.db.summaries.deltas import HASH_WORDS, LEVELS_NS, unpack
 from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
 from store.domain.hub import Place
@@ -133,17 +131,6 @@ class ColdView:
             StoreUnavailable: the database does not serve, or the view's time has passed.
         """
         return await self._in_time(partial(self._load, needs))
-
-    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
-        """See `store.domain.view.OpenView`; raises as `load` does."""
-        hours = Buckets.joined(_HOUR_NS, [self._minutes])
-        wanted = (hours.starts >= start_ns) & (hours.starts < end_ns)
-        unfolded = dict(
-            zip(hours.starts[wanted].tolist(), hours.counts[wanted].tolist(), strict=True)
-        )
-        return await self._in_time(
-            partial(read_lattice, self._connection, start_ns, end_ns, self._folded, unfolded)
-        )
 
     async def _in_time(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
         if asyncio.get_running_loop().time() >= self._deadline_s:

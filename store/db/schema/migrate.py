@@ -14,7 +14,7 @@ only when there is something to migrate.
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ from typing import Final
 import psycopg
 
 from store.db.errors import SchemaError, sentence
-from store.db.locks import MIGRATION
+from store.db.locks import FOLDING, MIGRATION
 from store.db.schema.names import OLDEST_POSTGRES, SCHEMA
 
 _MISSING: Final = (
@@ -65,6 +65,9 @@ APPLICATION_NAME: Final = "storenode"
 """Of a node's connections, followed by the newest revision that the node knows."""
 
 _LOCK_TIMEOUT_S: Final = 5
+_TRIES: Final = 5
+"""Of an upgrade that Postgres ends because it and another transaction wait for each other."""
+
 _FIRST_ROLLING: Final = "0005"
 """The revision from which on a schema says which nodes it serves."""
 _OLDER_NODES: Final = """
@@ -172,9 +175,18 @@ def upgrade(url: str, *, before_restart: bool = False, alone: bool = False) -> s
     if found is not None and found == _target(found, before_restart=before_restart):
         return found
     try:
-        return _migrate(url, before_restart=before_restart, alone=alone)
+        return _migrated(url, before_restart=before_restart, alone=alone)
     except psycopg.Error as error:
         raise _refused(error) from error
+
+
+def _migrated(url: str, *, before_restart: bool, alone: bool) -> str:
+    # Nodes read tables in whatever order a query names them, so no order of ours excludes a
+    # deadlock; nothing has changed after one.
+    for _ in range(_TRIES - 1):
+        with suppress(psycopg.errors.DeadlockDetected):
+            return _migrate(url, before_restart=before_restart, alone=alone)
+    return _migrate(url, before_restart=before_restart, alone=alone)
 
 
 def _migrate(url: str, *, before_restart: bool, alone: bool) -> str:
@@ -188,6 +200,8 @@ def _migrate(url: str, *, before_restart: bool, alone: bool) -> str:
         if found is not None and target != found and not alone:
             _check_alone(raw, found, target)
             raw.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'")
+            # Before the tables that a node locks after it: see `store.db.locks`.
+            raw.execute("SELECT pg_advisory_xact_lock(%s)", (FOLDING,))
         _create_schema(raw)
         apply.upgrade(connection, LOCATION, target)
         if target != found:

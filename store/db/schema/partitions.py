@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection, errors, sql
 
 from store.db.locks import PARTITIONS, lock_exclusively, set_lock_timeout
 from store.db.schema.names import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA
@@ -289,9 +289,12 @@ async def _extend(connection: Connection, table: str, extension: Extension) -> N
     if name is None:
         return
     partition, check = sql.Identifier(SCHEMA, name), sql.Identifier(_check_name(name))
-    await _run(
-        connection, sql.SQL("ALTER TABLE {} VALIDATE CONSTRAINT {}").format(partition, check)
-    )
+    validate = sql.SQL("ALTER TABLE {} VALIDATE CONSTRAINT {}").format(partition, check)
+    try:
+        await _run(connection, validate)
+    except errors.UndefinedObject:
+        # Another node has widened it meanwhile, and needs the check no more.
+        return
     async with connection.transaction():
         name = await _name_before(connection, table, extension, prepare=False)
         if name is None:

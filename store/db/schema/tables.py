@@ -159,3 +159,20 @@ sa.Table(
         "cardinality(stores) < needed OR cardinality(missing) > 0", name="unread_state_check"
     ),
 )
+
+sa.Table(
+    "coverage",
+    metadata,
+    sa.Column("store_id", sa.Text, primary_key=True),
+    sa.Column("start_ns", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("end_ns", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("compared_ns", sa.BigInteger, nullable=False),
+    sa.Column("keyed", sa.Boolean, nullable=False),
+    sa.Column("missing_here", sa.BigInteger, nullable=False),
+    sa.Column("missing_there", sa.BigInteger, nullable=False),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    sa.Column("fingerprint", sa.LargeBinary, nullable=False),
+    sa.CheckConstraint(
+        "start_ns < end_ns AND octet_length(fingerprint) = 32", name="coverage_check"
+    ),
+)

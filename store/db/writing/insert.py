@@ -36,20 +36,23 @@ MAX_INLINE_PARENTS: Final = 4_096
 
 _INT64: Final = 1 << 64
 
-_MESSAGES: Final = """
+MESSAGES: Final = """
 with given as (
     select * from unnest(%(ts)b::bigint[], %(hash)b::bytea[], %(topic)b::uuid[],
                          %(head)b::bytea[], %(payload)b::bytea[], %(tail)b::bytea[])
         as given(ts, hash, topic, head, payload, tail)
+), numbered as materialized (
+    select nextval('storenode.batch_seq') as batch
 ), stored as (
     insert into storenode.messages (ts, hash, topic, batch, head, payload, tail)
-    select ts, hash, topic, %(batch)b::bigint, head, payload, tail from given order by ts, hash
+    select ts, hash, topic, batch, head, payload, tail from given, numbered order by ts, hash
     on conflict do nothing
     returning ts, hash, topic
 ), located as (
     insert into storenode.hashes (key, rest, ts, topic)
     select encode(substr(hash, 1, 16), 'hex')::uuid, substr(hash, 17), ts, topic from stored
     on conflict do nothing
+    returning 1
 )"""
 
 _DESCRIBED: Final = """
@@ -66,22 +69,25 @@ _DESCRIBED: Final = """
              parent_keys, parent_ids, parent_hints){stored}
     on conflict do nothing
 """
-_SDS: Final = f", described as ({_DESCRIBED.format(stored=' join stored using (ts, hash)')})"
+DESCRIBED: Final = (
+    f", described as ({_DESCRIBED.format(stored=' join stored using (ts, hash)')} returning 1)"
+)
 _SDS_ALONE: Final = _DESCRIBED.format(stored="")
 
 _RESULT: Final = """
-select count(*), min(ts), max(ts),
+select (select batch from numbered), count(*), min(ts), max(ts),
        case when count(*) between 1 and %(given)b::bigint - 1 then string_agg(hash, ''::bytea) end,
        (select array_agg(topic) from (select distinct topic from stored limit 65) as few)
 from stored
 """
 
 
-_INSERT: Final = _MESSAGES + _RESULT
-_INSERT_WITH_SDS: Final = _MESSAGES + _SDS + _RESULT
+_INSERT: Final = MESSAGES + _RESULT
+_INSERT_WITH_SDS: Final = MESSAGES + DESCRIBED + _RESULT
 
+_NEXT_BATCH: Final = "select nextval('storenode.batch_seq')"
 _TAKE_PLACE: Final = """
-select pg_advisory_xact_lock(%b::bigint),
+select pg_advisory_xact_lock(%b::bigint), pg_notify('storenode_feed', ''),
        set_config('idle_in_transaction_session_timeout', %s, true)
 """
 _COMMIT_ROW: Final = """
@@ -90,7 +96,6 @@ insert into storenode.commits (position, batch, token, messages, min_ts, max_ts,
 values (nextval('storenode.position_seq'), %b::bigint, %b::bigint, %b::int, %b::bigint, %b::bigint,
         %b::uuid[], %s, %b::bytea)
 """
-_NOTIFY: Final = "select pg_notify('storenode_feed', '')"
 _TOPICS: Final = """
 insert into storenode.topics (key, ts, pubsub_topic, content_topic)
 select * from unnest(%b::uuid[], %b::bigint[], %s::text[], %s::text[])
@@ -100,7 +105,7 @@ on conflict do nothing
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """What a batch added: counts, the span of timestamps, and which hashes were new.
+    """What a batch added: its ID, counts, the span of timestamps, and which hashes were new.
 
     ``hashes`` is None when all or none were; ``topics`` are those of the new messages, None when
     there are more than `MAX_LISTED_TOPICS`; ``summary`` is the delta of exactly the new messages
@@ -108,6 +113,7 @@ class Inserted:
     are none.
     """
 
+    batch_id: int
     count: int
     min_ts: int
     max_ts: int
@@ -170,27 +176,16 @@ def _array_literal(elements: Iterable[str]) -> str:
     return "{" + ",".join(elements) + "}"
 
 
-async def insert(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
+async def insert(connection: Connection, batch: RecordBatch) -> Inserted:
     """Insert what is new of a batch; the caller's transaction is open."""
-    given: dict[str, object] = {
-        "ts": arrays.bigints(batch.timestamps),
-        "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
-        "topic": arrays.uuids(batch.topic_keys),
-        "head": arrays.varied_bytes(batch.heads),
-        "payload": arrays.varied_bytes(batch.payloads),
-        "tail": arrays.varied_bytes(batch.tails),
-        "batch": batch_id,
-        "given": len(batch.hashes),
-    }
-    if batch.sds:
-        given |= await _lay_out_sds(batch)
     statement = _INSERT_WITH_SDS if batch.sds else _INSERT
-    cursor = await connection.execute(statement, given, binary=True)
+    cursor = await connection.execute(statement, await lay_out(batch), binary=True)
     row = await cursor.fetchone()
     assert row is not None
-    count, low, high, joined, topics = row
+    batch_id, count, low, high, joined, topics = row
     hashes = None if joined is None else _split(bytes(joined))  # type: ignore[call-overload]
     return Inserted(
+        batch_id=batch_id,  # type: ignore[arg-type]
         count=count,  # type: ignore[arg-type]
         min_ts=low or 0,  # type: ignore[arg-type]
         max_ts=high or 0,  # type: ignore[arg-type]
@@ -200,18 +195,41 @@ async def insert(connection: Connection, batch: RecordBatch, batch_id: int) -> I
     )
 
 
-async def copy(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
+async def copy(connection: Connection, batch: RecordBatch) -> Inserted:
     """Insert a batch all of which is new; the caller's transaction is open.
 
     Raises:
         psycopg.errors.UniqueViolation: a message is there already, or was and was pruned.
     """
+    cursor = await connection.execute(_NEXT_BATCH)
+    row = await cursor.fetchone()
+    assert row is not None
+    batch_id: int = row[0]  # type: ignore[assignment]
     await copy_new(connection, batch, batch_id)
     if batch.sds:
         await connection.execute(_SDS_ALONE, await _lay_out_sds(batch), binary=True)
+    return as_if_new(batch, batch_id)
+
+
+def as_if_new(batch: RecordBatch, batch_id: int) -> Inserted:
+    """What a batch adds if each of its messages is new."""
     topics = tuple(batch.topics) if len(batch.topics) <= MAX_LISTED_TOPICS else None
-    times = batch.timestamps
-    return Inserted(len(batch), min(times), max(times), None, topics, _summary(batch, None))
+    first, last = min(batch.timestamps), max(batch.timestamps)
+    return Inserted(batch_id, len(batch), first, last, None, topics, _summary(batch, None))
+
+
+async def lay_out(batch: RecordBatch) -> dict[str, object]:
+    """Lay a batch out as the parameters of `MESSAGES`, and of `DESCRIBED` where it has SDS rows."""
+    given: dict[str, object] = {
+        "ts": arrays.bigints(batch.timestamps),
+        "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
+        "topic": arrays.uuids(batch.topic_keys),
+        "head": arrays.varied_bytes(batch.heads),
+        "payload": arrays.varied_bytes(batch.payloads),
+        "tail": arrays.varied_bytes(batch.tails),
+        "given": len(batch.hashes),
+    }
+    return given | await _lay_out_sds(batch) if batch.sds else given
 
 
 async def _lay_out_sds(batch: RecordBatch) -> dict[str, object]:
@@ -243,19 +261,18 @@ def _listed(topics: object) -> tuple[bytes, ...] | None:
 
 async def assign_commit_position(
     connection: Connection,
-    inserted: Sequence[tuple[int, int, Inserted]],
+    inserted: Sequence[tuple[int, Inserted]],
     source: Source,
 ) -> None:
     """Give batches their places in the commit order; the transaction must commit right after.
 
-    ``inserted`` holds (batch ID, token, what it added), for batches that added something.
+    ``inserted`` holds (token, what it added), for batches that added something.
     """
     await connection.execute(_TAKE_PLACE, (COMMIT_ORDER, f"{MAX_IDLE_IN_PLACE_MS}ms"))
-    for batch_id, token, added in inserted:
+    for token, added in inserted:
         topics = None if added.topics is None else arrays.uuids(added.topics)
-        values = (batch_id, token, added.count, added.min_ts, added.max_ts, topics, source.value)
-        await connection.execute(_COMMIT_ROW, (*values, added.summary))
-    await connection.execute(_NOTIFY)
+        counts = (added.batch_id, token, added.count, added.min_ts, added.max_ts)
+        await connection.execute(_COMMIT_ROW, (*counts, topics, source.value, added.summary))
 
 
 async def insert_topics(

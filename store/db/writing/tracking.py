@@ -2,13 +2,14 @@
 
 With the transaction that stores a batch go the unread events that it brings, and its messages are
 kept here until its commit is seen: they need not be read from the database to be sent on. A batch
-that was rolled back is kept under a number that no commit ever has, and goes in time.
+that was rolled back is kept under a token that no commit ever has, and goes in time.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,9 +41,12 @@ Share = tuple[RecordBatch, int]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A batch in its transaction: what was given, and what of it was new."""
+    """A batch in its transaction: what was given, and what of it was new.
 
-    batch_id: int
+    ``token``: of its commit, as in `store.domain.hub.Place`.
+    """
+
+    token: int
     batch: RecordBatch
     source: Source
     added: Inserted
@@ -80,13 +84,37 @@ class Tracking:
         self, connection: Connection, shares: Sequence[Share], written: Written
     ) -> None:
         """Add the unread events of a batch, and keep it until its commit comes, if any are kept."""
-        wanted = list(self._wanted(shares, written))
-        if wanted and self._unread.count + len(wanted) <= MAX_UNREAD_EVENTS:
+        wanted = self._planned(shares, written)
+        if wanted:
             await track(connection, wanted)
-            self._unread.count += len(wanted)
-            self.remember([digest for digest, _, _ in wanted])
-        else:
-            wanted = []
+        self._note(written, wanted)
+
+    @contextmanager
+    def all_or_nothing(
+        self, shares: Sequence[Share], written: Written
+    ) -> Iterator[Sequence[Wanted]]:
+        """The unread events of a batch, for the statement in this block, which adds them itself.
+
+        As `write`, and undone where the block fails.
+        """
+        wanted = self._planned(shares, written)
+        fresh = [digest for digest, _, _ in wanted if digest not in self._tracked]
+        self._note(written, wanted)
+        try:
+            yield wanted
+        except BaseException:
+            self._unread.count -= len(wanted)
+            self.forget(fresh)
+            self.take(written.token)
+            raise
+
+    def _planned(self, shares: Sequence[Share], written: Written) -> list[Wanted]:
+        wanted = list(self._wanted(shares, written))
+        return wanted if self._unread.count + len(wanted) <= MAX_UNREAD_EVENTS else []
+
+    def _note(self, written: Written, wanted: Sequence[Wanted]) -> None:
+        self._unread.count += len(wanted)
+        self.remember([digest for digest, _, _ in wanted])
         if self._keeps and written.added.count:
             self._keep(written, {digest: needed for digest, _, needed in wanted})
 
@@ -116,9 +144,9 @@ class Tracking:
         self._kept.clear()
         self._kept_bytes = 0
 
-    def take(self, batch_id: int) -> OwnBatch | None:
-        """A batch whose commit has come; None: it is not here."""
-        kept = self._kept.pop(batch_id, None)
+    def take(self, token: int) -> OwnBatch | None:
+        """The batch whose commit has come; None: it is not here."""
+        kept = self._kept.pop(token, None)
         if kept is not None:
             self._kept_bytes -= kept.size_bytes
         return kept
@@ -141,7 +169,8 @@ class Tracking:
         batch = written.batch
         new = written.new_places()
         size = batch.frame_bytes + MESSAGE_OVERHEAD_BYTES * len(batch)
-        self._kept[written.batch_id] = OwnBatch(batch, new, written.source, needed, size)
+        self.take(written.token)
+        self._kept[written.token] = OwnBatch(batch, new, written.source, needed, size)
         self._kept_bytes += size
         while self._kept_bytes > MAX_KEPT_BYTES:
             _, oldest = self._kept.popitem(last=False)

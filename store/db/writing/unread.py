@@ -37,16 +37,18 @@ _AGE: Final = (
     "greatest(extract(epoch from clock_timestamp() - u.began_at) * 1000000, 0)::bigint * 1000"
 )
 
-_TRACK: Final = """
+TRACK: Final = """
 insert into storenode.unread as held (hash, ts, needed)
 select hash, ts, needed::int
-from unnest(%(hash)b::bytea[], %(ts)b::bigint[], %(needed)b::bigint[]) as given(hash, ts, needed)
+from unnest(%(u_hash)b::bytea[], %(u_ts)b::bigint[], %(u_needed)b::bigint[])
+    as given(hash, ts, needed){stored}
 order by hash
 on conflict (hash) do update
     set needed = greatest(held.needed, excluded.needed), began_at = excluded.began_at,
         expired_at = null
     where held.needed < excluded.needed or held.expired_at is not null
 """
+_TRACK_ALONE: Final = TRACK.format(stored="")
 _CONFIRM: Final = """
 with given as (
     select hash, array_agg(distinct store) as stores
@@ -122,13 +124,17 @@ async def track(connection: Connection, wanted: Iterable[Wanted]) -> None:
 
     What is unread already waits for the larger number.
     """
+    await connection.execute(_TRACK_ALONE, track_parameters(wanted))
+
+
+def track_parameters(wanted: Iterable[Wanted]) -> dict[str, object]:
+    """The parameters of `TRACK`."""
     rows = sorted(wanted)
-    parameters = {
-        "hash": fixed_bytes([digest for digest, _, _ in rows], HASH_BYTES),
-        "ts": bigints([ts for _, ts, _ in rows]),
-        "needed": bigints([needed for _, _, needed in rows]),
+    return {
+        "u_hash": fixed_bytes([digest for digest, _, _ in rows], HASH_BYTES),
+        "u_ts": bigints([ts for _, ts, _ in rows]),
+        "u_needed": bigints([needed for _, _, needed in rows]),
     }
-    await connection.execute(_TRACK, parameters)
 
 
 async def drop_unread(connection: Connection, bounds: Bounds) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +22,10 @@ import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
+from store.db.commits.pages import TOKEN_SPAN
 from store.db.errors import is_missing_partition
 from store.db.pool import (
+    DISK_FULL,
     Backoff,
     Connection,
     Database,
@@ -33,9 +35,11 @@ from store.db.pool import (
 )
 from store.db.replication import cover_what_is_visible, waiting_for_standby
 from store.db.schema.partitions import PartitionMap
+from store.db.writing.at_once import NotNew, write_at_once
 from store.db.writing.bulk import FEWEST_COPIED
 from store.db.writing.insert import (
     Inserted,
+    as_if_new,
     assign_commit_position,
     copy,
     insert,
@@ -43,7 +47,8 @@ from store.db.writing.insert import (
     new_token,
 )
 from store.db.writing.topics import KnownTopics
-from store.db.writing.tracking import Tracking, Written
+from store.db.writing.tracking import Share, Tracking, Written
+from store.db.writing.unread import Wanted
 from store.domain.commits import WrittenIds
 from store.domain.ports import Source, StoreBusy, StoreUnavailable
 from store.messages.record import RecordBatch
@@ -94,6 +99,10 @@ def _join(members: Sequence[_Waiting]) -> RecordBatch:
     return joined
 
 
+def _shares(group: _Group) -> list[Share]:
+    return [(member.batch, member.min_confirms) for member in group.members]
+
+
 def _answer(group: _Group, added: Inserted) -> None:
     """Tell each member which of its messages were new; the first copy in a group is."""
     everything = added.count == len(group.batch.hashes)
@@ -108,19 +117,19 @@ def _answer(group: _Group, added: Inserted) -> None:
             member.answer.set_result(verdicts)
 
 
-class _CopyBackoff:
-    """Whether to copy a group as if all of it were new.
+class _Guesses:
+    """Whether to write a group as if all of it were new.
 
-    A copy that fails leaves dead rows behind. So after a failure the next few groups are inserted
-    with a look at each message, and ever more of them while failures go on.
+    What fails leaves dead rows behind. So after a failure the next few groups are inserted with a
+    look at each message, and ever more of them while failures go on.
     """
 
     def __init__(self) -> None:
         self._pause = 0
         self._left = 0
 
-    def allows(self) -> bool:
-        """True when the next group should be copied."""
+    def allow(self) -> bool:
+        """True when the next group should be written so."""
         if self._left:
             self._left -= 1
             return False
@@ -146,14 +155,17 @@ class DatabaseWriter:
         written_ids: WrittenIds | None = None,
         tracking: Tracking | None = None,
         tracing: Tracing | None = None,
+        is_full: Callable[[], bool] = bool,
     ) -> None:
+        """``is_full``: whether the database's disk has no space left for messages."""
         self._database = database
+        self._is_full = is_full
         self._tracing = tracing
         self._written_ids = written_ids
         self._tracking = tracking
         self._partitions = partitions
         self._topics = KnownTopics()
-        self._copying = _CopyBackoff()
+        self._guesses = _Guesses()
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._arrived = asyncio.Event()
@@ -201,6 +213,8 @@ class DatabaseWriter:
             return []
         if self._stopped:
             raise StoreBusy(_STOPPING)
+        if self._is_full():
+            raise StoreUnavailable(DISK_FULL)
         size = batch.frame_bytes
         if self._queue and (
             self._queued_bytes + size > MAX_QUEUED_BYTES or len(self._queue) >= MAX_QUEUED_BATCHES
@@ -307,11 +321,13 @@ class DatabaseWriter:
             try:
                 async with self._database.connection(self._database.write_pool) as connection:
                     return await self._attempt(connection, group)
-            except pg.UniqueViolation:
+            except NotNew:
+                group.careful = True
+            except (pg.UniqueViolation, pg.NotNullViolation):
                 if group.careful:
                     raise
                 group.careful = True
-                self._copying.failed()
+                self._guesses.failed()
             except pg.CheckViolation as error:
                 # The map was old: a partition was dropped since, or commits need their next.
                 if not is_missing_partition(error) or not await backoff.wait():
@@ -333,40 +349,63 @@ class DatabaseWriter:
         await self._partitions.ensure(connection, group.batch.timestamps)
         await self._name_topics(connection, group.batch)
         with waiting_for_standby(connection):
+            if not self._may_be_new(group):
+                async with connection.transaction():
+                    return await self._finish(
+                        connection, group, await insert(connection, group.batch)
+                    )
+            if len(group.batch) < FEWEST_COPIED:
+                return await self._write_at_once(connection, group)
             async with connection.transaction():
-                batch_id = await _next_batch_id(connection)
-                added = await self._insert(connection, group, batch_id)
-                if self._tracking is not None:
-                    shares = [(member.batch, member.min_confirms) for member in group.members]
-                    await self._tracking.write(
-                        connection, shares, Written(batch_id, group.batch, group.source, added)
-                    )
-                if added.count:
-                    await assign_commit_position(
-                        connection, [(batch_id, group.token, added)], group.source
-                    )
-                    if self._written_ids is not None:
-                        self._written_ids.offer(batch_id, group.batch, added.hashes)
-                    return added
-                await cover_what_is_visible(connection)
-                if group.uncertain:
-                    # An earlier attempt may have committed. To look before the insert would be too
-                    # soon: a commit can be under way still, and it is the insert that waits for it.
-                    earlier = await _find_commit(connection, group.token)
-                    if earlier is not None:
-                        return await _recover(connection, group.batch, earlier)
-                return added
+                added = await copy(connection, group.batch)
+                self._guesses.succeeded()
+                return await self._finish(connection, group, added)
 
-    async def _insert(self, connection: Connection, group: _Group, batch_id: int) -> Inserted:
+    def _may_be_new(self, group: _Group) -> bool:
         hashes = group.batch.hashes
-        may_be_new = (
-            len(hashes) >= FEWEST_COPIED and not group.careful and len(set(hashes)) == len(hashes)
+        return (
+            not group.careful
+            and len(set(hashes)) == len(hashes)
+            and (len(hashes) == 1 or self._guesses.allow())
         )
-        if may_be_new and self._copying.allows():
-            added = await copy(connection, group.batch, batch_id)
-            self._copying.succeeded()
+
+    async def _write_at_once(self, connection: Connection, group: _Group) -> Inserted:
+        token = group.token % TOKEN_SPAN
+        added = as_if_new(group.batch, 0)
+        with ExitStack() as attempt:
+            wanted: Sequence[Wanted] = ()
+            if self._tracking is not None:
+                written = Written(token, group.batch, group.source, added)
+                wanted = attempt.enter_context(
+                    self._tracking.all_or_nothing(_shares(group), written)
+                )
+            if self._written_ids is not None:
+                self._written_ids.offer(token, group.batch, None)
+            commit = group.token, added, group.source
+            await write_at_once(connection, group.batch, commit, wanted)
+        if len(group.batch) > 1:
+            self._guesses.succeeded()
+        return added
+
+    async def _finish(self, connection: Connection, group: _Group, added: Inserted) -> Inserted:
+        """Write what goes with the messages; the commit comes right after."""
+        token = group.token % TOKEN_SPAN
+        if self._tracking is not None:
+            written = Written(token, group.batch, group.source, added)
+            await self._tracking.write(connection, _shares(group), written)
+        if added.count:
+            await assign_commit_position(connection, [(group.token, added)], group.source)
+            if self._written_ids is not None:
+                self._written_ids.offer(token, group.batch, added.hashes)
             return added
-        return await insert(connection, group.batch, batch_id)
+        await cover_what_is_visible(connection)
+        if group.uncertain:
+            # An earlier attempt may have committed. To look before the insert would be too
+            # soon: a commit can be under way still, and it is the insert that waits for it.
+            earlier = await _find_commit(connection, group.token)
+            if earlier is not None:
+                return await _recover(connection, group.batch, earlier)
+        return added
 
     async def _name_topics(self, connection: Connection, batch: RecordBatch) -> None:
         # A new connection may lead to a server that has lost the newest names.
@@ -375,13 +414,6 @@ class DatabaseWriter:
         if rows:
             await insert_topics(connection, rows)
             self._topics.remember(rows, era)
-
-
-async def _next_batch_id(connection: Connection) -> int:
-    cursor = await connection.execute("select nextval('storenode.batch_seq')")
-    row = await cursor.fetchone()
-    assert row is not None
-    return row[0]  # type: ignore[return-value]
 
 
 async def _find_commit(connection: Connection, token: int) -> int | None:
@@ -405,4 +437,5 @@ async def _recover(connection: Connection, batch: RecordBatch, batch_id: int) ->
     )
     hashes = frozenset(bytes(row[0]) for row in await cursor.fetchall())  # type: ignore[call-overload]
     # The commit that was found has its summary already.
-    return Inserted(len(hashes), min(batch.timestamps), max(batch.timestamps), hashes, None, b"")
+    first, last = min(batch.timestamps), max(batch.timestamps)
+    return Inserted(batch_id, len(hashes), first, last, hashes, None, b"")

@@ -56,7 +56,7 @@ class CommitReader:
             if commit.place[0] <= self._position:
                 continue
             self._position = commit.place[0]
-            own = self._database.tracking.take(commit.batch)
+            own = self._database.tracking.take(commit.place[1])
             if own is not None:
                 for given in self._inputs_of(own):
                     self._take(given)

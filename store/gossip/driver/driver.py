@@ -65,6 +65,7 @@ COMPARE_INTERVAL_S: Final = 10.0
 """How often unread events are compared with those of the database, which other nodes change too."""
 
 GREETING_IDS: Final = 64
+"""Messages that a peer is told of before it has said who it is."""
 
 COMPARED_AT_ONCE: Final = 4_096
 
@@ -108,6 +109,7 @@ class GossipDriver:
         self._unread: OrderedDict[bytes, None] = OrderedDict()
         self._inputs: deque[Input] = deque()
         self._stepping = False
+        self.turns = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._commits = CommitReader(database, self._log, self._take)
         self._writes = WriteBehind(database.unread, self._log)

@@ -99,8 +99,8 @@ class Tracking(Protocol):
     def rest(self) -> None:
         """Keep none any more."""
 
-    def take(self, batch_id: int) -> OwnBatch | None:
-        """A batch whose commit is reported; None: another node wrote it, or it was not kept."""
+    def take(self, token: int) -> OwnBatch | None:
+        """The batch of a commit that is reported; None: another node's, or it was not kept."""
 
     def is_tracked(self, digest: bytes) -> bool:
         """True for a message that became unread for certain."""

@@ -12,14 +12,21 @@ from typing import Final, Protocol
 from store.domain.places import Caller
 from store.gossip.driver.errors import FrameRejected, PeerStalled, StreamClosed
 from store.gossip.driver.ports import FrameStream
-from store.gossip.events import FrameIn, FrameOut
+from store.gossip.events import Bodies, FrameIn, FrameOut
+from store.gossip.limits import LARGE_FRAME_IDS
 
 WRITE_TIMEOUT_S: Final = 60.0
 """A peer that takes no frame for so long hangs."""
 
 
 class StreamUser(Protocol):
-    """The receiver of a stream's events; all on the event loop's thread."""
+    """The receiver of a stream's events; all on the event loop's thread.
+
+    ``turns``: held by the stream whose large frame is taken in this turn of the event loop. Others
+    wait, so that many peers with many IDs do not keep clients waiting.
+    """
+
+    turns: asyncio.Lock
 
     def received(self, stream: PeerStream, frame: FrameIn) -> None:
         """A frame has come."""
@@ -118,8 +125,16 @@ class PeerStream:
                 raise
             if frame is None:
                 return
-            if not self._closed.done():
-                user.received(self, frame)
+            if isinstance(frame, Bodies) or len(frame.ids) < LARGE_FRAME_IDS:
+                self._hand_over(user, frame)
+                continue
+            async with user.turns:
+                self._hand_over(user, frame)
+                await asyncio.sleep(0)
+
+    def _hand_over(self, user: StreamUser, frame: FrameIn) -> None:
+        if not self._closed.done():
+            user.received(self, frame)
 
     async def _write(self, user: StreamUser) -> None:
         while True:

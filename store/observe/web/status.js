@@ -76,15 +76,56 @@ const yetUnknown = "not known yet";
 
 // The header and the tiles
 
+function stateOf(data) {
+  const problems = data.problems;
+  const number = plural(problems.length, "problem");
+  if (!data.ready) return [`not ready: ${data.why_not_ready}`, "bad"];
+  if (problems.some((each) => each.critical)) return [`ready, ${number}`, "bad"];
+  return problems.length ? [`ready, ${number}`, "warn"] : ["ready, no problems", "good"];
+}
+
 function showHeader(data) {
   const state = byId("state");
-  setText(state, data.ready ? "ready" : `not ready: ${data.why_not_ready}`);
-  setClass(state, data.ready ? "state good" : "state bad");
+  const [words, kind] = stateOf(data);
+  setText(state, words);
+  setClass(state, `state ${kind}`);
   const parts = [`version ${data.version}`, `up for ${duration(data.time - data.started)}`];
   if (data.node_id) parts.unshift(`node ${data.node_id}`);
   if (data.store_id) parts.push(`store ${data.store_id}`);
   setText(byId("identity"), parts.join(" · "));
-  document.title = `${data.ready ? "" : "! "}storenode${data.node_id ? ` ${data.node_id}` : ""}`;
+  const number = data.problems.length;
+  const marks = (data.ready ? "" : "! ") + (number ? `(${number}) ` : "");
+  document.title = `${marks}storenode${data.node_id ? ` ${data.node_id}` : ""}`;
+}
+
+// What is wrong
+
+function problemLine(problem, now) {
+  const line = element("li", undefined, problem.critical ? "bad" : "warn");
+  const link = element("a", "what to do");
+  if (/^https:/.test(problem.runbook)) link.href = problem.runbook;
+  link.rel = "noreferrer";
+  const length = now - problem.since < 60 ? "" : `for ${duration(now - problem.since)}, `;
+  const since = `${length}since ${moment(problem.since)}`;
+  line.append(
+    element("strong", problem.critical ? "critical" : "warning"),
+    element("span", problem.sentence),
+    element("span", since, "quiet"),
+    link,
+  );
+  return line;
+}
+
+function showProblems(data) {
+  byId("trouble").hidden = data.problems.length === 0;
+  // Minutes are enough: a screen reader would be told of every second.
+  const now = data.time - (data.time % 60);
+  const lines = data.problems.map((each) => problemLine(each, Math.max(now, each.since)));
+  const list = byId("problems");
+  const same =
+    list.children.length === lines.length &&
+    lines.every((line, place) => line.isEqualNode(list.children[place]));
+  if (!same) list.replaceChildren(...lines);
 }
 
 function tilesOf(data) {
@@ -103,12 +144,26 @@ function tilesOf(data) {
       held && held.newest ? `${duration(data.time - held.newest)} ago` : "–",
       held && held.newest ? moment(held.newest) : "no messages",
     ],
-    ["published per second", rate(last("published")), `${count(data.publishes_in_flight)} in flight`],
+    ["published per second", rate(last("published")), publishNote(data)],
+    diskTile(data),
     unreadTile(gossip),
     ["sessions", count(data.sessions.running), endedOf(data.sessions.ended)],
     ["followers", count(data.followers), "live now"],
     archiveTile(data),
   ];
+}
+
+function publishNote(data) {
+  const flying = `${count(data.publishes_in_flight)} in flight`;
+  return data.publish_ms === null ? flying : `${count(data.publish_ms)} ms a batch; ${flying}`;
+}
+
+function diskTile(data) {
+  const name = "free disk";
+  if (!data.disks.length) return [name, "–", "the database is elsewhere"];
+  const least = data.disks.reduce((a, b) => (b.free_bytes < a.free_bytes ? b : a));
+  const share = least.size_bytes ? `, ${Math.floor((100 * least.free_bytes) / least.size_bytes)} %` : "";
+  return [name, bytes(least.free_bytes), `volume ${least.volume}${share}`];
 }
 
 function unreadTile(gossip) {
@@ -152,12 +207,14 @@ function showTiles(data) {
 
 // Hours and days
 
+// Shares of a busy hour, so that one which has lost half of its messages stands out.
+const SHARES = [0, 0.1, 0.3, 0.55, 0.8];
+
 function levelsOf(hours) {
   const most = Math.max(1, ...hours);
-  const bounds = [];
-  for (let level = 0; level < LEVELS; level += 1) {
-    bounds.push(level ? Math.ceil((most + 1) ** (level / LEVELS)) : 1);
-  }
+  const filled = hours.filter((value) => value > 0).sort((a, b) => a - b);
+  const busy = filled.length ? filled[Math.ceil(0.9 * filled.length) - 1] : 1;
+  const bounds = SHARES.map((share) => Math.max(1, Math.ceil(share * busy)));
   return { most, bounds };
 }
 
@@ -420,17 +477,22 @@ function badgesOf(peer) {
   const badges = [];
   const live = peer.live;
   if (peer.in_session) badges.push(["reconciling now", ""]);
-  if (peer.address === undefined) badges.push(["calls this node", ""]);
+  if (peer.address === undefined) badges.push(calling(peer));
   else if (peer.failures) badges.push([failuresOf(peer.failures), "bad"]);
   else badges.push(peer.connected ? ["connected", "good"] : ["not connected", ""]);
   if (live && live.cut_off_until) badges.push(["cut off", "bad"]);
   else if (live && live.slowed) badges.push(["live, throttled for violations", "warn"]);
-  else if (live && live.connected) badges.push(["live", "good"]);
+  else if (live && live.connected) badges.push(["live", peer.failures ? "" : "good"]);
   else badges.push(["not live", ""]);
   if (peer.last && peer.last.outcome === "done") {
     badges.push(peer.last.in_sync ? ["in sync", "good"] : ["differences left", "warn"]);
   }
   return badges;
+}
+
+function calling(peer) {
+  if (peer.live && peer.live.connected) return ["calls this node", ""];
+  return ["has called this node", "warn"];
 }
 
 function comparedBy(last) {
@@ -446,6 +508,9 @@ function sentencesOf(peer, now) {
     const when = peer.last_sync ? `${duration(now - peer.last_sync)} ago, ${moment(peer.last_sync)}` : "never";
     lines.push([`Last reconciled: ${when}.`, ""]);
   }
+  if (peer.last_heard) {
+    lines.push([`Last heard: ${duration(now - peer.last_heard)} ago, ${moment(peer.last_heard)}.`, ""]);
+  }
   if (last && last.outcome === "done") {
     lines.push([
       `Found ${count(last.missing_here)} missing here, ${count(last.missing_there)} missing there; ` +
@@ -453,7 +518,10 @@ function sentencesOf(peer, now) {
       "",
     ]);
   }
-  if (last && last.equality) lines.push([comparedBy(last), ""]);
+  if (last && last.equality) {
+    const mode = last.compact ? "Differences found in the compact mode." : "Differences found by WAKU-SYNC.";
+    lines.push([`${comparedBy(last)} ${mode}`, ""]);
+  }
   if (peer.lacks || peer.has) {
     lines.push([`Still missing: ${count(peer.has)} here, ${count(peer.lacks)} there.`, ""]);
   }
@@ -483,7 +551,7 @@ function showPeers(data) {
     cards.every((card, place) => card.isEqualNode(box.children[place]));
   if (!same) box.replaceChildren(...cards);
   const resume = data.resume;
-  let text = data.peers.length ? "" : "This node has no peers: configure them with --peer.";
+  let text = data.peers.length ? "" : "This node has no peers, and none has called it: configure them with --peer.";
   if (resume && resume.running) {
     text += ` Fetching messages missed from ${moment(resume.start)} to ${moment(resume.end)}: ` +
       `${plural(resume.messages, "message")} so far.`;
@@ -540,6 +608,7 @@ function show(data) {
   setText(byId("alarm"), "");
   document.body.classList.remove("stale");
   showHeader(data);
+  showProblems(data);
   showTiles(data);
   showHistory(data);
   showRates(data);

@@ -11,7 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 
 from store.pipeline.causal.rows import COUNTS, CYCLE, UNSEARCHED, VIOLATION
 from store.pipeline.limits import MAX_LISTED
-from store.pipeline.reports import printable, time_text
+from store.pipeline.reports import time_text
+from storenode.message.printing import printable
 
 _COUNTED: Final = (*COUNTS, "missing", "cycles")
 _FAULTS: Final = ("missing", "incomplete", "violations", "cycles", "conflicts", "unsearched")

@@ -1,9 +1,9 @@
 """`archive`: what a database holds and the lake does not, into the lake, exactly once.
 
 Hours are compared by their fingerprints; of those that differ, whatever the lake lacks is read and
-appended. So it does not matter what was archived before, in which order it had arrived, or where
-another run was killed. The files are read back before they are published: what they hold together
-with what was there must be what the database says.
+appended, in steps that are published one by one. So it does not matter what was archived before, in
+which order it had arrived, or where another run was killed. The files are read back before they are
+published: what they hold together with what was there must be what the database says.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from store.pipeline.database import (
     lock_archiving,
     mark_archived,
     read_archived,
+    read_marked_archives,
     read_state,
 )
 from store.pipeline.errors import PipelineError
@@ -38,7 +39,7 @@ from store.pipeline.limits import HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
 from store.pipeline.progress import Say, silent
 from store.pipeline.reading import Cut, Portion
 from store.pipeline.reports import time_text
-from store.pipeline.slices import Slice, good_slice_rows, grouped, plan_slices, to_text
+from store.pipeline.slices import Slice, good_slice_rows, grouped, in_steps, plan_slices, to_text
 from store.pipeline.source import FORMAT, read_options
 
 
@@ -50,6 +51,7 @@ class Archived:
     ``removed`` ones were deleted that nothing had named for long. ``marked`` hours are noted in the
     database as archived, ``kept`` were noted already. ``differing`` hours are not the same in lake
     and database although everything was exported: the lake holds what the database lacks.
+    ``elsewhere``: no hour was marked, since the database's marks are about that archive.
     """
 
     position: int
@@ -61,12 +63,13 @@ class Archived:
     marked: list[int] = field(default_factory=list)
     kept: int = 0
     differing: list[int] = field(default_factory=list)
+    elsewhere: str | None = None
     dry_run: bool = False
 
     @property
     def sound(self) -> bool:
-        """Whether every sealed hour of the database is archived."""
-        return not self.differing
+        """Whether every sealed hour of the database is marked as archived."""
+        return not self.differing and self.elsewhere is None
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
@@ -80,6 +83,7 @@ class Archived:
             "hours_marked": len(self.marked),
             "hours_marked_before": self.kept,
             "hours_differing": [time_text(hour) for hour in self.differing[:MAX_LISTED]],
+            "marked_archive": self.elsewhere,
             "dry_run": self.dry_run,
         }
 
@@ -96,6 +100,12 @@ class Archived:
         ]
         if self.compacted:
             told.append(f"Made {self.compacted:,} small files into larger ones.")
+        if self.elsewhere is not None:
+            told.append(
+                f"No hour was marked as archived: the marks of the database name {self.elsewhere}."
+                " If this archive is to count for --retention-requires-archive, too, run this again"
+                " with --mark-here."
+            )
         return told + [
             f"The hour {time_text(hour)} cannot be marked as archived: the archive has messages of"
             " it that the database lacks. `storenode pipeline diff` lists them, `restore` restores"
@@ -106,7 +116,10 @@ class Archived:
 
 @dataclass(frozen=True)
 class Archiving:
-    """Where from and where to, and what part: times in nanoseconds, the end exclusive."""
+    """Where from and where to, and what part: times in nanoseconds, the end exclusive.
+
+    ``mark_here``: mark hours also if all marks of the database name other archives.
+    """
 
     url: str
     lake: Lake
@@ -115,6 +128,7 @@ class Archiving:
     connections: int = MAX_CONNECTIONS
     dry_run: bool = False
     say: Say = silent
+    mark_here: bool = False
 
     @property
     def everything(self) -> bool:
@@ -154,25 +168,40 @@ class _Run:
         if job.dry_run:
             return self._dry_run()
         appender = Appender(self._session, lake.create(), job.say)
+        appender.record()
         state = self._state()
         to_do = _to_do(state, appender.held)
         result = Archived(state.position, _missing(to_do, appender.held))
         if to_do:
-            new = {hour: each for hour, each in to_do.items() if hour not in appender.held}
-            late = {hour: each for hour, each in to_do.items() if hour in appender.held}
-            appender.append(
-                self._portions(state, new), self._rows(state, late), late, state, result.to_do
-            )
+            self._append(appender, state, to_do)
             if job.everything and result.to_do and not appender.messages:
                 raise PipelineError(
                     f"What Spark's workers have written is not in {lake.path}: they and this"
                     " process must all see the same directory there."
                 )
+            appender.record()
         result.published, result.files = appender.messages, appender.files
         note(self._connection, job, state, appender.held, result)
         result.compacted = appender.compact()
+        if result.compacted:
+            appender.record()
         result.removed = lake.vacuum()
         return result
+
+    def _append(self, appender: Appender, state: State, to_do: Fingerprints) -> None:
+        """Publish what the lake lacks of some hours, a commit for each step."""
+        steps = in_steps({hour: to_do[hour] for hour in to_do if hour not in appender.held})
+        late = {hour: to_do[hour] for hour in to_do if hour in appender.held}
+        for number, step in enumerate(steps, 1):
+            messages = sum(each.messages for each in step.values())
+            what = f"archive, step {number} of {len(steps)}" if len(steps) > 1 else "archive"
+            appender.append(
+                self._portions(state, step), None, (), state, messages=messages, what=what
+            )
+        rows = self._rows(state, late)
+        if rows is not None:
+            missing = _missing(late, appender.held)
+            appender.append([], rows, late, state, messages=missing, what="archive, late messages")
 
     def _dry_run(self) -> Archived:
         lake = self._job.lake
@@ -226,7 +255,15 @@ def note(
     held: Fingerprints,
     result: Archived,
 ) -> None:
-    """Mark what is sealed and the same on both sides; a mark that is still right stays."""
+    """Mark what is sealed and the same on both sides; a mark that is still right stays.
+
+    Hours are dropped from the database by their marks, so a copy somewhere else takes no part
+    unless it is told to.
+    """
+    marked = read_marked_archives(connection)
+    if marked and job.lake.path not in marked and not job.mark_here:
+        result.elsewhere = marked[0]
+        return
     now_ns = time.time_ns()
     sealed = {
         hour: each

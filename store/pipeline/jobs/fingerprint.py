@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
+from store.pipeline.database import FOREVER, connected, read_state
+from store.pipeline.fingerprints import LEVELS_NS, NOTHING, Fingerprint, Fingerprints, coarser
+from store.pipeline.lake import Lake
+from store.pipeline.limits import HOUR_NS
 from store.pipeline.reports import time_text
 from store.pipeline.sides import Side
 
@@ -54,18 +57,40 @@ class Fingerprinted:
         return [*told, f"{'all':<20} {self.total.messages:>12,} {self.total.hex}"]
 
 
-def fingerprint(
-    side: Side, level: str, low_ns: int | None = None, high_ns: int | None = None
-) -> Fingerprinted:
+def fingerprint(side: Side, level: str, low_ns: int = 0, high_ns: int = FOREVER) -> Fingerprinted:
     """The slices of a level of `pipeline.fingerprints.LEVELS_NS` that begin in a range of time.
 
     Raises:
         PipelineError: the place cannot be read.
     """
-    found = side.fingerprints(level, None)
-    wanted = {
-        start: each
-        for start, each in found.items()
-        if (low_ns is None or start >= low_ns) and (high_ns is None or start < high_ns)
-    }
-    return Fingerprinted(side.name, level, wanted)
+    return sliced(side.name, level, side.fingerprints(level, None), low_ns, high_ns)
+
+
+def sliced(
+    name: str, level: str, found: Fingerprints, low_ns: int = 0, high_ns: int = FOREVER
+) -> Fingerprinted:
+    """The same of fingerprints that are known."""
+    wanted = {start: each for start, each in found.items() if low_ns <= start < high_ns}
+    return Fingerprinted(name, level, wanted)
+
+
+def of_lake(lake: Lake, level: str) -> Fingerprints | None:
+    """What an open archive has noted of itself, without Spark; None: it must be computed.
+
+    Raises:
+        PipelineError: it cannot be read.
+    """
+    length_ns = LEVELS_NS[level]
+    if length_ns < HOUR_NS or lake.unknown_days():
+        return None
+    return coarser(lake.hours(), length_ns)
+
+
+def of_database(url: str, level: str) -> Fingerprints:
+    """What the summaries of a database say, without Spark.
+
+    Raises:
+        PipelineError: it does not serve.
+    """
+    with connected(url) as connection:
+        return read_state(connection, level=level).fingerprints

@@ -31,6 +31,9 @@ INTERVAL_S: Final = 60
 """How often new messages are looked for: each time they become one commit and a file or more."""
 
 _LOOK_S: Final = 1
+_TEND_EVERY_S: Final = 3_600
+"""How often small files are compacted and the manifest gets an entry: it is read as a whole."""
+
 _VACUUM_EVERY_S: Final = 24 * 3_600
 _KEEPS: Final[LiteralString] = """
 select exists (
@@ -53,7 +56,9 @@ class Batches:
     url: str
     path: str
     keeper: int
+    mark_here: bool = False
     _vacuumed_s: float = field(default_factory=time.time)
+    _tended_s: float = field(default_factory=time.time)
 
     def __call__(self, rows: DataFrame, _batch: int) -> None:
         """Add the messages of a batch; some may be there already.
@@ -61,7 +66,7 @@ class Batches:
         Raises:
             PipelineError: as `Appender.append`, or nobody waits for the stream any more.
         """
-        job = Archiving(self.url, Lake(self.path))
+        job = Archiving(self.url, Lake(self.path), mark_here=self.mark_here)
         with connected(self.url) as connection:
             self._require_keeper(connection)
             appender = Appender(rows.sparkSession, job.lake.open())
@@ -73,7 +78,7 @@ class Batches:
             finally:
                 held.unpersist()
             note(connection, job, state, appender.held, Archived(state.position))
-        appender.compact()
+        self._tend(appender)
         self._vacuum(job.lake)
 
     def _require_keeper(self, connection: psycopg.Connection[Any]) -> None:
@@ -82,6 +87,13 @@ class Batches:
                 "The job that began to follow the database is gone, or has lost its connection:"
                 " begin again."
             )
+
+    def _tend(self, appender: Appender) -> None:
+        if time.time() - self._tended_s >= _TEND_EVERY_S:
+            appender.record()  # before compaction: what it replaces must be in the manifest
+            if appender.compact():
+                appender.record()
+            self._tended_s = time.time()
 
     def _vacuum(self, lake: Lake) -> None:
         if time.time() - self._vacuumed_s >= _VACUUM_EVERY_S:
@@ -146,6 +158,7 @@ class Following:
             removed=first.removed,
             marked=sorted(hour for hour, each in marks.items() if before.get(hour) != each),
             kept=first.kept,
+            elsewhere=first.elsewhere,
         )
 
     def stop(self) -> None:
@@ -163,7 +176,8 @@ class Following:
         options = read_options(job.url, start=self._first.position, connections=job.connections)
         rows = session.readStream.format(FORMAT).options(**options).load()
         store_id = read_state(self._connection, 0, 0).store_id
-        add = Batches(job.url, job.lake.path, self._connection.info.backend_pid)
+        keeper = self._connection.info.backend_pid
+        add = Batches(job.url, job.lake.path, keeper, job.mark_here)
         return (
             rows.writeStream.foreachBatch(add)
             .option("checkpointLocation", for_spark(f"{job.lake.path}/stream-{store_id}"))

@@ -3,7 +3,9 @@
 Every message's hash is computed anew, and every hour's fingerprint, by workers that read the files
 themselves. Rows must be messages that a
 node may store, of the sizes that it stores, in the directory of their day and shard, and each there
-once. Against a database, every hour that it holds must be in the archive.
+once. Against a database, every hour that it holds must be in the archive,
+and every hour that it has marked as archived there, whether it still holds it or not. What the
+manifest of the archive names, or a copy of it, must be there unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pyspark.sql import Row, SparkSession
 
 from store.pipeline.checking import CHECKED, HASHED, ROW_FAULTS, WRONG_HASH, row_faults
 from store.pipeline.contents import over_files
-from store.pipeline.database import FOREVER, connected, read_state
+from store.pipeline.database import FOREVER, connected, read_marks, read_state
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from store.pipeline.files import batches_of
 from store.pipeline.fingerprints import (
@@ -36,9 +38,12 @@ from store.pipeline.fingerprints import (
 )
 from store.pipeline.lake import Lake, LakeFile
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_LISTED
+from store.pipeline.manifest import manifest_of
 from store.pipeline.progress import Say, shown, silent
+from store.pipeline.recording import digest_of
 from store.pipeline.repeated import repeated
 from store.pipeline.reports import time_text
+from store.pipeline.requiring import Held, Required, required, shortfalls
 
 WRONG_DAY: Final = "hour in the directory of another day"
 TWICE: Final = "there more than once"
@@ -46,8 +51,10 @@ UNREADABLE: Final = "file cannot be read"
 WRONG_ROWS: Final = "file has another number of rows than the table says"
 WRONG_HOUR: Final = "hour is not what was noted when it was archived"
 DIFFERENT: Final = "hour is not the same in the database"
+LOST_MARKED: Final = "hour was marked as archived here, and is no longer here in full"
 
-_HOUR: Final = "hour"
+HOUR: Final = "hour"
+DIGEST: Final = "digest"
 _FOUND: Final = pa.schema(
     [
         *ROWS,
@@ -56,8 +63,8 @@ _FOUND: Final = pa.schema(
         pa.field("where", pa.list_(pa.string())),
     ]
 )
-"""A finding about a file: the fingerprint of an `_HOUR`, or a kind of fault with its number and
-some places."""
+"""A finding about a file: the fingerprint of an `HOUR`, its SHA-256 as `DIGEST`, or a kind of
+fault with its number and some places."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +76,42 @@ class Fault:
     where: tuple[str, ...]
 
 
+def fault_of(kind: str, where: Iterable[str], count: int | None = None) -> list[Fault]:
+    """The fault of a kind, or nothing if there is none; ``count`` None: as many as ``where``."""
+    listed = list(where)
+    number = len(listed) if count is None else count
+    return [Fault(kind, number, tuple(listed[:MAX_LISTED]))] if number else []
+
+
+def faults_as_json(faults: Iterable[Fault]) -> list[dict[str, Any]]:
+    """Faults as JSON has them."""
+    return [{"kind": each.kind, "count": each.count, "where": list(each.where)} for each in faults]
+
+
+def fault_lines(faults: Iterable[Fault]) -> list[str]:
+    """The same in words."""
+    told = []
+    for fault in faults:
+        told.append(f"{fault.kind}: {fault.count:,}")
+        told += [f"  {where}" for where in fault.where]
+        if fault.count > len(fault.where):
+            told.append(f"  and {fault.count - len(fault.where):,} more")
+    return told
+
+
 @dataclass
 class Verified:
-    """What was looked at and what was found; ``database`` tells whether one was compared."""
+    """What was looked at and what was found; ``database`` tells whether one was compared.
+
+    ``notes`` are sentences on what could not be checked.
+    """
 
     messages: int = 0
     files: int = 0
     hours: int = 0
     database: bool = False
     faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def sound(self) -> bool:
@@ -86,10 +120,7 @@ class Verified:
 
     def add(self, kind: str, where: Iterable[str], count: int | None = None) -> None:
         """Note a fault, if there is one."""
-        listed = list(where)
-        number = len(listed) if count is None else count
-        if number:
-            self.faults.append(Fault(kind, number, tuple(listed[:MAX_LISTED])))
+        self.faults += fault_of(kind, where, count)
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
@@ -99,10 +130,8 @@ class Verified:
             "files": self.files,
             "hours": self.hours,
             "compared_with_database": self.database,
-            "faults": [
-                {"kind": each.kind, "count": each.count, "where": list(each.where)}
-                for each in self.faults
-            ],
+            "faults": faults_as_json(self.faults),
+            "notes": self.notes,
         }
 
     def lines(self) -> list[str]:
@@ -110,24 +139,28 @@ class Verified:
         told = [
             f"Verified {self.messages:,} messages of {self.hours:,} hours in {self.files:,} files."
         ]
-        for fault in self.faults:
-            told.append(f"{fault.kind}: {fault.count:,}")
-            told += [f"  {where}" for where in fault.where]
-            if fault.count > len(fault.where):
-                told.append(f"  and {fault.count - len(fault.where):,} more")
+        told += [*self.notes, *fault_lines(self.faults)]
         told.append("Nothing is wrong." if self.sound else "The archive is not sound.")
         return told
 
 
 @dataclass(frozen=True)
 class Verifying:
-    """What to look at: an archive, a range of time, and a database to compare with if any."""
+    """What to look at: an archive, a range of time, and a database to compare with if any.
+
+    ``manifest`` is the directory of a copy of the archive's manifest.
+    """
 
     lake: Lake
     url: str | None = None
     low_ns: int = 0
     high_ns: int = FOREVER
     say: Say = silent
+    manifest: str | None = None
+
+    def covers(self, day: int) -> bool:
+        """Whether a day (since the epoch) is looked at, as a whole."""
+        return self.low_ns // DAY_NS <= day < -(-self.high_ns // DAY_NS)
 
 
 def verify(session: SparkSession, job: Verifying) -> Verified:
@@ -137,12 +170,19 @@ def verify(session: SparkSession, job: Verifying) -> Verified:
         PipelineError: there is no archive, or the database does not serve.
     """
     lake = job.lake.open()
-    low, high = job.low_ns // DAY_NS, -(-job.high_ns // DAY_NS)
-    files = [each for each in lake.files() if low <= each.day < high]
+    wanted = required(manifest_of(lake.path), job.manifest)
+    files = [each for each in lake.files() if job.covers(each.day)]
     result = Verified(files=len(files), database=job.url is not None)
     total = sum(each.rows for each in files)
     with shown(session, job.say, "verify", total):
-        held = _Rows(session, files, result).check()
+        rows = _Rows(session, files, result)
+        held = rows.check()
+    _check_required(
+        wanted,
+        Held({*map(lake.within, lake.files())}, rows.digests, held, lake.version),
+        job,
+        result,
+    )
     result.hours = len(held)
     _check_hours(lake, {each.day for each in files}, held, result)
     if job.url is not None:
@@ -157,6 +197,8 @@ class _Rows:
         self._session = session
         self._result = result
         self._files = {relative(each.path): each for each in files}
+        self.digests: dict[str, str] = {}
+        """By path the SHA-256 of each file that could be read."""
 
     def check(self) -> Fingerprints:
         """Note every fault; returns what the files hold by hour."""
@@ -164,7 +206,8 @@ class _Rows:
         by_kind: dict[str, list[Row]] = {}
         for row in rows:
             by_kind.setdefault(row["kind"], []).append(row)
-        hours = by_kind.pop(_HOUR, [])
+        hours = by_kind.pop(HOUR, [])
+        self.digests |= {row["path"]: row["where"][0] for row in by_kind.pop(DIGEST, [])}
         self._check_numbers(hours, by_kind)
         for kind in (UNREADABLE, *ROW_FAULTS):
             self._add(kind, by_kind.get(kind, []))
@@ -233,13 +276,15 @@ def _checked(kinds: Sequence[str], files: list[LakeFile]) -> Iterator[pa.RecordB
         path = relative(file.path)
         try:
             found, faults = _look(file, kinds)
+            digest = digest_of(file.path)
         except PipelineError:
             yield _row(UNREADABLE, path, 1, [path])
             continue
+        yield _row(DIGEST, path, 0, [digest])
         if found:
             hours = as_rows(found)
             more = [
-                pa.repeat(_HOUR, len(hours)),
+                pa.repeat(HOUR, len(hours)),
                 pa.repeat(path, len(hours)),
                 pa.nulls(len(hours), pa.list_(pa.string())),
             ]
@@ -297,10 +342,17 @@ def _check_hours(lake: Lake, days: set[int], held: Fingerprints, result: Verifie
     )
 
 
+def _check_required(wanted: Required, held: Held, job: Verifying, result: Verified) -> None:
+    for kind, where in wanted.faults(held, job.covers):
+        result.add(kind, where)
+    result.notes.append(wanted.note(held))
+
+
 def _check_database(url: str, job: Verifying, held: Fingerprints, result: Verified) -> None:
     sealed_ns = min(job.high_ns, time.time_ns()) // HOUR_NS * HOUR_NS
     with connected(url) as connection:
         state = read_state(connection, -(-job.low_ns // HOUR_NS) * HOUR_NS, sealed_ns)
+        marks = read_marks(connection, job.lake.path)
     wanted = state.fingerprints
     result.add(
         DIFFERENT,
@@ -311,3 +363,6 @@ def _check_database(url: str, job: Verifying, held: Fingerprints, result: Verifi
             if hour in wanted
         ),
     )
+    marked = {hour: each for hour, each in marks.items() if job.covers(hour // DAY_NS)}
+    result.add(LOST_MARKED, shortfalls(marked, held, "when it was marked"))
+    result.notes.append(f"The database has marked {len(marks):,} hours as archived here.")

@@ -241,7 +241,7 @@ class HotIndex:
         found: list[SyncIds] = []
         others: list[CommitRow] = []
         for commit in commits:
-            ids = self._written_ids.take(commit.batch)
+            ids = self._written_ids.take(commit.place[1])
             if ids is None:
                 others.append(commit)
             else:

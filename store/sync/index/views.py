@@ -16,8 +16,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from reconcile.errors import SummaryMismatch
 from reconcile.ids import SyncId
+from reconcile.index import IndexView
 from reconcile.keyed import Sum, sum_of_view
-from reconcile.lattice import LatticeSum
 from reconcile.summaries.layered import LayeredView, reads_below
 from reconcile.summaries.loading import LoadingView
 from reconcile.view import Answer, Read
@@ -129,6 +129,11 @@ class StoredView:
         """From here on every ID is in memory; None: none is."""
         return None if self._hot is None else self._hot.floor
 
+    @property
+    def indexed(self) -> IndexView | None:
+        """What is in memory."""
+        return None if self._hot is None else self._hot.view
+
     async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
         """The keyed sum of a range that begins in memory."""
         assert self._hot is not None, "the range is not in memory"
@@ -158,13 +163,6 @@ class StoredView:
             return await worked_through(self._view, read, cold.load)
         except SummaryMismatch as error:
             raise StoreUnavailable(str(error)) from error
-
-    async def lattice(self, start_ns: int, end_ns: int) -> LatticeSum | None:
-        """The lattice sum of whole hours, of the moment of the view of the database.
-
-        Raises as `answer` does.
-        """
-        return await (await self._opened_cold()).lattice(start_ns, end_ns)
 
     async def _opened_cold(self) -> ColdView:
         if self._cold is None:

@@ -12,12 +12,17 @@ steps is one that nobody sets; what the clock showed at the start comes with `Be
 input          in which state          what follows
 =============  ======================  =====================================================
 `Begun`        once, at first          `Fetch` from a random peer; without a gap `Finished`
-`PageStored`   a fetch is under way    `Advance` to the page's last timestamp
+`PageStored`   a fetch is under way    `Advance` to the page's last timestamp; from a fetch that
+                                       takes too long `Proceed` and `Leave`
 `FetchEnded`   a fetch is under way    complete: `Advance`, `Finished`; else the next peer:
                                        `Fetch`, at once or after a pause when all have failed
                                        (then `Proceed`: reconciliation need not wait longer)
 `Tick`         any                     a pause that is over ends with `Fetch`
 =============  ======================  =====================================================
+
+A peer that lies can go on for ever, with messages that are worth nothing. So no fetch is longer
+than `LONGEST_FETCH_NS`, reconciliation waits no longer for the resume either, and there is a pause
+after as many failures as there are peers, whatever came between them.
 
 A cursor is the peer's that gave it: where another one goes on, it begins by the time reached.
 
@@ -40,6 +45,9 @@ SHORTEST_GAP_NS: Final = 15 * NS_PER_S
 
 FIRST_PAUSE_NS: Final = 2 * NS_PER_S
 LONGEST_PAUSE_NS: Final = 60 * NS_PER_S
+
+LONGEST_FETCH_NS: Final = 600 * NS_PER_S
+"""A fetch that takes longer goes on at the next peer; the only one is asked again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +114,11 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """Give up the fetch that is under way: it has taken too long."""
+
+
+@dataclass(frozen=True, slots=True)
 class Advance:
     """Persist this "last online" time."""
 
@@ -129,7 +142,7 @@ class Finished:
     """Nothing of the gap is left: "last online" follows the clock from now on."""
 
 
-Effect: TypeAlias = Fetch | Advance | WakeAt | Proceed | Finished
+Effect: TypeAlias = Fetch | Leave | Advance | WakeAt | Proceed | Finished
 
 
 class ResumeError(Exception):
@@ -164,9 +177,10 @@ class Resume:
         self._start_ns = self._end_ns = self._reached_ns = 0
         self._messages = self._new = 0
         self._cursor = b""
-        self._failed_in_row = 0
+        self._failures = 0
         self._pauses = 0
         self._wake_ns = 0
+        self._fetch_ns = 0
         self._error = ""
         self._proceeded = False
 
@@ -192,9 +206,9 @@ class Resume:
         """
         match given:
             case Begun() if self._state == "new":
-                return self._begin(given)
+                return self._begin(now_ns, given)
             case PageStored() if self._state == "fetching":
-                return self._page(given)
+                return self._page(now_ns, given)
             case FetchEnded() if self._state == "fetching":
                 return self._ended(now_ns, given)
             case Tick():
@@ -216,7 +230,7 @@ class Resume:
         assert self._others is None or self._state in ("fetching", "finished")
         assert bool(self._sources) == bool(self._messages)
 
-    def _begin(self, begun: Begun) -> list[Effect]:
+    def _begin(self, now_ns: int, begun: Begun) -> list[Effect]:
         gap_ns = begun.clock_ns - begun.last_online_ns
         if not self._config.peers or not begun.last_online_ns or gap_ns < self._config.shortest_ns:
             return self._finish()
@@ -225,20 +239,23 @@ class Resume:
         self._end_ns = begun.clock_ns
         self._order = list(self._config.peers)
         self._rng.shuffle(self._order)
-        return self._fetch()
+        return self._fetch(now_ns)
 
-    def _page(self, page: PageStored) -> list[Effect]:
+    def _page(self, now_ns: int, page: PageStored) -> list[Effect]:
         self._cursor = page.cursor
         self._messages += page.messages
         self._new += page.new
         if page.messages:
             self._sources[self._order[0]] = None
-        self._failed_in_row = self._pauses = 0
+        self._pauses = 0
         self._error = ""
-        if page.timestamp_ns <= self._reached_ns:
-            return []
-        self._reached_ns = page.timestamp_ns
-        return [Advance(self._reached_ns)]
+        effects: list[Effect] = []
+        if page.timestamp_ns > self._reached_ns:
+            self._reached_ns = page.timestamp_ns
+            effects.append(Advance(self._reached_ns))
+        if now_ns - self._fetch_ns >= LONGEST_FETCH_NS:
+            effects += [*self._proceed(), Leave()]
+        return effects
 
     def _ended(self, now_ns: int, ended: FetchEnded) -> list[Effect]:
         if ended.lost_place:
@@ -246,24 +263,24 @@ class Resume:
         if not ended.error and self._others is None:
             self._others = list(self._order[1:])
         if self._others is not None:
-            return self._complete(ended)
+            return self._complete(now_ns, ended)
         self._error = ended.error
-        self._turn_to(self._order[1] if len(self._order) > 1 else self._order[0])
-        self._failed_in_row += 1
-        if self._failed_in_row % len(self._order):
-            return self._fetch()
+        self._turn_to(self._order[1 % len(self._order)])
+        self._failures += 1
+        if self._failures % len(self._order):
+            return self._fetch(now_ns)
         pause_ns = min(FIRST_PAUSE_NS << min(self._pauses, 16), LONGEST_PAUSE_NS)
         self._pauses += 1
         self._state = "pausing"
         self._wake_ns = now_ns + round(pause_ns * self._rng.uniform(0.5, 1.0))
         return [*self._proceed(), WakeAt(self._wake_ns)]
 
-    def _complete(self, ended: FetchEnded) -> list[Effect]:
+    def _complete(self, now_ns: int, ended: FetchEnded) -> list[Effect]:
         """One peer has come to the end; ask another where that was plainly not all."""
         short = bool(ended.error) or 2 * self._reached_ns < self._start_ns + self._end_ns
         if short and self._others:
             self._turn_to(self._others.pop(0))
-            return self._fetch()
+            return self._fetch(now_ns)
         self._error = ""
         self._reached_ns = self._end_ns
         return [Advance(self._end_ns), *self._finish()]
@@ -280,10 +297,11 @@ class Resume:
     def _tick(self, now_ns: int) -> list[Effect]:
         if self._state != "pausing":
             return []
-        return self._fetch() if now_ns >= self._wake_ns else [WakeAt(self._wake_ns)]
+        return self._fetch(now_ns) if now_ns >= self._wake_ns else [WakeAt(self._wake_ns)]
 
-    def _fetch(self) -> list[Effect]:
+    def _fetch(self, now_ns: int) -> list[Effect]:
         self._state = "fetching"
+        self._fetch_ns = now_ns
         start_ns = self._start_ns if self._cursor else max(self._start_ns, self._reached_ns)
         return [Fetch(self._order[0], start_ns, self._end_ns, self._cursor)]
 

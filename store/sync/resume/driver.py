@@ -26,14 +26,17 @@ from store.domain.ports import (
     Writer,
 )
 from store.messages.transfer import MalformedMessage
+from store.sync.errors import PeerSilent, ProtocolBroken
 from store.sync.limits import ONLINE_INTERVAL_S
 from store.sync.resume.core import (
+    LONGEST_FETCH_NS,
     Advance,
     Begun,
     Fetch,
     FetchEnded,
     Finished,
     Input,
+    Leave,
     PageStored,
     Proceed,
     Resume,
@@ -188,12 +191,18 @@ class Resumer:
         return FetchEnded(str(error), lost_place)
 
     async def _take(self, peer: PeerAddress, scanned: ScannedPage) -> None:
-        """Store one page; it counts as come only when all that may be stored is durable."""
+        """Store one page; it counts as come only when all that may be stored is durable.
+
+        Raises:
+            PeerFailed: what the peer sends is not what it names, or takes too long.
+        """
         messages = scanned.messages
         admission = Admission(self._policy(), self._environment.now_ns(), Source.RESUME)
         for start in range(0, len(messages), _CHUNK):
             admission.admit(messages[start : start + _CHUNK])
             await asyncio.sleep(0)
+        if admission.admitted.hashes != scanned.hashes:
+            raise ProtocolBroken("the peer sends messages that do not have the hashes it gives")
         stored = await self._writer.store(admission.admitted.batch, Source.RESUME)
         counted = admission.admitted.count(stored)
         self._environment.counts.count_intake(
@@ -203,8 +212,15 @@ class Resumer:
             self._log.warning("resume_refused", peer=str(peer), messages=dict(counted.rejected))
         page = PageStored(scanned.cursor, scanned.reached_ns, len(messages), counted.stored)
         for effect in self._machine.step(self._environment.steady_ns(), page):
-            if isinstance(effect, Advance) and self._due():
-                await self._note(effect.last_online_ns)
+            match effect:
+                case Advance() if self._due():
+                    await self._note(effect.last_online_ns)
+                case Proceed():
+                    self._proceed()
+                case Leave():
+                    raise PeerSilent(
+                        f"the peer has not come to the end in {LONGEST_FETCH_NS // NS_PER_S} s"
+                    )
 
     def _due(self) -> bool:
         now_s = self._environment.steady_ns() / NS_PER_S

@@ -55,10 +55,12 @@ class Proof:
 
     Attributes:
         keyed_from_ns: from here on by keyed digests, which were equal in the end; None: nowhere.
+        compact: the differences were found in the compact mode.
         hidden: differences that the fingerprints of WAKU-SYNC did not show.
     """
 
     keyed_from_ns: int | None = None
+    compact: bool = False
     hidden: SyncIds = field(default_factory=SyncIds.empty)
 
 
@@ -91,6 +93,8 @@ class Agreement:
         self._theirs: Extension | None = None
         self.key: PairKey | None = None
         """Once both sides have made an offer."""
+        self.compact = False
+        """Frames of the compact mode may come after the first one."""
 
     @property
     def cut(self) -> SyncId:
@@ -102,6 +106,23 @@ class Agreement:
     def peer_knows(self) -> bool:
         """The peer has made an offer."""
         return self._theirs is not None
+
+    @property
+    def nonces(self) -> tuple[bytes, bytes]:
+        """The initiator's and the responder's, once both sides have made an offer."""
+        theirs = b"" if self._theirs is None else self._theirs.nonce
+        return (self._nonce, theirs) if self._role is Role.INITIATOR else (theirs, self._nonce)
+
+    @property
+    def own_nonce(self) -> bytes:
+        """Of this side."""
+        return self._nonce
+
+    @property
+    def whole(self) -> bool:
+        """Digests begin where the range does, on this side and by the peer's offer."""
+        lower_ns = self._lower_ns
+        return self._keyed_from_ns() == lower_ns == max(self.cut[0], lower_ns)
 
     def offer(self) -> Extension:
         """For the own first frame; a responder has heard the initiator's by then."""
@@ -131,6 +152,8 @@ class Agreement:
         _demand(not told.nonce or phase is Phase.FIRST, "a nonce after its first frame")
         _demand(not told.digest or _digest_belongs(phase, last=last), "a digest before its last")
         _demand(not told.hashes or (phase is Phase.SEARCH and last), "hashes nobody asked for")
+        placed = phase is Phase.FIRST or self.compact
+        _demand(placed or not told.size_bytes, "a compact frame nobody asked for")
         _demand(len(told.digest) in (0, DIGEST_BYTES), f"a digest of {len(told.digest)} bytes")
         _demand(not len(told.hashes) % HASH_BYTES, "hashes that are cut off")
         return told
@@ -153,10 +176,7 @@ class Agreement:
         if not offer.keyed:
             return
         self._theirs = offer
-        nonces = self._nonce, offer.nonce
-        if self._role is Role.RESPONDER:
-            nonces = offer.nonce, self._nonce
-        self.key = PairKey.derive(nonces, self._names())
+        self.key = PairKey.derive(self.nonces, self._names())
 
     def _keyed_from_ns(self) -> int:
         """From when on this side can compute digests of what it compares."""

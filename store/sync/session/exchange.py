@@ -19,8 +19,11 @@ from reconcile.keyed import NONCE_BYTES
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Bounds, Result, Role, SessionConfig
 from reconcile.session import Session as Machine
+from store.domain.coverage import Statements
 from store.domain.environment import Environment
 from store.domain.ports import (
+    StoreBusy,
+    StoreUnavailable,
     SyncEnding,
     SyncObserver,
     SyncOutcome,
@@ -30,6 +33,7 @@ from store.domain.streams import FrameStream
 from store.domain.view import OpenView, Reconcilable
 from store.sync.errors import GaveWay, PlaceLost
 from store.sync.limits import (
+    COMPACT_FROM_IDS,
     LARGE_PAYLOAD_BYTES,
     MAX_HORIZON_STEP_NS,
     MAX_TOLD_IDS,
@@ -41,6 +45,7 @@ from store.sync.session.agreement import BY_XOR, Agreement, Proof
 from store.sync.session.outcome import NOTHING_TRANSFERRED, outcome_of, unsuccessful
 from store.sync.session.reconciling import Frames
 from store.sync.session.registry import Refusal, Session, Sessions, State
+from store.sync.session.stating import Compared, compare, note, statements_of
 from store.sync.session.verifying import Verifying
 from store.sync.transfer.core import DEFAULT_LIMITS, Transfer
 from store.sync.transfer.driver import TransferWork
@@ -64,7 +69,9 @@ class ExchangeWork:
 
     ``node_id`` and ``store_id`` are this node's; ``cluster`` and ``shards`` must be the peer's.
     The silence of ``transfer_limits`` holds for every frame of a session. ``keyed``: conclude
-    equality from keyed digests where the peer can.
+    equality from keyed digests where the peer can. ``compact_from``: offer the compact mode for so
+    many IDs or more; None: not at all.
+    ``statements``: where what sessions find out is kept for ``GetCoverage``; None: nowhere.
     """
 
     node_id: str
@@ -78,6 +85,8 @@ class ExchangeWork:
     tuning: Tuning = field(default_factory=Tuning)
     max_sessions: int = MAX_SESSIONS
     keyed: bool = True
+    compact_from: int | None = COMPACT_FROM_IDS
+    statements: Statements | None = None
 
     def horizon(self, view: OpenView) -> SyncId:
         """Below it nothing is compared: it is not held, or would be refused as too old."""
@@ -122,7 +131,9 @@ def common_horizon(now_ns: int, horizon_ns: int) -> int:
 class Account:
     """What is known of one session, for its outcome.
 
-    ``asked_from``: the lower bound that the initiator wanted.
+    ``asked_from``: the lower bound that the initiator wanted. ``compact_failed``: why the compact
+    mode was given up in the middle. ``opened_ns``: the clock before its view
+    was opened. ``compared``: what was held then.
     """
 
     role: SyncRole
@@ -133,7 +144,10 @@ class Account:
     horizon: SyncId | None = None
     result: Result | None = None
     proof: Proof = BY_XOR
+    compact_failed: str = ""
     report: Report = field(default_factory=lambda: NOTHING_TRANSFERRED)
+    opened_ns: int = 0
+    compared: Compared | None = None
 
     def outcome(
         self, now_ns: int, error: str = "", ending: SyncEnding | None = None
@@ -151,6 +165,7 @@ class Account:
                 seconds=seconds,
                 node_id=self.node_id,
                 error=error,
+                compact_failed=self.compact_failed,
             )
         ending = ending or SyncEnding.FAILED
         return unsuccessful(ending, error, seconds, self.node_id)
@@ -170,6 +185,8 @@ class Exchange:
         """Told of the node and the store of a peer that was found to hold what this store lacks."""
         self._plain: set[str] = set()
         """Peers that did not know keyed digests when they were last asked."""
+        self._equal: set[str] = set()
+        """Peers with whom the last session found nothing, or the compact mode could not be used."""
         self._large_turn = asyncio.Semaphore()
         self._tasks: dict[Session, asyncio.Task[Any]] = {}
         self._gave_way: set[Session] = set()
@@ -217,14 +234,53 @@ class Exchange:
             now_ns=work.steady_ns,
             turn=self.turn,
             agreement=agreement,
+            compact_from=self._compact_from(role, account),
         )
+
+    def _compact_from(self, role: Role, account: Account) -> int | None:
+        """An offer costs more than a session that finds nothing: none after such a one."""
+        offers = role is Role.RESPONDER or account.node_id not in self._equal
+        return self.work.compact_from if offers else None
 
     def concluded(self, account: Account, work: Verifying, result: Result) -> None:
         """Note what a reconciliation came to, and whether the peer knows keyed digests."""
         account.result, account.proof = result, work.proof
+        if work.compact is not None and not work.proof.compact:
+            account.compact_failed = work.compact.reason
+        if account.role is SyncRole.INITIATOR and not result.refusal:
+            differ = bool(len(result.to_send) or len(result.to_receive))
+            unused = work.compact is not None and not work.proof.compact
+            (self._equal.discard if differ and not unused else self._equal.add)(account.node_id)
         if work.agreement is not None and result.rounds and not result.refusal:
             known = work.agreement.peer_knows
             (self._plain.discard if known else self._plain.add)(account.node_id)
+
+    async def compare(self, account: Account, view: OpenView, result: Result) -> None:
+        """Measure what this session, which this node began, will make statements about."""
+        environment = self.work.environment
+        if self.work.statements is None or not account.store_id:
+            return
+        try:
+            account.compared = await compare(
+                view, result, account.proof, account.opened_ns, environment.now_ns()
+            )
+        except (StoreUnavailable, StoreBusy) as error:
+            environment.log.warning("coverage_not_measured", reason=str(error))
+
+    async def state(self, account: Account, outcome: SyncOutcome) -> None:
+        """Keep what the session found out."""
+        statements, compared, result = self.work.statements, account.compared, account.result
+        if statements is None or compared is None or result is None:
+            return
+        made = await statements_of(
+            compared,
+            result,
+            account.proof,
+            account.report,
+            account.opened_ns,
+            equal=outcome.in_sync,
+        )
+        await note(statements, account.store_id, made, self.work.environment)
 
     def _agreement(
         self, role: Role, stream: FrameStream, view: OpenView | None, account: Account

@@ -82,7 +82,9 @@ class Initiator:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the operator is told
             outcome = self._failed(error)
-        return self._exchange.observe(account, outcome)
+        self._exchange.observe(account, outcome)
+        await self._exchange.state(account, outcome)
+        return outcome
 
     async def _session(self) -> SyncOutcome:
         opened = self._exchange.sessions.begin(
@@ -131,6 +133,7 @@ class Initiator:
 
     async def _exchange_frames(self, call: FrameStream) -> tuple[Result, str]:
         work = self._work
+        self._account.opened_ns = work.environment.now_ns()
         async with work.reconcilable.open_view(*self._bounds) as view:
             self._account.horizon = work.horizon(view)
             reconciling = self._exchange.reconciling(
@@ -138,6 +141,7 @@ class Initiator:
             )
             result = await reconciling.begin()
             self._exchange.concluded(self._account, reconciling, result)
+            await self._exchange.compare(self._account, view, result)
             return result, reconciling.session_id
 
     async def _transfer(self, session: Session, session_id: str) -> None:

@@ -47,11 +47,13 @@ def outcome_of(
     seconds: float,
     node_id: str,
     error: str = "",
+    compact_failed: str = "",
 ) -> SyncOutcome:
     """A session that reconciled; ``report`` is that of its transfer, as far as it came.
 
     ``asked_from``: the lower bound that the initiator wanted; below ``horizon`` nothing was
     compared. ``error``: what ended the session, other than the transfer's own fault.
+    ``compact_failed``: why the compact mode was given up.
     """
     error = error or report.error
     found = bool(len(result.to_send) or len(result.to_receive))
@@ -72,7 +74,10 @@ def outcome_of(
         undelivered=report.undelivered,
         left_over=result.truncated,
         middle_ns=_middle_ns(result) if result.truncated else 0,
-        notes=tuple(_notes(result, hidden, report, asked_from, horizon)),
+        notes=(
+            *_notes(result, hidden, report, asked_from, horizon),
+            *_compact_notes(compact_failed),
+        ),
         ending=SyncEnding.FAILED if error else SyncEnding.DONE,
         missing_here=len(result.to_receive),
         missing_there=len(result.to_send),
@@ -82,7 +87,12 @@ def outcome_of(
         equality=_equality(result, proof),
         keyed_from_ns=proof.keyed_from_ns,
         hidden=hidden,
+        compact=proof.compact,
     )
+
+
+def _compact_notes(reason: str) -> list[str]:
+    return [f"the compact mode was given up for a base session: {shown(reason)}"] if reason else []
 
 
 def _equality(result: Result, proof: Proof) -> Equality:

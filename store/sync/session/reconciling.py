@@ -49,6 +49,7 @@ class Frames:
     """The frames of one session, in the driver's terms.
 
     ``session_id``: what this responder tells the initiator; of an initiator, what it was told.
+    Bytes are those of payloads, and of what takes their place in the compact mode.
     """
 
     stream: FrameStream
@@ -56,6 +57,8 @@ class Frames:
     responder: bool
     silence_s: float
     session_id: str = ""
+    sent_bytes: int = 0
+    received_bytes: int = 0
     _first: bool = field(default=True, init=False)
 
     async def send(self, effect: Send, extension: Extension | None = None) -> None:
@@ -65,7 +68,8 @@ class Frames:
         count = effect.count if first else None
         frame = Reconcile(effect.payload, session_id, effect.refusal, count, extension)
         await in_time(self.stream.write(frame.encode()), self.silence_s)
-        self.observer.sync_bytes("sent", len(effect.payload))
+        self.sent_bytes += frame.size_bytes
+        self.observer.sync_bytes("sent", frame.size_bytes)
 
     async def receive(self) -> Reconcile:
         """The next frame.
@@ -79,7 +83,8 @@ class Frames:
         frame = Reconcile.parse(data)
         if not self.responder:
             self._learn(frame)
-        self.observer.sync_bytes("received", len(frame.payload))
+        self.received_bytes += frame.size_bytes
+        self.observer.sync_bytes("received", frame.size_bytes)
         return frame
 
     def _learn(self, frame: Reconcile) -> None:
@@ -123,19 +128,24 @@ class Driving:
         """
         given = first
         while True:
-            size_bytes = len(given.payload) if isinstance(given, Received) else 0
-            async with self.turn(size_bytes):
-                effects = await self._work(given)
-            result = effects[-1].result if isinstance(effects[-1], Ended) else None
-            said = [effect for effect in effects if isinstance(effect, Send)]
-            for effect in said:
-                extension = None if effect.refusal else await self.extending(result)
-                await self.frames.send(effect, extension)
+            result, said = await self.say(given)
             if result is not None:
                 return result, not said
             frame = await self.frames.receive()
             self.hear(frame)
-            given = Received(frame.payload, frame.count, shown(frame.refusal))
+            given = received(frame)
+
+    async def say(self, given: Input) -> tuple[Result | None, bool]:
+        """Answer an input; the result, where that is all, and whether something was sent."""
+        size_bytes = len(given.payload) if isinstance(given, Received) else 0
+        async with self.turn(size_bytes):
+            effects = await self._work(given)
+        result = effects[-1].result if isinstance(effects[-1], Ended) else None
+        said = [effect for effect in effects if isinstance(effect, Send)]
+        for effect in said:
+            extension = None if effect.refusal else await self.extending(result)
+            await self.frames.send(effect, extension)
+        return result, bool(said)
 
     async def _work(self, given: Input) -> list[Effect]:
         """Take an input in, and answer what the session asks, until it has something to say."""
@@ -152,6 +162,11 @@ class Driving:
         return await in_thread_if(_is_large(given), self.session.step, self.now_ns(), given)
 
 
+def received(frame: Reconcile) -> Received:
+    """A frame of the peer as an input of the session."""
+    return Received(frame.payload, frame.count, shown(frame.refusal))
+
+
 async def first_frame(stream: FrameStream, observer: SyncObserver) -> Reconcile | None:
     """The frame with which an initiator begins; None: it has nothing to ask.
 
@@ -162,7 +177,7 @@ async def first_frame(stream: FrameStream, observer: SyncObserver) -> Reconcile 
     if data is None:
         return None
     frame = Reconcile.parse(data)
-    observer.sync_bytes("received", len(frame.payload))
+    observer.sync_bytes("received", frame.size_bytes)
     return frame
 
 

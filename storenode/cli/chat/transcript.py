@@ -17,7 +17,17 @@ from storenode.sds.aio.events import (
     NotStored,
     Repaired,
 )
-from storenode.sds.events import Acknowledged, GaveUp, Lost, Missing, PossiblyAcknowledged, Sent
+from storenode.sds.behind import MAX_SEARCHES
+from storenode.sds.events import (
+    Acknowledged,
+    Behind,
+    CaughtUp,
+    GaveUp,
+    Lost,
+    Missing,
+    PossiblyAcknowledged,
+    Sent,
+)
 from storenode.sds.pages import Key
 
 _MAX_TIME_MS = 253_402_300_799_000
@@ -137,6 +147,13 @@ def remark_of(event: ChannelEvent) -> str | None:
             said = f"{len(event.messages):,} missing"
         case Repaired():
             said = f"repair: {event.found:,} of {event.asked:,} came, in {event.calls} calls"
+        case Behind() if event.searches == 1:
+            who = safe(event.sender_id)
+            said = f"{who} has {event.at_least:,} or more messages that are not here: searching"
+        case Behind() if event.searches == MAX_SEARCHES:
+            said = f"still not found what {safe(event.sender_id)} has: searching everything"
+        case CaughtUp():
+            said = f"all that {safe(event.sender_id)} has is known here again"
         case Lost():
             said = f"{len(event.message_ids):,} lost for good"
     return said

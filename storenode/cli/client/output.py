@@ -28,9 +28,9 @@ class Output:
         self._encoding = sys.stdout.encoding or "utf-8"
 
     def line(self, text: str) -> None:
-        """Print one line; characters that the terminal's encoding lacks are escaped."""
+        """Print one line; what does not print, or the terminal's encoding lacks, is escaped."""
         try:
-            sys.stdout.buffer.write(text.encode(self._encoding, "backslashreplace") + b"\n")
+            sys.stdout.buffer.write(safe(text).encode(self._encoding, "backslashreplace") + b"\n")
         except BrokenPipeError:
             raise
         except OSError as error:

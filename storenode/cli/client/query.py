@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 import click
 
+from storenode.cli.client.completeness import completeness
 from storenode.cli.client.output import note
 from storenode.cli.client.session import HEX, Session, connected, time_options, topic_options
 from storenode.cli.errors import OK
@@ -52,6 +53,13 @@ _PAGE = "Page"
     section=_PAGE,
     help="Print the cursor of the next page where there is one.",
 )
+@option(
+    "--coverage",
+    "with_coverage",
+    is_flag=True,
+    section=_PAGE,
+    help="Say on standard error how complete the time from --from on is; not with --hash.",
+)
 @connected()
 async def query(
     session: Session,
@@ -67,6 +75,7 @@ async def query(
     every_page: bool,
     no_data: bool,
     cursors: bool,
+    with_coverage: bool,
 ) -> int:
     """Fetch stored messages by topic and time, or by hash.
 
@@ -83,6 +92,15 @@ async def query(
         limit=limit,
         include_data=not no_data,
     )
+    said = ""
+    if with_coverage:
+        said = await completeness(
+            session.client,
+            pubsub_topic=pubsub_topic,
+            content_topics=content_topics,
+            time_start=time_start,
+            time_end=time_end,
+        )
     async with aclosing(session.client.query_pages(request)) as pages:
         async for page in pages:
             for item in page.messages:
@@ -94,4 +112,6 @@ async def query(
                 if more and not cursors and not session.out.as_json:
                     note(f"More match: add --cursor {page.pagination_cursor.hex()} or --all.")
                 break
+    if said:
+        note(said)
     return OK

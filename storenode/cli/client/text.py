@@ -9,6 +9,9 @@ from typing import Final
 from storenode.cli.client.limits import PREVIEW_CHARS, SHORT_HASH_CHARS
 from storenode.cli.options.types import Parsed
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
+from storenode.message.printing import printable
+
+safe: Final = printable
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _NS_DIGITS: Final = 9
@@ -65,16 +68,6 @@ def parse_hex(text: str) -> bytes:
         ) from None
 
 
-def safe(text: str) -> str:
-    """The text with everything that does not print written as an escape.
-
-    Control characters, marks of direction and separators of lines are among it.
-    """
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else _escaped(each) for each in text)
-
-
 def short(digest: bytes) -> str:
     """The first digits of a hash, enough for people to tell messages apart."""
     return digest.hex()[:SHORT_HASH_CHARS]
@@ -97,7 +90,3 @@ def _from_rfc_3339(text: str, day: str, time: str, fraction: str | None, zone: s
         raise ValueError(f"{text!r} is not a time of the calendar: {error}") from None
     seconds = (moment - _EPOCH) // timedelta(seconds=1)
     return seconds * NS_PER_S + int((fraction or "0").ljust(_NS_DIGITS, "0"))
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

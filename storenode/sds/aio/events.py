@@ -13,6 +13,8 @@ from weakref import WeakSet
 from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
 from storenode.sds.events import (
     Acknowledged,
+    Behind,
+    CaughtUp,
     ClockCapped,
     EphemeralReceived,
     GaveUp,
@@ -98,6 +100,8 @@ ChannelEvent = (
     | EphemeralReceived
     | Missing
     | Lost
+    | Behind
+    | CaughtUp
     | Refused
     | ClockCapped
     | RepairRequested

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 from storenode.sds.aio.events import Connected, Disconnected
@@ -54,6 +54,8 @@ class Feed:
         self._refused: set[bytes] = set()
         self._tried: bytes | None = None
         self._last = ""
+        self._search_ns: int | None = None
+        self._searching = asyncio.Event()
         self._quiet = asyncio.Event()
         self._quiet.set()
         self.node: str | None = None
@@ -79,6 +81,28 @@ class Feed:
         self._changed(error.sentence)
         self._refused.clear()
         await asyncio.sleep(self._rotation.failed())
+
+    def search(self, since_ns: int) -> None:
+        """Have what is stored from a time on scanned again: something in it was missed."""
+        known = self._search_ns
+        self._search_ns = since_ns if known is None else min(known, since_ns)
+        self._searching.set()
+
+    async def searches(self) -> None:
+        """Scan for ever what `search` names; one that fails is left to the next `search`."""
+        while True:
+            await self._searching.wait()
+            self._searching.clear()
+            since_ns, self._search_ns = self._search_ns or 0, None
+            with suppress(TransportError):
+                await self._look_through(since_ns)
+
+    async def _look_through(self, since_ns: int) -> None:
+        self.calls["scan"] += 1
+        async with aclosing(self._rotation.link.scan(since_ns)) as pages:
+            async for messages in pages:
+                if await self._take(messages) is not None:
+                    return
 
     def still_online(self) -> None:
         """Note the time while nothing comes."""

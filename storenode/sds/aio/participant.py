@@ -34,6 +34,7 @@ from storenode.sds.aio.transport import Fetched, Link, Route, Transport
 from storenode.sds.chance import Chance
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
+    Behind,
     Broadcast,
     Delivered,
     EphemeralReceived,
@@ -117,6 +118,7 @@ class Participant:
         for work in (
             self.saver.run(),
             self.feed.run(),
+            self.feed.searches(),
             self.publisher.run(),
             self.repair.run(self.feed.quiet),
             self._tick(),
@@ -183,6 +185,9 @@ class Participant:
         """Hand on what follows from a step, when it is saved."""
         if any(isinstance(thing, Missing) for thing in things):
             self.repair.wake()
+        for thing in things:
+            if isinstance(thing, Behind):
+                self.feed.search(thing.since_ms * _NS_PER_MS)
         self.saver.add(things)
         self.refresh()
 
@@ -225,6 +230,8 @@ class Participant:
             missing=len(incoming.wants),
             waiting=len(incoming.waiting),
             lost=len(self.core.lost),
+            behind=self.core.lacks.at_least(),
+            incomparable=len(self.core.lacks.incomparable),
             unpublished=len(self.ledger.outbox),
             unacknowledged=len(self.core.outgoing),
             trouble=self._trouble_now(),

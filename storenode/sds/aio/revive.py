@@ -129,6 +129,7 @@ def _fill_filter(state: DurableState, ledger: Ledger, waiting: list[Row]) -> Non
     found += [(row["serial"], decode_message(row["payload"]).message_id) for row in waiting]
     for message_id in _last(found, count):
         ledger.core.filter.add(message_id)
+    ledger.core.filter.complete = ledger.serial <= count
 
 
 def _last(found: list[tuple[int, str]], count: int) -> Iterator[str]:

@@ -13,6 +13,8 @@ class Status:
     - ``live``: the feed's backlog, and the scan of what was missed, are through.
     - ``missing``: causes that are known by name only; ``waiting``: messages that wait for them.
     - ``lost``: causes that were given up.
+    - ``behind``: messages, at least so many, that a peer's filter proves and nobody has named.
+    - ``incomparable``: peers whose newest filter cannot show that we lack something.
     - ``unpublished``: own messages that no node holds; ``unacknowledged``: by no participant.
     - ``trouble``: the last failure of a node or of the state, while it lasts.
     """
@@ -22,17 +24,26 @@ class Status:
     missing: int = 0
     waiting: int = 0
     lost: int = 0
+    behind: int = 0
+    incomparable: int = 0
     unpublished: int = 0
     unacknowledged: int = 0
     trouble: str = ""
 
     @property
     def synced(self) -> bool:
-        """Everything that the feed's node holds, and all that it depends on, was delivered."""
+        """Everything that the feed's node holds, and all that it depends on, was delivered.
+
+        What others have beyond that is counted by ``behind``.
+        """
         return self.node is not None and self.live and not self.missing and not self.waiting
 
     def __str__(self) -> str:
         parts = [self._state()]
+        if self.behind:
+            parts.append(f"behind others by {self.behind:,} or more")
+        if self.incomparable:
+            parts.append(f"{self.incomparable:,} with filters that cannot be compared")
         if self.lost:
             parts.append(f"{self.lost:,} lost")
         if self.unpublished:

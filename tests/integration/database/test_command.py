@@ -96,11 +96,11 @@ def test_upgrade_and_current(storenode: Storenode, empty_database_url: str) -> N
     assert (again.code, again.out) == (0, f"The schema is at revision {newest} already.\n")
 
 
-@pytest.mark.parametrize("command", ["check", "partitions", "prune", "resummarize"])
+@pytest.mark.parametrize("command", ["accept", "check", "partitions", "prune", "resummarize"])
 def test_a_database_without_a_schema_is_told_apart(
-    storenode: Storenode, empty_database_url: str, command: str
+    storenode: Storenode, empty_database_url: str, tmp_path: Path, command: str
 ) -> None:
-    ended = storenode(command, "--database-url", empty_database_url)
+    ended = storenode(command, "--data-dir", str(tmp_path), "--database-url", empty_database_url)
     assert ended.code == 1
     assert ended.out == ""
     assert "create it with `storenode db upgrade`" in ended.err
@@ -242,10 +242,13 @@ def test_wrong_summaries_are_found_and_made_anew(storenode: Storenode, filled_ur
 
 
 @pytest.mark.parametrize(
-    "command", ["upgrade", "current", "check", "partitions", "prune", "resummarize"]
+    "command", ["accept", "upgrade", "current", "check", "partitions", "prune", "resummarize"]
 )
-def test_a_database_out_of_reach_is_exit_code_3(storenode: Storenode, command: str) -> None:
-    ended = storenode(command, "--database-url", "postgresql://nobody:secret@127.0.0.1:1/none")
+def test_a_database_out_of_reach_is_exit_code_3(
+    storenode: Storenode, tmp_path: Path, command: str
+) -> None:
+    url = "postgresql://nobody:secret@127.0.0.1:1/none"
+    ended = storenode(command, "--data-dir", str(tmp_path), "--database-url", url)
     assert ended.code == 3
     assert "could not be reached" in ended.err
     assert "secret" not in ended.err
@@ -259,6 +262,8 @@ def test_a_database_out_of_reach_is_exit_code_3(storenode: Storenode, command: s
         ("resummarize", "--from", "soon"),
         ("resummarize", "--from", "2026-11-20T00:00:00Z", "--to", "2026-11-20T00:00:00Z"),
         ("current", "--database-url", "postgresql://me:secret@host/base?colour=red"),
+        ("accept",),
+        ("accept", "--data-dir", "/nowhere", "--database-url", "postgresql://me:secret@host/d"),
         ("vacuum",),
     ],
 )

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import psycopg
 import pytest
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 
 from store.db.errors import is_missing_partition
 from store.db.schema import partitions
@@ -215,7 +215,8 @@ async def test_the_outermost_coarse_partitions_are_extended_when_there_are_enoug
     assert await values(connection, "select count(*) from storenode.hashes") == [MAX_COARSE + 1]
 
 
-async def test_two_nodes_extend_at_once(database_url: str, connection: Connection) -> None:
+async def coarse_ones(connection: Connection) -> int:
+    """Make as many coarse partitions as there may be; returns where the last one ends."""
     today = NOW // DAY_NS * DAY_NS
     for number in range(MAX_COARSE):
         low = today + number * DAY_NS
@@ -225,7 +226,12 @@ async def test_two_nodes_extend_at_once(database_url: str, connection: Connectio
                 f"create table storenode.{name} partition of storenode.{table}"
                 f" for values from ({low}) to ({low + DAY_NS})"
             )
-    wanted = [today + MAX_COARSE * DAY_NS]
+    return today + MAX_COARSE * DAY_NS
+
+
+async def test_two_nodes_extend_at_once(database_url: str, connection: Connection) -> None:
+    end = await coarse_ones(connection)
+    wanted = [end]
 
     async def one() -> None:
         async with await opened(database_url) as own:
@@ -235,4 +241,25 @@ async def test_two_nodes_extend_at_once(database_url: str, connection: Connectio
     catalog = await read_catalog(connection)
     for table in COARSE_TABLES:
         assert len(catalog.bounds(table)) == MAX_COARSE
-        assert Cover(catalog.bounds(table)).spans(today, wanted[0])
+        assert Cover(catalog.bounds(table)).spans(NOW // DAY_NS * DAY_NS, end)
+
+
+async def test_a_node_that_another_overtakes_while_it_extends_goes_on(
+    database_url: str, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = await coarse_ones(connection)
+    run, overtaken = partitions._run, False
+
+    async def slowly(slow: Connection, statement: sql.Composed) -> None:
+        nonlocal overtaken
+        if not overtaken and "VALIDATE CONSTRAINT" in statement.as_string():
+            overtaken = True
+            async with await opened(database_url) as other:
+                await ensure_for(other, [end], NOW, DAY_NS)
+        await run(slow, statement)
+
+    monkeypatch.setattr(partitions, "_run", slowly)
+    await ensure_for(connection, [end], NOW, DAY_NS)
+    assert overtaken
+    for table in COARSE_TABLES:
+        assert Cover((await read_catalog(connection)).bounds(table)).spans(NOW, end)

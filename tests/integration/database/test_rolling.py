@@ -6,15 +6,18 @@ The newer version is this one with two revisions more, in a folder of their own.
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from store.db.errors import SchemaError
 from store.db.schema import migrate
 from tests.support.command import Command
 from tests.support.node import NodeProcess, running_node
+from tests.support.postgres import SUPERUSER, PostgresServer
 
 NEWEST = migrate.head()
 BEFORE = '''
@@ -150,3 +153,27 @@ def test_an_upgrade_that_would_keep_others_waiting_gives_up(
             migrate.upgrade(database_url, before_restart=True)
     assert migrate.current(database_url) == NEWEST
     assert migrate.upgrade(database_url, before_restart=True) == "9001"
+
+
+WAITING = "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock'"
+
+
+@pytest.mark.usefixtures("newer")
+def test_an_upgrade_and_a_reader_that_wait_for_each_other_both_end(
+    postgres: PostgresServer, database_url: str
+) -> None:
+    database = str(conninfo_to_dict(database_url)["dbname"])
+    with (
+        psycopg.connect(postgres.url(database, SUPERUSER)) as reader,
+        psycopg.connect(database_url, autocommit=True) as watch,
+        ThreadPoolExecutor() as threads,
+    ):
+        # Whom Postgres ends is who finds out first: here never the reader.
+        reader.execute("SET deadlock_timeout = '1h'")
+        reader.execute("SELECT count(*) FROM storenode.commits")
+        upgraded = threads.submit(migrate.upgrade, database_url, before_restart=True)
+        while watch.execute(WAITING).fetchone() != (1,):
+            assert not upgraded.done()
+        reader.execute("SELECT count(*) FROM storenode.messages")
+        reader.commit()
+        assert upgraded.result() == "9001"

@@ -95,7 +95,7 @@ def running(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [sys.executable, *command],
         cwd=folder,
-        env=clean_environment(PYTHONPATH=str(ROOT)),
+        env=clean_environment(PYTHONPATH=str(ROOT), PYTHONFAULTHANDLER="1"),
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -108,6 +108,16 @@ def running(folder: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
 def line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().rstrip("\n")
+
+
+def interrupted(process: subprocess.Popen[str]) -> int:
+    """The exit code of a program after Ctrl-C; one that goes on leaves its stacks behind."""
+    process.send_signal(signal.SIGINT)
+    try:
+        return process.wait(PROGRAM_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        raise
 
 
 def publish(node: NodeProcess, *texts: str) -> None:
@@ -159,8 +169,7 @@ def test_following_survives_kills_of_either_side_and_another_store(
         own.start()
         publish(own, "5")
         assert line(follower) == "5"
-        follower.send_signal(signal.SIGINT)
-        assert follower.wait(PROGRAM_TIMEOUT_S) == 0
+        assert interrupted(follower) == 0
     save(folder, TUTORIAL, node)
     publish(node, "elsewhere")
     with running(folder, "follow.py") as follower:

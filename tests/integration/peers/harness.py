@@ -19,6 +19,7 @@ from store.db.reading.reader import DatabaseReader
 from store.db.reading.transfer_reads import TransferReader
 from store.db.schema.partitions import PartitionMap
 from store.db.sds.reader import DatabaseSdsReader
+from store.db.summaries.statements import DatabaseStatements
 from store.db.writing.writer import DatabaseWriter
 from store.domain.access import Access
 from store.domain.admission import Admission
@@ -40,6 +41,7 @@ from store.rpc.listeners import ListenAddress, Listener, bind
 from store.rpc.server import build_handlers
 from store.rpc.tls import TlsFiles
 from store.runtime.environment import system_environment
+from store.sync.coverage import Coverage
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.transfer.core import DEFAULT_LIMITS
 from store.sync.transfer.driver import TransferWork
@@ -163,7 +165,7 @@ async def peer_node(
 ) -> AsyncIterator[PeerNode]:
     """Open a database and serve it to peers until the block ends."""
     async with AsyncExitStack() as stack:
-        services, reads = await _services(stack, database_url)
+        services, reads, statements = await _services(stack, database_url)
         identity = NodeIdentity(name, store_id or f"store of {name}".replace(" ", "-"), "1.0")
         rules, observer, metrics = Rules(), Observer(), Metrics("1.0")
         naive = NaiveReconcilable(database_url)
@@ -184,10 +186,12 @@ async def peer_node(
                 transfer=work,
                 limits=limits,
                 transfer_limits=transfer_limits,
+                statements=statements,
             )
         )
         context = _context(identity, services, rules, metrics)
-        context = replace(context, sessions=exchange, peers=peers or PeerRules())
+        coverage = Coverage(naive, statements)
+        context = replace(context, sessions=exchange, peers=peers or PeerRules(), coverage=coverage)
         kind: Literal["client", "peer"] = "client" if tls is None else "peer"
         listener = bind(
             ListenAddress("--peer-listen", "127.0.0.1", port),
@@ -215,7 +219,9 @@ async def peer_node(
         )
 
 
-async def _services(stack: AsyncExitStack, url: str) -> tuple[Services, TransferReader]:
+async def _services(
+    stack: AsyncExitStack, url: str
+) -> tuple[Services, TransferReader, DatabaseStatements]:
     database = await Database.open(url)
     stack.push_async_callback(database.close)
     writer = DatabaseWriter(database, PartitionMap(time.time_ns))
@@ -226,7 +232,7 @@ async def _services(stack: AsyncExitStack, url: str) -> tuple[Services, Transfer
     stack.push_async_callback(feed.stop)
     reader = DatabaseReader(database, lambda: feed.messages_ever)
     services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
-    return services, TransferReader(database)
+    return services, TransferReader(database), DatabaseStatements(database)
 
 
 def _context(

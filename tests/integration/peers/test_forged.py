@@ -8,6 +8,7 @@ from pathlib import Path
 import trustme
 
 from sim.forgery import CANDIDATES, forged_halves
+from store.sync.limits import COMPACT_FROM_IDS
 from storenode.client.messages import hash_of
 from storenode.client.types import WakuMessageAndTopic
 from storenode.connection.channel import TlsIdentity
@@ -85,3 +86,26 @@ async def test_in_clear_they_stay_hidden_and_the_report_says_by_xor(fleet: Fleet
     assert held(first) != held(second)
     assert held(first) | held(second) == hashes(everything)
     assert "compared  by XOR, which publishers can forge\n" in Command.of(second).ok("sync").out
+
+
+async def test_the_session_after_one_that_differed_is_compact(tmp_path: Path, fleet: Fleet) -> None:
+    pki = Pki(tmp_path, trustme.CA())
+    first = fleet.start(*tls(pki, "a.example", "b.example"))
+    second = fleet.start(*tls(pki, "b.example", "a.example"), peers=[f"a.example@{first.peer}"])
+    identity = TlsIdentity(pki.authority.cert_pem.bytes())
+    newest_ns = time.time_ns() - MINUTE_NS
+    messages = made(COMPACT_FROM_IDS + 40, newest_ns, seed=3)
+    for node, own in ((first, messages[:-20]), (second, messages[20:])):
+        await publish(node, own, identity)
+
+    ended, report = synchronize(second, "--tls-ca", str(pki.ca))
+
+    assert ended.code == 0, ended
+    assert held(first) == held(second) == hashes(messages)
+    assert (report["in_sync"], report["equality"], report["compact"]) == (True, "keyed", True)
+    assert (report["missing_here"], report["missing_there"], report["round_trips"]) == (20, 20, 2)
+    assert 'storenode_sync_modes_total{mode="compact"} 1.0' in get(first.metrics, "/metrics")[1]
+    again = Command.of(second).ok("sync", "--tls-ca", str(pki.ca)).out
+    assert "mode      compact\n" in again
+    _, report = synchronize(second, "--tls-ca", str(pki.ca))
+    assert (report["in_sync"], report["equality"], report["compact"]) == (True, "keyed", False)

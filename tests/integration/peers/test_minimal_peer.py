@@ -141,10 +141,26 @@ def test_it_gossips_both_ways_and_confirms(fleet: Fleet, stubs: Path, names: str
     now = time.time_ns()
     with serving(stubs, names, 0, 20, now) as peer:
         node = fleet.start("--gossip", "on", "--peer", peer.address)
-        message = ("--content-topic", CONTENT, "from the node")
-        waits = ("--min-confirms", "1", "--confirm-timeout", "120s")
-        (result,) = Command.of(node).ok("publish", "--json", *waits, *message).objects
-        assert (result["outcome"], result["confirms"]) == ("STORED", 1)
-        assert bytes.fromhex(result["message_hash"]) in peer.held
+        assert confirmed(node) in peer.held
         eventually(lambda: held(node) == peer.held and len(peer.held) == 21)
         assert status(node)["gossip"]["peers"][0]["connected"]
+
+
+def test_it_dials_gossip_and_confirms_for_every_node_on_the_database(
+    fleet: Fleet, stubs: Path
+) -> None:
+    node, now = fleet.start("--gossip", "on"), time.time_ns()
+    second = fleet.start("--gossip", "on", database_url=node.database_url)
+    with _running(stubs, [f"gossip={node.peer}", "0", "20", str(now)]) as peer:
+        assert {confirmed(node), confirmed(second)} <= peer.held
+        eventually(lambda: held(node) == held(second) == peer.held and len(peer.held) == 22)
+        assert status(second)["gossip"]["peers"] == []
+
+
+def confirmed(node: NodeProcess) -> bytes:
+    """Publish at a node a message that one other store is to confirm; its hash."""
+    message = ("--content-topic", CONTENT, "from the node")
+    waits = ("--min-confirms", "1", "--confirm-timeout", "120s")
+    (result,) = Command.of(node).ok("publish", "--json", *waits, *message).objects
+    assert (result["outcome"], result["confirms"]) == ("STORED", 1)
+    return bytes.fromhex(result["message_hash"])

@@ -7,6 +7,7 @@ import time
 from random import Random
 from typing import Any
 
+from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 from tests.integration.run.helpers import get
 from tests.support.command import Command
 from tests.support.fleet import (
@@ -24,6 +25,7 @@ from tests.support.fleet import (
 from tests.support.node import NodeProcess
 
 DAY_S = 86_400
+DAY_NS = DAY_S * 10**9
 
 
 def events(node: NodeProcess, name: str) -> list[dict[str, Any]]:
@@ -78,6 +80,39 @@ async def test_the_whole_history_is_reconciled_when_asked_for(fleet: Fleet) -> N
     assert held(second) == hashes(old)
     _, again = synchronize(second, "--from", "0")
     assert (again["missing_here"], again["round_trips"]) == (0, 1)
+    found = by_day(second, old)
+    assert sum(messages for messages, _ in found.values()) == 500
+    assert {states for _, states in found.values()} == {("EQUAL",)}
+
+    assert second.terminate() == 0
+    second.start()
+    assert by_day(second, old) == found
+    late = made(1, old[-1].message.timestamp, seed=2)
+    withdrawn = late[0].message.timestamp // DAY_NS * DAY_NS
+    one_day = ("query", "--from", str(withdrawn), "--to", str(withdrawn + DAY_NS), "--coverage")
+    assert "complete as far as 1 store (" in Command.of(second).ok(*one_day).err
+    await publish(second, late)
+    assert "not confirmed by any other store" in Command.of(second).ok(*one_day).err
+    found[withdrawn] = found[withdrawn][0] + 1, ("UNCONFIRMED",)
+    assert by_day(second, old) == found
+    shown = Command.of(second).ok("coverage", "--from", str(withdrawn), "--to", str(withdrawn + 1))
+    assert "not confirmed by" in shown.out
+
+
+def by_day(
+    node: NodeProcess, messages: list[WakuMessageAndTopic]
+) -> dict[int, tuple[int, tuple[str, ...]]]:
+    """``storenode coverage --by-day`` of the days of messages: how many there are, and states."""
+    times = [each.message.timestamp for each in messages]
+    bounds = ("--from", str(min(times)), "--to", str(max(times) + 1))
+    steps = Command.of(node).ok("coverage", "--by-day", "--json", *bounds).objects
+    return {
+        int(step["time_start"]): (
+            int(step["messages"]),
+            tuple(each["state"] for each in step["stores"]),
+        )
+        for step in steps
+    }
 
 
 async def test_a_report_for_people(fleet: Fleet) -> None:

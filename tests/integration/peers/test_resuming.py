@@ -1,19 +1,27 @@
-"""A resume that meets a fault of this node goes on when it is over."""
+"""A resume goes on after a fault of this node, and peers that lie hold up nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import Any
 
 import psycopg
+import pytest
 
 from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database
+from store.domain.ports import PeerAddress
 from store.runtime.environment import system_environment
 from store.runtime.tasks import BackgroundTasks
 from store.sync.resume.core import ResumeConfig
 from store.sync.resume.driver import Resumer
-from tests.integration.peers.harness import NOW_NS, PeerNode, items, within
+from storenode.wire.storenode.v1.store_pb2 import ScanPage
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+from tests.integration.peers.harness import NOW_NS, PeerNode, hash_of, item, items, within
+from tests.integration.peers.hostile import Script, Scripts, hostile_server
+from tests.support.fleet import Fleet, eventually, pretend_last_online, status
 
 HOUR_NS = 3_600 * 10**9
 
@@ -28,21 +36,28 @@ async def all_held(node: PeerNode, hashes: set[bytes]) -> None:
         continue
 
 
+def resuming(
+    node: PeerNode, database: Database, peers: tuple[PeerAddress, ...], proceed: Callable[[], None]
+) -> Resumer:
+    """The resume of a node that was last online an hour ago."""
+    return Resumer(
+        ResumeConfig(peers=peers, slack_ns=0),
+        caller=node.caller,
+        online=DatabaseOnlineTimes(database),
+        writer=node.services.writer,
+        policy=lambda: node.rules.policy,
+        environment=system_environment("test", node.context.metrics),
+        proceed=proceed,
+        failed=lambda _peer, _error: None,
+    )
+
+
 async def test_a_database_that_takes_nothing_for_a_while(first: PeerNode, second: PeerNode) -> None:
     await second.hold(items(range(20)))
     database = await Database.open(first.url)
     await DatabaseOnlineTimes(database).note(NOW_NS - HOUR_NS, time.time_ns())
     proceeds = asyncio.Event()
-    resumer = Resumer(
-        ResumeConfig(peers=(second.address,), slack_ns=0),
-        caller=first.caller,
-        online=DatabaseOnlineTimes(database),
-        writer=first.services.writer,
-        policy=lambda: first.rules.policy,
-        environment=system_environment("test", first.context.metrics),
-        proceed=proceeds.set,
-        failed=lambda _peer, _error: None,
-    )
+    resumer = resuming(first, database, (second.address,), proceeds.set)
     tasks = BackgroundTasks()
     await execute(first, "alter table storenode.commits rename to mislaid")
     try:
@@ -57,3 +72,55 @@ async def test_a_database_that_takes_nothing_for_a_while(first: PeerNode, second
     finally:
         await tasks.stop()
         await database.close()
+
+
+def page(digest: bytes) -> bytes:
+    """A page with one message under a hash."""
+    one = item(1, timestamp=NOW_NS - HOUR_NS // 2)
+    entry = WakuMessageKeyValue(
+        message_hash=digest or hash_of(one), message=one.message, pubsub_topic=one.pubsub_topic
+    )
+    return ScanPage(messages=[entry], cursor=b"mine").SerializeToString()
+
+
+async def over_and_over(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
+    """One message for ever, under hashes that ascend."""
+    number = 0
+    while True:
+        number += 1
+        await context.write(page(number.to_bytes(32, "big")))
+
+
+async def once(context: Any) -> None:  # noqa: ANN401 - grpc.aio's
+    """A page, and the end of the call before the end of the range."""
+    await context.write(page(b""))
+    raise ConnectionError
+
+
+@pytest.mark.parametrize("lie", [over_and_over, once])
+async def test_peers_that_lie_hold_up_no_reconciliation(first: PeerNode, lie: Script) -> None:
+    database = await Database.open(first.url)
+    await DatabaseOnlineTimes(database).note(NOW_NS - HOUR_NS, time.time_ns())
+    proceeds, tasks = asyncio.Event(), BackgroundTasks()
+    async with hostile_server(Scripts(scan=lie)) as one, hostile_server(Scripts(scan=lie)) as other:
+        resumer = resuming(first, database, (one, other), proceeds.set)
+        tasks.start("resume", resumer.run)
+        try:
+            await within(proceeds.wait())
+        finally:
+            await tasks.stop()
+            await database.close()
+
+
+async def test_a_node_says_which_peer_lied_to_it(fleet: Fleet) -> None:
+    async with hostile_server(Scripts(scan=over_and_over)) as liar:
+        node = await asyncio.to_thread(fleet.start, "--peer", str(liar))
+        await asyncio.to_thread(node.terminate)
+        await asyncio.to_thread(pretend_last_online, node, time.time_ns() - HOUR_NS)
+        await asyncio.to_thread(node.start)
+
+        def told() -> str:
+            return str(status(node)["peers"][0].get("last_error", ""))
+
+        said = await asyncio.to_thread(eventually, told)
+    assert "do not have the hashes" in said

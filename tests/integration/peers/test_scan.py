@@ -127,6 +127,7 @@ UNHASHED = ScanPage(messages=[WakuMessageKeyValue(message=LATER.message)], curso
         ([page(item(3, timestamp=START_NS - 1))], "out of order, or outside"),
         ([UNHASHED.SerializeToString()], "out of order"),
         ([b"\x0a\x00" * 3_000_000], "more than 2,000 messages"),
+        ([page(LATER) + b"\x0a\x00" * 9_000_000], "page of 18,000,"),
         ([b"\x78\x00" * 1_000_000], "cannot be read"),
     ],
     ids=[
@@ -139,6 +140,7 @@ UNHASHED = ScanPage(messages=[WakuMessageKeyValue(message=LATER.message)], curso
         "too early",
         "no hash",
         "millions of messages",
+        "a page of many MiB",
         "millions of fields",
     ],
 )

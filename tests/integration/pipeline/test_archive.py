@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +25,6 @@ from store.pipeline.jobs.verify import Verifying, verify
 from store.pipeline.lake import Lake
 from store.pipeline.limits import VACUUM_AFTER_HOURS
 from store.pipeline.sides import LakeSide
-from tests.integration.pipeline.conftest import QUICKLY
 from tests.integration.pipeline.world import (
     DAY,
     HOUR,
@@ -40,7 +41,6 @@ from tests.integration.pipeline.world import (
     published,
     rows,
 )
-from tests.support.command import Command
 
 PATIENCE_S = 240.0
 POLL_S = 0.05
@@ -156,19 +156,44 @@ def test_a_job_that_is_killed_leaves_the_last_good_state(
     assert len(result.marked) == len(hours_of(held(url)))
 
 
-def test_a_process_that_is_killed_is_run_again(
+DYING = """
+import os, signal, sys
+from store.pipeline import slices
+from store.pipeline.jobs.archive import Archiving, archive
+from store.pipeline.lake import Lake
+from store.pipeline.session import spark_session
+from tests.integration.pipeline.conftest import QUICK_START
+
+slices.MIN_STEP_MESSAGES = 100
+publish, published = Lake.publish, []
+
+def publish_or_die(lake, written, note):
+    if sum(published) >= int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    publish(lake, written, note)
+    published.extend(each.rows for each in written)
+
+Lake.publish = publish_or_die
+with spark_session("local[2]", QUICK_START) as session:
+    archive(session, Archiving(sys.argv[1], Lake(sys.argv[2])))
+"""
+
+
+def test_a_first_archive_that_is_killed_late_repeats_a_tenth_at_most(
     url: str, tmp_path: Path, spark: SparkSession
 ) -> None:
     lake = tmp_path / "lake"
-    process = Command().start(
-        "pipeline", "archive", str(lake), "--database-url", url, "--quiet", *QUICKLY
-    )
-    wait_for(lambda: any(lake.glob("messages/run-*/**/*.parquet")) or process.poll() is not None)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    ninth = str(len(messages()) * 9 // 10)
+    process = subprocess.run([sys.executable, "-c", DYING, url, str(lake), ninth], check=False)
+    assert process.returncode == -signal.SIGKILL
     wait_for(lambda: not locked(url))
-    run(spark, url, lake)
+    stayed = in_lake(lake)
+    assert marks(url) == {}
+    result = run(spark, url, lake)
+    assert len(stayed) + result.published == len(messages())
+    assert 0 < result.published <= len(messages()) // 10
     assert_complete(url, lake)
+    assert verify(spark, Verifying(Lake(str(lake)), url)).sound
 
 
 def locked(url: str) -> bool:
@@ -214,6 +239,24 @@ def test_a_job_for_another_database_does_not_publish_over_this_one(
     assert in_lake(lake_path) == sorted(held(url))
 
 
+def test_an_archive_elsewhere_takes_no_part_in_retention_unless_it_is_told_to(
+    spark: SparkSession, url: str, lake_path: Path, tmp_path: Path
+) -> None:
+    low = TODAY - DAY
+    run(spark, url, lake_path, low_ns=low)
+    before = marks(url)
+    copy = tmp_path / "copy"
+    result = run(spark, url, copy, high_ns=low)
+    assert (result.sound, result.elsewhere, result.marked) == (False, str(lake_path), [])
+    assert (result.published > 0, marks(url)) == (True, before)
+    assert f"the marks of the database name {lake_path}" in " ".join(result.lines())
+    result = run(spark, url, copy, high_ns=low, mark_here=True)
+    assert (result.sound, result.published) == (True, 0)
+    assert set(marks(url)) == hours_of(held(url))
+    assert run(spark, url, copy, high_ns=low).sound
+    assert run(spark, url, lake_path).sound
+
+
 def test_small_files_are_made_one(
     spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,17 +269,25 @@ def test_small_files_are_made_one(
     assert (run(spark, url, lake_path).published, len(marks(url))) == (0, len(hours_of(held(url))))
 
 
-def test_what_a_killed_job_left_is_removed_after_a_week(
+def test_only_what_a_killed_job_left_is_removed_after_a_week(
     spark: SparkSession, url: str, lake_path: Path
 ) -> None:
-    orphans = [lake_path / "messages" / run / "part.parquet" for run in ("run-1", "run-2")]
-    for path in orphans:
+    """Files that no job has marked as its own may be those of a log that has lost its commits."""
+    lake = Lake(str(lake_path))
+    old, young = (f"{lake.begin_run()}/part.parquet" for _ in range(2))
+    unknown = f"run-{'0' * 32}/part.parquet"
+    week_ago_s = time.time() - (VACUUM_AFTER_HOURS + 1) * 3_600
+    for name in (old, young, unknown):
+        path = lake_path / "messages" / name
         path.parent.mkdir()
         path.write_bytes(b"half a file")
-    week_ago_s = time.time() - (VACUUM_AFTER_HOURS + 1) * 3_600
-    os.utime(orphans[0], (week_ago_s, week_ago_s))
+        os.utime(path, (week_ago_s, week_ago_s))
+    marker = lake_path / "unpublished" / old.split("/")[0]
+    os.utime(marker, (week_ago_s, week_ago_s))
     assert run(spark, url, lake_path).removed == 1
-    assert [path.exists() for path in orphans] == [False, True]
+    left = [(lake_path / "messages" / name).exists() for name in (old, young, unknown)]
+    assert left == [False, True, True]
+    assert [each.name for each in marker.parent.iterdir()] == [young.split("/")[0]]
     assert in_lake(lake_path) == sorted(held(url))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from storenode.cli.main import main
 from tests.integration.pipeline.conftest import QUICKLY
@@ -48,6 +50,7 @@ def test_an_archive_is_made_by_the_command(url: str, tmp_path: Path) -> None:
             "that is no archive of storenode",
         ),
         (["archive", "{torn}", "--database-url", "{url}"], {}, 1, "could not be read or written"),
+        (["repair", "{tmp}"], {}, 2, "There is no manifest in TMP"),
         (["verify", "{torn}"], {}, 1, "could not be read or written"),
         (["diff", "{lake}", "{lake}", "--output", "{tmp}"], {}, 2, "TMP exists already"),
         (["diff", "{lake}", "{lake}", "--output", "{tmp}/no/x"], {}, 2, "There is no directory"),
@@ -90,6 +93,37 @@ def test_what_cannot_work_is_said_before_spark_starts(
     assert (found, len(said.splitlines())) == (code, 1), said
     assert said.startswith("storenode: ")
     assert told in said
+
+
+@pytest.mark.parametrize("place", [["{lake}"], ["--database-url", "{url}"]])
+def test_fingerprints_that_are_known_need_no_spark(
+    places: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: list[str],
+) -> None:
+    monkeypatch.delattr("store.pipeline.session.spark_session")
+    monkeypatch.setenv("JAVA_HOME", places["tmp"])
+    given = [each.format(**places) for each in place]
+    with pytest.raises(SystemExit) as ended:
+        main(["pipeline", "fingerprint", *given, "--level", "day", "--json"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["messages"] == len(messages())
+
+
+def test_a_night_has_one_session_and_three_reports(
+    spark: SparkSession, url: str, lake_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["pipeline", "nightly", str(lake_path), "--database-url", url, "--json", "--quiet"]
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["sound", "archive", "verify", "audit"]
+    assert (found["archive"]["hours_marked"] > 0, found["verify"]["sound"]) == (True, True)
+    assert found["verify"]["compared_with_database"]
+    # One message of the world names parents that nobody has.
+    assert (ended.value.code, found["sound"], found["audit"]["sound"]) == (1, False, False)
+    assert spark.range(3).count() == 3
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from store.pipeline.errors import PipelineError
 from store.pipeline.jobs.archive import Archiving, archive
 from store.pipeline.jobs.diff import diff
-from store.pipeline.jobs.fingerprint import fingerprint
+from store.pipeline.jobs.fingerprint import fingerprint, of_database, of_lake
 from store.pipeline.lake import Lake
 from store.pipeline.sides import DatabaseSide, LakeSide
 from tests.integration.pipeline.world import DAY, HOUR, NOW, TODAY, held, in_lake, more, plain
@@ -105,6 +105,10 @@ def test_both_kinds_of_places_have_the_same_fingerprints(
     for _, digest in held(url):
         wanted ^= int.from_bytes(digest, "big")
     assert lake.total.hex == f"{wanted:064x}"
+    assert of_database(url, level) == lake.slices
+    assert of_lake(Lake(str(archived)).open(), level) == (
+        None if level == "minute" else lake.slices
+    )
     part = fingerprint(LakeSide(spark, Lake(str(archived))), level, TODAY - DAY, NOW)
     assert 0 < part.total.messages < lake.total.messages
     assert part.lines()[-1].endswith(part.total.hex)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from store.pipeline import checking
+from store.pipeline import checking, requiring
 from store.pipeline.errors import PipelineError
 from store.pipeline.jobs import verify as kinds
 from store.pipeline.jobs.verify import Verified, Verifying, verify
@@ -110,12 +110,20 @@ def fewer(rows: Rows) -> Rows:
     ("change", "wanted"),
     [
         (tampered, {checking.WRONG_HASH: 2}),
-        (moved, {checking.WRONG_WORDS: 1, kinds.WRONG_HOUR: 1}),
+        (moved, {checking.WRONG_WORDS: 1, kinds.WRONG_HOUR: 1, requiring.LOST_HOUR: 1}),
         (elsewhere, {checking.WRONG_HASH: 1, checking.WRONG_PLACE: 1}),
-        (another_day, {checking.WRONG_HASH: 1, kinds.WRONG_DAY: 1, kinds.WRONG_HOUR: 1}),
+        (
+            another_day,
+            {
+                checking.WRONG_HASH: 1,
+                kinds.WRONG_DAY: 1,
+                kinds.WRONG_HOUR: 1,
+                requiring.LOST_HOUR: 1,
+            },
+        ),
         (twice, {kinds.WRONG_ROWS: 1, kinds.TWICE: 1, kinds.WRONG_HOUR: 1}),
         (strange, {checking.NOT_ELIGIBLE: 3, checking.WRONG_HASH: 3, checking.TOO_LONG: 1}),
-        (fewer, {kinds.WRONG_ROWS: 1, kinds.WRONG_HOUR: 1}),
+        (fewer, {kinds.WRONG_ROWS: 1, kinds.WRONG_HOUR: 1, requiring.LOST_HOUR: 1}),
     ],
 )
 def test_damage_is_found_and_named(
@@ -126,7 +134,7 @@ def test_damage_is_found_and_named(
 ) -> None:
     file = rewrite(lake_path, change)
     result = run(spark, lake_path)
-    assert found(result) == wanted
+    assert found(result) == {**wanted, requiring.CHANGED_FILE: 1}
     assert not result.sound
     told = " ".join(result.lines())
     assert file.name in told or "times" in told or "noted" in told

@@ -1,4 +1,7 @@
+import asyncio
+from contextlib import suppress
 from hashlib import sha256
+from typing import Any
 
 import grpc
 import pytest
@@ -248,6 +251,48 @@ async def test_a_rate_ends_a_stream_after_the_answers_before_it(database_url: st
         code, sentence = await failure(stream.read())
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "messages per second" in sentence
+
+
+async def test_a_revoked_token_ends_the_streams_that_it_has_begun(database_url: str) -> None:
+    async with serve(database_url, rules=Rules(token_file())) as node:
+        everything = bearer("everything")
+        following = node.channel.unary_stream(STORE + "Follow")(b"", metadata=everything)
+        publishing = node.channel.stream_stream(STORE + "PublishStream")(metadata=everything)
+        await within(following.read())
+        await publish_on(publishing, item(b"before"))
+        assert await within(following.read())
+        node.rules.access = parse_token_file(
+            f'[clients.publisher]\ntoken_sha256 = "{sha256(b"token of publisher").hexdigest()}"\n'
+            'rights = ["publish"]'
+        )
+        assert len((await publish(node, "publisher", item(b"after"))).results) == 1
+        for stream in (following.read(), publish_on(publishing, item(b"too late"))):
+            code, _ = await failure(stream)
+            assert code is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_other_topics_end_a_stream_that_can_be_called_again(database_url: str) -> None:
+    async with serve(database_url, rules=Rules(token_file())) as node:
+        following = node.channel.unary_stream(STORE + "Follow")(b"", metadata=bearer("everything"))
+        await within(following.read())
+        node.rules.access = token_file(requests_per_second=1_000)
+        await publish(node, "publisher", item(b"the same topics"))
+        assert await within(following.read())
+        node.rules.access = parse_token_file(
+            f'[clients.everything]\ntoken_sha256 = "{sha256(b"token of everything").hexdigest()}"\n'
+            'rights = ["follow", "publish"]\ncontent_topics = ["/app/", "/test/"]'
+        )
+        await publish(node, "everything", item(b"fewer topics", content="/app/1/a/b"))
+        code, sentence = await failure(following.read())
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "topics of client everything have changed" in sentence
+
+
+async def publish_on(stream: Any, message: WakuMessageAndTopic) -> None:  # noqa: ANN401 - grpc.aio's
+    """Publish a message on a stream, and wait for the answer."""
+    with suppress(asyncio.InvalidStateError):  # its end is read below
+        await within(stream.write(PublishRequest(messages=[message]).SerializeToString()))
+    assert PublishResponse.FromString(await within(stream.read())).results
 
 
 async def test_only_the_open_admin_listener_serves_everybody(database_url: str) -> None:

@@ -18,6 +18,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from store.observe.limits import MAX_STATUS_REQUESTS
+from store.observe.problems import RUNBOOKS
 from tests.integration.run.helpers import TIMEOUT_S, get, raw_exchange
 from tests.support.fleet import eventually, made, publish
 from tests.support.node import NodeProcess, running_node
@@ -97,7 +98,7 @@ def test_a_browser_may_do_with_it_only_what_it_must(node: NodeProcess, path: str
         assert answer.getheader("Set-Cookie") is None
         assert answer.getheader("Access-Control-Allow-Origin") is None
         body = answer.read().decode()
-    elsewhere = body.replace("http://www.w3.org/2000/svg", "")
+    elsewhere = body.replace("http://www.w3.org/2000/svg", "").replace(RUNBOOKS, "")
     assert "://" not in elsewhere
     assert get(node.metrics, path, "HEAD") == (200, "")
     assert get(node.metrics, path, "POST")[0] == 405

@@ -130,15 +130,11 @@ class LongTransaction:
             named = KnownTopics().unnamed(batch, partitions)
             await insert_topics(connection, named)
         await connection.execute("begin")
-        self._inserted: list[tuple[int, int, Inserted]] = []
+        self._inserted: list[tuple[int, Inserted]] = []
         for batch in batches:
-            cursor = await connection.execute("select nextval('storenode.batch_seq')")
-            row = await cursor.fetchone()
-            assert row is not None
-            assert isinstance(row[0], int)
-            added = await insert(connection, batch, row[0])
+            added = await insert(connection, batch)
             assert added.count == len(batch)
-            self._inserted.append((row[0], new_token(), added))
+            self._inserted.append((new_token(), added))
 
     async def commit(self) -> None:
         """Take the places in the commit order, and commit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -346,6 +347,29 @@ async def test_a_batch_is_handed_over_once_with_what_was_new_of_it() -> None:
         assert taken is not None
         assert taken.pairs() == expected
         assert written_ids.take(number) is None
+
+
+async def test_a_number_that_comes_again_is_another_batch(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A promoted standby gives numbers again that the lost primary gave and did not commit."""
+    dice = random.Random(18)
+    async with viewing(database_url) as node, viewing(database_url) as other:
+        await store(node, dice)
+        offer = node.written_ids.offer
+
+        def offer_and_fail(*offered: Any) -> None:  # noqa: ANN401
+            offer(*offered)
+            raise RuntimeError("rolled back")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(node.written_ids, "offer", offer_and_fail)
+            with pytest.raises(RuntimeError, match="rolled back"):
+                await store(node, dice)
+        again = "select setval('storenode.batch_seq', last_value, false) from storenode.batch_seq"
+        await node.rows(again)
+        await store(other, dice)
+        await check(node)
 
 
 async def test_what_nobody_takes_is_dropped_in_time() -> None:

@@ -9,13 +9,10 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from reconcile.lattice import LatticeSum
 from store.db.checks.check import check
 from store.db.checks.lattices import WRONG_LATTICE
 from store.db.maintenance.retention import prune
 from store.db.pool import Connection
-from store.db.reconciliation import lattice_read
-from store.db.reconciliation.summary_read import cold_view
 from store.db.schema import migrate
 from store.db.summaries import fold as fold_module
 from store.db.summaries import lattices, sealing
@@ -162,7 +159,6 @@ async def test_sums_are_true_whatever_happens(
                 else:
                     await resummarize(connection)
         await assert_true(connection)
-        await assert_readable(node, connection, dice)
     await fold_until(connection)
     while await seal(connection, LATER):
         pass
@@ -190,42 +186,6 @@ async def killed(node: Node, dice: random.Random, work: str) -> None:
                 await (fold(own) if work == "fold" else seal(own, LATER))
             except psycopg.OperationalError:
                 assert own.closed
-
-
-async def assert_readable(node: Node, connection: Connection, dice: random.Random) -> None:
-    """A view says the sum of any whole hours, folded or not, known or not."""
-    right = await held(connection, folded=False)
-    first = min(SPREAD) // HOUR * HOUR
-    low = first + dice.randrange(-3, 140) * HOUR
-    high = low + dice.randrange(1, 150) * HOUR
-    async with cold_view(node.database) as view:
-        for start, end in ((low, high), (0, LATER)):
-            hours = [
-                each for (level, at), each in right.items() if level == 1 and start <= at < end
-            ]
-            assert await view.lattice(start, end) == sum(hours, LatticeSum())
-
-
-async def test_a_view_does_not_say_what_would_take_too_long(
-    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lattice_read, "MAX_SUMMED_MESSAGES", 9)
-    dice = random.Random(5)
-    await sealed(node, connection, dice)
-    await node.store(random_batch(dice, 9, SPREAD))
-    async with cold_view(node.database) as view:
-        right = await view.lattice(0, LATER)
-        assert right is not None
-        assert right.count == 129
-        await node.store(random_batch(dice, 1, SPREAD))
-        await fold_until(connection)
-        assert await view.lattice(0, LATER) == right
-    await node.store(random_batch(dice, 10, SPREAD))
-    async with cold_view(node.database) as view:
-        assert await view.lattice(0, LATER) is None
-    await connection.execute("update storenode.buckets set lattice = null, lattice_count = null")
-    async with cold_view(node.database) as view:
-        assert await view.lattice(0, LATER) is None
 
 
 async def test_a_wrong_sum_is_named_and_made_anew(
@@ -265,15 +225,13 @@ async def test_an_upgrade_knows_nothing_until_it_is_summed_up(
     for statement in (
         "alter table storenode.buckets drop column lattice, drop column lattice_count",
         "alter table storenode.store drop column cursor_key",
+        "drop table storenode.coverage",
         "update storenode.alembic_version set version_num = '0005'",
     ):
         await connection.execute(statement.encode())
     await asyncio.to_thread(migrate.upgrade, database_url)
     assert await known(connection) == {}
     right = await held(connection, folded=False)
-    async with cold_view(node.database) as view:
-        hours = [each for (level, _), each in right.items() if level == 1]
-        assert await view.lattice(0, LATER) == sum(hours, LatticeSum())
     await resummarize(connection)
     assert await assert_true(connection) == right
     report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW, sample=None)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from store.db.checks.check import check
+from store.db.commits.pages import TOKEN_SPAN
 from store.db.maintenance.retention import prune
 from store.db.pool import Database
 from store.db.schema.partitions import PartitionMap
@@ -94,6 +95,24 @@ async def test_two_confirmations_that_are_noted_together_both_count(store: Store
     await store.unread.confirm(pairs)
     assert await store.state() == {}
     assert store.unread.count == 0
+
+
+async def test_what_is_there_already_is_not_taken_for_unread(
+    store: Store, database: Database
+) -> None:
+    other = Store(database, 1)
+    await other.writer.start()
+    known, fresh = batch(3), batch(2, seed=7)
+    await store.store(known)
+    both = RecordBatch()
+    both.extend(known)
+    both.extend(fresh)
+    assert await other.store(known) == [False] * 3
+    assert (other.unread.count, await other.state()) == (0, {})
+    assert await other.store(both) == [False] * 3 + [True] * 2
+    assert (other.unread.count, set(await other.state())) == (2, set(fresh.hashes))
+    assert list(map(other.tracking.is_tracked, both.hashes)) == [False] * 3 + [True] * 2
+    await other.writer.stop()
 
 
 async def test_the_node_s_own_rule_holds_for_what_is_new(database: Database) -> None:
@@ -232,14 +251,14 @@ async def test_a_batch_is_kept_until_its_commit_is_seen(
     await store.store(both, 2)
     connection = await store.database.connect()
     async with connection:
-        cursor = await connection.execute("select batch from storenode.commits order by position")
-        _, first, second = [row[0] for row in await cursor.fetchall()]
-    kept = store.tracking.take(second)  # type: ignore[arg-type]
+        cursor = await connection.execute("select token from storenode.commits order by position")
+        _, first, second = [row[0] % TOKEN_SPAN for row in await cursor.fetchall()]  # type: ignore[operator]
+    kept = store.tracking.take(second)
     assert kept is not None
     assert list(kept.new) == [3, 4]
     assert kept.needed == dict.fromkeys(both.hashes, 2)
-    assert store.tracking.take(second) is None  # type: ignore[arg-type]
-    assert store.tracking.take(first) is not None  # type: ignore[arg-type]
+    assert store.tracking.take(second) is None
+    assert store.tracking.take(first) is not None
     monkeypatch.setattr("store.db.writing.tracking.MAX_KEPT_BYTES", 0)
     await store.store(batch(2, seed=6))
     assert not store.tracking._kept

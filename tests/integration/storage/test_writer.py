@@ -22,7 +22,7 @@ from store.db.writing.insert import Inserted
 from store.domain.ports import Source, StoreBusy
 from store.messages.record import RecordBatch
 from storenode.sds.codec import channel_key, encode, sds_key
-from tests.integration.storage.following import commit_order
+from tests.integration.storage.following import LongTransaction, commit_order
 from tests.integration.storage.node import WORKERS, Node
 from tests.integration.storage.summaries import assert_true
 from tests.integration.storage.world import (
@@ -263,10 +263,11 @@ async def test_a_stopped_writer_answers_everybody(node: Node) -> None:
 
 
 async def until_somebody_waits(node: Node, mode: str) -> None:
-    """Return when a lock of that mode on the table of messages is waited for."""
+    """Return when a lock of that mode on the table of messages, or the end of who wrote one, is
+    waited for."""
     statement = (
         "select count(*) from pg_locks where not granted and mode = %s"
-        " and relation = 'storenode.messages'::regclass"
+        " and (relation = 'storenode.messages'::regclass or locktype = 'transactionid')"
     )
     connection = await node.database.connect()
     async with connection, asyncio.timeout(90):
@@ -300,6 +301,24 @@ async def test_a_writer_that_stops_while_it_tries_batches_one_by_one_answers_eve
         async with asyncio.timeout(90):
             errors = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(error) for error in errors] == [StoreBusy] * 3
+
+
+@HOWEVER_STORED
+async def test_who_waits_for_a_message_of_another_does_not_hold_up_all_commits(
+    node: Node, monkeypatch: pytest.MonkeyPatch, fewest_copied: int
+) -> None:
+    monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
+    dice = random.Random(SEED)
+    contested, other = random_batch(dice, 1, [NOW]), random_batch(dice, 1, [NOW])
+    restore = LongTransaction(node)
+    await restore.open([contested])
+    waiting = asyncio.create_task(node.store(contested))
+    await until_somebody_waits(node, "ShareLock")
+    async with asyncio.timeout(90):
+        assert await node.store(other) == [True]
+    await restore.commit()
+    assert await waiting == [False]
+    await assert_tables_agree(node, [contested, other])
 
 
 async def test_who_falls_silent_before_its_commit_does_not_hold_up_the_others(
@@ -426,9 +445,9 @@ async def test_copies_that_fail_grow_rare_and_their_messages_are_stored_all_the_
 ) -> None:
     tried: list[bytes] = []
 
-    async def copy(connection: Connection, batch: RecordBatch, batch_id: int) -> Inserted:
+    async def copy(connection: Connection, batch: RecordBatch) -> Inserted:
         tried.append(batch.hashes[0])
-        return await insert_module.copy(connection, batch, batch_id)
+        return await insert_module.copy(connection, batch)
 
     monkeypatch.setattr(writer_module, "copy", copy)
     monkeypatch.setattr(writer_module, "FEWEST_COPIED", 2)

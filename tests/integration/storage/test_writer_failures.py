@@ -11,12 +11,14 @@ import psycopg
 import pytest
 
 from store.db.pool import PoolSettings
+from store.db.writing import writer as writer_module
 from store.domain.ports import PageRequest, StoreUnavailable, TopicFilter
 from store.messages.record import RecordBatch
 from tests.integration.storage.following import TERMINATE_OTHERS, commit_order
 from tests.integration.storage.node import Node, running
 from tests.integration.storage.proxy import Proxy, proxied
 from tests.integration.storage.test_writer import (
+    HOWEVER_STORED,
     assert_tables_agree,
     commits_held_up,
     occupy_workers,
@@ -80,18 +82,29 @@ async def test_what_is_answered_is_there_whatever_is_killed(node: Node, other_no
     assert len(order) == len(set(order)) == sum(map(len, stored))
 
 
-async def test_a_lost_answer_to_a_commit_is_recovered(database_url: str) -> None:
+@HOWEVER_STORED
+async def test_a_lost_answer_to_a_commit_is_recovered(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, fewest_copied: int
+) -> None:
+    monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
     dice = random.Random(SEED)
+
+    def swallow_answer(batch: RecordBatch) -> None:
+        """What is copied is committed by a statement of its own."""
+        by_copy = len(batch) >= fewest_copied
+        proxy.swallow_answer_to(b"COMMIT" if by_copy else batch.hashes[0])
+
     async with proxied(database_url) as (proxy, url), running(url) as node:
         known = random_batch(dice, 5, [NOW])
         await node.store(known)
         for _ in range(4):
-            proxy.swallow_answer_to(b"COMMIT")
             batch = random_batch(dice, 30, [NOW - DAY, NOW])
+            swallow_answer(batch)
             assert await node.store(batch) == [True] * 30
             assert proxy.swallowed.is_set()
-        proxy.swallow_answer_to(b"COMMIT")
+        swallow_answer(known)
         assert await node.store(known) == [False] * 5
+        assert proxy.swallowed.is_set()
         assert await node.value("select count(*) from storenode.commits") == 5
         assert len(await commit_order(node)) == 125
 

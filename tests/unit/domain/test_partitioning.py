@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, datetime, timedelta
 from itertools import count, pairwise
 
@@ -148,6 +149,17 @@ def test_where_nothing_is_dropped_months_follow_on_many_days() -> None:
     by_day = [each for each in held if each.high - each.low == DAY_NS]
     assert CROWDED_AT <= len(by_day) < CROWDED_AT + 31
     assert len(held) - len(by_day) <= 10 * 12
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_brings_messages_of_all_years_makes_few_partitions(seed: int) -> None:
+    days, held = list(range(NOW // DAY_NS)), list[Bounds]()
+    random.Random(seed).shuffle(days)
+    for day in days[:400]:
+        held += plan_messages(held, [NOW - day * DAY_NS], NOW)
+    held += plan_messages(held, [NOW - day * DAY_NS for day in days], NOW)
+    Cover(held).check()
+    assert len(held) < CROWDED_AT
 
 
 def test_a_timestamp_that_is_never_legal_gets_no_partition() -> None:

@@ -6,12 +6,14 @@ import pytest
 
 from store.domain.ports import PeerAddress
 from store.sync.resume.core import (
+    LONGEST_FETCH_NS,
     SHORTEST_GAP_NS,
     Advance,
     Begun,
     Fetch,
     FetchEnded,
     Finished,
+    Leave,
     PageStored,
     Proceed,
     Resume,
@@ -123,6 +125,38 @@ def test_when_all_peers_fail_reconciliation_begins_and_the_gap_is_tried_again() 
     assert len(pauses) == 10
     assert pauses[0] <= 2 * NS_PER_S < 30 * NS_PER_S <= pauses[-1] <= 60 * NS_PER_S
     assert each.progress.running
+
+
+def test_peers_that_send_a_page_and_fail_hold_up_nothing() -> None:
+    each = machine()
+    effects = each.step(NOW, Begun(NOW, NOW - GAP))
+    reached = NOW - GAP
+    for _ in PEERS:
+        assert any(isinstance(effect, Fetch) for effect in effects)
+        reached += 1
+        each.step(NOW, PageStored(b"here", reached, 1, 1))
+        effects = each.step(NOW, FetchEnded("gone"))
+    proceed, pause = effects
+    assert proceed == Proceed()
+    assert isinstance(pause, WakeAt)
+    assert pause.time_ns > NOW
+    each.check()
+
+
+def test_a_peer_whose_pages_never_end_holds_up_nothing() -> None:
+    each = machine()
+    (first,) = each.step(NOW, Begun(NOW, NOW - GAP))
+    page = PageStored(b"here", NOW - GAP - SLACK, 2_000, 0)
+    assert each.step(NOW + LONGEST_FETCH_NS - 1, page) == []
+    late = NOW + LONGEST_FETCH_NS
+    assert each.step(late, page) == [Proceed(), Leave()]
+    (second,) = each.step(late, FetchEnded("it takes too long"))
+    assert isinstance(first, Fetch)
+    assert isinstance(second, Fetch)
+    assert second.peer != first.peer
+    assert each.step(late + LONGEST_FETCH_NS - 1, page) == [], "the next one has as long"
+    assert each.step(late + LONGEST_FETCH_NS, page) == [Leave()]
+    each.check()
 
 
 def test_what_is_persisted_never_says_more_than_has_come() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from store.gossip.driver.errors import Stopping
 from store.gossip.driver.stream import PeerStream
-from store.gossip.events import FrameIn, FrameOut
+from store.gossip.events import FrameIn, FrameOut, Inventory
+from store.gossip.limits import LARGE_FRAME_IDS
 
 STOPPING = Stopping("the node is stopping")
 
@@ -29,10 +30,53 @@ class Silent:
 class Nobody:
     """A user who is told nothing."""
 
+    turns = asyncio.Lock()
+
     def received(self, *_: object) -> None:
         raise AssertionError
 
     sent = received
+
+
+class Crowded(Silent):
+    """A peer that has many large frames ready."""
+
+    def __init__(self) -> None:
+        self.left = 20
+
+    async def read(self) -> FrameIn | None:
+        self.left -= 1
+        return Inventory([bytes(32)] * LARGE_FRAME_IDS) if self.left else None
+
+
+class Watching:
+    """Counts the turns of the event loop, and notes in which a frame was handed over."""
+
+    def __init__(self) -> None:
+        self.turns = asyncio.Lock()
+        self.turn = 0
+        self.taken: list[int] = []
+
+    def received(self, *_: object) -> None:
+        self.taken.append(self.turn)
+
+    def sent(self, *_: object) -> None:
+        raise AssertionError
+
+    async def watch(self) -> None:
+        while True:
+            self.turn += 1
+            await asyncio.sleep(0)
+
+
+async def test_one_large_frame_of_all_peers_is_taken_in_a_turn_of_the_event_loop() -> None:
+    user = Watching()
+    watching = asyncio.create_task(user.watch())
+    streams = [PeerStream(Crowded(), f"peer-{each}", "s", "i") for each in range(4)]
+    await asyncio.gather(*(stream.run(user) for stream in streams))
+    watching.cancel()
+    assert len(user.taken) == 4 * 19
+    assert len(set(user.taken)) == len(user.taken)
 
 
 async def begun() -> tuple[PeerStream, asyncio.Task[None]]:

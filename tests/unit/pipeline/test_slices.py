@@ -10,8 +10,22 @@ from hypothesis import strategies as st
 
 from store.domain.partitioning import Bounds
 from store.pipeline.fingerprints import Fingerprint
-from store.pipeline.limits import HOUR_NS, MAX_SLICE_ROWS, MIN_SLICE_ROWS
-from store.pipeline.slices import Slice, from_text, good_slice_rows, grouped, plan_slices, to_text
+from store.pipeline.limits import (
+    HOUR_NS,
+    MAX_SLICE_ROWS,
+    MAX_STEP_MESSAGES,
+    MIN_SLICE_ROWS,
+    MIN_STEP_MESSAGES,
+)
+from store.pipeline.slices import (
+    Slice,
+    from_text,
+    good_slice_rows,
+    grouped,
+    in_steps,
+    plan_slices,
+    to_text,
+)
 
 EVERYTHING = Bounds(0, 2**62)
 
@@ -75,3 +89,22 @@ def test_slices_are_read_back() -> None:
 def test_what_are_no_slices_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - of whichever kind
         from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("hours", "each", "most"),
+    [
+        (24, 1_000, 24_000),
+        (24 * 30, 20_000, MIN_STEP_MESSAGES),
+        (24 * 365, 60_000, MAX_STEP_MESSAGES),
+        (3, 9_000_000, 9_000_000),
+    ],
+)
+def test_steps_are_whole_hours_in_order_and_small_beside_all(
+    hours: int, each: int, most: int
+) -> None:
+    held = {hour * HOUR_NS: Fingerprint(each, 1, 2, 3, 4) for hour in reversed(range(hours))}
+    steps = in_steps(held)
+    assert [start for step in steps for start in step] == sorted(held)
+    assert max(len(step) for step in steps) * each <= most + each
+    assert in_steps({}) == []

@@ -232,7 +232,7 @@ def cuts_of(world: World, *, secure: bool) -> tuple[SyncId, ...]:
     )
     assert (work.agreement is not None) is secure
     if work.agreement is not None:
-        result = cast("Result", SimpleNamespace(rounds=1, refusal=""))
+        result = cast("Result", SimpleNamespace(rounds=1, refusal="", to_send=(), to_receive=()))
         world.exchange.concluded(account, work, result)
     return work.config.cuts
 
@@ -244,6 +244,20 @@ async def test_sessions_by_xor_begin_their_ranges_at_random(world: World) -> Non
         assert len(cuts) == RANDOM_CUTS
         assert list(cuts) == sorted(set(cuts))
         assert all(1_000_000 <= at_ns < 2_000_000 for at_ns, _ in cuts)
+
+
+async def test_the_compact_mode_is_offered_after_a_session_that_differed(world: World) -> None:
+    exchange, offered = world.exchange, []
+    for found in ([], [], [1], [], [1]):
+        account = Account(SyncRole.INITIATOR, 0, "b", "sb")
+        stream = cast("FrameStream", _Plain(secure=True))
+        bounds = (10, bytes(32)), (20, bytes(32))
+        view = cast("OpenView", _Empty())
+        work = exchange.reconciling(Role.INITIATOR, stream, view, account, window=bounds)
+        offered.append(work.compact_from is not None)
+        result = SimpleNamespace(rounds=1, refusal="", to_send=(), to_receive=found)
+        exchange.concluded(account, work, cast("Result", result))
+    assert offered == [True, False, False, True, False]
 
 
 async def test_so_do_sessions_with_a_peer_that_has_made_no_offer(world: World) -> None:

@@ -14,6 +14,7 @@ from store.config.node import NodeConfig
 from store.domain.access import Denied, Right
 from store.domain.quota import ClientLimits
 from store.runtime import tasks
+from store.runtime import tokens as tokens_module
 from store.runtime.errors import WrongConfigurationError
 from store.runtime.policy import PolicySource
 from store.runtime.readiness import Obstacle, Readiness
@@ -80,7 +81,14 @@ def source(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> PolicySource:
     return PolicySource(config, lambda: NOW_NS)
 
 
-def test_a_token_file_is_taken_over_when_it_changes_and_kept_when_it_breaks(
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token files come to rest without a wait."""
+    monkeypatch.setattr(tokens_module, "TOKEN_REST_S", 0)
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_token_file_is_taken_over_when_it_changes_and_kept_when_it_breaks(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "tokens.toml"
@@ -89,24 +97,90 @@ def test_a_token_file_is_taken_over_when_it_changes_and_kept_when_it_breaks(
     tokens.load()
     assert admitted(tokens, "first")
     write_tokens(path, "second")
-    tokens.reload_if_changed()
+    await tokens.follow()
     assert admitted(tokens, "second")
     assert not admitted(tokens, "first")
     path.write_text("clients = ")
-    tokens.reload_if_changed()
+    await tokens.follow()
     assert admitted(tokens, "second")
     path.unlink()
-    tokens.reload_if_changed()
+    await tokens.follow()
     assert admitted(tokens, "second")
     write_tokens(path, "third")
-    tokens.reload_if_changed()
+    await tokens.follow()
     assert admitted(tokens, "third")
+    write_tokens(path, "fourth")
+    tokens.reload()
+    assert admitted(tokens, "fourth")
+    path.write_text("clients = ")
+    tokens.reload()
+    assert admitted(tokens, "fourth")
 
 
-def test_without_a_token_file_everybody_may_read() -> None:
+@pytest.mark.parametrize("moment", ["", "clients = ", None], ids=["empty", "cut", "gone"])
+async def test_a_token_file_that_is_being_written_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str | None
+) -> None:
+    path = tmp_path / "tokens.toml"
+    write_tokens(path, "valid", "second")
+    tokens = TokenFile(path, ClientLimits())
+    tokens.load()
+    seen = []
+
+    async def written_meanwhile(_seconds: float) -> None:
+        seen.append(admitted(tokens, "valid"))
+        write_tokens(path, "valid", "third")
+
+    monkeypatch.setattr("store.runtime.tokens.asyncio.sleep", written_meanwhile)
+    path.unlink() if moment is None else path.write_text(moment)
+    await tokens.follow()
+    assert all(seen)
+    assert admitted(tokens, "third")
+    assert not admitted(tokens, "second")
+
+
+async def test_a_token_file_that_never_rests_is_taken_over_where_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokens.toml"
+    write_tokens(path, "valid", "revoked")
+    tokens = TokenFile(path, ClientLimits())
+    tokens.load()
+    turn = 0
+
+    async def rewritten(_seconds: float) -> None:
+        nonlocal turn
+        turn += 1
+        if turn % 3:
+            path.write_text("" if turn % 2 else "clients = ")
+        else:
+            write_tokens(path, "valid", f"number {turn}")
+
+    monkeypatch.setattr("store.runtime.tokens.asyncio.sleep", rewritten)
+    for _ in range(20):
+        await tokens.follow()
+        assert admitted(tokens, "valid")
+    assert not admitted(tokens, "revoked")
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_change_that_keeps_size_and_time_of_a_token_file_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    write_tokens(path, "first")
+    about = path.stat()
+    tokens = TokenFile(path, ClientLimits())
+    tokens.load()
+    path.write_text(path.read_text().replace(digest_of("first"), digest_of("other")))
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    await tokens.follow()
+    assert not admitted(tokens, "first")
+
+
+async def test_without_a_token_file_everybody_may_read() -> None:
     tokens = TokenFile(None, ClientLimits(requests_per_s=7))
     tokens.load()
-    tokens.reload_if_changed(force=True)
+    tokens.reload()
+    await tokens.follow()
     somebody = tokens.current().authorize(None, Right.READ, "host x")
     assert not isinstance(somebody, Denied)
     assert somebody.limits.requests_per_s == 7
@@ -117,10 +191,17 @@ def test_a_token_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         TokenFile(tmp_path / "absent", ClientLimits()).load()
 
 
-def write_tokens(path: Path, token: str) -> None:
-    digest = hashlib.sha256(token.encode()).hexdigest()
+def digest_of(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def write_tokens(path: Path, *tokens: str) -> None:
     fresh = path.with_suffix(".new")
-    fresh.write_text(f'[clients.someone]\ntoken_sha256 = "{digest}"\nrights = ["read"]\n')
+    entries = (
+        f'[clients.client-{number}]\ntoken_sha256 = "{digest_of(token)}"\nrights = ["read"]\n'
+        for number, token in enumerate(tokens)
+    )
+    fresh.write_text("".join(entries))
     os.replace(fresh, path)  # noqa: PTH105 - the rename is what is tested
 
 

@@ -92,6 +92,7 @@ def test_how_stores_were_compared_is_counted_and_forged_sets_are_logged() -> Non
 
     for equality in ("xor", "keyed", "partly_keyed"):
         assert value("storenode_sync_comparisons_total", equality=equality) == 1
+    assert value("storenode_sync_modes_total", mode="base") == 3
     assert value("storenode_sync_hidden_differences_total") == 262
     forged = [line for line in lines if line["event"] == "fingerprint_forged"]
     assert len(forged) == 2

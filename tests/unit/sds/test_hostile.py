@@ -1,10 +1,19 @@
 """What others can send must neither stop a channel nor make it grow."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storenode.sds.envelope import Entry, MessageError, SdsMessage, decode_message, encode_message
+from storenode.sds.envelope import (
+    Entry,
+    MessageError,
+    SdsMessage,
+    decode_message,
+    encode_message,
+    encode_older,
+)
 from storenode.sds.events import Broadcast, Missing, Packet, Reason, Refusal, Refused
 from storenode.sds.limits import (
     MAX_ANSWERS_AT_ONCE,
@@ -51,16 +60,43 @@ def test_strangers_and_noise_are_counted() -> None:
         SdsMessage("room", "a", "s"),
         SdsMessage("room", "a", "s", 1, tuple(Entry(str(n)) for n in range(257))),
         SdsMessage("room", "a", "s", 1, (Entry("é" * 129),)),
-        SdsMessage("room", "a", "s", 1, (Entry("b", bytes(257)),)),
         SdsMessage("room", "a", "s", 1, (Entry("b", None, "s" * 257),)),
         SdsMessage("room", "a", "s", 1, repair_request=tuple(Entry(str(n)) for n in range(257))),
-        SdsMessage("room", "a", "s", 1, repair_request=(Entry(""),)),
         SdsMessage("room", "a", "s", 1, content=bytes(150 * 1024)),
     ],
 )
 def test_messages_past_a_limit_are_refused(message: SdsMessage) -> None:
     with pytest.raises(MessageError):
         decode_message(encode_message(message))
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize(
+    "bad",
+    [b"", b"\x0a\x02\xff\xfe", b"\xff", b"\x0a\x01a\x1a\x81\x02" + b"s" * 257, b"\x00"],
+)
+def test_a_bad_repair_request_costs_itself_alone(bad: bytes, older: bool) -> None:
+    good = SdsMessage("room", "a", "s", 1, (Entry("é" * 32),), b"f", content=b"x")
+    asked = [b"\x0a\x01b", bad, b"\x0a\x01c"]
+    payload = encode_older(good) if older else encode_message(good)
+    payload += b"".join(b"\x6a" + _varint(len(each)) + each for each in asked)
+    message = decode_message(payload)
+    assert message == replace(good, repair_request=(Entry("b"), Entry("c")))
+
+
+def _varint(size: int) -> bytes:
+    return bytes([size]) if size < 0x80 else bytes([size & 0x7F | 0x80, size >> 7])
+
+
+def test_a_hint_that_is_too_long_is_ignored_and_its_cause_is_waited_for() -> None:
+    me = channel()
+    sent = wire("a", after=[Entry("cause", bytes(257)), Entry("other", bytes(256))])
+    (missing,) = of(Missing, take(me, sent))
+    assert [(each.message_id, each.hints) for each in missing.messages] == [
+        ("cause", ()),
+        ("other", (bytes(256),)),
+    ]
+    assert me.counts.malformed == 0
 
 
 def test_the_largest_history_is_taken() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from storenode.sds.bloom import FilterShape, filter_of
-from storenode.sds.envelope import decode_message
+from storenode.sds.envelope import Entry, decode_message
 from storenode.sds.events import Acknowledged, PossiblyAcknowledged
 from storenode.sds.gaps import GAP_GRACE_MS, MAX_TELLINGS
 from storenode.sds.pace import Pace
@@ -63,6 +63,15 @@ def test_what_somebody_lacks_is_named_a_few_times() -> None:
         message = decode_message(payloads(me.send_sync(LATER))[0])
         named.append([entry.message_id for entry in message.history])
     assert named == [["gap", "newer"]] * MAX_TELLINGS + [["newer"]] * 2
+
+
+def test_a_sender_that_names_its_own_message_acknowledges_nothing() -> None:
+    me = channel()
+    first, second = Entry("first", None, "peer"), Entry("second", None, "peer")
+    take(me, wire("first"), wire("second", after=[first]))
+    assert list(me.pace.owed) == ["first", "second"]
+    take(me, wire("third", after=[first, second], sender="b"))
+    assert list(me.pace.owed) == ["third"]
 
 
 def test_anothers_naming_is_enough() -> None:

@@ -54,6 +54,7 @@ class NodeStatus(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     INDEX_START_FIELD_NUMBER: _builtins.int
     GOSSIP_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """The version of the software."""
     node_id: _builtins.str
@@ -84,6 +85,10 @@ class NodeStatus(_message.Message):
     def gossip(self) -> Global___GossipStatus:
         """Gossip with peers. Unset: switched off."""
 
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedCompositeFieldContainer[Global___Problem]:
+        """What is wrong, as far as the node knows: critical problems first, then those that last longest."""
+
     def __init__(
         self,
         *,
@@ -99,14 +104,53 @@ class NodeStatus(_message.Message):
         resume: Global___ResumeStatus | None = ...,
         index_start: _builtins.int = ...,
         gossip: Global___GossipStatus | None = ...,
+        problems: _abc.Iterable[Global___Problem] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gossip", b"gossip", "resume", b"resume"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gossip", b"gossip", "index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "ready", b"ready", "resume", b"resume", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gossip", b"gossip", "index_entries", b"index_entries", "index_start", b"index_start", "messages", b"messages", "newest_timestamp", b"newest_timestamp", "node_id", b"node_id", "oldest_timestamp", b"oldest_timestamp", "peers", b"peers", "problems", b"problems", "ready", b"ready", "resume", b"resume", "store_id", b"store_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
+
+@_typing.final
+class Problem(_message.Message):
+    """Something that is wrong with a node, or with what it needs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CRITICAL_FIELD_NUMBER: _builtins.int
+    SENTENCE_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    RUNBOOK_URL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of its runbook in docs/runbooks, such as "peer-unreachable"."""
+    critical: _builtins.bool
+    """True: somebody must do something now."""
+    sentence: _builtins.str
+    """What is wrong, in a sentence without its period."""
+    since: _builtins.int
+    """Since when, in Unix nanoseconds; at most since the start of the node."""
+    runbook_url: _builtins.str
+    """Where the runbook can be read."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        critical: _builtins.bool = ...,
+        sentence: _builtins.str = ...,
+        since: _builtins.int = ...,
+        runbook_url: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["critical", b"critical", "name", b"name", "runbook_url", b"runbook_url", "sentence", b"sentence", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Problem: _TypeAlias = Problem  # noqa: Y015
 
 @_typing.final
 class GossipStatus(_message.Message):
@@ -372,6 +416,7 @@ class SyncReport(_message.Message):
     EQUALITY_FIELD_NUMBER: _builtins.int
     KEYED_FROM_FIELD_NUMBER: _builtins.int
     HIDDEN_FIELD_NUMBER: _builtins.int
+    COMPACT_FIELD_NUMBER: _builtins.int
     in_sync: _builtins.bool
     """True: both sides hold the same messages over the window, except for messages that lie below a
     horizon or are refused by policy.
@@ -425,6 +470,8 @@ class SyncReport(_message.Message):
     """
     hidden: _builtins.int
     """Differences that WAKU-SYNC's fingerprints hid and keyed ones found: forged, or a fault."""
+    compact: _builtins.bool
+    """The differences were found in the compact mode. False: by the fingerprints of WAKU-SYNC."""
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Remarks for the operator, such as which messages were not compared."""
@@ -455,10 +502,11 @@ class SyncReport(_message.Message):
         equality: _builtins.str = ...,
         keyed_from: _builtins.int | None = ...,
         hidden: _builtins.int = ...,
+        compact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "_own_count", b"_own_count", "_peer_count", b"_peer_count", "keyed_from", b"keyed_from", "own_count", b"own_count", "peer_count", b"peer_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "_own_count", b"_own_count", "_peer_count", b"_peer_count", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "equality", b"equality", "error", b"error", "hidden", b"hidden", "in_sync", b"in_sync", "keyed_from", b"keyed_from", "left_over", b"left_over", "messages_received", b"messages_received", "messages_sent", b"messages_sent", "missing_here", b"missing_here", "missing_there", b"missing_there", "notes", b"notes", "outcome", b"outcome", "own_count", b"own_count", "peer", b"peer", "peer_count", b"peer_count", "refused_by_policy", b"refused_by_policy", "round_trips", b"round_trips", "seconds", b"seconds", "time_end", b"time_end", "time_start", b"time_start", "undelivered", b"undelivered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "_own_count", b"_own_count", "_peer_count", b"_peer_count", "bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "compact", b"compact", "equality", b"equality", "error", b"error", "hidden", b"hidden", "in_sync", b"in_sync", "keyed_from", b"keyed_from", "left_over", b"left_over", "messages_received", b"messages_received", "messages_sent", b"messages_sent", "missing_here", b"missing_here", "missing_there", b"missing_there", "notes", b"notes", "outcome", b"outcome", "own_count", b"own_count", "peer", b"peer", "peer_count", b"peer_count", "refused_by_policy", b"refused_by_policy", "round_trips", b"round_trips", "seconds", b"seconds", "time_end", b"time_end", "time_start", b"time_start", "undelivered", b"undelivered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keyed_from: _TypeAlias = _typing.Literal["keyed_from"]  # noqa: Y015
     _WhichOneofArgType__keyed_from: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from"]  # noqa: Y015

@@ -109,6 +109,8 @@ class ReconcileExtension(_message.Message):
     KEYED_FROM_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     HASHES_FIELD_NUMBER: _builtins.int
+    COMPACT_FRAME_FIELD_NUMBER: _builtins.int
+    COMPACT_IDS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of the extension, 1. Only in the first frame of each side."""
     nonce: _builtins.bytes
@@ -123,6 +125,15 @@ class ReconcileExtension(_message.Message):
     """Only after digests that differ: hashes of the messages that the receiver lacks, 32 bytes each,
     in the order of their timestamps and aliases.
     """
+    compact_frame: _builtins.bytes
+    """A frame of the compact mode (docs/compact.md). The initiator offers the mode in its first frame,
+    beside `ranges_data`; a responder that does not take it up answers `ranges_data` alone. In all
+    frames of the mode but that one, and one that falls back, `ranges_data` is empty.
+    """
+    compact_ids: _builtins.bytes
+    """At the end of the compact mode: the IDs of the messages that the receiver lacks, ascending. All
+    timestamps, 8 bytes each, little-endian, then all hashes, 32 bytes each.
+    """
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[Global___ReconcileFeature.ValueType]:
         """What the sender knows. Only in the first frame of each side."""
@@ -136,10 +147,12 @@ class ReconcileExtension(_message.Message):
         keyed_from: _builtins.int | None = ...,
         digest: _builtins.bytes = ...,
         hashes: _builtins.bytes = ...,
+        compact_frame: _builtins.bytes = ...,
+        compact_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "keyed_from", b"keyed_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "digest", b"digest", "features", b"features", "hashes", b"hashes", "keyed_from", b"keyed_from", "nonce", b"nonce", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "compact_frame", b"compact_frame", "compact_ids", b"compact_ids", "digest", b"digest", "features", b"features", "hashes", b"hashes", "keyed_from", b"keyed_from", "nonce", b"nonce", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keyed_from: _TypeAlias = _typing.Literal["keyed_from"]  # noqa: Y015
     _WhichOneofArgType__keyed_from: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from"]  # noqa: Y015

@@ -531,3 +531,225 @@ class CausalHistoryPage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CausalHistoryPage: _TypeAlias = CausalHistoryPage  # noqa: Y015
+
+@_typing.final
+class GetCoverageRequest(_message.Message):
+    """Parameters of a coverage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Step:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StepEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[GetCoverageRequest._Step.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STEP_UNSPECIFIED: GetCoverageRequest._Step.ValueType  # 0
+        """An hour."""
+        HOUR: GetCoverageRequest._Step.ValueType  # 1
+        """An hour."""
+        DAY: GetCoverageRequest._Step.ValueType  # 2
+        """A day."""
+
+    class Step(_Step, metaclass=_StepEnumTypeWrapper):
+        """How long a step is. Steps begin at full hours, or days, of UTC."""
+
+    STEP_UNSPECIFIED: GetCoverageRequest.Step.ValueType  # 0
+    """An hour."""
+    HOUR: GetCoverageRequest.Step.ValueType  # 1
+    """An hour."""
+    DAY: GetCoverageRequest.Step.ValueType  # 2
+    """A day."""
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    TIME_START_FIELD_NUMBER: _builtins.int
+    TIME_END_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    time_start: _builtins.int
+    """From the step of this timestamp on, in Unix nanoseconds. Unset: a day before `time_end`."""
+    time_end: _builtins.int
+    """To the step before this timestamp, in Unix nanoseconds, exclusive. Unset, or later: now."""
+    step: Global___GetCoverageRequest.Step.ValueType
+    """HOUR, the default, or DAY. At most 10,000 steps."""
+    @_builtins.property
+    def filter(self) -> Global___ContentFilter:
+        """The messages that the caller asks about. Unset: all. Counts and fingerprints are sent only to
+        callers that may read everything, and without a filter; equality of all is equality of any part.
+        """
+
+    def __init__(
+        self,
+        *,
+        filter: Global___ContentFilter | None = ...,
+        time_start: _builtins.int | None = ...,
+        time_end: _builtins.int | None = ...,
+        step: Global___GetCoverageRequest.Step.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_time_end", b"_time_end", "_time_start", b"_time_start", "filter", b"filter", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_end", b"_time_end", "_time_start", b"_time_start", "filter", b"filter", "step", b"step", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__time_end: _TypeAlias = _typing.Literal["time_end"]  # noqa: Y015
+    _WhichOneofArgType__time_end: _TypeAlias = _typing.Literal["_time_end", b"_time_end"]  # noqa: Y015
+    _WhichOneofReturnType__time_start: _TypeAlias = _typing.Literal["time_start"]  # noqa: Y015
+    _WhichOneofArgType__time_start: _TypeAlias = _typing.Literal["_time_start", b"_time_start"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_end) -> _WhichOneofReturnType__time_end | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_start) -> _WhichOneofReturnType__time_start | None: ...
+
+Global___GetCoverageRequest: _TypeAlias = GetCoverageRequest  # noqa: Y015
+
+@_typing.final
+class CoveragePage(_message.Message):
+    """Some steps of a coverage, in ascending order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___CoverageStep]:
+        """The steps."""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Iterable[Global___CoverageStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CoveragePage: _TypeAlias = CoveragePage  # noqa: Y015
+
+@_typing.final
+class CoverageStep(_message.Message):
+    """What is held in a step of time, and what other stores are known to hold of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_START_FIELD_NUMBER: _builtins.int
+    TIME_END_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    BEFORE_HORIZON_FIELD_NUMBER: _builtins.int
+    STORES_FIELD_NUMBER: _builtins.int
+    time_start: _builtins.int
+    """Where the step begins, in Unix nanoseconds."""
+    time_end: _builtins.int
+    """Where it ends, exclusive."""
+    messages: _builtins.int
+    """Messages that this store holds. Unset for callers that may not know: see the filter."""
+    fingerprint: _builtins.bytes
+    """The XOR of their hashes, 32 bytes. Empty for callers that may not know."""
+    before_horizon: _builtins.bool
+    """True: the step begins before the horizon of this store, so that messages may have been dropped."""
+    @_builtins.property
+    def stores(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoreCoverage]:
+        """Every store about which something was stated in this step, by store ID."""
+
+    def __init__(
+        self,
+        *,
+        time_start: _builtins.int = ...,
+        time_end: _builtins.int = ...,
+        messages: _builtins.int | None = ...,
+        fingerprint: _builtins.bytes = ...,
+        before_horizon: _builtins.bool = ...,
+        stores: _abc.Iterable[Global___StoreCoverage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_messages", b"_messages", "messages", b"messages"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_messages", b"_messages", "before_horizon", b"before_horizon", "fingerprint", b"fingerprint", "messages", b"messages", "stores", b"stores", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__messages: _TypeAlias = _typing.Literal["messages"]  # noqa: Y015
+    _WhichOneofArgType__messages: _TypeAlias = _typing.Literal["_messages", b"_messages"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__messages) -> _WhichOneofReturnType__messages | None: ...
+
+Global___CoverageStep: _TypeAlias = CoverageStep  # noqa: Y015
+
+@_typing.final
+class StoreCoverage(_message.Message):
+    """A step, compared with another store."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[StoreCoverage._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: StoreCoverage._State.ValueType  # 0
+        """Never sent."""
+        EQUAL: StoreCoverage._State.ValueType  # 1
+        """Each message of the step that one of the two stores held at `compared_at` was held by both
+        when the session ended, and nothing has changed here since.
+        """
+        DIFFERS: StoreCoverage._State.ValueType  # 2
+        """At `compared_at` the two differed, and the session did not bring all of it over."""
+        UNCONFIRMED: StoreCoverage._State.ValueType  # 3
+        """Nothing that still holds is known about the whole step."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper):
+        """What is known."""
+
+    STATE_UNSPECIFIED: StoreCoverage.State.ValueType  # 0
+    """Never sent."""
+    EQUAL: StoreCoverage.State.ValueType  # 1
+    """Each message of the step that one of the two stores held at `compared_at` was held by both
+    when the session ended, and nothing has changed here since.
+    """
+    DIFFERS: StoreCoverage.State.ValueType  # 2
+    """At `compared_at` the two differed, and the session did not bring all of it over."""
+    UNCONFIRMED: StoreCoverage.State.ValueType  # 3
+    """Nothing that still holds is known about the whole step."""
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    COMPARED_AT_FIELD_NUMBER: _builtins.int
+    EQUAL_UNTIL_FIELD_NUMBER: _builtins.int
+    KEYED_FIELD_NUMBER: _builtins.int
+    MISSING_HERE_FIELD_NUMBER: _builtins.int
+    MISSING_THERE_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """The other store, by the ID that it gave."""
+    state: Global___StoreCoverage.State.ValueType
+    """What is known."""
+    compared_at: _builtins.int
+    """As of when, in Unix nanoseconds: the earliest of the comparisons that it took. 0: none."""
+    equal_until: _builtins.int
+    """Equal from the beginning of the step up to this timestamp. 0: nowhere, or they differ."""
+    keyed: _builtins.bool
+    """True: compared by digests under a key of the two. False: by XOR, which a publisher can forge."""
+    missing_here: _builtins.int
+    """Messages that this store lacked. Unset for callers that may not know."""
+    missing_there: _builtins.int
+    """Messages that the other store lacked. Unset for callers that may not know."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        state: Global___StoreCoverage.State.ValueType = ...,
+        compared_at: _builtins.int = ...,
+        equal_until: _builtins.int = ...,
+        keyed: _builtins.bool = ...,
+        missing_here: _builtins.int | None = ...,
+        missing_there: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_missing_here", b"_missing_here", "_missing_there", b"_missing_there", "missing_here", b"missing_here", "missing_there", b"missing_there"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_missing_here", b"_missing_here", "_missing_there", b"_missing_there", "compared_at", b"compared_at", "equal_until", b"equal_until", "keyed", b"keyed", "missing_here", b"missing_here", "missing_there", b"missing_there", "state", b"state", "store_id", b"store_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__missing_here: _TypeAlias = _typing.Literal["missing_here"]  # noqa: Y015
+    _WhichOneofArgType__missing_here: _TypeAlias = _typing.Literal["_missing_here", b"_missing_here"]  # noqa: Y015
+    _WhichOneofReturnType__missing_there: _TypeAlias = _typing.Literal["missing_there"]  # noqa: Y015
+    _WhichOneofArgType__missing_there: _TypeAlias = _typing.Literal["_missing_there", b"_missing_there"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__missing_here) -> _WhichOneofReturnType__missing_here | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__missing_there) -> _WhichOneofReturnType__missing_there | None: ...
+
+Global___StoreCoverage: _TypeAlias = StoreCoverage  # noqa: Y015

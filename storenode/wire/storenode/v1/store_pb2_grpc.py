@@ -82,6 +82,11 @@ class StoreStub:
                 request_serializer=storenode_dot_v1_dot_store__pb2.GetCausalHistoryRequest.SerializeToString,
                 response_deserializer=storenode_dot_v1_dot_store__pb2.CausalHistoryPage.FromString,
                 _registered_method=True)
+        self.GetCoverage = channel.unary_stream(
+                '/storenode.v1.Store/GetCoverage',
+                request_serializer=storenode_dot_v1_dot_store__pb2.GetCoverageRequest.SerializeToString,
+                response_deserializer=storenode_dot_v1_dot_store__pb2.CoveragePage.FromString,
+                _registered_method=True)
 
 
 class StoreServicer:
@@ -158,6 +163,14 @@ class StoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCoverage(self, request, context):
+        """Streams, step by step of time, how many messages this store holds, and what sessions have found
+        other stores to hold of it. It is read from summaries, never from messages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -195,6 +208,11 @@ def add_StoreServicer_to_server(servicer, server):
                     servicer.GetCausalHistory,
                     request_deserializer=storenode_dot_v1_dot_store__pb2.GetCausalHistoryRequest.FromString,
                     response_serializer=storenode_dot_v1_dot_store__pb2.CausalHistoryPage.SerializeToString,
+            ),
+            'GetCoverage': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetCoverage,
+                    request_deserializer=storenode_dot_v1_dot_store__pb2.GetCoverageRequest.FromString,
+                    response_serializer=storenode_dot_v1_dot_store__pb2.CoveragePage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +416,33 @@ class Store:
             '/storenode.v1.Store/GetCausalHistory',
             storenode_dot_v1_dot_store__pb2.GetCausalHistoryRequest.SerializeToString,
             storenode_dot_v1_dot_store__pb2.CausalHistoryPage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCoverage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/storenode.v1.Store/GetCoverage',
+            storenode_dot_v1_dot_store__pb2.GetCoverageRequest.SerializeToString,
+            storenode_dot_v1_dot_store__pb2.CoveragePage.FromString,
             options,
             channel_credentials,
             insecure,

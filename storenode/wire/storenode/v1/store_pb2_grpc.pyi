@@ -75,6 +75,10 @@ class StoreStub:
     """Streams the causal history of some SDS messages, themselves included, with every parent before
     its children.
     """
+    GetCoverage: _grpc.UnaryStreamMultiCallable[_store_pb2.GetCoverageRequest, _store_pb2.CoveragePage]
+    """Streams, step by step of time, how many messages this store holds, and what sessions have found
+    other stores to hold of it. It is read from summaries, never from messages.
+    """
 
 @_typing.type_check_only
 class StoreAsyncStub(StoreStub):
@@ -121,6 +125,10 @@ class StoreAsyncStub(StoreStub):
     GetCausalHistory: _aio.UnaryStreamMultiCallable[_store_pb2.GetCausalHistoryRequest, _store_pb2.CausalHistoryPage]  # type: ignore[assignment]
     """Streams the causal history of some SDS messages, themselves included, with every parent before
     its children.
+    """
+    GetCoverage: _aio.UnaryStreamMultiCallable[_store_pb2.GetCoverageRequest, _store_pb2.CoveragePage]  # type: ignore[assignment]
+    """Streams, step by step of time, how many messages this store holds, and what sessions have found
+    other stores to hold of it. It is read from summaries, never from messages.
     """
 
 class StoreServicer(metaclass=_abc_1.ABCMeta):
@@ -207,6 +215,16 @@ class StoreServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_store_pb2.CausalHistoryPage], _abc.AsyncIterator[_store_pb2.CausalHistoryPage]]:
         """Streams the causal history of some SDS messages, themselves included, with every parent before
         its children.
+        """
+
+    @_abc_1.abstractmethod
+    def GetCoverage(
+        self,
+        request: _store_pb2.GetCoverageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_store_pb2.CoveragePage], _abc.AsyncIterator[_store_pb2.CoveragePage]]:
+        """Streams, step by step of time, how many messages this store holds, and what sessions have found
+        other stores to hold of it. It is read from summaries, never from messages.
         """
 
 def add_StoreServicer_to_server(servicer: StoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -14,10 +14,10 @@ import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -79,3 +79,27 @@ class RawSdsMessage(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__lamport_timestamp) -> _WhichOneofReturnType__lamport_timestamp | None: ...
 
 Global___RawSdsMessage: _TypeAlias = RawSdsMessage  # noqa: Y015
+
+@_typing.final
+class RawRepairRequests(_message.Message):
+    """The repair requests of a message alone, each as bytes, so that one that does
+    not parse can be removed. All other fields are unknown here, and are kept.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPAIR_REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def repair_request(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        repair_request: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["repair_request", b"repair_request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RawRepairRequests: _TypeAlias = RawRepairRequests  # noqa: Y015

@@ -1,0 +1,134 @@
+"""The compact mode's part of the benchmark of reconciliation.
+
+Sessions differ in their nonces. Bytes are those of compact frames of both sides, with what
+carries them: the base payload that comes first, and both nonces. The first run is a cold one, on
+views that were never read before; `python` is such a run without compiled code.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.reconcile_sets import Pair
+from reconcile import kernel
+from reconcile.compact.keys import NONCE_BYTES
+from reconcile.compact.outcome import Found, Outcome
+from reconcile.compact.session import Initiator, Responder
+from reconcile.ids import LOWEST, SyncIds
+from reconcile.index import IndexView
+
+EVERYTHING = (LOWEST, (2**63 - 1, bytes(32)))
+BASE_PAYLOAD_BYTES = 45
+OVERHEAD_BYTES = BASE_PAYLOAD_BYTES + 2 * NONCE_BYTES
+SEED = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """What compact sessions cost.
+
+    Attributes:
+        cpu_s: processor seconds of both sides: least and median of the runs.
+        cold_s: of the first run.
+        python_s: of a first run without compiled code.
+        total_bytes: of both sides, the largest run.
+        frames: the most, of the initiator and of the responder.
+        tables: in all runs together.
+        fallbacks: runs that ended without a result.
+    """
+
+    cpu_s: tuple[float, float]
+    cold_s: float
+    python_s: float
+    total_bytes: int
+    frames: tuple[int, int]
+    tables: int
+    fallbacks: int
+
+    def figures(self) -> dict[str, object]:
+        """For a report."""
+        return {
+            "compact_cpu_ms": 1e3 * self.cpu_s[0],
+            "compact_cpu_ms_median": 1e3 * self.cpu_s[1],
+            "compact_cpu_ms_cold": 1e3 * self.cold_s,
+            "compact_python_cpu_ms": 1e3 * self.python_s,
+            "compact_bytes": self.total_bytes,
+            "compact_frames_out": self.frames[0],
+            "compact_frames_in": self.frames[1],
+            "compact_tables": self.tables,
+            "compact_fallbacks": self.fallbacks,
+        }
+
+
+class Run:
+    """One session of two sides in this process."""
+
+    def __init__(self, views: tuple[IndexView, IndexView], nonces: tuple[bytes, bytes]) -> None:
+        self.frames: tuple[list[bytes], list[bytes]] = ([], [])
+        self.outcomes: list[Outcome | None] = [None, None]
+        start = time.process_time()
+        self._go(views, nonces)
+        self.cpu_s = time.process_time() - start
+
+    def _go(self, views: tuple[IndexView, IndexView], nonces: tuple[bytes, bytes]) -> None:
+        first = Initiator(views[0], EVERYTHING, nonces[0])
+        first.agree(nonces[1])
+        sides = first, Responder(views[1], EVERYTHING, nonces, first.claim)
+        frame: bytes | None = first.begin()
+        receiver = 1
+        while frame is not None:
+            self.frames[1 - receiver].append(frame)
+            step = sides[receiver].receive(frame)
+            self.outcomes[receiver] = step.outcome or self.outcomes[receiver]
+            frame, receiver = step.frame, 1 - receiver
+        self.tables = first.tables
+
+    @property
+    def fell_back(self) -> bool:
+        """There is no result."""
+        return not all(isinstance(outcome, Found) for outcome in self.outcomes)
+
+    def check(self, sets: Pair) -> None:
+        """Fail unless each side knows just what differs."""
+        ways = ((sets.only_ours, sets.only_theirs), (sets.only_theirs, sets.only_ours))
+        for outcome, (to_send, to_receive) in zip(self.outcomes, ways, strict=True):
+            assert isinstance(outcome, Found)
+            assert outcome.to_send == to_send, "a compact session found other IDs to send"
+            assert outcome.to_receive.complete(to_receive.hashes), "or to receive"
+
+
+def views_of(sets: Pair) -> tuple[IndexView, IndexView]:
+    """Views that were never read."""
+
+    def copied(ids: SyncIds) -> IndexView:
+        return IndexView.of(SyncIds(ids.timestamps.copy(), ids.hashes.copy()))
+
+    return copied(sets.ours), copied(sets.theirs)
+
+
+def compact_cost(sets: Pair, runs: int) -> Compact:
+    """What sessions with different nonces cost; every run with a result is checked."""
+    generator = np.random.default_rng(SEED)
+    nonces = [(generator.bytes(NONCE_BYTES), generator.bytes(NONCE_BYTES)) for _ in range(runs)]
+    views = views_of(sets)
+    done = [Run(views, own) for own in nonces]
+    with kernel.python_only():
+        python = Run(views_of(sets), nonces[0])
+    assert python.frames == done[0].frames, "the kernel says else"
+    for run in done:
+        if not run.fell_back:
+            run.check(sets)
+    taken = [run.cpu_s for run in done]
+    return Compact(
+        (min(taken), statistics.median(taken)),
+        taken[0],
+        python.cpu_s,
+        max(sum(map(len, run.frames[0] + run.frames[1])) for run in done) + OVERHEAD_BYTES,
+        (max(len(run.frames[0]) for run in done), max(len(run.frames[1]) for run in done)),
+        sum(run.tables for run in done),
+        sum(run.fell_back for run in done),
+    )

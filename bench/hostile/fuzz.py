@@ -1,0 +1,186 @@
+"""``make fuzz``: broken requests to every method of a node, made from the descriptors it tells.
+
+The node runs by itself on an embedded Postgres with default options; a count and a seed say what is
+sent. It fails when a call ends INTERNAL, UNKNOWN or DATA_LOSS, when the node dies, logs an error,
+does not serve an honest client, or has more memory at the end than after a tenth of the requests by
+more than its caches explain. A finding is printed with what was sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import psutil
+
+from bench.hostile.fuzzing.calls import Caller, Told
+from bench.hostile.fuzzing.methods import Method, methods
+from bench.hostile.honest import HonestClient
+from bench.hostile.peers import opening
+from bench.hostile.target import Target
+from tests.support.node import COMMAND, NodeProcess
+
+MIB: Final = 1024 * 1024
+MOST_GROWTH_MIB: Final = 256
+"""The index, the topics, and what gossip and the allocator keep grow with what is stored."""
+
+MOST_SHOWN: Final = 5
+
+_AT_ONCE: Final = 48
+_CHANNELS: Final = 4
+_ROUND: Final = 5_000
+_OPTIONS: Final = ("--log-level", "warning", "--log-format", "json", "--gossip", "on")
+
+
+@dataclass(slots=True)
+class Result:
+    """``faults``: sentences, none if all is well. Memory in MiB of the node's process."""
+
+    told: Told = field(default_factory=Told)
+    faults: list[str] = field(default_factory=list)
+    memory_mib: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def growth_mib(self) -> float:
+        """From a tenth of the requests to the end."""
+        memory = self.memory_mib
+        return memory[-1] - memory[len(memory) // 10] if memory else 0.0
+
+
+def fuzz(
+    count: int, seed: str, only: Sequence[str] = (), program: tuple[str, ...] = (COMMAND,)
+) -> Result:
+    """Send at least so many requests to a node of its own.
+
+    ``only``: parts of the paths of methods; none: all methods. ``program``: of the node.
+    """
+    with tempfile.TemporaryDirectory(prefix="storenode-fuzz-") as directory:
+        node = NodeProcess(Path(directory, "node"), _OPTIONS, program=program).start()
+        try:
+            return asyncio.run(_fuzz(node, count, seed, only))
+        finally:
+            node.kill()
+
+
+async def _fuzz(node: NodeProcess, count: int, seed: str, only: Sequence[str]) -> Result:
+    result, began_s = Result(), time.monotonic()
+    addresses = (node.listen, node.admin)
+    found = [each for address in addresses for each in await asyncio.to_thread(methods, address)]
+    chosen = [each for each in found if not only or any(part in each.path for part in only)]
+    async with AsyncExitStack() as stack:
+        channels = {
+            address: [
+                # Else channels with the same address and options share one connection.
+                await stack.enter_async_context(
+                    grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+                )
+                for _ in range(_CHANNELS)
+            ]
+            for address in addresses
+        }
+        caller = Caller(channels, seed, result.told)
+        for each in chosen:
+            if each.path.endswith("/Reconcile"):
+                caller.know(each, opening())
+        process = psutil.Process(node.process.pid)
+        numbers = itertools.count()
+        while result.told.requests < count and not result.faults:
+            await _round(caller, chosen, numbers, min(_ROUND, count - result.told.requests))
+            result.faults += await _after(node)
+            if node.running:
+                result.memory_mib.append(process.memory_info().rss / MIB)
+            result.faults += map(str, result.told.findings)
+            _progress(result)
+    if result.growth_mib > MOST_GROWTH_MIB:
+        result.faults.append(f"the node's memory grew by {result.growth_mib:,.0f} MiB")
+    result.seconds = time.monotonic() - began_s
+    return result
+
+
+async def _round(
+    caller: Caller, chosen: Sequence[Method], numbers: itertools.count[int], requests: int
+) -> None:
+    told = caller.told
+    last = told.requests + requests
+
+    async def work() -> None:
+        while told.requests < last:
+            number = next(numbers)
+            await caller.call(chosen[number % len(chosen)], number)
+
+    await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
+
+
+async def _after(node: NodeProcess) -> list[str]:
+    """What is wrong with the node."""
+    if not node.running:
+        return [f"the node died with code {node.process.returncode}: {node.log_tail()}"]
+    lines = [line for line in node.log().splitlines() if line.strip()]
+    wrong = [line for line in lines if not line.startswith("{") or _is_error(line)]
+    if wrong:
+        return [f"the node logged: {line[:2_000]}" for line in wrong[:5]]
+    target = Target(node.listen, node.peer, node.metrics, None, node.process.pid)
+    honest, ended = HonestClient(target), asyncio.Event()
+    asking = asyncio.create_task(honest.run(ended))
+    await asyncio.sleep(0)
+    ended.set()
+    await asking
+    return [f"an honest call failed: {what}" for what in honest.seen.failures]
+
+
+def _is_error(line: str) -> bool:
+    said: dict[str, Any] = json.loads(line)
+    return said.get("level") in ("error", "critical") or "exception" in said
+
+
+def _progress(result: Result) -> None:
+    told = result.told
+    sys.stderr.write(f"{told.requests:,} requests, {result.memory_mib[-1:]} MiB\n")
+
+
+def main() -> int:
+    """Fuzz, and say what came of it."""
+    given = _arguments()
+    program = COMMAND if given.python is None else str(given.python.with_name("storenode"))
+    result = fuzz(given.count, given.seed, given.method, (program,))
+    told = result.told
+    codes = ", ".join(f"{count:,} {code}" for code, count in told.codes.most_common())
+    slow = ", ".join(f"{path} {count}" for path, count in told.slow.most_common()) or "none"
+    print(
+        f"seed {given.seed}: {told.requests:,} requests in {result.seconds:,.0f} s; calls: {codes};"
+        f" still open after 5 s: {slow}; memory {result.memory_mib[0]:.0f} to"
+        f" {result.memory_mib[-1]:.0f} MiB; faults: {len(result.faults)}"
+    )
+    for each in result.faults[:MOST_SHOWN]:
+        print(each)
+    return int(bool(result.faults))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, prog="make fuzz")
+    parser.add_argument("--count", type=int, default=100_000, help="default: %(default)s")
+    parser.add_argument(
+        "--seed", default=str(random.randrange(10**6)), help="anything; default: a random one"
+    )
+    parser.add_argument(
+        "--method", action="append", default=[], help="a part of its path; repeatable; default: all"
+    )
+    parser.add_argument("--python", type=Path, help="interpreter of another checkout to be fuzzed")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Requests of every method of a node, made from its descriptors and then broken."""

@@ -1,0 +1,6 @@
+"""Reconciliation in two round trips and few bytes between nodes that know it (docs/compact.md).
+
+Slices of the window by time show where the sides differ; a table of short IDs, from which the
+other side takes its own, is peeled down to the differences. Any failure ends in a base session
+(`reconcile.session`), never in a wrong result.
+"""

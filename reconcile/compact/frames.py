@@ -1,0 +1,366 @@
+"""The frames of the compact mode as bytes; docs/compact.md describes each.
+
+A frame is a byte for its kind and fields one after the other. Numbers are varints (LEB128, as
+short as possible, at most 63 bits); columns are written one after the other, each whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from reconcile.codec.decoding import read_varint
+from reconcile.compact.keys import SHORT_BYTES
+from reconcile.compact.limits import (
+    MAX_CELLS,
+    MAX_FIRST_SLICES,
+    MAX_FRAME_BYTES,
+    MAX_SLICES,
+    MAX_WINDOWS,
+)
+from reconcile.compact.table import MAX_PLACES, Shape
+from reconcile.errors import LimitExceeded, MalformedCompact, MalformedPayload
+from reconcile.ids import Bools, Ints, Words
+from storenode.message.limits import HASH_BYTES
+from storenode.message.varint import varint
+
+_XOR_DTYPE: Final = np.dtype("<u8")
+_CELL_BYTES: Final = 8
+_VARINT_BITS: Final = 7
+_MAX_VARINT_BYTES: Final = 9
+_MAX_EXPONENT: Final = 62
+_PRINT_BYTES: Final = (0, 2, 3)
+
+
+class Kind(IntEnum):
+    """A frame's first byte."""
+
+    OFFER = 1
+    EQUAL = 2
+    FOUND = 3
+    LOOK = 4
+    SLICES = 5
+    MORE = 6
+    TABLE = 7
+    AGAIN = 8
+    RESULT = 9
+    DONE = 10
+    FAILED = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Slices of a side: bounds as multiples of a power of two, and what is in the slices.
+
+    There is a row more of what is in them than there are bounds, or several where edges of
+    regions are bounds too.
+    """
+
+    exponent: int
+    multiples: Ints
+    prints: Words
+    print_bytes: int
+    balances: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the initiator begins with."""
+
+    cut: Cut
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A frame without fields: ``EQUAL``, ``MORE``, ``AGAIN``, ``DONE`` or ``FAILED``."""
+
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Single:
+    """The XOR of both sides is an ID that the responder has (``FOUND``), or may be the peer's.
+
+    ``number``: in which of the initiator's slices that is, with ``LOOK``.
+    """
+
+    kind: Kind
+    xor: Words
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The responder's slices, in the initiator's slices that differ."""
+
+    xor: Words
+    count: int
+    differs: Bools
+    cut: Cut
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A table; ``differs``: of the responder's slices, None for all of them."""
+
+    differs: Bools | None
+    shape: Shape
+    cells: Words = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What the responder found; both columns ascend.
+
+    Attributes:
+        xor: of the hashes that the responder will send.
+        wanted: the lower bytes of the short IDs that it lacks.
+        wanted_bytes: how many.
+        offered: the short IDs that it will send.
+    """
+
+    xor: Words
+    wanted: Words
+    wanted_bytes: int
+    offered: Words
+
+
+Frame = Offer | Plain | Single | Answered | Filled | Decoded
+
+
+# Writing
+
+
+def encode(frame: Frame) -> bytes:
+    """A frame as bytes."""
+    match frame:
+        case Offer(cut):
+            return _byte(Kind.OFFER) + _bounds(cut) + _contents(cut)
+        case Plain(kind):
+            return _byte(kind)
+        case Single(kind, xor, number):
+            return _byte(kind) + xor.tobytes() + (_byte(number) if kind is Kind.LOOK else b"")
+        case Answered():
+            head = _byte(Kind.SLICES) + frame.xor.tobytes() + varint(frame.count)
+            edges = _bits(frame.differs) + _byte(frame.cut.print_bytes)
+            return head + edges + _bounds(frame.cut) + _contents(frame.cut)
+        case Filled():
+            shape = frame.shape
+            flag = b"\0" if frame.differs is None else b"\1" + _bits(frame.differs)
+            numbers = _byte(shape.places) + varint(shape.windows) + varint(shape.length)
+            return _byte(Kind.TABLE) + flag + numbers + frame.cells.astype(_XOR_DTYPE).tobytes()
+        case Decoded():
+            counts = varint(len(frame.wanted)) + varint(len(frame.offered))
+            head = _byte(Kind.RESULT) + frame.xor.tobytes() + counts + _byte(frame.wanted_bytes)
+            wanted = _cut_words(frame.wanted, frame.wanted_bytes)
+            return head + wanted + _cut_words(frame.offered, SHORT_BYTES)
+
+
+def _byte(value: int) -> bytes:
+    return bytes((value,))
+
+
+def _bits(bools: Bools) -> bytes:
+    return np.packbits(bools, bitorder="little").tobytes()
+
+
+def _cut_words(words: Words, count: int) -> bytes:
+    """The lower bytes of each."""
+    octets = words.astype(_XOR_DTYPE).view(np.uint8).reshape(-1, 8)
+    return octets[:, :count].tobytes()
+
+
+def _bounds(cut: Cut) -> bytes:
+    deltas = np.diff(cut.multiples, prepend=0)
+    return _byte(cut.exponent) + varint(len(deltas)) + varints(deltas)
+
+
+def _contents(cut: Cut) -> bytes:
+    zigzag = cut.balances << 1 ^ cut.balances >> 63
+    return _cut_words(cut.prints, cut.print_bytes) + varints(zigzag)
+
+
+def varints(values: Ints) -> bytes:
+    """Numbers from 0 to 2^63-1, each as a varint."""
+    if not len(values) or int(values.max()) < 1 << _VARINT_BITS:
+        return values.astype(np.uint8).tobytes()
+    columns = -(-int(values.max()).bit_length() // _VARINT_BITS)
+    shifts = np.arange(columns) * _VARINT_BITS
+    shifted = values[:, None] >> shifts
+    used = (shifted > 0) | (shifts == 0)
+    more = np.zeros_like(used)
+    more[:, :-1] = used[:, 1:]
+    octets = (shifted & 0x7F | more.astype(np.int64) << _VARINT_BITS).astype(np.uint8)
+    return bytes(octets[used].tobytes())
+
+
+# Reading
+
+
+def decode(data: bytes, regions: Callable[[Bools], int] | None = None, slices: int = 0) -> Frame:
+    """The frame that bytes are.
+
+    Args:
+        data: the bytes.
+        regions: of an initiator: how many regions the slices that differ make, of its own first.
+        slices: in the first frame, of an initiator that reads an answer; of a responder the
+            slices that it sent itself.
+
+    Raises:
+        MalformedCompact: they are no frame.
+        LimitExceeded: it is larger than this node allows.
+    """
+    _allow("max_frame_bytes", MAX_FRAME_BYTES, len(data))
+    try:
+        reader = _Reader(data)
+        frame = _read(reader, regions, slices)
+        reader.end()
+    except MalformedPayload as error:
+        raise MalformedCompact(error.offset, error.what) from None
+    return frame
+
+
+def _read(reader: _Reader, regions: Callable[[Bools], int] | None, slices: int) -> Frame:
+    match reader.byte():
+        case Kind.OFFER:
+            return Offer(reader.cut(MAX_FIRST_SLICES - 1, 2, 1))
+        case Kind.EQUAL | Kind.MORE | Kind.AGAIN | Kind.DONE | Kind.FAILED as kind:
+            return Plain(Kind(kind))
+        case Kind.FOUND | Kind.LOOK as kind:
+            return Single(Kind(kind), reader.xor(), reader.byte() if kind == Kind.LOOK else 0)
+        case Kind.SLICES if regions is not None:
+            xor, count, differs = reader.xor(), reader.number(), reader.bits(slices)
+            print_bytes = reader.byte()
+            if print_bytes not in _PRINT_BYTES:
+                raise reader.malformed("Prints have 0, 2 or 3 bytes, not so many")
+            edges = regions(differs)
+            return Answered(xor, count, differs, reader.cut(MAX_SLICES, print_bytes, edges))
+        case Kind.TABLE:
+            chosen = reader.bits(slices) if reader.byte() else None
+            return Filled(chosen, *reader.table())
+        case Kind.RESULT:
+            return reader.decoded()
+    raise reader.malformed("No frame of this kind is possible here")
+
+
+class _Reader:
+    """Reads fields one after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def malformed(self, what: str) -> MalformedCompact:
+        """An error at the present place."""
+        return MalformedCompact(self._at, what)
+
+    def end(self) -> None:
+        """Nothing may follow."""
+        if self._at != len(self._data):
+            raise self.malformed("Something follows the frame")
+
+    def take(self, count: int) -> bytes:
+        """So many bytes."""
+        if count > len(self._data) - self._at:
+            raise self.malformed("The frame is cut off")
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def byte(self) -> int:
+        """One byte."""
+        return self.take(1)[0]
+
+    def number(self) -> int:
+        """One varint."""
+        value, self._at = read_varint(self._data, self._at)
+        return value
+
+    def xor(self) -> Words:
+        """The XOR of hashes, ``(4,)``."""
+        return np.frombuffer(self.take(HASH_BYTES), np.uint64)
+
+    def bits(self, count: int) -> Bools:
+        """So many bits; those that fill up the last byte are zero."""
+        octets = np.frombuffer(self.take(-(-count // 8)), np.uint8)
+        found = np.unpackbits(octets, bitorder="little").astype(np.bool_)
+        if found[count:].any():
+            raise self.malformed("A bit is set that stands for nothing")
+        return found[:count]
+
+    def words(self, count: int, size: int) -> Words:
+        """Numbers of so many bytes each."""
+        octets = np.zeros((count, 8), np.uint8)
+        taken = np.frombuffer(self.take(count * size), np.uint8)
+        octets[:, :size] = taken.reshape(count, size)
+        return octets.view(_XOR_DTYPE).reshape(-1).astype(np.uint64)
+
+    def varints(self, count: int) -> Ints:
+        """A column of varints."""
+        octets = np.frombuffer(self._data, np.uint8, offset=self._at)
+        octets = octets[: count * _MAX_VARINT_BYTES]
+        last = (octets < 1 << _VARINT_BITS).nonzero()[0][:count]
+        if len(last) < count:
+            raise self.malformed("A varint is cut off or past 2^63-1")
+        if not count:
+            return np.empty(0, np.int64)
+        used = int(last[-1]) + 1
+        lengths = np.diff(last, prepend=-1)
+        if int(lengths.max()) > _MAX_VARINT_BYTES:
+            raise self.malformed("A varint is past 2^63-1")
+        if bool((octets[last[lengths > 1]] == 0).any()):
+            raise self.malformed("A varint is longer than it must be")
+        places = np.arange(used) - np.repeat(last - lengths + 1, lengths)
+        parts = (octets[:used] & 0x7F).astype(np.int64) << _VARINT_BITS * places
+        self._at += used
+        return np.add.reduceat(parts, last - lengths + 1)
+
+    def cut(self, most: int, print_bytes: int, regions: int) -> Cut:
+        """Slices; ``regions``: so many more of them than there are bounds, at most."""
+        exponent, count = self.byte(), self.number()
+        _allow("max_slices", most, count)
+        if exponent > _MAX_EXPONENT:
+            raise self.malformed(f"Bounds are multiples of 2^{_MAX_EXPONENT} at most, not of more")
+        deltas = self.varints(count)
+        if bool((deltas == 0).any()) or float(deltas.sum(dtype=np.float64)) > 2.0**62:
+            raise self.malformed("Bounds do not ascend, or they go too far")
+        multiples: Ints = deltas.cumsum()
+        if count and int(multiples[-1]) << exponent >= 1 << 63:
+            raise self.malformed("A bound is past 2^63-1")
+        rows = count + regions
+        prints = self.words(rows, print_bytes)
+        zigzag = self.varints(rows)
+        balances = zigzag >> 1 ^ -(zigzag & 1)
+        if bool((np.abs(balances) > 1 << 31).any()):
+            raise self.malformed("A balance is past what a window can have")
+        return Cut(exponent, multiples, prints, print_bytes, balances)
+
+    def table(self) -> tuple[Shape, Words]:
+        """A table's shape and cells."""
+        places, windows, length = self.byte(), self.number(), self.number()
+        if not (1 <= places <= MAX_PLACES and windows and length):
+            raise self.malformed("A table has no such shape")
+        _allow("max_windows", MAX_WINDOWS, windows)
+        shape = Shape(places, length, windows)
+        _allow("max_cells", MAX_CELLS, shape.cells)
+        return shape, self.words(shape.cells, _CELL_BYTES)
+
+    def decoded(self) -> Decoded:
+        """What was found."""
+        xor, wanted, offered = self.xor(), self.number(), self.number()
+        _allow("max_differences", MAX_CELLS, wanted + offered)
+        size = self.byte()
+        if not 1 <= size <= SHORT_BYTES:
+            raise self.malformed(f"Short IDs have 1 to {SHORT_BYTES} bytes, not so many")
+        columns = self.words(wanted, size), self.words(offered, SHORT_BYTES)
+        if any(bool((column[1:] <= column[:-1]).any()) for column in columns):
+            raise self.malformed("Short IDs do not ascend")
+        return Decoded(xor, columns[0], size, columns[1])
+
+
+def _allow(limit: str, allowed: int, claimed: int) -> None:
+    if claimed > allowed:
+        raise LimitExceeded(limit, allowed, claimed)

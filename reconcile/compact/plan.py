@@ -1,0 +1,59 @@
+"""What was chosen by measuring: how many slices, and how much is sent of each.
+
+Bytes and time of a slice weigh against the time of an ID in a slice that differs: with m slices
+there are about d n / m of these. So the best number is the square root of d n over a ratio of
+costs. For few differences bytes of slices are most of a session, and the ratio is larger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import Final
+
+from reconcile.compact.limits import MAX_SLICES
+
+FIRST_SLICES: Final = 16
+"""In the initiator's first frame."""
+
+MIN_DENSE: Final = 16
+"""Differences that a table is made for where nothing but balances says how many there are."""
+
+LARGER: Final = 4
+"""A table follows one that did not empty, for so many times the differences."""
+
+_FEW: Final = 30
+_RATIO_OF_FEW: Final = 130
+_RATIO: Final = 20
+_MIN_SLICES: Final = 16
+_DENSE: Final = 20
+"""If more than one ID in so many differs, nearly every slice would: prints say nothing then."""
+
+_DENSE_SLICES: Final = 2_048
+_MISSED: Final = 5e-4
+"""How often a session may miss a slice because its print is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slicing:
+    """How many slices, and how many bytes of a print each has; 0: only balances are sent."""
+
+    count: int
+    print_bytes: int
+
+
+def slicing(differences: float, items: int) -> Slicing:
+    """For about so many differences among so many IDs."""
+    about = max(1, int(differences))
+    if about * _DENSE > items:
+        return Slicing(max(1, min(_DENSE_SLICES, items // 4)), 0)
+    ratio = _RATIO_OF_FEW if about < _FEW else _RATIO
+    count = min(max(isqrt(about * items // ratio), _MIN_SLICES), MAX_SLICES)
+    # Two differences in a slice balance each other half the time, and then the print has to tell.
+    silent = about * about / (4 * count)
+    return Slicing(count, 2 if silent / 2**16 <= _MISSED else 3)
+
+
+def wanted_bytes(wanted: int, items: int) -> int:
+    """Bytes of a short ID by which it is found among so many items, but for one in 2,000 cases."""
+    return max(1, -(-(wanted * items * 2_000).bit_length() // 8))

@@ -1,0 +1,286 @@
+/* The compact mode's tables: filled with short IDs, peeled, and what came of it looked up.
+ *
+ * A cell is one word: the XOR of short IDs in its lower 48 bits, the XOR of their checks above.
+ * What the shape of a table means, `reconcile.compact.table` says.
+ */
+
+#include "kernel.h"
+
+#define SHORT_BITS 48
+#define SHORT_MASK ((UINT64_C(1) << SHORT_BITS) - 1)
+#define MAX_PLACES 5
+
+#if defined(__GNUC__)
+#define EVERYWHERE static inline __attribute__((always_inline))
+#else
+#define EVERYWHERE static inline
+#endif
+
+enum { SHAPE_SALT, SHAPE_PLACES, SHAPE_LENGTH, SHAPE_WINDOWS, SHAPE_ROWS };
+
+typedef struct {
+    uint64_t salt, places, length, windows;
+    uint64_t *cells;
+} table_t;
+
+typedef struct {
+    uint64_t value;
+    uint32_t at[MAX_PLACES];
+} entry_t;
+
+static const uint64_t FACTORS[MAX_PLACES + 2] = {
+    UINT64_C(0x9E3779B97F4A7C15), UINT64_C(0xD6E8FEB86659FD93), UINT64_C(0xA0761D6478BD642F),
+    UINT64_C(0xE7037ED1A0B428DB), UINT64_C(0x8EBC6AF09C88C6E3), UINT64_C(0x589965CC75374CC3),
+    UINT64_C(0x1D8E4E27C47D124F)};
+
+static inline uint64_t mixed(uint64_t value)
+{
+    value *= UINT64_C(0xBF58476D1CE4E5B9);
+    value ^= value >> 29;
+    value *= UINT64_C(0x94D049BB133111EB);
+    return value ^ value >> 32;
+}
+
+/* A number below `count` from the upper half of a product. */
+static inline uint64_t below(uint64_t value, int factor, uint64_t count)
+{
+    return (value * FACTORS[factor] >> 32) * count >> 32;
+}
+
+EVERYWHERE entry_t entry_of(table_t table, uint64_t short_id)
+{
+    entry_t entry = {0, {0}};
+    uint64_t mix = mixed(short_id ^ table.salt);
+    uint64_t start = 0;
+    if (table.windows > 1)
+        start = below(mix, MAX_PLACES, table.windows) * table.length;
+    for (uint64_t place = 0; place < table.places; place++, start += table.length)
+        entry.at[place] = (uint32_t)(start + below(mix, (int)place, table.length));
+    uint64_t check = mix * FACTORS[MAX_PLACES + 1] >> SHORT_BITS;
+    entry.value = short_id | check << SHORT_BITS;
+    return entry;
+}
+
+/* Whether a shape is one, and the cells are as many as it says. */
+static bool open_table(table_t *table, const uint8_t *shape, Py_ssize_t rows, uint8_t *cells,
+                       Py_ssize_t count)
+{
+    if (rows != SHAPE_ROWS || (uintptr_t)cells % sizeof(uint64_t))
+        return false;
+    table->salt = (uint64_t)load(shape, SHAPE_SALT);
+    table->places = (uint64_t)load(shape, SHAPE_PLACES);
+    table->length = (uint64_t)load(shape, SHAPE_LENGTH);
+    table->windows = (uint64_t)load(shape, SHAPE_WINDOWS);
+    table->cells = (uint64_t *)cells;
+    return table->places >= 1 && table->places <= MAX_PLACES && table->length >= 1 &&
+           table->length < UINT32_MAX / 64 && table->windows >= 1 && table->windows < 1024 &&
+           count < UINT32_MAX &&
+           (table->windows + table->places - 1) * table->length == (uint64_t)count;
+}
+
+EVERYWHERE void toggle(table_t table, entry_t entry)
+{
+    for (uint64_t place = 0; place < table.places; place++)
+        table.cells[entry.at[place]] ^= entry.value;
+}
+
+/* With the numbers of places and windows as constants the compiler unrolls and skips. */
+EVERYWHERE void toggle_all(table_t table, const uint8_t *shorts, Py_ssize_t count)
+{
+    for (Py_ssize_t row = 0; row < count; row++)
+        toggle(table, entry_of(table, (uint64_t)load(shorts, row) & SHORT_MASK));
+}
+
+static void insert(table_t table, const uint8_t *shorts, Py_ssize_t count)
+{
+    if (table.places == 4 && table.windows == 1) {
+        table.places = 4;
+        table.windows = 1;
+        toggle_all(table, shorts, count);
+    } else if (table.places == 4) {
+        table.places = 4;
+        toggle_all(table, shorts, count);
+    } else {
+        toggle_all(table, shorts, count);
+    }
+}
+
+/* insert(shorts, shape, cells) -> None */
+PyObject *kernel_insert(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {READ(8), READ(8), WRITTEN(8)};
+    columns held;
+    table_t table;
+    if (check_arguments("insert", given, 3) < 0 || hold(&held, arguments, kinds, 3) < 0)
+        return NULL;
+    bool fits = open_table(&table, held.at[1], held.rows[1], held.at[2], held.rows[2]);
+    PyThreadState *state = let_go(held.rows[0] * HASH_BYTES);
+    if (fits)
+        insert(table, held.at[0], held.rows[0]);
+    take_back(state);
+    release(&held);
+    if (!fits) {
+        misfit("insert");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* ---- peeling ----------------------------------------------------------------------------- */
+
+/* Whether a cell holds one short ID: its check agrees, and it belongs there. */
+static inline bool pure(const table_t *table, uint64_t cell, entry_t *entry)
+{
+    uint64_t value = table->cells[cell];
+    if (!value)
+        return false;
+    *entry = entry_of(*table, value & SHORT_MASK);
+    if (entry->value != value)
+        return false;
+    bool belongs = false;
+    for (uint64_t place = 0; place < table->places; place++)
+        belongs |= entry->at[place] == cell;
+    return belongs;
+}
+
+/* Take one cell's short ID out, and those that become alone by it; how many there are then. */
+static Py_ssize_t peel_from(const table_t *table, uint64_t cell, uint32_t *stack, uint8_t *out,
+                            Py_ssize_t found, Py_ssize_t room)
+{
+    Py_ssize_t waiting = 0;
+    stack[waiting++] = (uint32_t)cell;
+    while (waiting) {
+        entry_t entry;
+        if (!pure(table, stack[--waiting], &entry))
+            continue;
+        if (found == room)
+            return room + 1;
+        store(out, found++, (int64_t)(entry.value & SHORT_MASK));
+        toggle(*table, entry);
+        for (uint64_t place = 0; place < table->places; place++)
+            stack[waiting++] = entry.at[place];
+    }
+    return found;
+}
+
+/* peel(cells, shape, shorts) -> how many were taken out, at most as many as there are rows for;
+ * -1: there were more. */
+PyObject *kernel_peel(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {WRITTEN(8), READ(8), WRITTEN(8)};
+    columns held;
+    table_t table;
+    if (check_arguments("peel", given, 3) < 0 || hold(&held, arguments, kinds, 3) < 0)
+        return NULL;
+    bool fits = open_table(&table, held.at[1], held.rows[1], held.at[0], held.rows[0]);
+    Py_ssize_t room = held.rows[2], found = 0;
+    uint32_t *stack = fits ? PyMem_Malloc(((size_t)room * MAX_PLACES + 2) * sizeof *stack) : NULL;
+    PyThreadState *state = let_go(stack ? held.rows[0] * HASH_BYTES : 0);
+    for (Py_ssize_t cell = 0; stack && cell < held.rows[0] && found <= room; cell++)
+        if (table.cells[cell])
+            found = peel_from(&table, (uint64_t)cell, stack, held.at[2], found, room);
+    take_back(state);
+    PyMem_Free(stack);
+    release(&held);
+    if (!fits)
+        misfit("peel");
+    else if (!stack)
+        PyErr_NoMemory();
+    return stack ? PyLong_FromSsize_t(found > room ? -1 : found) : NULL;
+}
+
+/* ---- looking up --------------------------------------------------------------------------- */
+
+#define NOWHERE (-1)
+#define SEVERAL (-2)
+
+typedef struct {
+    const uint8_t *wanted;
+    int64_t *slots; /* 1 + a row of what is wanted; 0: empty */
+    uint8_t *seen; /* a bit for some values of which one may be wanted: it stays in the cache */
+    uint64_t mask, seats;
+} finder_t;
+
+#define SEEN_PER_SEAT 8
+
+static inline uint64_t mark_of(const finder_t *finder, uint64_t value)
+{
+    return value * FACTORS[1] >> 16 & (SEEN_PER_SEAT * (finder->seats + 1) - 1);
+}
+
+static inline uint64_t seat_of(const finder_t *finder, uint64_t value)
+{
+    return value * FACTORS[0] >> 20 & finder->seats;
+}
+
+static void take_seats(finder_t *finder, Py_ssize_t count)
+{
+    for (Py_ssize_t row = 0; row < count; row++) {
+        uint64_t value = (uint64_t)load(finder->wanted, row);
+        uint64_t seat = seat_of(finder, value), mark = mark_of(finder, value);
+        finder->seen[mark / 8] |= (uint8_t)(1 << mark % 8);
+        while (finder->slots[seat])
+            seat = (seat + 1) & finder->seats;
+        finder->slots[seat] = row + 1;
+    }
+}
+
+static void look_for(const finder_t *finder, uint64_t value, Py_ssize_t row, uint8_t *places)
+{
+    uint64_t seat = seat_of(finder, value);
+    for (; finder->slots[seat]; seat = (seat + 1) & finder->seats) {
+        Py_ssize_t at = (Py_ssize_t)finder->slots[seat] - 1;
+        if ((uint64_t)load(finder->wanted, at) != value)
+            continue;
+        store(places, at, load(places, at) == NOWHERE ? row : SEVERAL);
+        return;
+    }
+}
+
+static void look_up(finder_t finder, const uint8_t *own, Py_ssize_t count, uint8_t *places)
+{
+    for (Py_ssize_t row = 0; row < count; row++) {
+        uint64_t value = (uint64_t)load(own, row) & finder.mask, mark = mark_of(&finder, value);
+        if (finder.seen[mark / 8] >> mark % 8 & 1)
+            look_for(&finder, value, row, places);
+    }
+}
+
+/* find(wanted, own, mask, places) -> None; where each wanted short ID, all of them different, is
+ * among the own ones cut by a mask; -1: nowhere, -2: at several places. */
+PyObject *kernel_find(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)module;
+    static const column_kind kinds[] = {READ(8), READ(8), READ(8), WRITTEN(8)};
+    columns held;
+    if (check_arguments("find", given, 4) < 0 || hold(&held, arguments, kinds, 4) < 0)
+        return NULL;
+    finder_t finder = {.wanted = held.at[0], .seats = 15};
+    bool fits = held.rows[2] == 1 && held.rows[3] == held.rows[0];
+    while (finder.seats < 2 * (uint64_t)held.rows[0])
+        finder.seats = 2 * finder.seats + 1;
+    size_t seats = (size_t)finder.seats + 1, seen_bytes = seats * SEEN_PER_SEAT / 8;
+    finder.slots = fits ? PyMem_Calloc(seats + seen_bytes / sizeof *finder.slots + 1,
+                                       sizeof *finder.slots) : NULL;
+    finder.seen = (uint8_t *)(finder.slots + seats);
+    if (finder.slots) {
+        finder.mask = (uint64_t)load(held.at[2], 0);
+        for (Py_ssize_t row = 0; row < held.rows[0]; row++)
+            store(held.at[3], row, NOWHERE);
+        PyThreadState *state = let_go(held.rows[1] * TIME_BYTES);
+        take_seats(&finder, held.rows[0]);
+        look_up(finder, held.at[1], held.rows[1], held.at[3]);
+        take_back(state);
+        PyMem_Free(finder.slots);
+    }
+    release(&held);
+    if (finder.slots)
+        Py_RETURN_NONE;
+    if (fits)
+        PyErr_NoMemory();
+    else
+        misfit("find");
+    return NULL;
+}

@@ -1,0 +1,55 @@
+"""What sessions of simulated nodes state about other stores; the judge is told of all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from sim.bridge import kept
+from sim.marks import Mark
+from sim.process import Process
+from store.domain.coverage import Statement, updated
+
+
+class SimStatements:
+    """`store.domain.coverage.Statements` of a database, for the sessions of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._ended: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
+
+    def ended(self, session_id: str) -> None:
+        """A session of this task has ended, about which it may state something."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._ended[task] = session_id
+
+    async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
+        """Keep statements, ascending, in place of older ones about the same time."""
+        if not statements:
+            return
+        process = self._process
+        task = asyncio.current_task()
+        assert task is not None
+        process.judge.stated(self._ended.get(task, ""), statements)
+        process.mark(Mark.STATED)
+        await kept(
+            process.database.change(process, lambda: self._replace(store_id, statements, now_ns))
+        )
+
+    def _replace(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
+        stated = self._process.database.stated
+        old = stated.get(store_id, [])
+        start_ns, end_ns = statements[0].start_ns, statements[-1].end_ns
+        about = [each for each in old if each.start_ns < end_ns and each.end_ns > start_ns]
+        gone, made = updated(about, statements, now_ns)
+        stated[store_id] = [*(each for each in old if each not in gone), *made]
+
+    async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
+        """By store, those that overlap a range."""
+        return {
+            store: [each for each in found if each.start_ns < end_ns and each.end_ns > start_ns]
+            for store, found in self._process.database.stated.items()
+        }

@@ -1,0 +1,133 @@
+"""What sessions have found out about other stores, as `store.domain.coverage.Statements`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final, LiteralString
+
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from store.db.errors import sentence
+from store.db.locks import COVERAGE
+from store.db.pool import Connection, Database
+from store.domain.coverage import Statement, updated
+from store.domain.ports import StoreUnavailable
+
+MAX_STORES: Final = 64
+"""Stores about which statements are kept: the last ones that were compared."""
+MAX_ROWS: Final = 100_000
+"""Statements kept about one store: the newest ones."""
+MAX_READ: Final = 100_000
+"""Statements that one read returns."""
+
+_COLUMNS: Final[LiteralString] = (
+    "start_ns, end_ns, compared_ns, keyed, missing_here, missing_there, count, fingerprint"
+)
+_LOCK: Final = "select pg_advisory_xact_lock(%s)"
+_OLD: Final[LiteralString] = f"""
+select {_COLUMNS} from storenode.coverage
+where store_id = %s and end_ns > %s::bigint and start_ns < %s::bigint
+"""
+_DELETE: Final = """
+delete from storenode.coverage using unnest(%s::bigint[], %s::bigint[]) as gone(start_ns, end_ns)
+where store_id = %s and coverage.start_ns = gone.start_ns and coverage.end_ns = gone.end_ns
+"""
+_INSERT: Final[LiteralString] = f"""
+insert into storenode.coverage (store_id, {_COLUMNS})
+select %s, * from unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bool[], %s::bigint[],
+                         %s::bigint[], %s::bigint[], %s::bytea[])
+on conflict do nothing
+"""
+_PRUNE: Final = """
+delete from storenode.coverage
+where end_ns <= (select horizon_ns from storenode.store)
+   or store_id = %(store)s and start_ns < (
+      select start_ns from storenode.coverage where store_id = %(store)s
+      order by start_ns desc offset %(rows)s limit 1)
+"""
+_FORGET: Final = """
+delete from storenode.coverage where store_id in (
+    select store_id from storenode.coverage group by store_id
+    order by max(compared_ns) desc offset %s)
+"""
+_BETWEEN: Final[LiteralString] = f"""
+select store_id, {_COLUMNS} from storenode.coverage
+where end_ns > %s::bigint and start_ns < %s::bigint
+order by store_id, start_ns, end_ns desc limit %s
+"""
+
+
+class DatabaseStatements:
+    """Shared by all nodes of the store."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
+        """Keep statements, ascending, in place of older ones about the same time.
+
+        Raises:
+            StoreUnavailable: the database does not serve.
+        """
+        if not statements:
+            return
+        database = self._database
+        try:
+            async with (
+                database.connection(database.write_pool) as connection,
+                connection.transaction(),
+            ):
+                await connection.execute(_LOCK, (COVERAGE,))
+                await _replace(connection, store_id, statements, now_ns)
+                await connection.execute(_PRUNE, {"store": store_id, "rows": MAX_ROWS})
+                await connection.execute(_FORGET, (MAX_STORES,))
+        except (psycopg.Error, PoolTimeout) as error:
+            raise StoreUnavailable(sentence(error)) from error
+
+    async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
+        """By store, those that overlap a range, ascending; at most `MAX_READ`.
+
+        Raises:
+            StoreUnavailable: the database does not serve.
+        """
+
+        async def read(connection: Connection) -> list[tuple[Any, ...]]:
+            cursor = await connection.execute(_BETWEEN, (start_ns, end_ns, MAX_READ), binary=True)
+            return await cursor.fetchall()
+
+        rows = await self._database.read(read)
+        by_store = groupby(rows, lambda row: str(row[0]))
+        return {store: [_statement(row[1:]) for row in found] for store, found in by_store}
+
+
+async def _replace(
+    connection: Connection, store_id: str, statements: Sequence[Statement], now_ns: int
+) -> None:
+    given = store_id, statements[0].start_ns, statements[-1].end_ns
+    cursor = await connection.execute(_OLD, given, binary=True)
+    old = [_statement(row) for row in await cursor.fetchall()]
+    gone, made = updated(old, statements, now_ns)
+    starts, ends = [each.start_ns for each in gone], [each.end_ns for each in gone]
+    await connection.execute(_DELETE, (starts, ends, store_id))
+    if made:
+        await connection.execute(_INSERT, (store_id, *_columns(made)))
+
+
+def _statement(row: Sequence[Any]) -> Statement:
+    start_ns, end_ns, compared_ns, keyed, here, there, count, fingerprint = row
+    return Statement(start_ns, end_ns, compared_ns, keyed, here, there, count, bytes(fingerprint))
+
+
+def _columns(statements: Sequence[Statement]) -> list[list[Any]]:
+    return [
+        [each.start_ns for each in statements],
+        [each.end_ns for each in statements],
+        [each.compared_ns for each in statements],
+        [each.keyed for each in statements],
+        [each.missing_here for each in statements],
+        [each.missing_there for each in statements],
+        [each.count for each in statements],
+        [each.fingerprint for each in statements],
+    ]

@@ -1,0 +1,337 @@
+"""What sessions have found other stores to hold, and what of that still holds.
+
+A session that this node began compared two fixed sets. For every span of its window it leaves one
+`Statement` about the peer's store. A statement of equality goes with the count and the XOR of what
+is held here in the span; it holds only while they are the same, so nothing has to withdraw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Protocol
+
+import numpy as np
+
+from reconcile.ids import SyncIds, ordered
+from reconcile.view import Measured
+from store.domain.partitioning import DAY_NS
+from storenode.message.limits import NS_PER_S
+
+MINUTE_NS: Final = 60 * NS_PER_S
+BLOCK_NS: Final = 10 * MINUTE_NS
+HOUR_NS: Final = 60 * MINUTE_NS
+MAX_SPANS: Final = 50_000
+"""Spans that one session makes statements about; what is older gets none."""
+
+_FINE_NS: Final = 2 * DAY_NS
+"""Days are summed up when they have been over for a day or longer."""
+_MAX_FINE_DAYS: Final = 100
+_ERA_NS: Final = 512 * DAY_NS
+"""Where nothing is held or missing for so long, as before the first message, it is one span."""
+
+Span = tuple[int, int]
+"""A half-open range of timestamps in Unix nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What a session found out about ``start_ns`` to ``end_ns``, as of ``compared_ns``.
+
+    Equal, if nothing is missing on either side: each message of the span that one of the two stores
+    held then was held by both when the session ended. ``keyed``: compared by keyed digests, else by
+    XOR alone. ``count`` and ``fingerprint`` (32 bytes): what is held here in the span, with what
+    the session transferred.
+    """
+
+    start_ns: int
+    end_ns: int
+    compared_ns: int
+    keyed: bool
+    missing_here: int
+    missing_there: int
+    count: int
+    fingerprint: bytes
+
+    @property
+    def equal(self) -> bool:
+        """Neither side lacked anything at the end of the session."""
+        return not (self.missing_here or self.missing_there)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The differences that a session found, ascending or not, as of ``compared_ns``.
+
+    ``resolved``: both sides hold all of them since. From ``keyed_from_ns`` on, digests under a key
+    were compared; None: nowhere.
+    """
+
+    to_send: SyncIds
+    to_receive: SyncIds
+    resolved: bool
+    keyed_from_ns: int | None
+    compared_ns: int
+
+
+class CoverageState(StrEnum):
+    """What is known about a step and another store."""
+
+    EQUAL = "equal"
+    DIFFERS = "differs"
+    UNCONFIRMED = "unconfirmed"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCoverage:
+    """A step, compared with another store.
+
+    ``equal_until_ns``: equal from the start of the step up to here. ``compared_ns``: as of when,
+    the earliest of the sessions that it took; 0: none that still holds.
+    """
+
+    store_id: str
+    state: CoverageState
+    compared_ns: int = 0
+    equal_until_ns: int = 0
+    keyed: bool = False
+    missing_here: int = 0
+    missing_there: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageStep:
+    """What is held from ``start_ns`` to ``end_ns``, and what other stores are known to hold of it.
+
+    ``complete``: the whole step is above the horizon.
+    """
+
+    start_ns: int
+    end_ns: int
+    count: int
+    fingerprint: bytes
+    complete: bool
+    stores: tuple[StoreCoverage, ...]
+
+
+class Statements(Protocol):
+    """Where statements are kept."""
+
+    async def note(self, store_id: str, statements: Sequence[Statement], now_ns: int) -> None:
+        """Keep them in place of older ones about the same time.
+
+        Raises:
+            StoreUnavailable, StoreBusy: the database does not serve.
+        """
+
+    async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
+        """By store, those that overlap a range, ascending by start; raises `StoreUnavailable`."""
+
+
+class CoverageReads(Protocol):
+    """What ``GetCoverage`` reads."""
+
+    async def steps(self, bounds: Sequence[Span]) -> list[CoverageStep]:
+        """About ascending, disjoint spans.
+
+        Raises:
+            StoreUnavailable, StoreBusy: the database does not serve.
+        """
+
+
+def eras(start_ns: int, end_ns: int, now_ns: int, found: Comparison) -> list[Span]:
+    """Long spans of a range without differences, which may be `spans` if they are empty."""
+    first = -(-start_ns // _ERA_NS)
+    last = min(end_ns, now_ns - _FINE_NS) // _ERA_NS
+    differing = {
+        day // _ERA_NS for ids in (found.to_send, found.to_receive) for day in _days_of(ids)
+    }
+    return [
+        (era * _ERA_NS, (era + 1) * _ERA_NS) for era in range(first, last) if era not in differing
+    ]
+
+
+def spans(
+    start_ns: int, end_ns: int, now_ns: int, found: Comparison, empty: Sequence[Span] = ()
+) -> list[Span]:
+    """Where a comparison of a range makes statements: days, hours, and blocks of ten minutes.
+
+    The newest block may end at any full minute. Days with differences are divided into hours;
+    ``empty`` are `eras` that become one span each.
+    """
+    ends = dict(empty)
+    end_ns = min(end_ns, now_ns) // MINUTE_NS * MINUTE_NS
+    fine = _days_of(found.to_send) | _days_of(found.to_receive)
+    if len(fine) > _MAX_FINE_DAYS:
+        fine = set(sorted(fine)[-_MAX_FINE_DAYS:])
+    made: list[Span] = []
+    upper_ns = -(-start_ns // BLOCK_NS) * BLOCK_NS
+    while upper_ns < end_ns:
+        lower_ns = upper_ns
+        day_ends = lower_ns + DAY_NS
+        if lower_ns in ends:
+            upper_ns = ends[lower_ns]
+        elif not lower_ns % DAY_NS and day_ends <= now_ns - _FINE_NS and day_ends <= end_ns:
+            upper_ns = lower_ns + (HOUR_NS if lower_ns in fine else DAY_NS)
+        elif not lower_ns % HOUR_NS and lower_ns + HOUR_NS <= end_ns:
+            upper_ns = lower_ns + HOUR_NS
+        else:
+            upper_ns = min(lower_ns + BLOCK_NS, end_ns)
+        made.append((lower_ns, upper_ns))
+    return made[-MAX_SPANS:]
+
+
+def stated(where: Sequence[Span], measured: Measured, found: Comparison) -> list[Statement]:
+    """The statements about some spans, of which ``measured`` was held when they were compared."""
+    counts, prints = measured.counts.tolist(), np.ascontiguousarray(measured.fingerprints)
+    received, sent = ordered(found.to_receive), ordered(found.to_send)
+    made = []
+    for index, (start_ns, end_ns) in enumerate(where):
+        here, there = _within(received, start_ns, end_ns), _within(sent, start_ns, end_ns)
+        fingerprint, count = prints[index], counts[index]
+        if found.resolved and len(here):
+            fingerprint = fingerprint ^ np.bitwise_xor.reduce(here.words, axis=0)
+            count += len(here)
+        keyed = found.keyed_from_ns is not None and found.keyed_from_ns <= start_ns
+        left = (0, 0) if found.resolved else (len(here), len(there))
+        made.append(
+            Statement(start_ns, end_ns, found.compared_ns, keyed, *left, count, _bytes(fingerprint))
+        )
+    return made
+
+
+def updated(
+    old: Sequence[Statement], new: Sequence[Statement], now_ns: int
+) -> tuple[list[Statement], list[Statement]]:
+    """Which of those that overlap a session's statements go, and which of these are kept.
+
+    ``new`` ascends and touches. It replaces what lies within, and what a difference contradicts;
+    what it overlaps only in part stays as true as it was. A comparison never replaces a later one,
+    unless that lies ahead of the clock. Days without messages become one statement.
+    """
+    later = [each for each in old if new[0].compared_ns < each.compared_ns <= now_ns]
+    if later:
+        start_ns, end_ns = min(each.start_ns for each in later), max(each.end_ns for each in later)
+        new = [each for each in new if each.end_ns <= start_ns or each.start_ns >= end_ns]
+    if not new:
+        return [], []
+    start_ns, end_ns = new[0].start_ns, new[-1].end_ns
+    differing = [each for each in new if not each.equal]
+    gone = [
+        each
+        for each in old
+        if each not in later
+        and (
+            (start_ns <= each.start_ns and each.end_ns <= end_ns)
+            or any(_overlap(each, other) for other in differing)
+        )
+    ]
+    return gone, _merged(new)
+
+
+def covered(
+    step: Span,
+    store_id: str,
+    statements: Sequence[Statement],
+    held: Mapping[Span, tuple[int, bytes]],
+) -> StoreCoverage:
+    """What statements, ascending by their starts, say of a step now.
+
+    ``held``: count and XOR of their spans, as they are now.
+    """
+    start_ns, end_ns = step
+    about = [each for each in statements if each.start_ns < end_ns and each.end_ns > start_ns]
+    differing = [each for each in about if not each.equal]
+    if differing:
+        return StoreCoverage(
+            store_id,
+            CoverageState.DIFFERS,
+            min(each.compared_ns for each in differing),
+            keyed=all(each.keyed for each in differing),
+            missing_here=sum(each.missing_here for each in differing),
+            missing_there=sum(each.missing_there for each in differing),
+        )
+    used: list[Statement] = []
+    reached_ns = start_ns
+    for each in about:
+        unchanged = held.get((each.start_ns, each.end_ns)) == (each.count, each.fingerprint)
+        if unchanged and each.start_ns <= reached_ns < each.end_ns:
+            used.append(each)
+            reached_ns = each.end_ns
+    if not used:
+        return StoreCoverage(store_id, CoverageState.UNCONFIRMED)
+    whole = reached_ns >= end_ns
+    return StoreCoverage(
+        store_id,
+        CoverageState.EQUAL if whole else CoverageState.UNCONFIRMED,
+        min(each.compared_ns for each in used),
+        min(reached_ns, end_ns),
+        all(each.keyed for each in used),
+    )
+
+
+def measured_by_span(where: Sequence[Span], measured: Measured) -> dict[Span, tuple[int, bytes]]:
+    """Count and XOR (32 bytes) of each span."""
+    prints = np.ascontiguousarray(measured.fingerprints)
+    return {
+        span: (count, _bytes(prints[index]))
+        for index, (span, count) in enumerate(zip(where, measured.counts.tolist(), strict=True))
+    }
+
+
+def layers(statements: Sequence[Statement]) -> list[list[Span]]:
+    """The spans of statements that ascend by their starts, in lists without overlap."""
+    made: list[list[Span]] = []
+    for each in statements:
+        free = (layer for layer in made if layer[-1][1] <= each.start_ns)
+        span = each.start_ns, each.end_ns
+        layer = next(free, None)
+        if layer is None:
+            made.append([span])
+        else:
+            layer.append(span)
+    return made
+
+
+def _overlap(left: Statement, right: Statement) -> bool:
+    return left.start_ns < right.end_ns and right.start_ns < left.end_ns
+
+
+def _merged(statements: Sequence[Statement]) -> list[Statement]:
+    made: list[Statement] = []
+    for each in statements:
+        if made and _empty_days(made[-1], each):
+            made[-1] = replace(made[-1], end_ns=each.end_ns)
+        else:
+            made.append(each)
+    return made
+
+
+def _empty_days(left: Statement, right: Statement) -> bool:
+    """Are both whole days without messages, of one session."""
+    days = all(
+        each.equal and not (each.count or each.start_ns % DAY_NS or each.end_ns % DAY_NS)
+        for each in (left, right)
+    )
+    same = (left.compared_ns, left.keyed) == (right.compared_ns, right.keyed)
+    return days and same and left.end_ns == right.start_ns
+
+
+def _days_of(ids: SyncIds) -> set[int]:
+    return set((np.unique(ids.timestamps // DAY_NS) * DAY_NS).tolist())
+
+
+def _within(ids: SyncIds, start_ns: int, end_ns: int) -> SyncIds:
+    first, last = np.searchsorted(ids.timestamps, [start_ns, end_ns])
+    return ids[int(first) : int(last)]
+
+
+def _bytes(words: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> bytes:
+    return words.tobytes()
+
+
+def aligned(start_ns: int, end_ns: int, step_ns: int) -> Iterator[Span]:
+    """The steps that a range touches, whole."""
+    for lower_ns in range(start_ns // step_ns * step_ns, end_ns, step_ns):
+        yield lower_ns, lower_ns + step_ns

@@ -1,0 +1,229 @@
+"""The manifest of an archive: a chain of entries that says what every publication brought.
+
+::
+
+    ARCHIVE/manifest/00000000000000000001.json      one entry, one line of JSON
+
+An entry names the files that came and went, with their SHA-256, and the hours that grew, with count
+and XOR. It has the SHA-256 of the entry before it, so that an entry that is removed or changed
+breaks the chain. The Delta log says what an archive holds; the manifest, or a copy of its directory
+kept elsewhere, says what it must hold. Entries are never changed or removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+from pyarrow.fs import FileSelector, PyFileSystem
+
+from store.pipeline.errors import PipelineError
+from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
+from store.pipeline.paths import for_delta, for_spark
+from store.pipeline.storage import for_writing, settle
+
+_NAME: Final = re.compile(r"\A[0-9]{20}\.json\Z")
+_FOREVER: Final = 2**63 - 1
+_FIRST_BEFORE: Final = "0" * 64
+_FOLDERS: Final = 3
+"""Above an entry: the manifest, the archive, and what that lies in."""
+
+
+class FileNote(NamedTuple):
+    """What an entry says of a file: day since the epoch, rows, SHA-256 in hexadecimal digits."""
+
+    day: int
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one publication changed; ``version`` is that of the Delta table after it.
+
+    Paths are relative to the table. ``hours`` are whole hours as they were afterwards.
+    ``repaired`` says that the log was made anew, so that versions before it no longer count.
+    """
+
+    version: int
+    added: Mapping[str, FileNote]
+    removed: Iterable[str]
+    hours: Fingerprints
+    repaired: bool = False
+
+    def line(self, number: int, before: str) -> bytes:
+        """What is written as entry ``number``; ``before`` is the digest of the one before it."""
+        told = {
+            "number": number,
+            "before": before,
+            "version": self.version,
+            "added": [[path, *note] for path, note in sorted(self.added.items())],
+            "removed": sorted(self.removed),
+            "hours": [[start, *each] for start, each in sorted(self.hours.items())],
+        }
+        if self.repaired:
+            told["repaired"] = True
+        return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+
+
+@dataclass
+class Manifest:
+    """All entries of a directory taken together.
+
+    ``files`` and ``hours`` are what the archive must hold, ``gone`` are files that it held before,
+    ``version`` is the newest one of its table that an entry knows, and ``digests`` are those of the
+    entries in order. ``broken`` says where the chain is not whole, in a line each.
+    """
+
+    path: str
+    files: dict[str, FileNote] = field(default_factory=dict)
+    hours: Fingerprints = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+    version: int = -1
+    digests: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether there is one at all."""
+        return bool(self.digests)
+
+    def append(self, entry: Entry) -> None:
+        """Write an entry behind the last one, on the disk before this returns.
+
+        Raises:
+            PipelineError: it cannot be written, or another job has written one.
+        """
+        number = len(self.digests) + 1
+        data = entry.line(number, self.digests[-1] if self.digests else _FIRST_BEFORE)
+        try:
+            _write(f"{self.path}/{number:020}.json", data)
+        except FileExistsError as error:
+            raise PipelineError(
+                f"Another job has written to {self.path} meanwhile: run this one again when the"
+                " other has ended."
+            ) from error
+        except (DeltaError, OSError, ValueError) as error:
+            raise _unreadable(self.path, error) from error
+        self._add(entry, data)
+
+    def continues(self, other: Manifest) -> bool:
+        """Whether all entries of another manifest are the first ones here."""
+        return self.digests[: len(other.digests)] == other.digests
+
+    def _add(self, entry: Entry, data: bytes) -> None:
+        self.files.update(entry.added)
+        for path in entry.removed:
+            self.files.pop(path, None)
+        self.gone.difference_update(entry.added)
+        self.gone.update(entry.removed)
+        self.hours.update(entry.hours)
+        self.version = entry.version if entry.repaired else max(self.version, entry.version)
+        self.digests.append(sha256(data).hexdigest())
+
+    def _read(self, name: str, data: bytes) -> None:
+        before = self.digests[-1] if self.digests else _FIRST_BEFORE
+        try:
+            number, named, entry = _parsed(data)
+        except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
+            self.broken.append(f"{name} cannot be read")
+            self.digests.append(sha256(data).hexdigest())
+            return
+        if f"{number:020}.json" != name or named != before:
+            self.broken.append(f"{name} does not follow the entry before it")
+        self._add(entry, data)
+
+
+def read_manifest(path: str) -> Manifest:
+    """Read the manifest in a directory; without one, or without the directory, an empty one.
+
+    Raises:
+        PipelineError: the directory cannot be read.
+    """
+    found = Manifest(path)
+    if path.startswith("/") and not Path(path).exists():
+        return found
+    try:
+        store = PyFileSystem(DeltaStorageHandler(for_delta(path)))
+        listed = store.get_file_info(FileSelector("", allow_not_found=True, recursive=False))
+        for name in sorted(each.base_name for each in listed if _NAME.match(each.base_name)):
+            if int(name[:20]) != len(found.digests) + 1 and not found.broken:
+                found.broken.append(f"{len(found.digests) + 1:020}.json is missing")
+            with store.open_input_file(name) as file:
+                found._read(name, file.read())
+    except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+        raise _unreadable(path, error) from error
+    return found
+
+
+def manifest_of(archive: str) -> Manifest:
+    """The manifest of an archive at a path that was `checked`."""
+    return read_manifest(f"{archive}/manifest")
+
+
+def lacking(wanted: Fingerprints, held: Fingerprints) -> list[int]:
+    """Hours of which something is missing: fewer messages, or as many others; ascending."""
+    return sorted(
+        hour
+        for hour, each in wanted.items()
+        if held.get(hour, NOTHING).messages <= each.messages and held.get(hour) != each
+    )
+
+
+def _parsed(data: bytes) -> tuple[int, str, Entry]:
+    told: dict[str, Any] = json.loads(data)
+    added = {
+        str(path): FileNote(int(day), int(rows), str(digest))
+        for path, day, rows, digest in told["added"]
+    }
+    hours = {
+        int(start): Fingerprint(int(count), int(x0), int(x1), int(x2), int(x3))
+        for start, count, x0, x1, x2, x3 in told["hours"]
+    }
+    if not all(0 <= start <= _FOREVER for start in hours):
+        raise ValueError("an hour is out of range")
+    removed = [str(path) for path in told["removed"]]
+    entry = Entry(int(told["version"]), added, removed, hours, told.get("repaired") is True)
+    return int(told["number"]), str(told["before"]), entry
+
+
+def _write(path: str, data: bytes) -> None:
+    """Write a file that is not there yet, whole or not at all."""
+    if not path.startswith("/"):
+        _put(path, data)
+        return
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{uuid.uuid4().hex}")
+    try:
+        part.write_bytes(data)
+        settle([for_spark(str(part))], 0)
+        os.link(part, target)  # fails if the target exists; delta-rs publishes in the same way
+    finally:
+        part.unlink(missing_ok=True)
+    settle([for_spark(path)], _FOLDERS)
+
+
+def _put(path: str, data: bytes) -> None:
+    folder, name = path.rsplit("/", 1)
+    store = PyFileSystem(DeltaStorageHandler(for_delta(folder)))
+    listed = store.get_file_info(FileSelector("", allow_not_found=True))
+    if any(each.base_name == name for each in listed):
+        raise FileExistsError(errno.EEXIST, "File exists", path)
+    with for_writing(path) as sink:
+        sink.write(data)
+
+
+def _unreadable(path: str, error: Exception) -> PipelineError:
+    text = " ".join(str(error).split())[:300]
+    return PipelineError(f"The manifest in {path} could not be read or written ({text}).")

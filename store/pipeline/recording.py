@@ -1,0 +1,121 @@
+"""Writing the manifest of an archive after what was published, and what it was not written after.
+
+An entry follows its commit, so a job that is killed between the two leaves files that no entry
+names: the next run writes the entry. What an entry has named once is never given up because it is
+gone: a file only goes when its day holds all that the manifest says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from store.pipeline.contents import over_files
+from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_file, of_spark
+from store.pipeline.fingerprints import NOTHING, Fingerprints
+from store.pipeline.lake import Lake, LakeFile
+from store.pipeline.limits import DAY_NS
+from store.pipeline.manifest import Entry, FileNote, Manifest, manifest_of
+from store.pipeline.storage import for_reading
+
+_DIGESTS: Final = pa.schema([pa.field("path", pa.string()), pa.field("digest", pa.string())])
+_READ_BYTES: Final = 1024 * 1024
+
+
+def record(session: SparkSession, lake: Lake, held: Fingerprints) -> None:
+    """Write to the manifest what it does not say yet of the state that was read.
+
+    ``held`` is what the archive holds by hour.
+
+    Raises:
+        PipelineError: the manifest is damaged or cannot be written, a file cannot be read, or
+            another job has written.
+    """
+    manifest = whole_manifest(lake)
+    files = {lake.within(each): each for each in lake.files()}
+    gone = replaced(manifest, set(files), held)
+    known = {*files, *gone}
+    lost = {note.day for path, note in manifest.files.items() if path not in known}
+    # Files that a lost commit had replaced are in the table again, until the log is repaired.
+    back = {path for path in manifest.gone & files.keys() if files[path].day in lost}
+    new = [each for path, each in files.items() if path not in manifest.files and path not in back]
+    if not new and not gone:
+        return
+    digests = digests_of(session, new)
+    added = {lake.within(each): FileNote(each.day, each.rows, digests[each.path]) for each in new}
+    # Where a file is missing, an hour that grew may yet lack what it had.
+    days = {each.day for each in new} - lost
+    hours = {
+        hour: each
+        for hour, each in held.items()
+        if hour // DAY_NS in days and each.messages > manifest.hours.get(hour, NOTHING).messages
+    }
+    manifest.append(Entry(lake.version, added, gone, hours))
+
+
+def whole_manifest(lake: Lake) -> Manifest:
+    """The manifest of an archive that is to be written to.
+
+    Raises:
+        PipelineError: its chain is broken.
+    """
+    manifest = manifest_of(lake.path)
+    if manifest.broken:
+        raise PipelineError(
+            f"The manifest in {manifest.path} is damaged ({manifest.broken[0]}): put the directory"
+            " back from a copy. If there is none, check the archive with `storenode pipeline"
+            " verify`, and move the directory away to begin a new one. Nothing was changed."
+        )
+    return manifest
+
+
+def replaced(manifest: Manifest, present: set[str], held: Fingerprints) -> list[str]:
+    """Files that are gone and whose days hold all the same what the manifest says."""
+    gone = [path for path in manifest.files if path not in present]
+    days = {manifest.files[path].day for path in gone}
+    short = {
+        hour // DAY_NS
+        for hour, each in manifest.hours.items()
+        if hour // DAY_NS in days and held.get(hour) != each
+    }
+    return [path for path in gone if manifest.files[path].day not in short]
+
+
+def digests_of(session: SparkSession, files: Sequence[LakeFile]) -> dict[str, str]:
+    """The SHA-256 of files, by path, computed by workers.
+
+    Raises:
+        PipelineError: one cannot be read.
+    """
+    if not files:
+        return {}
+    try:
+        rows = over_files(session, _digests, files, _DIGESTS).collect()
+    except SPARK_ERRORS as error:
+        raise of_spark(error) from error
+    return {row["path"]: row["digest"] for row in rows}
+
+
+def _digests(files: list[LakeFile]) -> Iterator[pa.RecordBatch]:
+    rows = [{"path": each.path, "digest": digest_of(each.path)} for each in files]
+    yield pa.RecordBatch.from_pylist(rows, _DIGESTS)
+
+
+def digest_of(path: str) -> str:
+    """The SHA-256 of a file as `LakeFile` names it, in hexadecimal digits.
+
+    Raises:
+        PipelineError: it cannot be read.
+    """
+    found = sha256()
+    try:
+        with for_reading(path) as source:
+            while data := source.read(_READ_BYTES):
+                found.update(data)
+    except (OSError, pa.ArrowException) as error:
+        raise of_file(path, error) from error
+    return found.hexdigest()

@@ -1,0 +1,105 @@
+"""``GetCoverage``: what is held by hour or day, and what other stores are known to hold of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from itertools import islice
+from typing import Final
+
+from store.domain.coverage import (
+    HOUR_NS,
+    CoverageReads,
+    CoverageState,
+    CoverageStep,
+    Span,
+    StoreCoverage,
+    aligned,
+)
+from store.domain.partitioning import DAY_NS
+from store.domain.query import LimitError, RequestError, time_range
+from store.rpc.call import Call
+from store.rpc.decode import decode_read, topic_filter
+from storenode.wire.storenode.v1 import store_pb2
+
+MAX_STEPS: Final = 10_000
+STEPS_A_PAGE: Final = 240
+
+_LENGTHS_NS: Final = {
+    store_pb2.GetCoverageRequest.STEP_UNSPECIFIED: HOUR_NS,
+    store_pb2.GetCoverageRequest.HOUR: HOUR_NS,
+    store_pb2.GetCoverageRequest.DAY: DAY_NS,
+}
+_STATES: Final = {
+    CoverageState.EQUAL: store_pb2.StoreCoverage.EQUAL,
+    CoverageState.DIFFERS: store_pb2.StoreCoverage.DIFFERS,
+    CoverageState.UNCONFIRMED: store_pb2.StoreCoverage.UNCONFIRMED,
+}
+
+
+class CoverageService:
+    """The handler; it reads one page at a time for all callers, beside the node's sessions."""
+
+    def __init__(self, reads: CoverageReads) -> None:
+        self._reads = reads
+        self._turn = asyncio.Semaphore(1)
+
+    async def coverage(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Answer ``GetCoverage``."""
+        wanted = decode_read(store_pb2.GetCoverageRequest, request)
+        counted = topic_filter(wanted.filter, call.client.topics, call.node.limits).everything
+        steps = _steps(wanted, call.node.now_ns())
+        while bounds := list(islice(steps, STEPS_A_PAGE)):
+            async with self._turn:
+                found = await self._reads.steps(bounds)
+            page = store_pb2.CoveragePage(steps=[_step(each, counted=counted) for each in found])
+            yield page.SerializeToString()
+
+
+def _steps(wanted: store_pb2.GetCoverageRequest, now_ns: int) -> Iterator[Span]:
+    """The steps that are asked for.
+
+    Raises:
+        LimitError: they are too many.
+        RequestError: their length is none that the schema has.
+    """
+    step_ns = _LENGTHS_NS.get(wanted.step)
+    if step_ns is None:
+        raise RequestError(f"step {wanted.step} is unknown: ask for HOUR or DAY")
+    start_ns, end_ns = time_range(
+        wanted.time_start if wanted.HasField("time_start") else None,
+        wanted.time_end if wanted.HasField("time_end") else None,
+    )
+    end_ns = min(end_ns, now_ns)
+    if not wanted.HasField("time_start"):
+        start_ns = max(0, end_ns - DAY_NS)
+    count = -(-(end_ns - start_ns // step_ns * step_ns) // step_ns)
+    if count > MAX_STEPS:
+        raise LimitError(
+            f"{count:,} steps are asked for, at most {MAX_STEPS:,} are answered: ask for a shorter "
+            "time, or for days"
+        )
+    return aligned(start_ns, end_ns, step_ns)
+
+
+def _step(step: CoverageStep, *, counted: bool) -> store_pb2.CoverageStep:
+    return store_pb2.CoverageStep(
+        time_start=step.start_ns,
+        time_end=step.end_ns,
+        messages=step.count if counted else None,
+        fingerprint=step.fingerprint if counted else b"",
+        before_horizon=not step.complete,
+        stores=[_store(each, counted=counted) for each in step.stores],
+    )
+
+
+def _store(store: StoreCoverage, *, counted: bool) -> store_pb2.StoreCoverage:
+    return store_pb2.StoreCoverage(
+        store_id=store.store_id,
+        state=_STATES[store.state],
+        compared_at=store.compared_ns,
+        equal_until=store.equal_until_ns,
+        keyed=store.keyed,
+        missing_here=store.missing_here if counted else None,
+        missing_there=store.missing_there if counted else None,
+    )

@@ -1,0 +1,51 @@
+"""The disk of an embedded database: publishing stops before Postgres has no space for its log."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from store.embedded import reserve
+from store.observe.logging import get_logger
+
+_LOG = get_logger("store.runtime.disk")
+_BACK: Final = 1.25
+"""Times the least free space: so much must be free before messages are taken again."""
+
+
+class DiskSpace:
+    """``directory``: of an embedded database; None: the disk is somebody else's matter.
+
+    ``least_bytes`` stay free.
+    """
+
+    def __init__(self, directory: Path | None, least_bytes: int) -> None:
+        self._directory = directory
+        self._least_bytes = least_bytes
+        self._full = False
+
+    def is_full(self) -> bool:
+        """Whether nothing more may be stored."""
+        return self._full
+
+    def look(self) -> None:
+        """Measure, and keep the reserve that ``storenode db prune`` gives back."""
+        if self._directory is None:
+            return
+        with suppress(OSError):
+            free = shutil.disk_usage(self._directory).free
+            full = free < self._least_bytes * (_BACK if self._full else 1)
+            if full != self._full:
+                self._full = full
+                log = _LOG.error if full else _LOG.info
+                log(
+                    "disk_full" if full else "disk_has_space",
+                    directory=str(self._directory),
+                    free_bytes=free,
+                    reason=f"publishing stops below {self._least_bytes:,} free bytes: "
+                    "--min-free-disk",
+                )
+            if not full:
+                reserve.keep(self._directory)

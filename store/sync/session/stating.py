@@ -1,0 +1,101 @@
+"""What a session that this node began leaves behind for ``GetCoverage``.
+
+Only the beginner makes statements: its view is older than the first frame that the peer has seen,
+so the peer's view holds all that the peer held at that moment. The other way round that is unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from reconcile.ids import LOWEST
+from reconcile.session import Result
+from reconcile.view import Measured, Read, Spans
+from store.domain.coverage import (
+    Comparison,
+    Span,
+    Statement,
+    Statements,
+    eras,
+    spans,
+    stated,
+)
+from store.domain.environment import Environment
+from store.domain.partitioning import DAY_NS
+from store.domain.ports import StoreBusy, StoreUnavailable
+from store.domain.view import OpenView
+from store.sync.index.limits import THREADED_SPANS
+from store.sync.index.reading import in_thread_if
+from store.sync.session.agreement import Proof
+from store.sync.transfer.events import Report
+
+_LONG_NS: Final = 1_000 * DAY_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What was held here in some spans when a session compared them."""
+
+    where: list[Span]
+    measured: Measured
+
+
+async def compare(
+    view: OpenView, result: Result, proof: Proof, opened_ns: int, now_ns: int
+) -> Compared | None:
+    """Measure the spans that the session may say something about; None: it may say nothing.
+
+    ``opened_ns``: the clock before the view was opened. Raises as `OpenView.answer`.
+    """
+    if not _conclusive(result):
+        return None
+    (start_ns, _), (end_ns, _) = result.window
+    found = _comparison(result, proof, opened_ns, resolved=False)
+    long = eras(start_ns, end_ns, now_ns, found)
+    counts = (await _measured(view, long)).counts.tolist() if long else []
+    empty = [era for era, count in zip(long, counts, strict=True) if not count]
+    where = await in_thread_if(
+        end_ns - start_ns > _LONG_NS, spans, start_ns, end_ns, now_ns, found, empty
+    )
+    return Compared(where, await _measured(view, where)) if where else None
+
+
+async def _measured(view: OpenView, where: list[Span]) -> Measured:
+    zeros = LOWEST[1]
+    asked = Spans.of([((start, zeros), (end, zeros)) for start, end in where])
+    measured = (await view.answer(Read(measure=asked))).measured
+    assert measured is not None
+    return measured
+
+
+def _conclusive(result: Result) -> bool:
+    """Was the whole window compared with a peer that keeps as much of it?"""
+    own, peer = result.own_count, result.peer_count
+    if result.refusal or result.truncated or own is None or peer is None:
+        return False
+    return own - len(result.to_send) == peer - len(result.to_receive)
+
+
+async def statements_of(
+    compared: Compared, result: Result, proof: Proof, report: Report, opened_ns: int, *, equal: bool
+) -> list[Statement]:
+    """What a session says at its end; ``equal`` is false where its transfer has failed."""
+    resolved = equal and not (report.refused_by_policy or report.pruned)
+    found = _comparison(result, proof, opened_ns, resolved=resolved)
+    large = len(compared.where) > THREADED_SPANS
+    return await in_thread_if(large, stated, compared.where, compared.measured, found)
+
+
+async def note(
+    kept: Statements, store_id: str, statements: list[Statement], environment: Environment
+) -> None:
+    """Keep statements; where the database does not take them there are none."""
+    try:
+        await kept.note(store_id, statements, environment.now_ns())
+    except (StoreUnavailable, StoreBusy) as error:
+        environment.log.warning("coverage_not_kept", peer_store_id=store_id, reason=str(error))
+
+
+def _comparison(result: Result, proof: Proof, opened_ns: int, *, resolved: bool) -> Comparison:
+    return Comparison(result.to_send, result.to_receive, resolved, proof.keyed_from_ns, opened_ns)

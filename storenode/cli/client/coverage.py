@@ -1,0 +1,79 @@
+"""`storenode coverage`: what a store holds by hour or day, and what others were found to hold."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import click
+
+from storenode.cli.client.session import Session, connected, time_options, topic_options
+from storenode.cli.client.text import format_time, safe
+from storenode.cli.errors import OK
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.client.node import content_filter
+from storenode.client.types import StoreCoverage
+
+if TYPE_CHECKING:
+    from storenode.client.types import CoverageStep
+
+
+@click.command(cls=LayeredCommand)
+@topic_options
+@time_options
+@option("--by-day", is_flag=True, help="Steps of a day.  [default: an hour]")
+@connected()
+async def coverage(
+    session: Session,
+    *,
+    pubsub_topic: str | None,
+    content_topics: tuple[str, ...],
+    time_start: int | None,
+    time_end: int | None,
+    by_day: bool,
+) -> int:
+    """Show how complete the store is, step by step of time; by default the last day.
+
+    A store that is `equal` was found to hold the same messages of the step, as of the time shown,
+    and nothing has changed at the node since.
+    """
+    pages = session.client.coverage(
+        filter=content_filter(pubsub_topic, content_topics),
+        time_start=time_start,
+        time_end=time_end,
+        by_day=by_day,
+    )
+    async with aclosing(pages):
+        async for page in pages:
+            for step in page.steps:
+                if session.out.as_json:
+                    session.out.message(step)
+                else:
+                    session.out.line(_line(step))
+    return OK
+
+
+def _line(step: CoverageStep) -> str:
+    held = f"{step.messages:,} messages" if step.HasField("messages") else "messages not counted"
+    if step.before_horizon:
+        held += ", before the horizon"
+    stores = "; ".join(_store(each) for each in step.stores)
+    return f"{format_time(step.time_start)}  {held}  {stores or 'not confirmed by any store'}"
+
+
+def _store(store: StoreCoverage) -> str:
+    name = safe(store.store_id)
+    if store.state == StoreCoverage.EQUAL:
+        method = "" if store.keyed else ", by XOR"
+        return f"equal to {name} as of {format_time(store.compared_at)}{method}"
+    if store.state == StoreCoverage.DIFFERS:
+        return f"differs from {name} as of {format_time(store.compared_at)}{_missing(store)}"
+    if store.equal_until:
+        return f"equal to {name} up to {format_time(store.equal_until)} only"
+    return f"not confirmed by {name} as it is now"
+
+
+def _missing(store: StoreCoverage) -> str:
+    if not store.HasField("missing_here"):
+        return ""
+    return f" (missing here {store.missing_here:,}, there {store.missing_there:,})"

@@ -1,0 +1,51 @@
+"""Postgres has no connection left to give, and a node loses some that it had."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tests.faults.processes import logged, until
+from tests.integration.run.helpers import get
+from tests.support.acknowledged import Ledger, Publisher, attempted, check_node, publishing
+from tests.support.cluster import ClusterServer
+from tests.support.node import NodeProcess
+from tests.support.postgres import WRITING
+
+NONE_TO_GIVE = "alter role storenode connection limit 1"
+ENOUGH = "alter role storenode connection limit -1"
+LOST = f"""
+select count(pg_terminate_backend(pid)) from pg_stat_activity
+where usename = 'storenode' and (query = 'select pg_is_in_recovery()' or {WRITING})
+"""
+"""Those that ask whether the database is up, that write, and that maintain."""
+
+MONITORED = """
+select count(*) from pg_stat_activity
+where usename = 'storenode' and query = 'select pg_is_in_recovery()'
+"""
+
+
+async def test_a_node_goes_on_with_the_connections_that_it_has(
+    server: ClusterServer, node: NodeProcess, dice: Random
+) -> None:
+    ledger = Ledger()
+    node.database_url = server.url
+    node.start()
+    publisher = Publisher(node.listen, ledger, dice)
+    async with publishing([publisher]):
+        await ledger.more(300)
+    await until(lambda: server.ask(MONITORED) == [(1,)])
+    server.ask(NONE_TO_GIVE)
+    assert server.ask(LOST)[0][0] >= 2
+    for _ in range(3):
+        assert await attempted(publisher) is None
+    await logged(node, "database_connection_failed")
+    assert await attempted(publisher) is None
+    assert get(node.metrics, "/readyz") == (200, "ready\n")
+    # Many at one time, although hardly a connection is left.
+    async with publishing([Publisher(node.listen, ledger, Random(seed)) for seed in range(8)]):
+        await ledger.more(2_000)
+    assert "database_away" not in node.log()
+    server.ask(ENOUGH)
+    await until(lambda: server.ask(MONITORED) == [(1,)])
+    assert await check_node(node.listen, ledger) == ledger.sent

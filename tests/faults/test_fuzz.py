@@ -1,0 +1,39 @@
+"""Broken requests to every method, shortly: by the program that is run for long by hand."""
+
+from __future__ import annotations
+
+import sys
+
+from bench.hostile.fuzz import fuzz
+
+PLANTED = """
+import sys
+from store.rpc.reads import Reads
+from storenode.cli.main import main
+
+sound = Reads.query
+
+async def query(self, call, request):
+    if len(request) % 7 == 3:
+        raise ZeroDivisionError
+    return await sound(self, call, request)
+
+Reads.query = query
+sys.argv[0] = "storenode"
+main()
+"""
+
+
+def test_no_request_breaks_a_node() -> None:
+    result = fuzz(8_000, "a test")
+    assert result.faults == []
+    assert result.told.requests >= 8_000
+    # Else the requests would not reach what lies behind the checks.
+    assert result.told.codes["OK"] > 200
+
+
+def test_a_fault_is_found_and_told() -> None:
+    program = (sys.executable, "-c", PLANTED)
+    result = fuzz(2_000, "a test", ["Store/Query"], program)
+    assert any("/storenode.v1.Store/Query ended INTERNAL" in each for each in result.faults)
+    assert any("ZeroDivisionError" in each for each in result.faults)

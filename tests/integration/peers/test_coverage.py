@@ -1,0 +1,90 @@
+"""What sessions find out about another store is kept, told by ``GetCoverage``, and withdrawn."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import grpc.aio
+import psycopg
+import pytest
+
+from storenode.client import AsyncClient, LimitExceeded
+from storenode.message.rules import Policy
+from storenode.wire.storenode.v1.store_pb2 import (
+    CoverageStep,
+    GetCoverageRequest,
+    StoreCoverage,
+)
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from tests.integration.peers.harness import PeerNode, item
+
+HOUR_NS: Final = 3_600_000_000_000
+HOUR: Final = (time.time_ns() // HOUR_NS - 5) * HOUR_NS
+
+
+async def coverage(node: PeerNode) -> list[CoverageStep]:
+    async with AsyncClient(node.listener.address) as client:
+        return [step async for step in client.coverage(start=HOUR, end=HOUR + 2 * HOUR_NS)]
+
+
+async def states(node: PeerNode) -> list[list[tuple[str, StoreCoverage.State.ValueType]]]:
+    return [[(each.store_id, each.state) for each in step.stores] for step in await coverage(node)]
+
+
+async def test_a_session_confirms_hours_and_a_late_message_withdraws_its_own(
+    first: PeerNode, second: PeerNode
+) -> None:
+    await first.hold([item(1, timestamp=HOUR + 1), item(2, timestamp=HOUR + HOUR_NS)])
+    await second.hold([item(3, timestamp=HOUR + 2)])
+    assert await states(first) == [[], []]
+    began_ns = time.time_ns()
+    assert (await first.synchronize(second)).in_sync
+
+    equal = [(second.context.identity.store_id, StoreCoverage.EQUAL)]
+    assert await states(first) == [equal, equal]
+    steps = await coverage(first)
+    assert [step.messages for step in steps] == [2, 1]
+    assert [step.time_start for step in steps] == [HOUR, HOUR + HOUR_NS]
+    assert all(began_ns <= step.stores[0].compared_at <= time.time_ns() for step in steps)
+    # Who was asked does not know when the other's view was opened, and says nothing.
+    assert await states(second) == [[], []]
+
+    await first.hold([item(4, timestamp=HOUR + 3)])
+    unconfirmed = [(second.context.identity.store_id, StoreCoverage.UNCONFIRMED)]
+    assert await states(first) == [unconfirmed, equal]
+    assert (await first.synchronize(second)).in_sync
+    assert await states(first) == [equal, equal]
+
+    async with await psycopg.AsyncConnection.connect(first.url) as connection:
+        await connection.execute("delete from storenode.messages where ts = %s", (HOUR + HOUR_NS,))
+    assert await states(first) == [equal, unconfirmed]
+
+
+async def test_what_is_asked_for_is_bounded_and_counts_need_every_topic(first: PeerNode) -> None:
+    await first.hold([item(1, timestamp=HOUR + 1)])
+    async with AsyncClient(first.listener.address) as client:
+        with pytest.raises(LimitExceeded, match="at most 10,000"):
+            await anext(client.coverage(start=0))
+        (step,) = [step async for step in client.coverage("/other", start=HOUR, end=HOUR + 1)]
+    assert not step.HasField("messages")
+    assert not step.fingerprint
+    async with grpc.aio.insecure_channel(first.listener.address) as channel:
+        unknown: Any = GetCoverageRequest()
+        unknown.MergeFromString(b"\x20\x07")
+        with pytest.raises(grpc.aio.AioRpcError, match="step 7 is unknown"):
+            await StoreStub(channel).GetCoverage(unknown).read()
+
+
+async def test_a_difference_that_stays_is_told(first: PeerNode, second: PeerNode) -> None:
+    await second.hold([item(3, timestamp=HOUR + 2)])
+    first.rules.policy = Policy(max_drift_ns=None, horizon_ns=0, max_message_bytes=4)
+    outcome = await first.synchronize(second)
+    assert outcome.refused_by_policy == 1
+    (differs,), (equal,) = ([*step.stores] for step in await coverage(first))
+    assert (differs.state, differs.missing_here, differs.missing_there) == (
+        StoreCoverage.DIFFERS,
+        1,
+        0,
+    )
+    assert equal.state == StoreCoverage.EQUAL

@@ -1,0 +1,160 @@
+"""What is removed from an archive is found by `verify`: by its manifest, a copy, or the marks."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from store.pipeline.appending import Appender
+from store.pipeline.errors import PipelineError
+from store.pipeline.jobs import verify as kinds
+from store.pipeline.jobs.archive import Archiving, archive
+from store.pipeline.jobs.verify import Verified, Verifying, verify
+from store.pipeline.lake import Lake
+from store.pipeline.requiring import (
+    BROKEN_MANIFEST,
+    CUT_MANIFEST,
+    LOST_COMMIT,
+    LOST_FILE,
+    LOST_HOUR,
+)
+from tests.integration.pipeline.world import DAY, HOUR, TODAY, more, plain
+
+
+class Killed(BaseException):
+    """A death in the middle."""
+
+
+def run(spark: SparkSession, url: str, lake: Path, **options: int) -> None:
+    archive(spark, Archiving(url, Lake(str(lake)), **options))  # type: ignore[arg-type]
+
+
+def looked(spark: SparkSession, lake: Path, **options: str) -> Verified:
+    return verify(spark, Verifying(Lake(str(lake)), **options))  # type: ignore[arg-type]
+
+
+def found(result: Verified) -> set[str]:
+    return {fault.kind for fault in result.faults}
+
+
+def drop_day(lake: Path) -> str:
+    """Remove a whole day from the table, as any tool may; returns the day."""
+    table = DeltaTable(lake / "messages")
+    day = sorted({str(each["day"]) for each in table.partitions()})[-2]
+    table.delete(f"day = '{day}'")
+    return day
+
+
+def test_a_removed_day_is_found_and_stays_found(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    day = drop_day(lake_path)
+    for _ in range(2):
+        result = looked(spark, lake_path)
+        assert found(result) == {LOST_FILE, LOST_HOUR}
+        assert any(line.strip().startswith(f"{day}T") for line in result.lines())
+        # A run about another time must not take the loss for the new state.
+        run(spark, url, lake_path, low_ns=TODAY - 90 * DAY, high_ns=TODAY - 80 * DAY)
+    run(spark, url, lake_path)
+    assert looked(spark, lake_path, url=url).sound
+
+
+def test_late_messages_do_not_hide_a_removed_file(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    day = drop_day(lake_path)
+    more(url, *(plain(90_000 + hour, start_of(day) + hour * HOUR) for hour in range(24)))
+    for _ in range(2):
+        run(spark, url, lake_path)
+        assert found(looked(spark, lake_path)) == {LOST_FILE}
+
+
+def start_of(day: str) -> int:
+    """The start of a day, in nanoseconds."""
+    return int(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp()) * 1_000_000_000
+
+
+def test_removed_commits_are_found(spark: SparkSession, lake_path: Path) -> None:
+    for commit in (lake_path / "messages" / "_delta_log").glob("*[1-9].json"):
+        commit.unlink()
+    result = looked(spark, lake_path)
+    assert found(result) == {LOST_COMMIT, LOST_FILE, LOST_HOUR}
+    assert "the newest commit of the log is 0" in " ".join(result.lines())
+
+
+def test_a_removed_log_is_named(spark: SparkSession, lake_path: Path) -> None:
+    shutil.rmtree(lake_path / "messages" / "_delta_log")
+    with pytest.raises(PipelineError, match=r"_delta_log.* is missing or damaged"):
+        looked(spark, lake_path)
+
+
+def test_a_copy_of_the_manifest_finds_what_was_removed_with_it(
+    spark: SparkSession, lake_path: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(lake_path / "manifest", tmp_path / "copy")
+    assert looked(spark, lake_path, manifest=str(copy)).sound
+    drop_day(lake_path)
+    shutil.rmtree(lake_path / "manifest")
+    alone = looked(spark, lake_path)
+    assert alone.sound
+    assert "has no manifest" in " ".join(alone.lines())
+    assert found(looked(spark, lake_path, manifest=str(copy))) == {
+        CUT_MANIFEST,
+        LOST_FILE,
+        LOST_HOUR,
+    }
+    with pytest.raises(PipelineError, match="There is no manifest in"):
+        looked(spark, lake_path, manifest=str(tmp_path / "none"))
+
+
+def test_marks_find_what_the_archive_that_they_name_has_lost(
+    spark: SparkSession, url: str, lake_path: Path, tmp_path: Path
+) -> None:
+    run(spark, url, lake_path)
+    other = shutil.copytree(lake_path, tmp_path / "other")
+    drop_day(lake_path)
+    shutil.rmtree(lake_path / "manifest")
+    assert kinds.LOST_MARKED in found(looked(spark, lake_path, url=url))
+    result = looked(spark, other, url=url)
+    assert result.sound
+    assert "marked 0 hours as archived here" in " ".join(result.lines())
+
+
+def test_a_damaged_manifest_is_found_and_not_continued(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    more(url, plain(90_001, TODAY - DAY + 5))
+    run(spark, url, lake_path)
+    (lake_path / "manifest" / f"{1:020}.json").unlink()
+    assert found(looked(spark, lake_path)) == {BROKEN_MANIFEST}
+    with pytest.raises(PipelineError, match="is damaged"):
+        run(spark, url, lake_path)
+
+
+def test_an_entry_that_a_killed_job_did_not_write_is_written_by_the_next(
+    spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more(url, plain(90_001, TODAY - DAY + 5))
+    record = Appender.record
+    calls: list[Appender] = []
+
+    def once(appender: Appender) -> None:
+        calls.append(appender)
+        if len(calls) == 2:
+            raise Killed
+        record(appender)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Appender, "record", once)
+        with pytest.raises(Killed):
+            run(spark, url, lake_path)
+    result = looked(spark, lake_path)
+    assert result.sound
+    assert "1 files are not in it" in " ".join(result.lines())
+    run(spark, url, lake_path)
+    assert "0 files are not in it" in " ".join(looked(spark, lake_path).lines())

@@ -1,0 +1,236 @@
+"""Certificates that are not what they seem, and handshakes that never end: who is let in."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtensionOID, NameOID
+
+from tests.integration.run.test_tls import scan_code
+from tests.support.node import NodeProcess, running_node
+
+PEER: Final = "b.nodes.example"
+DAY: Final = timedelta(days=1)
+UNREACHABLE: Final = grpc.StatusCode.UNAVAILABLE
+FORBIDDEN: Final = grpc.StatusCode.PERMISSION_DENIED
+NAMELESS: Final = grpc.StatusCode.UNAUTHENTICATED
+
+STALLED: Final = 64
+PATIENCE_S: Final = 100.0
+CLIENT_HELLO: Final = bytes.fromhex("16030100c8010000c40303")
+"""The first bytes of one of 200 bytes."""
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Who signs: a name and a key."""
+
+    name: x509.Name
+    key: ec.EllipticCurvePrivateKey
+
+
+def common_name(text: str) -> x509.Name:
+    """A subject."""
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def dns(*names: bytes) -> x509.UnrecognizedExtension:
+    """Subject alternative names of any bytes, which the library would not write (RFC 5280, DER)."""
+    body = b"".join(b"\x82" + _length(len(name)) + name for name in names)
+    oid = ExtensionOID.SUBJECT_ALTERNATIVE_NAME
+    return x509.UnrecognizedExtension(oid, b"\x30" + _length(len(body)) + body)
+
+
+def _length(size: int) -> bytes:
+    data = size.to_bytes((size.bit_length() + 7) // 8, "big") or b"\0"
+    return data if size < 128 else bytes((128 + len(data),)) + data
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes certificates, and files of them."""
+
+    directory: Path
+    signer: Signer
+
+    def make(
+        self,
+        names: x509.ExtensionType | None,
+        *,
+        subject: str = "node",
+        starts: timedelta = -DAY,
+        ends: timedelta = DAY,
+        signer: Signer | None = None,
+        authority: bool = False,
+    ) -> tuple[Path, Path]:
+        """A certificate and its key. ``signer``: who signs it, by default the authority."""
+        key = self.signer.key if authority else ec.generate_private_key(ec.SECP256R1())
+        by, now = signer or self.signer, datetime.now(UTC)
+        if by.name == common_name("itself"):
+            by = Signer(common_name(subject), key)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(self.signer.name if authority else common_name(subject))
+            .issuer_name(by.name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now + starts)
+            .not_valid_after(now + ends)
+            .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+        )
+        if names is not None:
+            builder = builder.add_extension(names, critical=False)
+        name = self.directory / f"{len(list(self.directory.iterdir()))}.pem"
+        name.write_bytes(builder.sign(by.key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        secret = name.with_suffix(".key")
+        form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        secret.write_bytes(key.private_bytes(*form))
+        return name, secret
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    """An authority that the node believes."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    return Maker(tmp_path_factory.mktemp("odd"), Signer(common_name("authority"), key))
+
+
+@pytest.fixture(scope="module")
+def authority(maker: Maker) -> Path:
+    """Its certificate."""
+    return maker.make(None, authority=True)[0]
+
+
+@pytest.fixture(scope="module")
+def node(
+    tmp_path_factory: pytest.TempPathFactory,
+    new_store: Callable[[], str],
+    maker: Maker,
+    authority: Path,
+) -> Iterator[NodeProcess]:
+    """A node that lets one peer in."""
+    cert, key = maker.make(dns(b"a.nodes.example"))
+    with running_node(
+        tmp_path_factory.mktemp("node") / "data",
+        *("--tls-cert", str(cert), "--tls-key", str(key), "--tls-ca", str(authority)),
+        *("--peer-listen", "127.0.0.1:0", "--allow-peer", PEER, "--log-level", "info"),
+        database_url=new_store(),
+    ) as node:
+        yield node
+
+
+def code_of(node: NodeProcess, authority: Path, identity: tuple[Path, Path]) -> grpc.StatusCode:
+    """How a call ends by which a holder of a certificate says it is the peer."""
+    cert, key = (path.read_bytes() for path in identity)
+    credentials = grpc.ssl_channel_credentials(authority.read_bytes(), key, cert)
+    options = [("grpc.ssl_target_name_override", "a.nodes.example")]
+    with grpc.secure_channel(node.peer, credentials, options) as channel:
+        return scan_code(channel, PEER)
+
+
+OTHER_KINDS = x509.SubjectAlternativeName(
+    [
+        x509.IPAddress(ip_address("127.0.0.1")),
+        x509.RFC822Name(PEER),
+        x509.UniformResourceIdentifier(PEER),
+    ]
+)
+NAMES: dict[str, tuple[x509.ExtensionType | None, grpc.StatusCode]] = {
+    "a NUL behind the name": (dns(PEER.encode() + b"\0.evil.example"), FORBIDDEN),
+    "a wildcard": (dns(b"*.nodes.example"), FORBIDDEN),
+    "capital letters": (dns(PEER.upper().encode()), FORBIDDEN),
+    "a dot behind the name": (dns(PEER.encode() + b"."), FORBIDDEN),
+    "a space behind the name": (dns(PEER.encode() + b" "), FORBIDDEN),
+    "no letters": (dns(b""), FORBIDDEN),
+    "no letters at first": (dns(b"", PEER.encode()), FORBIDDEN),
+    "bytes that are no text": (dns(b"\xff\xfe\x1b[2J"), FORBIDDEN),
+    "a long name": (dns(b"x" * 4_000), FORBIDDEN),
+    "thousands of names": (dns(*[b"%d.example" % each for each in range(5_000)]), FORBIDDEN),
+    "the second name": (dns(b"c.nodes.example", PEER.encode()), FORBIDDEN),
+    "names of other kinds": (OTHER_KINDS, NAMELESS),
+    "only a common name": (None, NAMELESS),
+}
+
+
+@pytest.mark.parametrize(("names", "code"), NAMES.values(), ids=NAMES)
+def test_a_name_that_is_not_the_peer_s_lets_nobody_in(
+    node: NodeProcess,
+    authority: Path,
+    maker: Maker,
+    names: x509.ExtensionType | None,
+    code: grpc.StatusCode,
+) -> None:
+    assert code_of(node, authority, maker.make(names, subject=PEER)) is code
+    assert code_of(node, authority, maker.make(dns(PEER.encode()))) is grpc.StatusCode.OK
+
+
+def test_a_certificate_that_does_not_hold_lets_nobody_in(
+    node: NodeProcess, authority: Path, maker: Maker
+) -> None:
+    names = dns(PEER.encode())
+    cert, key = maker.make(names, subject=PEER)
+    leaf = Signer(common_name(PEER), _key(key))
+    stranger = Signer(maker.signer.name, ec.generate_private_key(ec.SECP256R1()))
+    wrong = [
+        maker.make(names, starts=-3 * DAY, ends=-DAY),
+        maker.make(names, starts=DAY, ends=3 * DAY),
+        maker.make(names, signer=Signer(common_name("itself"), stranger.key)),
+        maker.make(names, signer=stranger),
+        maker.make(names, signer=leaf),
+    ]
+    chain = wrong[-1][0]
+    chain.write_bytes(chain.read_bytes() + cert.read_bytes())
+    assert [code_of(node, authority, each) for each in wrong] == [UNREACHABLE] * len(wrong)
+    assert code_of(node, authority, (cert, key)) is grpc.StatusCode.OK
+
+
+def _key(path: Path) -> ec.EllipticCurvePrivateKey:
+    found = load_pem_private_key(path.read_bytes(), None)
+    assert isinstance(found, ec.EllipticCurvePrivateKey)
+    return found
+
+
+def test_handshakes_that_stall_or_trickle_are_ended(
+    node: NodeProcess, authority: Path, maker: Maker
+) -> None:
+    host, _, port = node.peer.rpartition(":")
+    stalled = [socket.create_connection((host, int(port))) for _ in range(STALLED)]
+    for each in stalled:
+        each.sendall(CLIENT_HELLO)
+        each.settimeout(0.1)
+    assert code_of(node, authority, maker.make(dns(PEER.encode()))) is grpc.StatusCode.OK
+    left, deadline = stalled, time.monotonic() + PATIENCE_S
+    while left:
+        # A byte now and then does not make the handshake any longer.
+        left = [each for each in left if not _ended(each)]
+        assert time.monotonic() < deadline, "handshakes go on"
+    for each in stalled:
+        each.close()
+
+
+def _ended(connection: socket.socket) -> bool:
+    try:
+        connection.sendall(b"\0")
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True

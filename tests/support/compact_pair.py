@@ -1,0 +1,57 @@
+"""Two compact sessions joined in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from reconcile.compact.outcome import Outcome, Step
+from reconcile.compact.session import Initiator, Responder
+from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.index import IndexView
+
+EVERYTHING = (LOWEST, (2**63 - 1, bytes(32)))
+NONCES = (b"initiator nonce.", b"responder nonce.")
+
+
+@dataclass
+class Joined:
+    """Two sides and what they said.
+
+    Attributes:
+        sides: the initiator and the responder.
+        frames: what each sent.
+        outcomes: the last outcome of each.
+    """
+
+    sides: tuple[Initiator, Responder]
+    frames: tuple[list[bytes], list[bytes]] = field(default_factory=lambda: ([], []))
+    outcomes: list[Outcome | None] = field(default_factory=lambda: [None, None])
+
+    def run(self) -> None:
+        """Carry frames to and fro until none is left."""
+        step, receiver = Step(self.sides[0].begin()), 1
+        while step.frame is not None:
+            self.frames[1 - receiver].append(step.frame)
+            step = self.sides[receiver].receive(step.frame)
+            if step.outcome is not None:
+                self.outcomes[receiver] = step.outcome
+            receiver = 1 - receiver
+
+
+def compact_pair(
+    ours: IndexView,
+    theirs: IndexView,
+    window: tuple[SyncId, SyncId] = EVERYTHING,
+    nonces: tuple[bytes, bytes] = NONCES,
+) -> Joined:
+    """Two sides of a session, before the first frame."""
+    first = Initiator(ours, window, nonces[0])
+    first.agree(nonces[1])
+    return Joined((first, Responder(theirs, window, nonces, first.claim)))
+
+
+def reconcile_compactly(ours: list[SyncId], theirs: list[SyncId]) -> Joined:
+    """Reconcile two sets."""
+    joined = compact_pair(IndexView.of(SyncIds.of(ours)), IndexView.of(SyncIds.of(theirs)))
+    joined.run()
+    return joined

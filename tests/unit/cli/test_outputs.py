@@ -1,0 +1,202 @@
+"""Every way to a terminal or a log: none of them carries a stranger's control characters."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import logging
+import re
+import sys
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import structlog
+from rich.text import Text
+
+from store.cli import db, pipeline
+from store.cli.run import _announce
+from store.demo import views
+from store.demo.node import NodeFailed
+from store.demo.scene import Line
+from store.domain.partitioning import Bounds
+from store.observe import logging as observed
+from storenode.cli import errors, main
+from storenode.cli.chat.transcript import Transcript
+from storenode.cli.client.output import Output, note
+from storenode.sds.aio.events import Disconnected
+from tests.support.pages import ROOT
+
+HOSTILE = "=cmd\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\u2066\u2028\x7f<b>\r\b"
+"""A title, a cleared screen, colours, directions of writing, an end of a line, and a deletion."""
+
+HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+KNOWN = {
+    "storenode/cli/client/output.py": {"Output.line", "note"},
+    "storenode/cli/errors.py": {"complain"},
+    "storenode/cli/main.py": {"main"},
+    "store/cli/db.py": {"Target.print", "partitions", "_progress.show"},
+    "store/cli/demo.py": {"demo"},
+    "store/cli/pipeline.py": {"Runner.say"},
+    "store/cli/run.py": {"_announce"},
+    "store/demo/views.py": {"Screen.conclude", "Plain.showing", "Plain.conclude", "Plain._told"},
+    "store/embedded/launcher.py": {"main"},
+}
+"""The functions that print, of all in the two packages; each is tried below, but the launcher,
+which prints the path of its program. Logs are written by `store.observe.logging` alone."""
+
+PRINTS = re.compile(
+    r"^print$|\b(stdout|stderr|_?console|click)\b.*\.(write|writelines|print|s?echo)$|print_exc$"
+)
+
+
+class Finder(ast.NodeVisitor):
+    """Notes the functions that print."""
+
+    def __init__(self) -> None:
+        self.path: list[str] = []
+        self.found: set[str] = set()
+
+    def _named(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.path.append(node.name)
+        self.generic_visit(node)
+        self.path.pop()
+
+    visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _named  # noqa: N815
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """Note a call of ``print``, ``click.echo``, or of a method that writes to a stream."""
+        if PRINTS.search(ast.unparse(node.func)):
+            self.found.add(".".join(self.path))
+        self.generic_visit(node)
+
+
+def printing(path: Path) -> set[str]:
+    """The functions of a file that print."""
+    finder = Finder()
+    finder.visit(ast.parse(path.read_text()))
+    return finder.found
+
+
+def test_every_function_that_prints_is_known() -> None:
+    found = {
+        str(path.relative_to(ROOT)): printing(path)
+        for package in ("storenode", "store")
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert {path: names for path, names in found.items() if names} == KNOWN
+
+
+def logged(log_format: str, say: Callable[[], None]) -> None:
+    observed.configure(log_format, "info", sys.stderr)
+    try:
+        say()
+    finally:
+        structlog.reset_defaults()
+        logging.getLogger().handlers.clear()
+
+
+def raised() -> None:
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError as error:
+        observed.get_logger("a").error("x", exc_info=error)
+        logging.getLogger("library").exception(HOSTILE)
+
+
+def demo_fails() -> None:
+    def run(*_arguments: object) -> None:
+        raise NodeFailed(HOSTILE, f"one\n{HOSTILE}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("store.demo.run.run", run)
+        with pytest.raises(SystemExit):
+            main.main(["demo", "--plain"])
+
+
+def ended(*arguments: str) -> None:
+    with pytest.raises(SystemExit):
+        main.main(arguments)
+
+
+def on_console(width: int = 80) -> None:
+    console = views._Console(highlight=False, width=width, force_terminal=False)
+    views.Plain(console).conclude([Text(HOSTILE)])
+    views.Plain(console)._told(Line(1.0, HOSTILE))
+    views.Screen(console).conclude([Text(HOSTILE)])
+
+
+def in_a_chat() -> None:
+    line = Transcript().take(Disconnected(HOSTILE, HOSTILE))
+    assert line is not None
+    Output(as_json=False).line(str(line))
+
+
+def fields() -> None:
+    observed.get_logger("a").warning("x", peer=HOSTILE, many=[HOSTILE], by={HOSTILE: 1})
+
+
+def partitions() -> None:
+    one = SimpleNamespace(
+        table=HOSTILE, name=HOSTILE, rows=1, size_bytes=1, bounds=Bounds(1, 2), detached=False
+    )
+    found = SimpleNamespace(partitions=[one], size_bytes=1, horizon_ns=0)
+    target = db.Target(None, Path(), as_json=False)
+    target.print({}, list(db._partition_lines(found)))  # type: ignore[arg-type]
+
+
+OUTPUTS: dict[str, Callable[[], None]] = {
+    "a line": lambda: Output(as_json=False).line(HOSTILE),
+    "a line of JSON": lambda: Output(as_json=True).json({HOSTILE: HOSTILE}),
+    "a remark": lambda: note(HOSTILE),
+    "a complaint": lambda: errors.complain(HOSTILE),
+    "an option that is none": lambda: ended(f"--{HOSTILE[1:]}"),
+    "a command that is none": lambda: ended(HOSTILE),
+    "a wrong value": lambda: ended("query", "--limit", HOSTILE),
+    "a report for people": lambda: db.Target(None, Path(), as_json=False).print({}, [HOSTILE]),
+    "a report as JSON": lambda: db.Target(None, Path(), as_json=True).print({"x": HOSTILE}, []),
+    "partitions": partitions,
+    "the progress of a job": lambda: pipeline.Runner.say(
+        SimpleNamespace(_quiet=False),  # type: ignore[arg-type]
+        HOSTILE,
+    ),
+    "the ready line": lambda: _announce(json.dumps({"node_id": HOSTILE})),
+    "a node of the demo that fails": demo_fails,
+    "the demo": on_console,
+    "a chat": in_a_chat,
+    "fields in a text log": lambda: logged("text", fields),
+    "fields in a JSON log": lambda: logged("json", fields),
+    "a library in a text log": lambda: logged("text", raised),
+    "a library in a JSON log": lambda: logged("json", raised),
+}
+
+
+@pytest.mark.parametrize("output", OUTPUTS.values(), ids=OUTPUTS)
+def test_no_output_carries_what_does_not_print(
+    output: Callable[[], None], capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    output()
+    said = b"".join(capfdbinary.readouterr()).decode()
+    assert "owned" in said, "the text is shown"
+    assert [each for each in said if each != "\n" and unicodedata.category(each) in HIDDEN] == []
+
+
+def test_a_traceback_in_a_text_log_cannot_look_like_a_line_of_it() -> None:
+    written = io.StringIO()
+    observed.configure("text", "info", written)
+    forged = "2026-11-23T00:00:00Z [error    ] forged"
+    try:
+        try:
+            raise ValueError(f"x\n{forged}")
+        except ValueError:
+            logging.getLogger("library").exception("x\n%s", forged)
+    finally:
+        structlog.reset_defaults()
+        logging.getLogger().handlers.clear()
+    lines = written.getvalue().splitlines()
+    assert any(forged in line for line in lines[1:])
+    assert all(line.startswith(" ") for line in lines[1:])

@@ -1,0 +1,226 @@
+"""Statements about other stores: where they are made, what replaces them, and what they come to."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import pytest
+
+from reconcile.ids import SyncId, SyncIds
+from reconcile.view import Measured
+from store.domain.coverage import (
+    BLOCK_NS,
+    HOUR_NS,
+    MINUTE_NS,
+    Comparison,
+    CoverageState,
+    Statement,
+    covered,
+    measured_by_span,
+    spans,
+    stated,
+    updated,
+)
+from store.domain.partitioning import DAY_NS
+
+TODAY: Final = 20_000 * DAY_NS
+NOW: Final = TODAY + 10 * HOUR_NS + 25 * MINUTE_NS + 7
+NONE: Final = SyncIds.empty()
+EQUAL: Final = Comparison(NONE, NONE, resolved=True, keyed_from_ns=None, compared_ns=NOW)
+
+
+def message(time_ns: int, number: int) -> SyncId:
+    return time_ns, number.to_bytes(32, "big")
+
+
+def xor(ids: list[SyncId]) -> bytes:
+    total = 0
+    for _, digest in ids:
+        total ^= int.from_bytes(digest, "big")
+    return total.to_bytes(32, "big")
+
+
+def measured(held: list[SyncId], where: list[tuple[int, int]]) -> Measured:
+    inside = [[each for each in held if start <= each[0] < end] for start, end in where]
+    prints = b"".join(xor(each) for each in inside)
+    counts = np.array([len(each) for each in inside], np.int64)
+    return Measured(counts, np.frombuffer(prints, np.uint64).reshape(-1, 4))
+
+
+def statements(
+    held: list[SyncId], start_ns: int, end_ns: int, found: Comparison, now_ns: int = NOW
+) -> list[Statement]:
+    where = spans(start_ns, end_ns, now_ns, found)
+    return stated(where, measured(held, where), found)
+
+
+def verdict(
+    held: list[SyncId], kept: list[Statement], start_ns: int, length_ns: int = HOUR_NS
+) -> CoverageState:
+    where = [(each.start_ns, each.end_ns) for each in kept]
+    about = measured_by_span(where, measured(held, where))
+    return covered((start_ns, start_ns + length_ns), "b", kept, about).state
+
+
+def test_spans_are_days_then_hours_then_blocks_and_touch() -> None:
+    start_ns = TODAY - 5 * DAY_NS + 3 * HOUR_NS + 1
+    found = spans(start_ns, NOW + DAY_NS, NOW, EQUAL)
+    lengths = [end - start for start, end in found]
+    assert found[0][0] == TODAY - 5 * DAY_NS + 3 * HOUR_NS + BLOCK_NS
+    assert found[-1][1] == NOW // MINUTE_NS * MINUTE_NS
+    assert all(left[1] == right[0] for left, right in pairwise(found))
+    assert lengths.count(DAY_NS) == 2
+    assert lengths[-3:] == [BLOCK_NS, BLOCK_NS, 5 * MINUTE_NS]
+
+
+def test_a_day_with_a_difference_is_divided_into_hours() -> None:
+    lacks = SyncIds.of([message(TODAY - 4 * DAY_NS + 5, 1)])
+    found = replace(EQUAL, to_receive=lacks, resolved=False)
+    made = statements([], TODAY - 5 * DAY_NS, TODAY - 3 * DAY_NS, found)
+    assert len(made) == 1 + 24
+    differing = [each for each in made if not each.equal]
+    assert [(each.start_ns, each.missing_here) for each in differing] == [(TODAY - 4 * DAY_NS, 1)]
+
+
+def test_what_was_transferred_counts_as_held() -> None:
+    here, there = message(TODAY + 1, 1), message(TODAY + 2, 2)
+    found = replace(EQUAL, to_send=SyncIds.of([here]), to_receive=SyncIds.of([there]))
+    made = statements([here], TODAY, TODAY + HOUR_NS, found)
+    assert verdict([here, there], made, TODAY) is CoverageState.EQUAL
+    assert verdict([here], made, TODAY) is CoverageState.UNCONFIRMED
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_late_or_a_lost_message_withdraws_equality(late: bool) -> None:
+    held = [message(TODAY + number, number) for number in range(1, 5)]
+    made = statements(held, TODAY, TODAY + 2 * HOUR_NS, EQUAL)
+    changed = [*held, message(TODAY + 9, 9)] if late else held[1:]
+    assert verdict(held, made, TODAY) is CoverageState.EQUAL
+    assert verdict(changed, made, TODAY) is CoverageState.UNCONFIRMED
+    assert verdict(changed, made, TODAY + HOUR_NS) is CoverageState.EQUAL
+
+
+def test_a_difference_stays_until_a_later_session() -> None:
+    lacks = message(TODAY + 1, 1)
+    open_end = replace(EQUAL, to_receive=SyncIds.of([lacks]), resolved=False)
+    made = statements([], TODAY, TODAY + HOUR_NS, open_end)
+    assert verdict([lacks], made, TODAY) is CoverageState.DIFFERS
+    later = replace(EQUAL, compared_ns=NOW + 1)
+    _, kept = updated(made, statements([lacks], TODAY, TODAY + HOUR_NS, later), NOW + 2)
+    assert verdict([lacks], kept, TODAY) is CoverageState.EQUAL
+
+
+def test_an_earlier_comparison_replaces_no_later_one() -> None:
+    early = replace(EQUAL, compared_ns=NOW - 1)
+    old = statements([], TODAY, TODAY + HOUR_NS, EQUAL)
+    new = statements([], TODAY, TODAY + 2 * HOUR_NS, early)
+    gone, made = updated(old, new, NOW + 1)
+    assert not gone
+    assert [each.start_ns for each in made] == [TODAY + HOUR_NS]
+    assert updated(old, new[:1], NOW - 1) == (old, new[:1])
+
+
+def test_sessions_of_the_last_hour_cover_every_hour() -> None:
+    kept: list[Statement] = []
+    held = [message(TODAY + number * BLOCK_NS, 1 << number) for number in range(18)]
+    for minutes in range(10, 180, 5):
+        now_ns = TODAY + minutes * MINUTE_NS
+        found = replace(EQUAL, compared_ns=now_ns)
+        known = [each for each in held if each[0] < now_ns]
+        made = statements(known, now_ns - HOUR_NS, now_ns, found, now_ns)
+        gone, new = updated(kept, made, now_ns)
+        kept = _kept(kept, gone, new)
+    assert verdict(held, kept, TODAY) is CoverageState.EQUAL
+    assert verdict(held, kept, TODAY + HOUR_NS) is CoverageState.EQUAL
+    assert len(kept) <= 30
+
+
+def test_what_a_session_covers_in_part_stays() -> None:
+    day = statements([], TODAY - 4 * DAY_NS, TODAY - 3 * DAY_NS, EQUAL)
+    later = replace(EQUAL, compared_ns=NOW + 1)
+    part = statements([], TODAY - 4 * DAY_NS, TODAY - 4 * DAY_NS + HOUR_NS, later)
+    assert updated(day, part, NOW + 1) == ([], part)
+    lacks = replace(later, to_send=SyncIds.of([message(TODAY - 4 * DAY_NS, 1)]), resolved=False)
+    differs = statements([], TODAY - 4 * DAY_NS, TODAY - 4 * DAY_NS + HOUR_NS, lacks)
+    assert updated(day, differs, NOW + 1) == (day, differs)
+
+
+def test_days_without_messages_are_one_statement() -> None:
+    _, made = updated([], statements([], 0, TODAY, EQUAL), NOW)
+    assert made[0].end_ns - made[0].start_ns > 19_000 * DAY_NS
+    assert len(made) < 60
+
+
+def test_a_part_of_a_step_is_not_the_step() -> None:
+    made = statements([], TODAY, TODAY + 30 * MINUTE_NS, EQUAL)
+    where = {(each.start_ns, each.end_ns): (0, bytes(32)) for each in made}
+    found = covered((TODAY, TODAY + HOUR_NS), "b", made, where)
+    assert found.state is CoverageState.UNCONFIRMED
+    assert found.equal_until_ns == TODAY + 30 * MINUTE_NS
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_step_is_equal_only_if_it_was(seed: int) -> None:
+    """Two stores drift and are compared over random windows; no statement is ever false."""
+    random_ = random.Random(seed)
+    sides: tuple[set[SyncId], set[SyncId]] = (set(), set())
+    kept: list[Statement] = []
+    moments: dict[int, tuple[set[SyncId], set[SyncId]]] = {}
+    for number in range(1, 60):
+        at_ns = NOW + number
+        for side in random_.sample(sides, random_.randrange(3)):
+            side.add(message(TODAY + random_.randrange(6 * HOUR_NS), random_.getrandbits(200)))
+        if random_.random() < 0.5:
+            start_ns = TODAY + random_.randrange(5 * HOUR_NS)
+            end_ns = start_ns + random_.randrange(6 * HOUR_NS)
+            here, there = (
+                {each for each in side if start_ns <= each[0] < end_ns} for side in sides
+            )
+            moments[at_ns] = set(sides[0]), set(sides[1])
+            resolved = random_.random() < 0.7
+            found = Comparison(
+                SyncIds.of(sorted(here - there)),
+                SyncIds.of(sorted(there - here)),
+                resolved or here == there,
+                None,
+                at_ns,
+            )
+            made = statements(sorted(sides[0]), start_ns, end_ns, found, NOW)
+            if resolved:
+                sides[0].update(there)
+                sides[1].update(here)
+            if not made:
+                continue
+            gone, new = updated(kept, made, at_ns)
+            kept = _kept(kept, gone, new)
+        for hour in range(6):
+            _hold_to_the_truth(kept, sides, moments, TODAY + hour * HOUR_NS)
+
+
+def _kept(kept: list[Statement], gone: list[Statement], new: list[Statement]) -> list[Statement]:
+    return sorted([*(set(kept) - set(gone)), *new], key=lambda each: (each.start_ns, -each.end_ns))
+
+
+def _hold_to_the_truth(
+    kept: list[Statement],
+    sides: tuple[set[SyncId], set[SyncId]],
+    moments: dict[int, tuple[set[SyncId], set[SyncId]]],
+    start_ns: int,
+) -> None:
+    where = [(each.start_ns, each.end_ns) for each in kept]
+    about = measured_by_span(where, measured(sorted(sides[0]), where))
+    found = covered((start_ns, start_ns + HOUR_NS), "b", kept, about)
+    if found.state is not CoverageState.EQUAL:
+        return
+    then = {
+        each
+        for side in moments[found.compared_ns]
+        for each in side
+        if start_ns <= each[0] < start_ns + HOUR_NS
+    }
+    assert then <= sides[0]
+    assert then <= sides[1]

@@ -1,0 +1,237 @@
+"""The compact mode against the difference of sets, on indexes of all kinds."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconcile import kernel
+from reconcile.compact.keys import NONCE_BYTES, SessionKeys, ShortKey
+from reconcile.compact.outcome import FallBack, Found
+from reconcile.compact.slices import Regions
+from reconcile.compact.table import NOWHERE, SEVERAL, Shape, Table, find, shape_for
+from reconcile.ids import SyncId, SyncIds, Words
+from reconcile.index import Index, IndexView
+from tests.support.compact_pair import Joined, compact_pair, reconcile_compactly
+from tests.support.reconcile_pair import some_ids
+
+SOME = settings(max_examples=80, deadline=None)
+KEYS = SessionKeys.derive(b"a" * NONCE_BYTES, b"b" * NONCE_BYTES)
+TOP = 1 << 64
+
+
+def assert_exact(joined: Joined, ours: set[SyncId], theirs: set[SyncId]) -> None:
+    """Both sides know just what each lacks."""
+    for outcome, own, other in zip(joined.outcomes, (ours, theirs), (theirs, ours), strict=True):
+        assert isinstance(outcome, Found)
+        assert outcome.to_send.pairs() == sorted(own - other)
+        lacking = SyncIds.of(sorted(other - own))
+        assert outcome.to_receive.complete(lacking.hashes)
+        if len(lacking):
+            wrong = lacking.hashes.copy()
+            wrong[0, 5] ^= 1
+            assert not outcome.to_receive.complete(wrong)
+            assert list(outcome.to_receive.accepts(wrong)) == [False] + [True] * (len(wrong) - 1)
+
+
+def sets_of(seed: int, shared: int, ours: int, theirs: int, moments: int) -> list[list[SyncId]]:
+    rng = random.Random(seed)
+    ids = some_ids(rng, shared + ours + theirs, moments)
+    return [ids[: shared + ours], ids[:shared] + ids[shared + ours :]]
+
+
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0, 1, 40, 900]),
+    st.sampled_from([0, 1, 2, 9, 120]),
+    st.sampled_from([0, 1, 2, 9, 120]),
+    st.sampled_from([700, 10**6]),
+)
+@SOME
+def test_differences_are_those_of_sets(
+    seed: int, shared: int, ours: int, theirs: int, moments: int
+) -> None:
+    first, second = sets_of(seed, shared, ours, theirs, moments)
+    joined = reconcile_compactly(first, second)
+    if any(isinstance(outcome, FallBack) for outcome in joined.outcomes):
+        assert moments == 700 or ours + theirs > 100
+        assert all(isinstance(outcome, FallBack) for outcome in joined.outcomes)
+        return
+    assert_exact(joined, set(first), set(second))
+
+
+def test_two_round_trips_do() -> None:
+    first, second = sets_of(1, 20_000, 70, 60, 10**6)
+    joined = reconcile_compactly(first, second)
+    assert_exact(joined, set(first), set(second))
+    assert [len(frames) for frames in joined.frames] == [2, 2]
+
+
+def test_one_difference_is_found_by_either_side() -> None:
+    first, second = sets_of(2, 20_000, 1, 0, 10**6)
+    for ours, theirs, frames in ((first, second, [2, 1]), (second, first, [1, 1])):
+        joined = reconcile_compactly(ours, theirs)
+        assert_exact(joined, set(ours), set(theirs))
+        assert [len(sent) for sent in joined.frames] == frames
+        assert sum(map(len, (*joined.frames[0], *joined.frames[1]))) < 150
+
+
+def test_a_count_that_differs_by_one_may_hide_three_differences() -> None:
+    for seed in range(40):
+        for ours, theirs in ((2, 1), (1, 2)):
+            ids = sets_of(seed, 300, ours, theirs, 10**6)
+            for number, own in enumerate(ids):
+                moved = [(1_700_000_000_000_000_000 + i, own[i][1]) for i in range(300, len(own))]
+                ids[number] = own[:300] + moved
+            joined = reconcile_compactly(*ids)
+            assert_exact(joined, set(ids[0]), set(ids[1]))
+
+
+def test_windows_end_within_nanoseconds() -> None:
+    first, second = sets_of(3, 3_000, 40, 30, 300)
+    bounds = sorted(first)[200], sorted(first)[-200]
+    ours, theirs = (IndexView.of(SyncIds.of(ids)) for ids in (first, second))
+    joined = compact_pair(ours, theirs, bounds)
+    joined.run()
+    inside = [{an_id for an_id in ids if bounds[0] <= an_id < bounds[1]} for ids in (first, second)]
+    assert_exact(joined, *inside)
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_chunks_of_an_index_do_not_show(python: bool) -> None:
+    first, second = sets_of(4, 6_000, 50, 50, 10**6)
+    views = []
+    for ids in (first, second):
+        index = Index(min_chunk_ids=500)
+        for at in range(0, len(ids), 700):
+            index.insert(SyncIds.of(ids[at : at + 700]))
+        index.prune(sorted(ids)[10])
+        index.check()
+        views.append(index.view())
+    whole = [IndexView.of(view.rows.between(0, len(view))) for view in views]
+    with kernel.python_only() if python else pytest.MonkeyPatch.context():
+        joined, plain = compact_pair(views[0], views[1]), compact_pair(whole[0], whole[1])
+        joined.run()
+        plain.run()
+    assert joined.frames == plain.frames
+    assert_exact(joined, *(set(view.rows.between(0, len(view)).pairs()) for view in views))
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0, 3, 500]), st.sampled_from([0, 1, 5, 400]))
+@SOME
+def test_compiled_code_and_arrays_send_the_same(seed: int, shared: int, differing: int) -> None:
+    first, second = sets_of(seed, shared, differing, differing // 2, 10**6)
+    joined = reconcile_compactly(first, second)
+    with kernel.python_only():
+        assert reconcile_compactly(first, second).frames == joined.frames
+
+
+# Short IDs
+
+
+def slowly(words: tuple[int, ...], hash_: bytes) -> int:
+    """The sum of products in GF(2^64), bit by bit."""
+    total = 0
+    for number, key in enumerate(words):
+        word = int.from_bytes(hash_[8 * number : 8 * number + 8], "little")
+        product = 0
+        for bit in range(64):
+            product ^= key << bit if word >> bit & 1 else 0
+        total ^= product
+    for bit in range(127, 63, -1):
+        if total >> bit & 1:
+            total ^= (TOP | 0x1B) << (bit - 64)
+    return total & (1 << 48) - 1
+
+
+@given(st.tuples(*[st.integers(0, TOP - 1)] * 4), st.lists(st.binary(min_size=32, max_size=32)))
+@SOME
+def test_short_ids_are_products(words: tuple[int, ...], hashes: list[bytes]) -> None:
+    expected = [slowly(words, hash_) for hash_ in hashes]
+    ids = SyncIds.of((place, hash_) for place, hash_ in enumerate(hashes))
+    rows = IndexView.of(ids).rows
+    low, high = np.array([0]), np.array([len(hashes)])
+    for by_tables in (False, True):
+        key = ShortKey(words, by_tables=by_tables)
+        assert key.of_hashes(ids.hashes).tolist() == expected
+        assert key.of_places(rows, low, high).tolist() == expected
+        assert [key.of_xor(row) for row in ids.words] == expected
+
+
+def test_short_ids_depend_on_both_nonces() -> None:
+    hashes = np.arange(64, dtype=np.uint8).reshape(2, 32)
+    a, b = b"a" * NONCE_BYTES, b"b" * NONCE_BYTES
+    made = {tuple(SessionKeys.derive(*two).short.of_hashes(hashes)) for two in ((a, b), (b, a))}
+    assert len(made) == 2
+    with pytest.raises(ValueError, match="whole nonces"):
+        SessionKeys.derive(a, b"short")
+
+
+# Tables
+
+
+def some_shorts(seed: int, count: int) -> Words:
+    made = np.random.default_rng(seed).integers(1, 1 << 48, count, np.uint64)
+    return np.unique(made)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 30, 400, 5_000, 20_000])
+def test_tables_give_back_what_differs(count: int) -> None:
+    shared, own = some_shorts(1, 3_000), some_shorts(2, count)
+    results = []
+    for python in (False, True):
+        with kernel.python_only() if python else pytest.MonkeyPatch.context():
+            table = Table(shape_for(count), 99)
+            table.toggle(shared)
+            table.toggle(own)
+            filled = table.cells.copy()
+            table.toggle(shared)
+            found = table.peel()
+            assert found is not None
+            assert found.tolist() == own.tolist()
+            results.append(filled.tolist())
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_tables_that_do_not_empty_end(python: bool) -> None:
+    with kernel.python_only() if python else pytest.MonkeyPatch.context():
+        full = Table(Shape(4, 25, 1), 5)
+        full.toggle(some_shorts(3, 400))
+        assert full.peel() is None
+        once = Table(Shape(4, 25, 1), 5)
+        once.toggle(some_shorts(3, 1))
+        chased = Table(Shape(4, 25, 1), 5, once.cells * np.uint64(0))
+        chased.cells[once.cells.nonzero()[0][:1]] = once.cells.max()
+        assert chased.peel() is None, "one cell of a short ID, which wanders for ever"
+        for seed in range(30):
+            cells = np.random.default_rng(seed).integers(0, TOP - 1, 100, np.uint64)
+            assert Table(Shape(4, 25, 1), 5, cells).peel() is None
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_short_ids_are_looked_up(python: bool) -> None:
+    own = np.array([5, 9, 300, 5, 7], np.uint64)
+    wanted = np.array([9, 4, 5, 300], np.uint64)
+    with kernel.python_only() if python else pytest.MonkeyPatch.context():
+        assert find(wanted, own).tolist() == [1, NOWHERE, SEVERAL, 2]
+        assert find(np.array([44], np.uint64), own, 0xFF).tolist() == [2]
+        assert find(wanted[:0], own).tolist() == []
+
+
+# Slices
+
+
+def test_edges_of_regions_are_bounds() -> None:
+    regions = Regions.joined(np.array([0, 10, 40, 60]), np.array([10, 20, 50, 70]))
+    assert regions.start.tolist() == [0, 40, 60]
+    lower, upper = regions.edges(np.array([5, 25, 33]))
+    assert lower.tolist() == [0, 5, 40, 45, 60, 63]
+    assert upper.tolist() == [5, 20, 45, 50, 63, 70]
+    times = np.array([0, 19, 40, 69])
+    assert regions.collapsed(times).tolist() == [0, 19, 20, 39]
+    assert regions.is_edge(np.array([19, 20, 30, 40])).tolist() == [False, True, True, True]

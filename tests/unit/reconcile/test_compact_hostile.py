@@ -1,0 +1,251 @@
+"""Compact frames of a peer that lies, or sends anything at all."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconcile.compact import limits
+from reconcile.compact.frames import (
+    Answered,
+    Cut,
+    Decoded,
+    Filled,
+    Frame,
+    Kind,
+    Offer,
+    Plain,
+    Single,
+    decode,
+    encode,
+    varints,
+)
+from reconcile.compact.outcome import FallBack, Found
+from reconcile.compact.session import Claim, Responder
+from reconcile.compact.table import Shape
+from reconcile.errors import LimitExceeded, MalformedCompact
+from reconcile.ids import SyncId, SyncIds
+from reconcile.index import IndexView
+from storenode.message.varint import varint
+from tests.support.compact_pair import EVERYTHING, NONCES, Joined, compact_pair
+from tests.unit.reconcile.test_compact import SOME, sets_of
+
+XOR = np.arange(4, dtype=np.uint64)
+NONE = np.empty(0, np.uint64)
+
+
+def views_of(seed: int = 1) -> tuple[list[list[SyncId]], tuple[IndexView, IndexView]]:
+    ids = sets_of(seed, 4_000, 60, 50, 10**6)
+    first, second = (IndexView.of(SyncIds.of(own)) for own in ids)
+    return ids, (first, second)
+
+
+VIEWS = views_of()[1]
+
+
+def cut(count: int, regions: int, print_bytes: int, seed: int = 0) -> Cut:
+    rng = np.random.default_rng(seed)
+    multiples = rng.integers(1, 1 << 20, count).cumsum()
+    prints = rng.integers(0, 1 << 8 * print_bytes, count + regions, np.uint64)
+    balances = rng.integers(-500, 500, count + regions)
+    return Cut(3, multiples, prints, print_bytes, balances)
+
+
+def frames() -> list[Frame]:
+    differs = np.array([True, False, True])
+    shape = Shape(4, 3, 2)
+    cells = np.arange(shape.cells, dtype=np.uint64) << np.uint64(50)
+    shorts = np.array([1, 2, 1 << 47], np.uint64)
+    return [
+        Offer(cut(2, 1, 2)),
+        *(Plain(kind) for kind in (Kind.EQUAL, Kind.MORE, Kind.AGAIN, Kind.DONE, Kind.FAILED)),
+        Single(Kind.FOUND, XOR),
+        Single(Kind.LOOK, XOR, 7),
+        Answered(XOR, 1 << 40, differs, cut(4, 2, 0)),
+        Answered(XOR, 5, differs, cut(400, 2, 3)),
+        Filled(None, shape, cells),
+        Filled(differs, shape, cells),
+        Decoded(XOR, shorts[:2], 1, shorts),
+        Decoded(XOR, NONE, 6, NONE),
+    ]
+
+
+def read(data: bytes) -> Frame:
+    return decode(data, lambda differs: int(differs.sum()), 3)
+
+
+@pytest.mark.parametrize("frame", frames(), ids=lambda frame: type(frame).__name__)
+def test_frames_are_read_as_they_were_written(frame: Frame) -> None:
+    data = encode(frame)
+    assert encode(read(data)) == data
+    for end in range(len(data)):
+        with pytest.raises((MalformedCompact, LimitExceeded)):
+            read(data[:end])
+    with pytest.raises(MalformedCompact, match="Something follows"):
+        read(data + b"\0")
+
+
+@given(st.lists(st.one_of(st.integers(0, 300), st.integers(0, 2**63 - 1))))
+@SOME
+def test_columns_are_varints(values: list[int]) -> None:
+    assert varints(np.array(values, np.int64)) == b"".join(map(varint, values))
+
+
+@given(st.sampled_from(frames()), st.randoms(use_true_random=False))
+@settings(max_examples=400, deadline=None)
+def test_spoiled_frames_are_read_or_refused(frame: Frame, rng: random.Random) -> None:
+    data = bytearray(encode(frame))
+    for _ in range(rng.randrange(1, 4)):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    try:
+        found = read(bytes(data))
+    except (MalformedCompact, LimitExceeded):
+        return
+    assert encode(found) == bytes(data)
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    try:
+        found = read(data)
+    except (MalformedCompact, LimitExceeded):
+        return
+    assert encode(found) == data
+
+
+def head(kind: Kind) -> bytes:
+    return bytes((kind,))
+
+
+@pytest.mark.parametrize(
+    ("data", "limit"),
+    [
+        (head(Kind.OFFER) + b"\0" + varint(64), "max_slices"),
+        (head(Kind.TABLE) + b"\0\4" + varint(129) + varint(1), "max_windows"),
+        (head(Kind.TABLE) + b"\0\4" + varint(1) + varint(2**40), "max_cells"),
+        (head(Kind.RESULT) + bytes(32) + varint(2**50) + varint(0) + b"\6", "max_differences"),
+        (bytes(limits.MAX_FRAME_BYTES + 1), "max_frame_bytes"),
+    ],
+)
+def test_sizes_are_bounded_before_anything_is_allocated(data: bytes, limit: str) -> None:
+    with pytest.raises(LimitExceeded) as caught:
+        read(data)
+    assert caught.value.limit == limit
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (head(Kind.OFFER) + b"\0\1\0", "do not ascend"),
+        (head(Kind.OFFER) + b"\x3f\0", "multiples of 2"),
+        (head(Kind.OFFER) + b"\x3e\1\5" + bytes(8), "past 2"),
+        (head(Kind.OFFER) + b"\0\1" + b"\xff" * 9 + b"\1", "cut off or past"),
+        (head(Kind.OFFER) + b"\0\1\x81\0" + bytes(8), "longer than it must be"),
+        (head(Kind.RESULT) + bytes(32) + b"\2\0\1\5\5", "do not ascend"),
+        (head(Kind.RESULT) + bytes(32) + b"\0\0\7", "have 1 to 6 bytes"),
+        (head(Kind.TABLE) + b"\0\6\1\1", "no such shape"),
+        (head(Kind.SLICES) + bytes(32) + b"\0\7\4", "have 0, 2 or 3"),
+        (head(Kind.SLICES) + bytes(32) + b"\0\xf7", "stands for nothing"),
+        (b"\xee", "No frame of this kind"),
+    ],
+)
+def test_what_cannot_be_is_refused(data: bytes, what: str) -> None:
+    with pytest.raises(MalformedCompact, match=what):
+        read(data)
+
+
+def sent_until(kind: Kind) -> tuple[Joined, int, bytes]:
+    """A session up to a frame of a kind: who is to receive it, and the frame."""
+    joined = compact_pair(*VIEWS)
+    frame, receiver = joined.sides[0].begin(), 1
+    while frame[0] != kind:
+        step = joined.sides[receiver].receive(frame)
+        assert step.frame is not None
+        frame, receiver = step.frame, 1 - receiver
+    return joined, receiver, frame
+
+
+KINDS = (Kind.OFFER, Kind.SLICES, Kind.TABLE, Kind.RESULT)
+
+
+@given(st.sampled_from(KINDS), st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_a_peer_that_lies_cannot_make_a_result_wrong(kind: Kind, rng: random.Random) -> None:
+    joined, receiver, frame = sent_until(kind)
+    data = bytearray(frame)
+    data[rng.randrange(1, len(data))] ^= 1 << rng.randrange(8)
+    side = joined.sides[receiver]
+    try:
+        step = side.receive(bytes(data))
+    except (MalformedCompact, LimitExceeded):
+        assert side.ended
+        return
+    if isinstance(step.outcome, Found):
+        own = VIEWS[receiver].rows.between(0, len(VIEWS[receiver])).pairs()
+        other = VIEWS[1 - receiver].rows.between(0, len(VIEWS[1 - receiver])).pairs()
+        assert step.outcome.to_send.pairs() == sorted(set(own) - set(other))
+
+
+def test_tables_that_never_empty_end_in_a_base_session() -> None:
+    joined, receiver, frame = sent_until(Kind.TABLE)
+    side = joined.sides[receiver]
+    rng = np.random.default_rng(3)
+    shape = Shape(4, 2_000, 16)
+    for number in range(limits.MAX_TABLES):
+        cells = rng.integers(0, 2**64 - 1, shape.cells, np.uint64)
+        step = side.receive(encode(Filled(None, shape, cells)))
+        assert (step.outcome is None) == (number < limits.MAX_TABLES - 1)
+        assert step.frame is not None
+    assert isinstance(step.outcome, FallBack)
+    assert step.frame == head(Kind.FAILED)
+    assert frame[0] == Kind.TABLE
+
+
+def test_an_initiator_asks_for_three_tables_at_most() -> None:
+    joined, receiver, frame = sent_until(Kind.SLICES)
+    side = joined.sides[receiver]
+    step = side.receive(frame)
+    for _ in range(limits.MAX_TABLES):
+        assert step.outcome is None
+        step = side.receive(head(Kind.AGAIN))
+    assert isinstance(step.outcome, FallBack)
+
+
+def test_a_failure_of_the_initiator_revokes_what_the_responder_found() -> None:
+    joined = compact_pair(*VIEWS)
+    joined.run()
+    assert isinstance(joined.outcomes[1], Found)
+    assert isinstance(joined.sides[1].receive(head(Kind.FAILED)).outcome, FallBack)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_out_of_turn_are_refused(kind: Kind) -> None:
+    for data in (encode(frame) for frame in frames() if not isinstance(frame, Answered)):
+        joined, receiver, expected = sent_until(kind)
+        if data[0] in (expected[0], Kind.FAILED) or (kind is Kind.SLICES and data[0] <= Kind.LOOK):
+            continue
+        if kind is Kind.RESULT and data[0] == Kind.AGAIN:
+            continue
+        with pytest.raises((MalformedCompact, LimitExceeded)):
+            joined.sides[receiver].receive(data)
+        assert joined.sides[receiver].ended
+
+
+def test_claims_that_are_wrong_end_in_a_base_session() -> None:
+    first = compact_pair(*VIEWS).sides[0]
+    honest = first.claim
+    for claim in (Claim(honest.count + 3, honest.xor), Claim(honest.count, honest.xor ^ XOR)):
+        offering = compact_pair(*VIEWS).sides[0]
+        responder = Responder(VIEWS[1], EVERYTHING, NONCES, claim)
+        step = responder.receive(offering.begin())
+        while step.outcome is None:
+            assert step.frame is not None
+            answer = offering.receive(step.frame)
+            assert answer.frame is not None
+            step = responder.receive(answer.frame)
+        assert isinstance(step.outcome, FallBack)

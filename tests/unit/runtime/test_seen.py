@@ -1,0 +1,61 @@
+"""The file that says what a node has seen of its database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from store.db.primary.judging import Seen
+from store.runtime.errors import WrongConfigurationError
+from store.runtime.seen import MAX_FILE_BYTES, SeenFiles
+
+STORE = bytes(range(16))
+SEEN = Seen(STORE, 7_711_354_424_782_947_792, 3, (12, 2**64 - 1))
+FILE = "seen-00010203-0405-0607-0809-0a0b0c0d0e0f.json"
+
+
+def test_what_is_saved_is_loaded_and_each_store_has_its_own(tmp_path: Path) -> None:
+    files = SeenFiles(tmp_path)
+    assert files.load(STORE) is None
+    files.save(SEEN)
+    files.save(Seen(STORE[::-1], 0, 0, (0, 0)))
+    assert files.load(STORE) == SEEN
+    assert [path.name for path in tmp_path.glob("*0e0f.json")] == [FILE]
+    assert len(list(tmp_path.iterdir())) == 2, "nothing temporary is left"
+
+
+def test_what_cannot_be_saved_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = SeenFiles(tmp_path)
+    files.save(SEEN)
+
+    def fail(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        files.save(Seen(STORE, 1, 1, (1, 1)))
+    assert files.load(STORE) == SEEN
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"system": "1", "timeline": 1, "position": 1}',
+        '{"system": "x", "timeline": 1, "position": 1, "token": 1}',
+        '{"system": "1", "timeline": -1, "position": 1, "token": 1}',
+        '{"system": null, "timeline": 1, "position": 1, "token": 1}',
+        "\x00" * 100,
+        "[" * 500,
+        " " * (MAX_FILE_BYTES + 1),
+    ],
+)
+def test_a_damaged_file_is_named_and_not_passed_over(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(WrongConfigurationError, match=r"seen-.*storenode db accept"):
+        SeenFiles(tmp_path).load(STORE)

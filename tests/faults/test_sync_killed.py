@@ -30,8 +30,9 @@ SAID = {
     ("caller", "in Reconcile"): "the peer (left|is gone|ended)",
     ("caller", "before Transfer"): "the peer began a new session before it transferred",
     ("caller", "in Transfer"): "the peer (left|is gone|ended)",
-    ("callee", "in Reconcile"): "ended the call .UNAVAILABLE.",
-    ("callee", "before Transfer"): "ended the call .UNAVAILABLE.",
+    # A break is noticed by whoever reads, or by whoever is writing a frame, which has no status.
+    ("callee", "in Reconcile"): "ended the call( .UNAVAILABLE.:|, or its connection broke)",
+    ("callee", "before Transfer"): "ended the call( .UNAVAILABLE.:|, or its connection broke)",
     ("callee", "in Transfer"): "ended the call",
 }
 """What the node that lives says of the session (a pattern), by who was killed."""

@@ -30,9 +30,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
-from pyarrow.fs import FileSelector, PyFileSystem
+from pyarrow.fs import FileSelector
 
 from store.pipeline.columns import ARROW, PARTITIONS
 from store.pipeline.errors import USAGE, PipelineError
@@ -46,7 +45,7 @@ from store.pipeline.limits import (
 )
 from store.pipeline.paths import checked, for_delta, for_spark, require_room, require_visible
 from store.pipeline.runs import begin_run, delete_abandoned, unmark
-from store.pipeline.storage import settle, sync_folder
+from store.pipeline.storage import folder_at, settle, sync_folder
 
 FORMAT_VERSION: Final = "1"
 _NAME: Final = "storenode messages"
@@ -241,7 +240,7 @@ class Lake:
         if self._log.startswith("/") and not Path(self._log).exists():
             return
         try:
-            listed = PyFileSystem(DeltaStorageHandler(self._log)).get_file_info(
+            listed = folder_at(f"{self.path}/messages").get_file_info(
                 FileSelector("", allow_not_found=True, recursive=True)
             )
         except (DeltaError, OSError, ValueError) as error:

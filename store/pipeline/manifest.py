@@ -25,13 +25,12 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
-from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileSelector, PyFileSystem
+from pyarrow.fs import FileSelector
 
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
-from store.pipeline.paths import for_delta, for_spark
-from store.pipeline.storage import for_writing, settle
+from store.pipeline.paths import for_spark
+from store.pipeline.storage import folder_at, for_writing, settle
 
 _NAME: Final = re.compile(r"\A[0-9]{20}\.json\Z")
 _FOREVER: Final = 2**63 - 1
@@ -154,7 +153,7 @@ def read_manifest(path: str) -> Manifest:
     if path.startswith("/") and not Path(path).exists():
         return found
     try:
-        store = PyFileSystem(DeltaStorageHandler(for_delta(path)))
+        store = folder_at(path)
         listed = store.get_file_info(FileSelector("", allow_not_found=True, recursive=False))
         for name in sorted(each.base_name for each in listed if _NAME.match(each.base_name)):
             if int(name[:20]) != len(found.digests) + 1 and not found.broken:
@@ -216,8 +215,7 @@ def _write(path: str, data: bytes) -> None:
 
 def _put(path: str, data: bytes) -> None:
     folder, name = path.rsplit("/", 1)
-    store = PyFileSystem(DeltaStorageHandler(for_delta(folder)))
-    listed = store.get_file_info(FileSelector("", allow_not_found=True))
+    listed = folder_at(folder).get_file_info(FileSelector("", allow_not_found=True))
     if any(each.base_name == name for each in listed):
         raise FileExistsError(errno.EEXIST, "File exists", path)
     with for_writing(path) as sink:

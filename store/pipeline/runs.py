@@ -18,12 +18,11 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
-from deltalake.fs import DeltaStorageHandler
-from pyarrow.fs import FileInfo, FileSelector, FileType, PyFileSystem
+from pyarrow.fs import FileInfo, FileSelector, FileType
 
 from store.pipeline.limits import VACUUM_AFTER_HOURS
-from store.pipeline.paths import for_delta, for_spark
-from store.pipeline.storage import for_writing, sync_folder
+from store.pipeline.paths import for_spark
+from store.pipeline.storage import folder_at, for_writing, sync_folder
 
 _MARKERS: Final = "unpublished"
 _NAME: Final = re.compile(r"\Arun-[0-9a-f]{32}\Z")
@@ -50,8 +49,10 @@ def unmark(archive: str, runs: Iterable[str]) -> None:
     for run in runs:
         if archive.startswith("/"):
             Path(archive, _MARKERS, run).unlink(missing_ok=True)
-        elif _of(f"{archive}/{_MARKERS}", run).type != FileType.NotFound:
-            _store(f"{archive}/{_MARKERS}").delete_file(run)
+            continue
+        markers = folder_at(f"{archive}/{_MARKERS}")
+        if markers.get_file_info(run).type != FileType.NotFound:
+            markers.delete_file(run)
     if archive.startswith("/") and Path(archive, _MARKERS).is_dir():
         sync_folder(Path(archive, _MARKERS))
 
@@ -85,24 +86,16 @@ def _delete_folder(parent: str, name: str) -> None:
     if parent.startswith("/"):
         shutil.rmtree(Path(parent, name))
     else:
-        _store(parent).delete_dir(name)
+        folder_at(parent).delete_dir(name)
 
 
 def _listed(folder: str) -> list[FileInfo]:
     """The files below a folder, which may not exist."""
     if folder.startswith("/") and not Path(folder).is_dir():
         return []
-    found = _store(folder).get_file_info(FileSelector("", allow_not_found=True, recursive=True))
+    found = folder_at(folder).get_file_info(FileSelector("", allow_not_found=True, recursive=True))
     return [each for each in found if each.type == FileType.File]
-
-
-def _of(folder: str, name: str) -> FileInfo:
-    return _store(folder).get_file_info(name)
 
 
 def _time_ns(file: FileInfo) -> int:
     return int(file.mtime_ns)
-
-
-def _store(folder: str) -> PyFileSystem:
-    return PyFileSystem(DeltaStorageHandler(for_delta(folder)))

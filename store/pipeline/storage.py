@@ -13,6 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+from pyarrow.fs import PyFileSystem
 
 from store.pipeline.paths import for_delta
 
@@ -45,6 +46,13 @@ def for_writing(path: str) -> pa.NativeFile:
         return pa.OSFile(str(local), "wb")
     root, rest = _parts(path)
     return pa.PythonFile(_Sink(_store(root).open_output_stream(rest, None)), "w")
+
+
+def folder_at(path: str) -> PyFileSystem:
+    """The folder at a path that was `checked`, to list it and to delete in it; by delta-rs."""
+    from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - see `_store`
+
+    return PyFileSystem(DeltaStorageHandler(for_delta(path)))
 
 
 def settle(paths: Iterable[str], folders: int) -> None:

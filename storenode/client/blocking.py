@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import cache
@@ -116,6 +116,19 @@ def _run(coroutine: Coroutine[Any, Any, _T]) -> _T:
         call.wait()
         raise
     return call.result()
+
+
+def _each(items: AsyncGenerator[_T]) -> Iterator[_T]:
+    """What an asynchronous generator yields, none of it None; it is closed at the end."""
+
+    async def following() -> _T | None:
+        return await anext(items, None)
+
+    try:
+        while (item := _run(following())) is not None:
+            yield item
+    finally:
+        _run(items.aclose())
 
 
 async def _made(kind: Callable[..., _T], *arguments: Any, **options: Any) -> _T:  # noqa: ANN401 - of `kind`
@@ -381,18 +394,11 @@ class Client:
         end: Time | None = None,
     ) -> Iterator[bytes]:
         """Read the hashes of a time range, as `AsyncClient.scan_hashes`."""
-        hashes = self._client.scan_hashes(
-            content_topics, pubsub_topic=pubsub_topic, start=start, end=end
+        yield from _each(
+            self._client.scan_hashes(
+                content_topics, pubsub_topic=pubsub_topic, start=start, end=end
+            )
         )
-
-        async def following() -> bytes | None:
-            return await anext(hashes, None)
-
-        try:
-            while (digest := _run(following())) is not None:
-                yield digest
-        finally:
-            _run(hashes.aclose())
 
     def coverage(
         self,
@@ -404,18 +410,11 @@ class Client:
         by_day: bool = False,
     ) -> Iterator[CoverageStep]:
         """Read what is held and which stores are equal, as `AsyncClient.coverage`."""
-        steps = self._client.coverage(
-            content_topics, pubsub_topic=pubsub_topic, start=start, end=end, by_day=by_day
+        yield from _each(
+            self._client.coverage(
+                content_topics, pubsub_topic=pubsub_topic, start=start, end=end, by_day=by_day
+            )
         )
-
-        async def following() -> CoverageStep | None:
-            return await anext(steps, None)
-
-        try:
-            while (step := _run(following())) is not None:
-                yield step
-        finally:
-            _run(steps.aclose())
 
     def follow(
         self,

@@ -75,9 +75,9 @@ class Pair:
     only_theirs: SyncIds
 
 
-def pair(case: Case, scale: float = 1.0) -> Pair:
+def pair(case: Case, scale: float = 1.0, seed: int = SEED) -> Pair:
     """The sets of a case; both numbers are multiplied by the scale."""
-    generator = np.random.default_rng(SEED)
+    generator = np.random.default_rng(seed)
     shared = uniform(generator, int(case.shared * scale))
     differing = uniform(generator, int(case.differing * scale))
     ours = generator.permutation(len(differing)) < (len(differing) + 1) // 2

@@ -25,18 +25,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from reconcile import kernel
 from reconcile.ids import HASH_DTYPE, Bools, Ints, SyncId, SyncIds, Words, ordered
 from reconcile.index import IndexView
+from reconcile.lattice import LatticeSum
 from storenode.message.limits import HASH_BYTES
 
 NONCE_BYTES: Final = 16
+SUM_WORDS: Final = 2
 DIGEST_BYTES: Final = 16
 
 _KEY_BYTES: Final = 16
 _PERSON: Final = b"storenode-pair"
+_LATTICE: Final = b"storenode-sums"
 _LITTLE: Final = np.dtype("<u8")
-_SUM_WORDS: Final = 2
 _AT_ONCE: Final = 8_192
 """Hashes whose intermediate values fit a processor's cache."""
 
@@ -93,21 +94,9 @@ class Sum:
         return Sum(self.count + other.count, self.folded ^ other.folded)
 
 
-def sum_of_view(view: IndexView, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
-    """The sum of what a view has from one bound to another."""
-    low, high = view.rank(lower), view.rank(upper)
-    if kernel.compiled is None:
-        return sum_of(view.rows.between(low, high), key)
-    folded = np.zeros(_SUM_WORDS, _LITTLE)
-    kernel.compiled.fold(
-        view.rows.handle, np.array([low, high]), np.frombuffer(key, np.uint8), folded
-    )
-    return Sum(high - low, folded)
-
-
 def sum_of(ids: SyncIds, key: bytes) -> Sum:
     """The sum of some IDs, each of which must be there once."""
-    folded = np.zeros(_SUM_WORDS, _LITTLE)
+    folded = np.zeros(SUM_WORDS, _LITTLE)
     for at in range(0, len(ids), _AT_ONCE):
         folded ^= np.bitwise_xor.reduce(siphash(key, ids.hashes[at : at + _AT_ONCE]), axis=1)
     return Sum(len(ids), folded)
@@ -122,6 +111,15 @@ def digest_of(key: PairKey, total: Sum, lower: SyncId, upper: SyncId) -> bytes:
     return hashed.digest()
 
 
+def lattice_digest_of(
+    key: PairKey, total: LatticeSum, span: tuple[int, int], size: int = DIGEST_BYTES
+) -> bytes:
+    """What a side sends of the lattice sum of a half-open range of time, in nanoseconds."""
+    hashed = blake2b(total.state_bytes(), digest_size=size, key=key.digest, person=_LATTICE)
+    hashed.update(struct.pack("<QQQ", total.count, *span))
+    return hashed.digest()
+
+
 def siphash(key: bytes, hashes: NDArray[np.uint8]) -> Words:
     """SipHash-2-4 with 128 bits of output of ``(n, 32)`` bytes: ``(2, n)`` little-endian words."""
     words = np.ascontiguousarray(hashes).view(_LITTLE).T
@@ -131,7 +129,7 @@ def siphash(key: bytes, hashes: NDArray[np.uint8]) -> Words:
         v[3] ^= message
         _rounds(v, 2)
         v[0] ^= message
-    out = np.empty((_SUM_WORDS, words.shape[1]), _LITTLE)
+    out = np.empty((SUM_WORDS, words.shape[1]), _LITTLE)
     for row, (changed, by) in enumerate(((2, 0xEE), (1, 0xDD))):
         v[changed] ^= np.uint64(by)
         _rounds(v, 4)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from reconcile.ids import SyncIds
+from reconcile.lattice import LatticeSum
 from reconcile.summaries.loading import Loaded, Needs
 from reconcile.summaries.summary import SummaryView
 from sim.bridge import kept
@@ -19,7 +20,7 @@ from sim.process import Process
 from sim.snapshot import Snapshot
 from store.domain.commits import CommitRow
 from store.domain.hub import Place
-from store.domain.view import Newest
+from store.domain.view import Newest, Times
 from store.sync.index.hot import HotIndex
 
 _PORTIONS: Final = 20
@@ -82,6 +83,11 @@ class SimColdView:
     async def load(self, needs: Needs) -> Loaded:
         """What the view needs."""
         load = partial(self.snapshot.load, needs)
+        return await kept(self._database.look(load, _PORTIONS, since=self._outages))
+
+    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+        """The lattice sums of ranges of time."""
+        load = partial(self.snapshot.lattices, spans)
         return await kept(self._database.look(load, _PORTIONS, since=self._outages))
 
 

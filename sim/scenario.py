@@ -106,9 +106,8 @@ class Scenario:
 
     @property
     def all_keyed(self) -> bool:
-        """All that is held is compared by keyed digests, while nothing is lost."""
-        long = self.index_window_ns > 2 * HOUR_NS and self.index.entries >= 1_000
-        return long and not self.plain_nodes and not self.clear_nodes
+        """All that is held is compared by digests that cannot be forged."""
+        return not self.plain_nodes and not self.clear_nodes
 
     @property
     def nodes(self) -> int:
@@ -139,8 +138,7 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         history=history,
         history_ns=history_ns,
         moments=moments,
-        # Beside other differences the sessions would show the forged ones, too; and what is not in
-        # memory is compared by XOR.
+        # Beside other differences the sessions would show the forged ones, too.
         share=1.0 if forged else dice.choice((0.5, 0.8, 0.95)),
         clients=dice.randint(1, 3),
         publish_every_ns=dice.choice((1, 2, 5, 20)) * NS_PER_S,
@@ -167,8 +165,8 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         lengths_ns=dice.choice(
             ((DAY_NS, HOUR_NS, MINUTE_NS), (HOUR_NS, MINUTE_NS, NS_PER_S), (MINUTE_NS, NS_PER_S))
         ),
-        index=_index_limits(dice, (1_000,) if forged else (8, 40, 1_000)),
-        index_window_ns=4 * DAY_NS if forged else dice.choice((30 * NS_PER_S, HOUR_NS, 4 * DAY_NS)),
+        index=_index_limits(dice, (8, 40, 1_000)),
+        index_window_ns=dice.choice((30 * NS_PER_S, HOUR_NS, 4 * DAY_NS)),
         written_ids=dice.choice((0, 4, 1_000)),
         limits=limits,
         tuning=_tuning(dice),

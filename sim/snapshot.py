@@ -5,10 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from reconcile.ids import SyncId, SyncIds
+from reconcile.ids import LOWEST, SyncId, SyncIds
+from reconcile.lattice import LatticeSum
 from reconcile.summaries.buckets import Buckets
 from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
 from store.domain.hub import START, Place
+from store.domain.view import Times
 
 
 class Snapshot:
@@ -40,6 +42,12 @@ class Snapshot:
     def between(self, lower: SyncId, upper: SyncId) -> list[SyncId]:
         """The IDs in a half-open range."""
         return self.ids[bisect_left(self.ids, lower) : bisect_left(self.ids, upper)]
+
+    def lattices(self, spans: Sequence[Times]) -> list[LatticeSum]:
+        """The lattice sums of ranges of time."""
+        no_hash = LOWEST[1]
+        found = [self.between((low, no_hash), (high, no_hash)) for low, high in spans]
+        return [LatticeSum.of(b"".join(digest for _, digest in ids)) for ids in found]
 
     def load(self, needs: Needs) -> Loaded:
         """What a view needs."""

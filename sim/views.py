@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+from reconcile.folds import Folds
 from reconcile.ids import END, SyncId
 from reconcile.index import IndexView
 from reconcile.keyed import Sum
+from reconcile.lattice import LatticeSum
 from reconcile.view import Answer, Read, Spans
 from sim.index import SimColdView, SimIds
 from sim.marks import Mark
 from sim.process import Process
+from store.domain.view import Times
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
 
@@ -38,9 +41,13 @@ class JudgedView:
         """What is in memory."""
         return self._view.indexed
 
-    async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
+    async def keyed_sum(self, folds: Folds, lower: SyncId, upper: SyncId) -> Sum:
         """The keyed sum of a range that begins in memory."""
-        return await self._view.keyed_sum(key, lower, upper)
+        return await self._view.keyed_sum(folds, lower, upper)
+
+    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+        """The lattice sums of ranges of time."""
+        return await self._view.lattices(spans)
 
 
 class JudgedViews(IndexedReconcilable):

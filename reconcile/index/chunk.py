@@ -8,7 +8,7 @@ no column of their own. What the first row holds does not matter.
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ _STRETCH_IDS: Final = 16_384
 _FEW_INSERTS_IN: Final = 256
 """One insert in so many IDs is cheaper by moving slices than by moving rows."""
 
-Numbers = NDArray[np.int64] | NDArray[np.uint64]
+Numbers = TypeVar("Numbers", NDArray[np.int64], NDArray[np.uint64])
 
 _NO_HASH: Final = bytes(8 * HASH_WORDS)
 
@@ -145,12 +145,13 @@ def allocated_bytes(chunks: Iterable[Chunk]) -> int:
     blocks = {
         id(block): block.nbytes
         for chunk in chunks
-        for block in (_block(chunk.timestamps), _block(chunk.prefix))
+        for block in (allocated_by(chunk.timestamps), allocated_by(chunk.prefix))
     }
     return sum(blocks.values())
 
 
-def _block(array: Numbers) -> Numbers:
+def allocated_by(array: Numbers) -> Numbers:
+    """The array whose memory an array shows."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array

@@ -10,15 +10,20 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from reconcile.folds import Folds
 from reconcile.ids import SyncIds
 from reconcile.index import IndexView
 from reconcile.keyed import Sum
+from reconcile.lattice import LatticeSum
 from reconcile.summaries.loading import Loaded, Needs
 from reconcile.summaries.summary import SummaryView
 from reconcile.view import Answer, Read
 from store.domain.commits import CommitRow
 from store.domain.hub import Place
 from store.domain.ports import SyncId
+
+Times = tuple[int, int]
+"""A half-open range of time, in nanoseconds."""
 
 
 class OpenView(Protocol):
@@ -39,8 +44,19 @@ class OpenView(Protocol):
     def indexed(self) -> IndexView | None:
         """What is in memory; from `memory_start` on every ID."""
 
-    async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
+    async def keyed_sum(self, folds: Folds, lower: SyncId, upper: SyncId) -> Sum:
         """The keyed sum of a range that begins in memory."""
+
+    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+        """The lattice sums of disjoint, ascending ranges of time.
+
+        None: not known, or so many messages are in no sum that is known that it would take too
+        long.
+
+        Raises:
+            StoreUnavailable: the database does not serve, or the view was open for too long.
+            StoreBusy: too many views read from the database already.
+        """
 
 
 class Reconcilable(Protocol):
@@ -75,6 +91,9 @@ class ColdView(Protocol):
         Raises:
             StoreUnavailable: the database does not serve, or the view was open for too long.
         """
+
+    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+        """As `OpenView.lattices`."""
 
 
 @dataclass(frozen=True, slots=True)

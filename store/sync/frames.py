@@ -24,12 +24,14 @@ from store.messages.fields import (
 )
 from store.messages.transfer import transfer_frame
 from store.sync.errors import FrameTooLarge, MalformedFrame
-from store.sync.limits import MAX_PIECE_ANSWERS, MAX_UNCUT_ENTRIES
+from store.sync.limits import MAX_LATTICE_HOURS, MAX_PIECE_ANSWERS, MAX_UNCUT_ENTRIES
 from store.sync.transfer.events import Frame
 from store.sync.transfer.limits import SESSION_ID_CHARS
 from storenode.wire.storenode.internal.v1.transfer_raw_pb2 import RawTransferFrame
 from storenode.wire.storenode.v1.peer_pb2 import (
     RECONCILE_FEATURE_KEYED,
+    RECONCILE_FEATURE_LATTICE,
+    LatticeSteps,
     ReconcileExtension,
     ReconcileFrame,
     TransferFrame,
@@ -51,10 +53,34 @@ _FIRST_BYTES: Final = bytes(
 
 
 @dataclass(frozen=True, slots=True)
+class Steps:
+    """A ``LatticeSteps``: hours since 1970, and digests one after the other."""
+
+    hours: tuple[int, ...] = ()
+    digests: bytes = b""
+    more: bool = False
+
+    def message(self) -> LatticeSteps:
+        """As the schema has it."""
+        return LatticeSteps(hours=self.hours, digests=self.digests, more=self.more)
+
+    @classmethod
+    def of(cls, message: LatticeSteps) -> Steps:
+        """What a message has.
+
+        Raises:
+            FrameTooLarge: it names too many hours.
+        """
+        if len(message.hours) > MAX_LATTICE_HOURS:
+            raise FrameTooLarge(f"a frame names more than {MAX_LATTICE_HOURS:,} hours: name fewer")
+        return cls(tuple(message.hours), message.digests, message.more)
+
+
+@dataclass(frozen=True, slots=True)
 class Extension:
     """A ``ReconcileExtension``; ``version`` is 0, and bytes are empty, where they are not given.
 
-    ``keyed``: the sender knows keyed digests.
+    ``keyed``: the sender knows keyed digests. ``lattice``: it knows lattice digests.
     """
 
     version: int = 0
@@ -65,6 +91,11 @@ class Extension:
     hashes: bytes = b""
     compact_frame: bytes = b""
     compact_ids: bytes = b""
+    lattice: bool = False
+    lattice_from_ns: int | None = None
+    lattice_digest: bytes = b""
+    steps: Steps | None = None
+    remembered: bytes = b""
 
     @property
     def size_bytes(self) -> int:
@@ -73,15 +104,20 @@ class Extension:
 
     def message(self) -> ReconcileExtension:
         """As the schema has it."""
+        known = (RECONCILE_FEATURE_KEYED, self.keyed), (RECONCILE_FEATURE_LATTICE, self.lattice)
         return ReconcileExtension(
             version=self.version,
             nonce=self.nonce,
-            features=[RECONCILE_FEATURE_KEYED] if self.keyed else [],
+            features=[feature for feature, is_known in known if is_known],
             keyed_from=self.keyed_from_ns,
             digest=self.digest,
             hashes=self.hashes,
             compact_frame=self.compact_frame,
             compact_ids=self.compact_ids,
+            lattice_from=self.lattice_from_ns,
+            lattice_digest=self.lattice_digest,
+            lattice_steps=None if self.steps is None else self.steps.message(),
+            remembered=self.remembered,
         )
 
     @classmethod
@@ -96,6 +132,11 @@ class Extension:
             message.hashes,
             message.compact_frame,
             message.compact_ids,
+            RECONCILE_FEATURE_LATTICE in message.features,
+            message.lattice_from if message.HasField("lattice_from") else None,
+            message.lattice_digest,
+            Steps.of(message.lattice_steps) if message.HasField("lattice_steps") else None,
+            message.remembered,
         )
 
 
@@ -130,6 +171,7 @@ class Reconcile:
 
         Raises:
             MalformedFrame: it is none.
+            FrameTooLarge: it names too many hours.
         """
         try:
             read = ReconcileFrame.FromString(frame)

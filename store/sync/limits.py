@@ -44,6 +44,9 @@ MAX_USEFUL_PEERS: Final = 256
 MAX_EQUAL_PEERS: Final = 64
 """Peers of whose last session is known that it found nothing."""
 
+MAX_REMEMBERED_PEERS: Final = 64
+"""Peers with whom sums of what is in memory are kept: 16 bytes for 4,096 IDs, each."""
+
 MAX_RECONCILE_S: Final = 600.0
 """One ``Reconcile``, however many frames it takes."""
 
@@ -75,6 +78,15 @@ THREADED_ROWS: Final = 4_096
 
 MAX_SHOWN_HIDDEN: Final = 16
 """Hashes of messages in the log of a session that found forged fingerprints."""
+
+MAX_LATTICE_DAYS: Final = 64
+"""Days whose lattice sums differ that a session looks into, the newest; the next one finds more."""
+
+MAX_LATTICE_HOURS: Final = 24 * MAX_LATTICE_DAYS
+
+MAX_SEARCHED_IDS: Final = 1_000_000
+"""IDs held in the hours that a session searches for hidden messages, but for one hour in any case:
+150 bytes each."""
 
 RANDOM_CUTS: Final = 3
 """Where the first payload divides the window towards a peer that does not know keyed digests."""

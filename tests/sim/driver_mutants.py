@@ -17,6 +17,7 @@ import pytest
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import Index
 from reconcile.keyed import DIGEST_BYTES, Sum, digest_of
+from reconcile.lattice import LatticeSum
 from reconcile.session import Result
 from reconcile.view import Measured
 from store.domain import coverage
@@ -37,6 +38,7 @@ from store.domain.ports import (
     StoreUnavailable,
     SyncDone,
 )
+from store.domain.view import Times
 from store.sync import lookup
 from store.sync.errors import TooManyCalls
 from store.sync.index import hot
@@ -46,7 +48,15 @@ from store.sync.resume.core import Advance, Fetch, FetchEnded, PageStored
 from store.sync.schedule import driver as schedule
 from store.sync.schedule.core import Begin as ScheduleBegin
 from store.sync.schedule.core import Tick as ScheduleTick
-from store.sync.session import exchange, initiator, reconciling, responder, stating, verifying
+from store.sync.session import (
+    checking,
+    exchange,
+    initiator,
+    locating,
+    reconciling,
+    responder,
+    stating,
+)
 from store.sync.session.agreement import Agreement, Proof
 from store.sync.session.outcome import NOTHING_TRANSFERRED
 from store.sync.session.registry import Refusal, Session, State
@@ -58,14 +68,28 @@ _T = TypeVar("_T")
 
 _STATE = stating.statements_of
 _COUNT = coverage.stated
+_COMPUTE = checking.Checking.compute
 
 # Reconciliation
 
 
-async def _one_digest_for_all(self: verifying.Verifying, result: Result) -> bytes:
-    agreement = self.agreement
-    comparable = agreement is not None and agreement.comparable(result)
-    return bytes(DIGEST_BYTES) if comparable else b""
+async def _one_digest_for_all(
+    self: checking.Checking, result: Result, *, lattice: bool = True
+) -> checking.Digests:
+    found = await _COMPUTE(self, result, lattice=lattice)
+    self.own = replace(found, keyed=bytes(DIGEST_BYTES) if found.keyed else b"")
+    return self.own
+
+
+async def _one_lattice_digest_for_all(self: locating.Below) -> bytes:
+    del self
+    return bytes(DIGEST_BYTES)
+
+
+async def _sum_what_is_held(
+    self: locating.Below, spans: Sequence[Times]
+) -> list[LatticeSum] | None:
+    return await self._view.lattices(spans)
 
 
 async def _state_whatever_was_transferred(
@@ -411,7 +435,13 @@ DRIVERS = {
         replace_with(responder.Responder, "_slot", _slot_that_is_kept), "do not become equal"
     ),
     "takes every digest for its own": Mutant(
-        replace_with(verifying.Verifying, "_own_digest", _one_digest_for_all), "are missing"
+        replace_with(checking.Checking, "compute", _one_digest_for_all), "are missing"
+    ),
+    "takes every lattice digest for its own": Mutant(
+        replace_with(locating.Below, "digest", _one_lattice_digest_for_all), "are missing"
+    ),
+    "leaves out of its lattice sums what it expects": Mutant(
+        replace_with(locating.Below, "_sums", _sum_what_is_held), "accuses an honest peer"
     ),
     "leaves out of its digest what it expects": Mutant(
         replace_with(Agreement, "digest", _digest_of_what_is_held), "accuses an honest peer"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import psycopg
 
+from reconcile.folds import Folds
 from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
-from reconcile.keyed import Sum, sum_of_view
+from reconcile.keyed import Sum
+from reconcile.lattice import LatticeSum
 from reconcile.view import Answer, Read
+from store.domain.view import Times
 
 
 class NaiveView:
@@ -34,9 +37,14 @@ class NaiveView:
         """All of it is in memory."""
         return LOWEST
 
-    async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
+    async def keyed_sum(self, folds: Folds, lower: SyncId, upper: SyncId) -> Sum:
         """The keyed sum of a range."""
-        return sum_of_view(self._view, key, lower, upper)
+        return folds.sum_of(self._view, lower, upper)
+
+    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+        """None are known; all of it is in memory."""
+        del spans
+        return None
 
 
 class NaiveReconcilable:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from reconcile.folds import Folds
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
-from reconcile.keyed import Sum, sum_of_view
+from reconcile.keyed import Sum
+from reconcile.lattice import LatticeSum
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Result, Role, Session, SessionConfig
 from reconcile.view import Answer, Read
 from store.domain.ports import PeerFailed, SyncObserver
+from store.domain.view import Times
 from store.sync.frames import Reconcile
-from store.sync.session.agreement import Agreement
+from store.sync.session.agreement import Agreement, Pairs
 from store.sync.session.reconciling import Frames
 from store.sync.session.verifying import Verifying
 
@@ -38,19 +41,33 @@ class MemoryView:
 
     def __init__(self, side: Side) -> None:
         self.memory_start = side.memory_start
-        self._miscounted = side.miscounted
+        self._side = side
         self._view = side.view or IndexView.of(SyncIds.of(sorted(side.ids)))
 
     async def answer(self, read: Read) -> Answer:
         """Answer from memory."""
         return self._view.answer(read)
 
-    async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
+    async def keyed_sum(self, folds: Folds, lower: SyncId, upper: SyncId) -> Sum:
         """The keyed sum of a range."""
         assert self.memory_start is not None
         assert lower >= self.memory_start
-        total = sum_of_view(self._view, key, lower, upper)
-        return replace(total, count=total.count + self._miscounted)
+        total = folds.sum_of(self._view, lower, upper)
+        return replace(total, count=total.count + self._side.miscounted)
+
+    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+        """The lattice sums of ranges of time."""
+        if not self._side.sums:
+            return None
+        no_hash = LOWEST[1]
+        found = [self._between((low, no_hash), (high, no_hash)) for low, high in spans]
+        return [
+            LatticeSum(total.count + self._side.missummed, total.state)
+            for total in (LatticeSum.of(ids.hashes.tobytes()) for ids in found)
+        ]
+
+    def _between(self, lower: SyncId, upper: SyncId) -> SyncIds:
+        return self._view.rows.between(self._view.rank(lower), self._view.rank(upper))
 
     @property
     def indexed(self) -> IndexView | None:
@@ -61,6 +78,8 @@ class MemoryView:
 @dataclass
 class Side:
     """One side: what it holds, as a set or as a view, what it knows, and how it lies.
+
+    ``sums``: it knows its lattice sums.
 
     ``compact_from``: as `Verifying` has it.
     """
@@ -74,6 +93,9 @@ class Side:
     horizon: SyncId = LOWEST
     tamper: Tamper = unchanged
     miscounted: int = 0
+    missummed: int = 0
+    pairs: Pairs = field(default_factory=Pairs)
+    sums: bool = True
     limits: SessionLimits = DEFAULT_SESSION_LIMITS
     sent: list[Reconcile] = field(default_factory=list)
     work: Verifying | None = None
@@ -146,7 +168,12 @@ def _verifying(side: Side, role: Role, stream: _Stream, window: tuple[SyncId, Sy
         nonce = bytes([role is Role.INITIATOR]) * 16
         lower = max(side.horizon, window[0])
         agreement = Agreement(
-            lambda: NAMES, role, nonce, lower=lower, memory_start=side.memory_start
+            lambda: NAMES,
+            role,
+            nonce,
+            lower=lower,
+            memory_start=side.memory_start,
+            pairs=side.pairs,
         )
     observer = cast("SyncObserver", _Observer())
     side.work = Verifying(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Final, TypeVar
@@ -20,6 +20,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg_pool import PoolTimeout
 
+from reconcile.lattice import LatticeSum
 from reconcile.summaries.buckets import Buckets
 from reconcile.summaries.loading import Loaded, NeedBuckets, NeedHashes, NeedIds, Needs
 from reconcile.summaries.summary import SummaryView
@@ -27,10 +28,12 @@ from store.db.arrays import bigint_column
 from store.db.commits.ids import ids_in, ids_with
 from store.db.commits.pages import newest
 from store.db.pool import Connection, Database, is_exhausted, is_transient, unavailable
+from store.db.reconciliation.lattice_read import LatticeReader
 from store.db.summaries.deltas import HASH_WORDS, LEVELS_NS, unpack
 from store.db.summaries.fold import MAX_FOLD_COMMITS, fold_until
 from store.domain.hub import Place
 from store.domain.ports import StoreUnavailable
+from store.domain.view import Times
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 MAX_VIEW_S: Final = 660.0
@@ -131,6 +134,11 @@ class ColdView:
             StoreUnavailable: the database does not serve, or the view's time has passed.
         """
         return await self._in_time(partial(self._load, needs))
+
+    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+        """As `store.domain.view.OpenView.lattices`."""
+        reader = LatticeReader(self._connection, self._folded, self._minutes)
+        return await self._in_time(partial(reader.read, spans))
 
     async def _in_time(self, work: Callable[[], Awaitable[_Result]]) -> _Result:
         if asyncio.get_running_loop().time() >= self._deadline_s:

@@ -167,8 +167,13 @@ async def write_sums(connection: Connection, sums: Sequence[BucketSum]) -> None:
         await connection.execute(_WRITE, (levels, starts, counts, states))
 
 
-async def sum_of_time(connection: Connection, low_ns: int, high_ns: int) -> LatticeSum:
-    """The sum of what is held in a range of time, in one snapshot."""
+async def sum_of_time(
+    connection: Connection, low_ns: int, high_ns: int, most: int | None = None
+) -> LatticeSum:
+    """The sum of what is held in a range of time, in one snapshot; it ends after ``most`` hashes.
+
+    A sum of more than ``most`` hashes is not that of the whole range.
+    """
     total, last_ns, last = LatticeSum(), low_ns, b""
     cursor = connection.cursor(binary=True)
     while True:
@@ -177,7 +182,7 @@ async def sum_of_time(connection: Connection, low_ns: int, high_ns: int) -> Latt
         ((last_ns, joined),) = await cursor.fetchall()
         hashes = bytes(joined or b"")
         total += await sum_of(hashes)
-        if len(hashes) < PAGE_HASHES * HASH_BYTES:
+        if len(hashes) < PAGE_HASHES * HASH_BYTES or (most is not None and total.count > most):
             return total
         last = hashes[-HASH_BYTES:]
 

@@ -11,22 +11,25 @@ What lies above the floor never costs a connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from reconcile.errors import SummaryMismatch
+from reconcile.folds import Folds
 from reconcile.ids import SyncId
 from reconcile.index import IndexView
-from reconcile.keyed import Sum, sum_of_view
+from reconcile.keyed import Sum
+from reconcile.lattice import LatticeSum, most_summed
 from reconcile.summaries.layered import LayeredView, reads_below
 from reconcile.summaries.loading import LoadingView
 from reconcile.view import Answer, Read
 from store.domain.ports import StoreBusy, StoreUnavailable
-from store.domain.view import ColdView, StoredIds
+from store.domain.view import ColdView, StoredIds, Times
 from store.sync.index.hot import HotIndex, HotView
 from store.sync.index.limits import MAX_COLD_VIEWS, THREADED_SUMMED, IndexLimits
 from store.sync.index.reading import asks_much, in_thread_if, worked_through
 from store.sync.index.warm_up import at
+from storenode.message.limits import MAX_TIMESTAMP_NS
 
 
 class IndexedReconcilable:
@@ -134,13 +137,35 @@ class StoredView:
         """What is in memory."""
         return None if self._hot is None else self._hot.view
 
-    async def keyed_sum(self, key: bytes, lower: SyncId, upper: SyncId) -> Sum:
+    async def keyed_sum(self, folds: Folds, lower: SyncId, upper: SyncId) -> Sum:
         """The keyed sum of a range that begins in memory."""
         assert self._hot is not None, "the range is not in memory"
         assert lower >= self._hot.floor, "the range is not in memory"
         view = self._hot.view
         large = len(view) >= THREADED_SUMMED
-        return await in_thread_if(large, sum_of_view, view, key, lower, upper)
+        return await in_thread_if(large, folds.sum_of, view, lower, upper)
+
+    async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
+        """As `store.domain.view.OpenView.lattices`: above the floor from what is in memory."""
+        hot = self._hot
+        floor_ns = MAX_TIMESTAMP_NS if hot is None else hot.floor[0]
+        below = [(low, min(high, floor_ns)) for low, high in spans if low < floor_ns]
+        above = [(max(low, floor_ns), high) for low, high in spans if high > floor_ns]
+        sums = [LatticeSum() for _ in spans]
+        if below:
+            cold = await self._opened_cold()
+            found = await cold.lattices(below)
+            if found is None:
+                return None
+            sums[: len(below)] = found
+        if above:
+            assert hot is not None
+            held = await asyncio.to_thread(_summed, hot.view, above)
+            if held is None:
+                return None
+            for place, total in enumerate(held, len(spans) - len(above)):
+                sums[place] += total
+        return sums
 
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions.
@@ -170,3 +195,18 @@ class StoredView:
             if at(cold.horizon_ns) != self._horizon:
                 raise StoreUnavailable("messages were dropped since the view was opened; try again")
         return self._cold
+
+
+def _summed(view: IndexView, spans: Sequence[Times]) -> list[LatticeSum] | None:
+    """Lattice sums of what is in memory; None: there is too much of it."""
+    ranks = [(view.rank(at(low)), view.rank(at(high))) for low, high in spans]
+    if sum(high - low for low, high in ranks) > most_summed():
+        return None
+    sums = []
+    for low, high in ranks:
+        total = LatticeSum()
+        for start in range(low, high, THREADED_SUMMED):
+            ids = view.rows.between(start, min(start + THREADED_SUMMED, high))
+            total += LatticeSum.of(ids.hashes.tobytes())
+        sums.append(total)
+    return sums

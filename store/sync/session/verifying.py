@@ -1,9 +1,7 @@
-"""A reconciliation whose end is checked by keyed digests, where both sides can.
+"""A reconciliation whose end is checked by digests, where both sides can (`session.checking`).
 
-    compact mode, if agreed ─► digests, or
-
-    base session ─► digests ─► equal: concluded by key
-                       └─────► they differ: reconcile anew by aliases, tell each other the hashes
+    compact mode, if agreed ─┐
+    base session ────────────┴─► digests of both sides
 
 What the fingerprints of WAKU-SYNC say stays a means to find differences; without an agreement it is
 also what equality is concluded from.
@@ -13,30 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from reconcile.compact.outcome import Found
 from reconcile.compact.session import Initiator, Responder
-from reconcile.ids import SyncId, SyncIds, ordered
-from reconcile.keyed import Aliased
-from reconcile.session import (
-    Begin,
-    Bounds,
-    Input,
-    Received,
-    Result,
-    Role,
-    Send,
-    Session,
-    SessionConfig,
-)
-from reconcile.view import Answer, Read, Spans
+from reconcile.session import Begin, Bounds, Input, Result, Role, Send, Session, SessionConfig
 from store.domain.view import OpenView
-from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, Reconcile
-from store.sync.index.reading import in_thread_if
-from store.sync.limits import THREADED_ROWS
-from store.sync.session.agreement import BY_XOR, Agreement, Phase, Proof, divided, without
+from store.sync.session.agreement import BY_XOR, NOTHING_HEARD, Agreement, Phase, Proof
+from store.sync.session.checking import Checking, Digests
 from store.sync.session.compacting import FAILED, Compacting, encoded, initiating, responding
 from store.sync.session.reconciling import (
     Answerer,
@@ -46,9 +28,6 @@ from store.sync.session.reconciling import (
     Turns,
     received,
 )
-from storenode.message.limits import HASH_BYTES
-
-_NOTHING_TO_SAY: Final = Send(b"")
 
 
 @dataclass(slots=True)
@@ -57,7 +36,7 @@ class Verifying:
 
     ``view`` may be None where nothing is asked. ``agreement``: None in clear text. ``turn``: around
     the work on a payload of so many bytes. ``compact_from``: offer the compact mode where this side
-    holds so many IDs; None: neither offer it nor take it up. ``proof`` is complete at the end.
+    holds so many IDs; None: neither offer it nor take it up.
     """
 
     role: Role
@@ -69,15 +48,26 @@ class Verifying:
     turn: Turns
     agreement: Agreement | None
     compact_from: int | None = None
-    proof: Proof = BY_XOR
     compact: Compacting | None = field(default=None, init=False)
     """The part of the compact mode, where it was offered to a peer, or taken up."""
-    _heard: Extension = field(default_factory=Extension, init=False)
-    _digest: bytes = field(default=b"", init=False)
+    _checking: Checking | None = field(default=None, init=False)
+    _compact: bool = field(default=False, init=False)
     _offered: bool = field(default=False, init=False)
     _opening: Extension | None = field(default=None, init=False)
     _last: Reconcile = field(default_factory=lambda: Reconcile(b""), init=False)
     _peer_count: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.agreement is not None and self.view is not None:
+            self._checking = Checking(
+                self.config, self.view, self.frames, self.agreement, self._driving
+            )
+
+    @property
+    def proof(self) -> Proof:
+        """How the two sides were compared; complete at the end."""
+        checked = BY_XOR if self._checking is None else self._checking.proof
+        return replace(checked, compact=self._compact)
 
     @property
     def session_id(self) -> str:
@@ -114,7 +104,16 @@ class Verifying:
         return await self._check(result, by_peer=by_peer)
 
     async def _check(self, result: Result, *, by_peer: bool) -> Result:
-        return await (self._check_theirs(result) if by_peer else self._check_own(result))
+        if self._checking is None:
+            return result
+        if by_peer:
+            return await self._checking.after_theirs(result, self._heard)
+        return await self._checking.after_own(result)
+
+    @property
+    def _heard(self) -> Extension:
+        """What the peer's last frame has."""
+        return NOTHING_HEARD if self.agreement is None else self.agreement.heard
 
     async def _compact_offer(self) -> bytes:
         agreement, view, window = self.agreement, self.view, self.config.window
@@ -164,17 +163,18 @@ class Verifying:
     async def _accept(self, compact: Compacting, found: Found, sent: Extension) -> Result:
         """The peer has said the last of the mode: tell it the own IDs, and the digest."""
         assert self.agreement is not None
+        assert self._checking is not None
         result = compact.result(found, self._heard.compact_ids, self._peer_count)
-        self._digest = await self._own_digest(result)
+        digests = await self._checking.compute(result)
         self.agreement.expect(Phase.ANSWER)
-        await self._tell(replace(sent, digest=self._digest))
+        await self._tell(digests.added_to(sent))
         return await self._compared(result, by_peer=False)
 
     async def _compared(self, result: Result, *, by_peer: bool) -> Result:
         assert self.agreement is not None
         self.agreement.compact = False
         checked = await self._check(result, by_peer=by_peer)
-        self.proof = replace(self.proof, compact=True)
+        self._compact = True
         return self._counted(checked)
 
     def _counted(self, result: Result) -> Result:
@@ -222,134 +222,21 @@ class Verifying:
 
     def _hear(self, frame: Reconcile) -> None:
         if self.agreement is not None:
-            self._heard = self.agreement.hear(frame)
+            self.agreement.hear(frame)
 
     async def _extending(self, result: Result | None) -> Extension | None:
         """The offer in the own first frame, the digest in the last one."""
-        if self.agreement is None or self.view is None:
+        if self.agreement is None or self._checking is None:
             return None
+        digests = Digests()
         if result is not None:
-            self._digest = await self._own_digest(result)
+            digests = await self._checking.compute(result)
             self.agreement.expect(Phase.ANSWER)
         opening, self._opening = self._opening, None
-        compact = b"" if opening is None else opening.compact_frame
-        if self._offered or (self.role is Role.RESPONDER and not self.agreement.peer_knows):
-            told = Extension(digest=self._digest, compact_frame=compact)
-            return told if self._digest or compact else None
-        self._offered = True
-        return replace(self.agreement.offer(), digest=self._digest, compact_frame=compact)
-
-    async def _own_digest(self, result: Result) -> bytes:
-        """Empty: none can be compared."""
-        agreement, view = self.agreement, self.view
-        if agreement is None or agreement.key is None or not agreement.comparable(result):
-            return b""
-        assert view is not None
-        own = await view.keyed_sum(agreement.key.fold, agreement.cut, result.window[1])
-        return agreement.digest(result, own)
-
-    async def _check_own(self, result: Result) -> Result:
-        """The own digest was the last word, if there was one: the peer answers it."""
-        if not self._digest:
-            return result
-        frame = await self.frames.receive()
-        self._hear(frame)
-        theirs = self._heard.digest
-        if theirs and theirs != self._digest:
-            return await self._search(Role.RESPONDER, Received(frame.payload), result)
-        if frame.payload:
-            raise ProtocolBroken("the peer goes on after the end of the reconciliation")
-        return self._concluded(result, equal=bool(theirs))
-
-    async def _check_theirs(self, result: Result) -> Result:
-        """The peer's digest was the last word, if there was one: answer it."""
-        theirs = self._heard.digest
-        if not theirs:
-            return result
-        self._digest = await self._own_digest(result)
-        if self._digest and theirs != self._digest:
-            return await self._search(Role.INITIATOR, Begin(), result)
-        await self.frames.send(_NOTHING_TO_SAY, Extension(digest=self._digest))
-        return self._concluded(result, equal=bool(self._digest))
-
-    def _concluded(self, result: Result, *, equal: bool) -> Result:
-        if equal and self.agreement is not None:
-            self.proof = Proof(self.agreement.cut[0])
-        return result
-
-    async def _search(self, role: Role, first: Input, result: Result) -> Result:
-        """Find by aliases what the fingerprints of WAKU-SYNC hide."""
-        agreement, view = self.agreement, self.view
-        assert agreement is not None
-        assert agreement.key is not None
-        assert view is not None
-        agreement.expect(Phase.SEARCH)
-        bounds = agreement.cut, result.window[1]
-        held = (await view.answer(Read(items=Spans.of([bounds])))).items
-        assert held is not None
-        large = len(held.ids) > THREADED_ROWS
-        aliased = await in_thread_if(large, Aliased, held.ids, agreement.key)
-        window = bounds if role is Role.INITIATOR else None
-        session = Session(role, replace(self.config, window=window, horizon=bounds[0], cuts=()))
-        opening = Extension(digest=self._digest) if window else None
-
-        async def answer(read: Read) -> Answer:
-            return await in_thread_if(large, aliased.view.answer, read)
-
-        async def extending(found: Result | None) -> Extension | None:
-            nonlocal opening
-            told, opening = opening, None
-            return told if found is None else _hashes(aliased, found)
-
-        found, by_peer = await self._driving(session, answer, extending).run(first)
-        if by_peer:
-            told = self._heard.hashes
-            await self.frames.send(_NOTHING_TO_SAY, _hashes(aliased, found))
-        else:
-            told = await self._last_hashes()
-        if len(told) > HASH_BYTES * self.config.limits.max_differences:
-            raise ProtocolBroken("the peer tells more hashes than a session may report")
-        whole, self.proof = await in_thread_if(
-            large, _settled, result, found, aliased, agreement.cut, told
-        )
-        return whole
-
-    async def _last_hashes(self) -> bytes:
-        frame = await self.frames.receive()
-        self._hear(frame)
-        if frame.payload:
-            raise ProtocolBroken("the peer goes on after the end of the search")
-        return self._heard.hashes
-
-
-def _hashes(aliased: Aliased, found: Result) -> Extension:
-    return Extension(hashes=aliased.originals(found.to_send).hashes.tobytes())
-
-
-def _settled(
-    result: Result, found: Result, aliased: Aliased, cut: SyncId, told: bytes
-) -> tuple[Result, Proof]:
-    """What both passes came to together: from the cut on, the second one counts.
-
-    Raises:
-        ProtocolBroken: the peer's hashes or digest are not those of its messages.
-    """
-    to_send = aliased.originals(found.to_send)
-    to_receive, exact = aliased.revealed(found.to_receive, told)
-    if not exact and not found.truncated:
-        raise ProtocolBroken("the peer tells other hashes than those that it has reconciled")
-    before = SyncIds.join([divided(result.to_send, cut)[1], divided(result.to_receive, cut)[1]])
-    hidden = without(SyncIds.join([to_send, to_receive]), before)
-    phantom = without(before, SyncIds.join([to_send, to_receive]))
-    if not (len(hidden) or len(phantom) or found.truncated):
-        raise ProtocolBroken("the peer's digest is not that of the messages that it has reconciled")
-    whole = replace(
-        result,
-        to_send=SyncIds.join([divided(result.to_send, cut)[0], to_send]),
-        to_receive=SyncIds.join([divided(result.to_receive, cut)[0], to_receive]),
-        rounds=result.rounds + found.rounds,
-        bytes_sent=result.bytes_sent + found.bytes_sent,
-        bytes_received=result.bytes_received + found.bytes_received,
-        truncated=found.truncated,
-    )
-    return whole, Proof(None if found.truncated else cut[0], hidden=ordered(hidden))
+        told = opening or NOTHING_HEARD
+        if not self._offered and (self.role is Role.INITIATOR or self.agreement.peer_knows):
+            self._offered = True
+            told = replace(self.agreement.offer(), compact_frame=told.compact_frame)
+        elif not digests and opening is None:
+            return None
+        return digests.added_to(told)

@@ -31,10 +31,14 @@ def tls(pki: Pki, name: str, allowed: str) -> list[str]:
 
 
 async def forged_at(
-    first: NodeProcess, second: NodeProcess, span_s: float, tls: TlsIdentity | None = None
+    first: NodeProcess,
+    second: NodeProcess,
+    span_s: float,
+    tls: TlsIdentity | None = None,
+    ago_ns: int = MINUTE_NS,
 ) -> list[WakuMessageAndTopic]:
     """Publish `SHARED` messages at both, and at each one half of a forged set."""
-    newest_ns = time.time_ns() - MINUTE_NS
+    newest_ns = time.time_ns() - ago_ns
     shared = made(SHARED, newest_ns, seed=1)
     candidates = made(CANDIDATES, newest_ns, span_s, seed=2)
     halves = forged_halves([hash_of(each) for each in candidates])
@@ -71,6 +75,34 @@ async def test_forged_sets_are_found_over_tls(tmp_path: Path, fleet: Fleet) -> N
         assert sample in get(node.metrics, "/metrics")[1]
 
     _, report = synchronize(second, "--tls-ca", str(pki.ca))
+    assert (report["in_sync"], report["equality"], report["hidden"]) == (True, "keyed", 0)
+    assert report["round_trips"] == 1
+
+
+async def test_forged_sets_below_what_is_in_memory_are_found_by_lattice_sums(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    """In several hours of two days, long before the ranges in memory begin."""
+    pki = Pki(tmp_path, trustme.CA())
+    own = ("--sync-range", "1m")
+    first = fleet.start(*tls(pki, "a.example", "b.example"), *own)
+    second = fleet.start(
+        *tls(pki, "b.example", "a.example"), *own, peers=[f"a.example@{first.peer}"]
+    )
+    identity = TlsIdentity(pki.authority.cert_pem.bytes())
+    everything = await forged_at(first, second, 30 * 3_600, identity, ago_ns=50 * 60 * MINUTE_NS)
+    whole = ("--from", "0", "--tls-ca", str(pki.ca))
+
+    ended, report = synchronize(second, *whole)
+
+    assert ended.code == 0, ended
+    assert held(first) == held(second) == hashes(everything)
+    assert (report["in_sync"], report["equality"]) == (True, "keyed")
+    assert report["hidden"] == len(everything) - SHARED
+    for node in (first, second):
+        (said,) = events(node, "fingerprint_forged")
+        assert said["differences"] == report["hidden"]
+    _, report = synchronize(second, *whole)
     assert (report["in_sync"], report["equality"], report["hidden"]) == (True, "keyed", 0)
     assert report["round_trips"] == 1
 

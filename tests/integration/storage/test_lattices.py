@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import psycopg
 import pytest
 
+from reconcile.lattice import LatticeSum
 from store.db.checks.check import check
 from store.db.checks.lattices import WRONG_LATTICE
 from store.db.maintenance.retention import prune
 from store.db.pool import Connection
+from store.db.reconciliation import lattice_read
+from store.db.reconciliation.summary_read import cold_view
 from store.db.schema import migrate
 from store.db.summaries import fold as fold_module
 from store.db.summaries import lattices, sealing
@@ -159,11 +163,73 @@ async def test_sums_are_true_whatever_happens(
                 else:
                     await resummarize(connection)
         await assert_true(connection)
+        await assert_readable(node, dice)
     await fold_until(connection)
     while await seal(connection, LATER):
         pass
     assert await unknown(connection) == set()
     assert await assert_true(connection) == await held(connection, folded=False)
+
+
+async def sums_of(node: Node, spans: list[tuple[int, int]]) -> list[LatticeSum]:
+    """The sums of ranges of time, from the messages."""
+    select = "select string_agg(hash, ''::bytea) from storenode.messages where ts >= %s and ts < %s"
+    found: list[Any] = [await node.rows(select, low, high) for low, high in spans]
+    return [LatticeSum.of(joined or b"") for ((joined,),) in found]
+
+
+async def assert_readable(node: Node, dice: random.Random) -> None:
+    """A view says the sums of any ranges, folded or not, known or not, of whole hours or not."""
+    unit = dice.choice((1, HOUR, DAY))
+    first = min(SPREAD) - DAY
+    edges = sorted(
+        {(first + dice.randrange(10 * DAY)) // unit * unit for _ in range(2 * dice.randint(1, 9))}
+    )
+    spans = list(zip(edges[::2], edges[1::2], strict=False))
+    async with cold_view(node.database) as view:
+        for asked in (spans, [(0, 2**63 - 1)]):
+            assert await view.lattices(asked) == await sums_of(node, asked)
+
+
+async def test_a_view_does_not_say_what_would_take_too_long(
+    node: Node, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lattice_read, "most_summed", lambda: 9)
+    everything = [(0, LATER)]
+    dice = random.Random(5)
+    await sealed(node, connection, dice)
+    await node.store(random_batch(dice, 9, SPREAD))
+    async with cold_view(node.database) as view:
+        right = await view.lattices(everything)
+        assert right == await sums_of(node, everything)
+        await node.store(random_batch(dice, 1, SPREAD))
+        await fold_until(connection)
+        assert await view.lattices(everything) == right
+    await node.store(random_batch(dice, 10, SPREAD))
+    async with cold_view(node.database) as view:
+        assert await view.lattices(everything) is None
+        # Ends of ranges in the middle of hours are expanded, too.
+        assert await view.lattices([(each, each + 2) for each in SPREAD]) is None
+        assert await view.lattices([(SPREAD[2], SPREAD[2] + 2)]) is not None
+    await connection.execute("update storenode.buckets set lattice = null, lattice_count = null")
+    async with cold_view(node.database) as view:
+        assert await view.lattices(everything) is None
+
+
+async def test_a_view_says_nothing_where_summaries_contradict_what_is_held(
+    node: Node, connection: Connection
+) -> None:
+    await sealed(node, connection, random.Random(8))
+    hour = SPREAD[4] // HOUR * HOUR
+    span = (hour - DAY, hour + HOUR)
+    for count, right in ((3, await sums_of(node, [span])), (4, None)):
+        await connection.execute(
+            "update storenode.buckets set count = %s, lattice = null, lattice_count = null"
+            " where level = 1 and start_ns = %s",
+            (count, hour),
+        )
+        async with cold_view(node.database) as view:
+            assert await view.lattices([span]) == right
 
 
 async def killed(node: Node, dice: random.Random, work: str) -> None:

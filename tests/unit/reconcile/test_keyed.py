@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconcile import kernel
+from reconcile.folds import Folds
 from reconcile.ids import END, LOWEST, SyncId, SyncIds
 from reconcile.index import Index, IndexView
 from reconcile.keyed import (
@@ -22,7 +23,6 @@ from reconcile.keyed import (
     digest_of,
     siphash,
     sum_of,
-    sum_of_view,
 )
 from sim.forgery import CANDIDATES, forged_halves
 
@@ -101,10 +101,10 @@ def test_the_sum_of_a_range_of_a_view(key: bytes, ids: list[SyncId], one: int, o
     for each in ids:
         index.insert(SyncIds.of([each]))
     inside = [each for each in ids if lower <= each < upper]
-    found = sum_of_view(index.view(), key, lower, upper)
+    found = Folds(key).sum_of(index.view(), lower, upper)
     assert (found.count, found.folded.tobytes()) == (len(inside), naive_sum(key, inside))
     with kernel.python_only():
-        plain = sum_of_view(index.view(), key, lower, upper)
+        plain = Folds(key).sum_of(index.view(), lower, upper)
     assert (plain.count, plain.folded.tobytes()) == (len(inside), naive_sum(key, inside))
 
 
@@ -113,7 +113,7 @@ def test_sums_across_blocks_and_vectors() -> None:
     for count in (*range(1, 20), 63, 64, 65, 1_000, 9_000):
         hashes = random.integers(0, 256, (count, 32), np.uint8)
         ids = SyncIds(np.arange(count), hashes)
-        found = sum_of_view(IndexView.of(ids), KEY, LOWEST, END)
+        found = Folds(KEY).sum_of(IndexView.of(ids), LOWEST, END)
         assert found.folded.tobytes() == naive_sum(KEY, ids.pairs()), count
         assert np.array_equal(sum_of(ids, KEY).folded, found.folded), count
 
@@ -173,7 +173,7 @@ def test_forged_sets_have_one_fingerprint_and_two_digests() -> None:
     (count, print_), (other_count, other_print) = (view.fingerprint(LOWEST, END) for view in views)
     assert count == other_count > 50
     assert np.array_equal(print_, other_print)
-    sums = [sum_of_view(view, PAIR.fold, LOWEST, END) for view in views]
+    sums = [Folds(PAIR.fold).sum_of(view, LOWEST, END) for view in views]
     assert digest_of(PAIR, sums[0], LOWEST, END) != digest_of(PAIR, sums[1], LOWEST, END)
     aliased = [IndexView.of(aliases_of(half, PAIR)).fingerprint(LOWEST, END)[1] for half in halves]
     assert not np.array_equal(aliased[0], aliased[1])

@@ -9,12 +9,16 @@ from functools import cache
 
 import pytest
 
+from reconcile.folds import Folds
 from reconcile.ids import LOWEST, SyncId
 from reconcile.limits import SessionLimits
 from sim.forgery import CANDIDATES, forged_halves
+from store.domain.ports import PeerFailed
 from store.sync.errors import ProtocolBroken
-from store.sync.frames import Extension, Reconcile
-from store.sync.session.agreement import HOUR_NS
+from store.sync.frames import Extension, Reconcile, Steps
+from store.sync.limits import MAX_REMEMBERED_PEERS
+from store.sync.session import locating
+from store.sync.session.agreement import HOUR_NS, Pairs
 from tests.support.verifying_pair import EVERYTHING, Side, reconcile
 
 NO_HASH = bytes(32)
@@ -116,21 +120,29 @@ async def test_an_agreement_costs_no_payload() -> None:
     assert frames[1] == [*frames[0][:1], b"", *frames[0][1:]]
 
 
-async def test_what_is_not_in_memory_is_not_proven() -> None:
+FLOOR = (90 * MINUTE_NS, NO_HASH)
+FLOORS = [
+    ((FLOOR, LOWEST), 2 * HOUR_NS),
+    ((LOWEST, FLOOR), 2 * HOUR_NS),
+    ((FLOOR, (3 * HOUR_NS + 1, NO_HASH)), 4 * HOUR_NS),
+    ((None, LOWEST), None),
+    ((LOWEST, None), None),
+    ((LOWEST, LOWEST), 0),
+]
+
+
+@pytest.mark.parametrize(("memory", "keyed_from_ns"), FLOORS)
+@pytest.mark.parametrize("sums", [(True, True), (True, False), (False, True)])
+async def test_what_is_not_in_memory_is_proven_by_lattice_sums(
+    memory: tuple[SyncId | None, SyncId | None],
+    keyed_from_ns: int | None,
+    sums: tuple[bool, bool],
+) -> None:
     ids = some(300, 1)
-    floor = (90 * MINUTE_NS, NO_HASH)
-    for memory, expected in (
-        ((floor, LOWEST), 2 * HOUR_NS),
-        ((LOWEST, floor), 2 * HOUR_NS),
-        ((floor, (3 * HOUR_NS + 1, NO_HASH)), 4 * HOUR_NS),
-        ((None, LOWEST), None),
-        ((LOWEST, None), None),
-        ((LOWEST, LOWEST), 0),
-    ):
-        one = Side(ids | some(3, 2), memory_start=memory[0])
-        other = Side(ids | some(4, 3), memory_start=memory[1])
-        exact(*await met(one, other))
-        assert proven_from(one) == proven_from(other) == expected
+    one = Side(ids | some(3, 2), memory_start=memory[0], sums=sums[0])
+    other = Side(ids | some(4, 3), memory_start=memory[1], sums=sums[1])
+    exact(*await met(one, other))
+    assert proven_from(one) == proven_from(other) == (0 if all(sums) else keyed_from_ns)
 
 
 async def test_digests_begin_at_the_later_horizon() -> None:
@@ -144,14 +156,59 @@ async def test_digests_begin_at_the_later_horizon() -> None:
         assert proven_from(one) == proven_from(other) == horizon[0]
 
 
-async def test_forged_sets_below_what_is_in_memory_stay_hidden_and_are_not_called_proven() -> None:
+@pytest.mark.parametrize(
+    ("memory", "count"), [((2 * HOUR_NS, NO_HASH), 0), ((2 * HOUR_NS, NO_HASH), 900), (None, 300)]
+)
+@pytest.mark.parametrize("differences", [(0, 0), (5, 0), (0, 5), (40, 60)])
+@pytest.mark.parametrize("above", [False, True])
+async def test_forged_sets_below_what_is_in_memory_are_found(
+    memory: SyncId | None, count: int, differences: tuple[int, int], *, above: bool
+) -> None:
+    shared = some(count, 1)
+    one = Side(shared | forged()[0] | some(differences[0], 2), memory_start=memory)
+    other = Side(shared | forged()[1] | some(differences[1], 4), memory_start=memory)
+    if above:
+        for side, half in zip((one, other), forged(7, 5 * HOUR_NS), strict=True):
+            side.ids |= half
+    exact(*await met(one, other))
+    assert proven_from(one) == proven_from(other) == 0
+    if differences == (0, 0):
+        assert hidden(one) == hidden(other) == one.ids ^ other.ids
+
+
+async def test_what_neither_memory_nor_sums_show_is_not_called_proven() -> None:
     floor = (2 * HOUR_NS, NO_HASH)
     one, other = await met(
-        Side(set(forged()[0]), memory_start=floor), Side(set(forged()[1]), memory_start=floor)
+        Side(set(forged()[0]), memory_start=floor, sums=False),
+        Side(set(forged()[1]), memory_start=floor),
     )
     assert one.result is not None
     assert not len(one.result.to_send)
     assert proven_from(one) == proven_from(other) == floor[0]
+
+
+async def test_hours_that_are_too_full_for_one_search_are_left_to_the_next_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(locating, "MAX_SEARCHED_IDS", 100)
+    monkeypatch.setattr(locating, "MAX_LATTICE_DAYS", 2)
+    at = [hour * HOUR_NS for hour in (1, 3, 30, 80, 130, 131)]
+    halves = [forged(seed, time_ns) for seed, time_ns in enumerate(at)]
+    one = Side({each for half in halves for each in half[0]}, memory_start=(200 * HOUR_NS, NO_HASH))
+    other = Side({each for half in halves for each in half[1]}, memory_start=LOWEST)
+    found = []
+    while one.ids != other.ids:
+        await met(one, other)
+        assert one.result is not None
+        assert one.error is other.error is None
+        assert hidden(one) == hidden(other) == set(one.result.to_send) | set(one.result.to_receive)
+        found.append({time_ns // HOUR_NS for time_ns, _ in hidden(one)})
+        rest = len(found) < len(halves)
+        assert one.result.truncated == rest
+        assert proven_from(one) == proven_from(other) == (None if rest else 0)
+        one.ids |= hidden(one)
+        other.ids |= hidden(other)
+    assert found == [{131}, {130}, {80}, {30}, {3}, {1}]
 
 
 async def test_more_differences_than_a_session_reports_prove_nothing() -> None:
@@ -188,6 +245,8 @@ OFFERS = [
     ("a nonce of 0 bytes", lambda told: replace(told, nonce=b"")),
     ("a nonce of 4096 bytes", lambda told: replace(told, nonce=bytes(4096))),
     ("a time beyond", lambda told: replace(told, keyed_from_ns=2**64 - 1)),
+    ("a time beyond", lambda told: replace(told, lattice_from_ns=2**63)),
+    ("a name of a key of 7 bytes", lambda told: replace(told, remembered=bytes(7))),
     ("a digest before its last", lambda told: replace(told, digest=bytes(16))),
     ("hashes nobody asked for", lambda told: replace(told, hashes=bytes(32))),
 ]
@@ -217,6 +276,9 @@ async def test_a_responders_offer_that_is_none(
 
 LAST = [
     ("a nonce after its first frame", lambda told: replace(told, nonce=bytes(16))),
+    ("a nonce after its first frame", lambda told: replace(told, remembered=bytes(8))),
+    ("a digest of 15 bytes", lambda told: replace(told, lattice_digest=bytes(15))),
+    ("tells lattice steps although", lambda told: replace(told, steps=Steps())),
     ("a digest of 15 bytes", lambda told: replace(told, digest=bytes(15))),
     ("a digest of 17 bytes", lambda told: replace(told, digest=bytes(17))),
     ("hashes nobody asked for", lambda told: replace(told, hashes=bytes(32))),
@@ -275,6 +337,107 @@ async def test_hashes_that_are_not_those_of_the_aliases() -> None:
         assert isinstance(other.error, ProtocolBroken)
         assert "hashes" in str(other.error)
         assert proven_from(other) is None
+
+
+STEPS: list[tuple[int, str, Callable[[Steps], Steps | None]]] = [
+    (1, "lattice steps", lambda told: replace(told, digests=told.digests[1:])),
+    (1, "lattice steps", lambda told: replace(told, digests=told.digests + bytes(8))),
+    (1, "lattice steps", lambda told: replace(told, hours=(1,))),
+    (1, "lattice steps", lambda _: None),
+    (2, "lattice steps", lambda told: replace(told, hours=told.hours[::-1])),
+    (2, "lattice steps", lambda told: replace(told, hours=(*told.hours[:-1], 2**32 - 1))),
+    (2, "lattice steps", lambda told: replace(told, hours=told.hours[:1] * len(told.hours))),
+    (2, "lattice steps", lambda told: replace(told, digests=told.digests[:-1])),
+    (2, "lattice steps", lambda told: replace(told, hours=(), digests=b"")),
+    (2, "lattice steps", lambda _: None),
+    (2, "names more than", lambda told: replace(told, hours=tuple(range(1_537)))),
+    (3, "lattice steps", lambda told: replace(told, hours=(40, *told.hours))),
+    (3, "lattice steps", lambda told: replace(told, digests=bytes(8))),
+    (3, "lattice steps", lambda _: None),
+]
+
+
+@pytest.mark.parametrize(("nth", "sentence", "change"), STEPS)
+async def test_lattice_steps_that_are_none(
+    nth: int, sentence: str, change: Callable[[Steps], Steps | None]
+) -> None:
+    """The responder has the last word of the reconciliation, so the initiator tells the days."""
+    count = 0
+
+    def tamper(frame: Reconcile) -> Reconcile:
+        nonlocal count
+        told = frame.extension
+        if told is None or told.steps is None:
+            return frame
+        count += 1
+        wanted = count == (2 if nth == 3 else 1)
+        steps = change(told.steps) if wanted else told.steps
+        return replace(frame, extension=replace(told, steps=steps))
+
+    floor = (3 * HOUR_NS, NO_HASH)
+    sides = [Side(set(half), memory_start=floor) for half in forged()]
+    teller, victim = sides if nth != 2 else sides[::-1]
+    teller.tamper = tamper
+    await met(sides[0], sides[1])
+    assert isinstance(victim.error, PeerFailed)
+    assert sentence in str(victim.error)
+
+
+async def test_lattice_sums_that_are_made_up_end_the_session() -> None:
+    floor = (3 * HOUR_NS, NO_HASH)
+    ids = some(50, 1)
+    for missummed in ((0, 1), (1, 0)):
+        one, other = await met(
+            *(Side(set(ids), memory_start=floor, missummed=number) for number in missummed)
+        )
+        for each in (one, other):
+            assert "digest is not that" in str(each.error)
+            assert proven_from(each) is None
+
+
+async def test_the_key_of_sums_is_that_of_the_first_session() -> None:
+    one, other = Side(some(500, 1) | some(9, 2)), Side(some(500, 1))
+    names = []
+    for _ in range(3):
+        one, other = Side(one.ids, pairs=one.pairs), Side(other.ids, pairs=other.pairs)
+        exact(*await met(one, other))
+        assert proven_from(one) == proven_from(other) == 0
+        mine, theirs = one.pairs.of("r"), other.pairs.of("i")
+        assert mine is not None
+        assert theirs is not None
+        assert mine.name == theirs.name
+        assert mine is not theirs
+        names.append(mine.name)
+    assert len(set(names)) == 1
+    for forgetful in (0, 1):
+        pairs = [
+            Pairs() if number == forgetful else each.pairs
+            for number, each in enumerate((one, other))
+        ]
+        one, other = Side(one.ids, pairs=pairs[0]), Side(other.ids, pairs=pairs[1])
+        exact(*await met(one, other))
+        mine, theirs = one.pairs.of("r"), other.pairs.of("i")
+        assert mine is not None
+        assert theirs is not None
+        assert mine.name == theirs.name
+
+
+async def test_forged_sets_are_found_with_a_key_that_is_remembered() -> None:
+    shared = some(300, 1)
+    one, other = await met(Side(shared), Side(shared))
+    one = Side(shared | forged()[0], pairs=one.pairs)
+    other = Side(shared | forged()[1], pairs=other.pairs)
+    exact(*await met(one, other))
+    assert hidden(one) == hidden(other) == forged()[0] | forged()[1]
+
+
+def test_few_peers_are_remembered() -> None:
+    pairs = Pairs()
+    for number in range(MAX_REMEMBERED_PEERS + 5):
+        pairs.remember(str(number), Folds(bytes(16)))
+        pairs.remember("0", Folds(bytes(16)))
+    known = [number for number in range(MAX_REMEMBERED_PEERS + 5) if pairs.of(str(number))]
+    assert known == [0, *range(6, MAX_REMEMBERED_PEERS + 5)]
 
 
 async def test_an_offer_of_another_version_is_none() -> None:

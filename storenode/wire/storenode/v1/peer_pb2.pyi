@@ -30,6 +30,8 @@ class _ReconcileFeatureEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reco
     """Not used."""
     RECONCILE_FEATURE_KEYED: _ReconcileFeature.ValueType  # 1
     """Keyed digests."""
+    RECONCILE_FEATURE_LATTICE: _ReconcileFeature.ValueType  # 2
+    """Lattice digests of what is not in memory."""
 
 class ReconcileFeature(_ReconcileFeature, metaclass=_ReconcileFeatureEnumTypeWrapper):
     """What goes beyond WAKU-SYNC in a reconciliation."""
@@ -38,6 +40,8 @@ RECONCILE_FEATURE_UNSPECIFIED: ReconcileFeature.ValueType  # 0
 """Not used."""
 RECONCILE_FEATURE_KEYED: ReconcileFeature.ValueType  # 1
 """Keyed digests."""
+RECONCILE_FEATURE_LATTICE: ReconcileFeature.ValueType  # 2
+"""Lattice digests of what is not in memory."""
 Global___ReconcileFeature: _TypeAlias = ReconcileFeature  # noqa: Y015
 
 @_typing.final
@@ -95,10 +99,13 @@ class ReconcileExtension(_message.Message):
     """What a reconciliation has beyond WAKU-SYNC: equality is concluded from digests under a key that
     is derived from the nonces and names of both sides.
 
-    The frame whose empty `ranges_data` ends the reconciliation carries the digest of its sender, and
-    the other side answers with a frame that has its own. If they are equal, the call ends. If not,
-    the side that answers begins once more, in the same frame, over the range of the digests, with
-    aliases instead of hashes; then each side sends the hashes of the messages that the other lacks.
+    The frame whose empty `ranges_data` ends the reconciliation carries the digests of its sender, and
+    the other side answers with a frame that has its own. If they are equal, the call ends. If `digest`
+    differs, the side that answers begins once more, in the same frame, over the range of the digests,
+    with aliases instead of hashes; then each side sends the hashes of the messages that the other
+    lacks. If `lattice_digest` differs, the two first find the hours that differ: the side that answers
+    tells `lattice_steps` of all days, the other one those of the hours of the days that differ, and
+    what begins once more is about the hours that differ among them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -111,6 +118,10 @@ class ReconcileExtension(_message.Message):
     HASHES_FIELD_NUMBER: _builtins.int
     COMPACT_FRAME_FIELD_NUMBER: _builtins.int
     COMPACT_IDS_FIELD_NUMBER: _builtins.int
+    LATTICE_FROM_FIELD_NUMBER: _builtins.int
+    LATTICE_DIGEST_FIELD_NUMBER: _builtins.int
+    LATTICE_STEPS_FIELD_NUMBER: _builtins.int
+    REMEMBERED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The version of the extension, 1. Only in the first frame of each side."""
     nonce: _builtins.bytes
@@ -134,9 +145,29 @@ class ReconcileExtension(_message.Message):
     """At the end of the compact mode: the IDs of the messages that the receiver lacks, ascending. All
     timestamps, 8 bytes each, little-endian, then all hashes, 32 bytes each.
     """
+    lattice_from: _builtins.int
+    """The sender compares messages from this time on, in Unix nanoseconds. Below `keyed_from` equality
+    is concluded from lattice digests, which begin at the later of the two times. Only in the first
+    frame of each side.
+    """
+    lattice_digest: _builtins.bytes
+    """16 bytes: the digest of all IDs between `lattice_from` and `keyed_from` that both sides together
+    hold, as far as the sender knows, made of their lattice sum. Left out where the sender does not
+    know the sum.
+    """
+    remembered: _builtins.bytes
+    """8 bytes, of the key of sums that the sender remembers from an earlier session with the receiver.
+    If both sides name the same one, they go on with it: of what they have summed up before, they
+    know the sums. Otherwise the key of this session is the one to remember. Only in the first frame
+    of each side.
+    """
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[Global___ReconcileFeature.ValueType]:
         """What the sender knows. Only in the first frame of each side."""
+
+    @_builtins.property
+    def lattice_steps(self) -> Global___LatticeSteps:
+        """Only after lattice digests that differ."""
 
     def __init__(
         self,
@@ -149,16 +180,60 @@ class ReconcileExtension(_message.Message):
         hashes: _builtins.bytes = ...,
         compact_frame: _builtins.bytes = ...,
         compact_ids: _builtins.bytes = ...,
+        lattice_from: _builtins.int | None = ...,
+        lattice_digest: _builtins.bytes = ...,
+        lattice_steps: Global___LatticeSteps | None = ...,
+        remembered: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "keyed_from", b"keyed_from"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "_lattice_from", b"_lattice_from", "keyed_from", b"keyed_from", "lattice_from", b"lattice_from", "lattice_steps", b"lattice_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "compact_frame", b"compact_frame", "compact_ids", b"compact_ids", "digest", b"digest", "features", b"features", "hashes", b"hashes", "keyed_from", b"keyed_from", "nonce", b"nonce", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from", "_lattice_from", b"_lattice_from", "compact_frame", b"compact_frame", "compact_ids", b"compact_ids", "digest", b"digest", "features", b"features", "hashes", b"hashes", "keyed_from", b"keyed_from", "lattice_digest", b"lattice_digest", "lattice_from", b"lattice_from", "lattice_steps", b"lattice_steps", "nonce", b"nonce", "remembered", b"remembered", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keyed_from: _TypeAlias = _typing.Literal["keyed_from"]  # noqa: Y015
     _WhichOneofArgType__keyed_from: _TypeAlias = _typing.Literal["_keyed_from", b"_keyed_from"]  # noqa: Y015
+    _WhichOneofReturnType__lattice_from: _TypeAlias = _typing.Literal["lattice_from"]  # noqa: Y015
+    _WhichOneofArgType__lattice_from: _TypeAlias = _typing.Literal["_lattice_from", b"_lattice_from"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__keyed_from) -> _WhichOneofReturnType__keyed_from | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lattice_from) -> _WhichOneofReturnType__lattice_from | None: ...
 
 Global___ReconcileExtension: _TypeAlias = ReconcileExtension  # noqa: Y015
+
+@_typing.final
+class LatticeSteps(_message.Message):
+    """Which hours two sides hold differently. In the first frame: the digests of all days of the range of
+    the lattice digests, `hours` is empty. In the second: the hours of days that differ, with digests.
+    In the third: the hours that the search is about, without digests.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOURS_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    digests: _builtins.bytes
+    """8 bytes each. The first and the last step end where the range ends."""
+    more: _builtins.bool
+    """Not all that differs is named: it is too much for one session."""
+    @_builtins.property
+    def hours(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Hours since 1970, ascending."""
+
+    def __init__(
+        self,
+        *,
+        hours: _abc.Iterable[_builtins.int] | None = ...,
+        digests: _builtins.bytes = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "hours", b"hours", "more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatticeSteps: _TypeAlias = LatticeSteps  # noqa: Y015
 
 @_typing.final
 class TransferFrame(_message.Message):

@@ -129,7 +129,9 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
     room = limits.max_differences >= (20 if moments > history // 3 else 1_000)
     picky = room and happens(dice, 0.3)
     silence_ns = dice.choice((5, 10, 20)) * NS_PER_S
-    forged = happens(dice, 0.15)
+    forged = happens(dice, 0.2)
+    # So that keyed digests show them, and in the other runs lattice sums.
+    in_memory = forged and happens(dice, 0.6)
     return Scenario(
         stores=stores,
         peers=_peers(dice, stores),
@@ -165,8 +167,10 @@ def drawn(dice: Dice, nodes: int | None = None) -> Scenario:
         lengths_ns=dice.choice(
             ((DAY_NS, HOUR_NS, MINUTE_NS), (HOUR_NS, MINUTE_NS, NS_PER_S), (MINUTE_NS, NS_PER_S))
         ),
-        index=_index_limits(dice, (8, 40, 1_000)),
-        index_window_ns=dice.choice((30 * NS_PER_S, HOUR_NS, 4 * DAY_NS)),
+        index=_index_limits(dice, (1_000,) if in_memory else (8, 40, 1_000)),
+        index_window_ns=4 * DAY_NS
+        if in_memory
+        else dice.choice((30 * NS_PER_S, HOUR_NS, 4 * DAY_NS)),
         written_ids=dice.choice((0, 4, 1_000)),
         limits=limits,
         tuning=_tuning(dice),

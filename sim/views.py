@@ -12,6 +12,7 @@ from reconcile.view import Answer, Read, Spans
 from sim.index import SimColdView, SimIds
 from sim.marks import Mark
 from sim.process import Process
+from store.domain.hub import Place
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
 
@@ -28,6 +29,11 @@ class JudgedView:
     def memory_start(self) -> SyncId | None:
         """From here on every ID is in memory; None: none is."""
         return self._view.memory_start
+
+    @property
+    def places(self) -> list[Place]:
+        """The newest commits of what it was made from."""
+        return self._view.places
 
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions."""

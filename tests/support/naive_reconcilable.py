@@ -11,6 +11,7 @@ from reconcile.ids import LOWEST, SyncId, SyncIds
 from reconcile.index import IndexView
 from reconcile.keyed import Sum, sum_of_view
 from reconcile.view import Answer, Read
+from store.domain.hub import START, Place
 
 
 class NaiveView:
@@ -28,6 +29,11 @@ class NaiveView:
     def indexed(self) -> IndexView:
         """All of it."""
         return self._view
+
+    @property
+    def places(self) -> list[Place]:
+        """The beginning, as it does not look at commits."""
+        return [START]
 
     @property
     def memory_start(self) -> SyncId:

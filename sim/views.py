@@ -18,10 +18,14 @@ from store.sync.index.views import IndexedReconcilable, StoredView
 
 
 class JudgedView:
-    """A view, with everything that it shows of the range that it was opened for."""
+    """A view, with everything that it shows of the range that it was opened for.
 
-    def __init__(self, view: StoredView, lower: SyncId, upper: SyncId) -> None:
+    ``asked_ns``: the node's clock before it was opened.
+    """
+
+    def __init__(self, view: StoredView, lower: SyncId, upper: SyncId, asked_ns: int) -> None:
         self.horizon = view.horizon
+        self.asked_ns = asked_ns
         self.shown = _shown(view, lower, upper)
         self._view = view
 
@@ -63,11 +67,12 @@ class JudgedViews(IndexedReconcilable):
     ) -> AsyncIterator[JudgedView]:
         """Fix what is held in a range."""
         process, database = self._process, self._process.database
+        asked_ns = process.clock.unix_ns()
         durable = [each for each in database.ids if lower <= each < upper]
         async with super().open_view(lower, upper) as opened:
             mark = Mark.LAYERED if opened._hot else Mark.COLD
             process.mark(Mark.HOT if opened._cold is None else mark)
-            view = JudgedView(opened, lower, upper)
+            view = JudgedView(opened, lower, upper, asked_ns)
             process.judge.opened(view.shown, durable, database, max(lower, view.horizon))
             yield view
 

@@ -9,6 +9,7 @@ import grpc.aio
 import psycopg
 import pytest
 
+from store.domain.completeness import AnswerState, answered
 from storenode.client import AsyncClient, LimitExceeded
 from storenode.client.types import AnswerCoverage
 from storenode.message.rules import Policy
@@ -146,3 +147,25 @@ async def pages_told(client: AsyncClient, *, start: int, end: int, limit: int) -
         told.append((page.coverage.time_start, page.coverage.time_end, page.coverage.state))
         cursor = page.cursor
     return told
+
+
+async def test_an_answer_is_not_complete_if_its_commits_are_lost_meanwhile(
+    first: PeerNode, second: PeerNode
+) -> None:
+    await first.hold([item(1, timestamp=HOUR + 1)])
+    assert (await first.synchronize(second)).in_sync
+    coverage = first.context.coverage
+    assert coverage is not None
+    known = await coverage.known(HOUR, END)
+    async with await psycopg.AsyncConnection.connect(first.url) as connection:
+        cursor = await connection.execute("select position, token from storenode.commits")
+        (place,) = await cursor.fetchall()
+        assert await coverage.lost_since([place]) == (False, 0)
+        # As in a standby that was promoted, whose next commits have the numbers of those lost.
+        await connection.execute("update storenode.commits set token = token + 1")
+        await connection.execute("update storenode.store set horizon_ns = %s", (HOUR + 5,))
+    lost, horizon_ns = await coverage.lost_since([place])
+    assert (lost, horizon_ns) == (True, HOUR + 5)
+    assert answered((HOUR, END), known, 0, lost=False).state is AnswerState.COMPLETE
+    assert answered((HOUR, END), known, 0, lost=lost).state is AnswerState.UNCONFIRMED
+    assert answered((HOUR, END), known, horizon_ns, lost=False).from_ns == horizon_ns

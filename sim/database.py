@@ -133,24 +133,31 @@ class Database:
             raise StoreBusy("too many writes wait already")
 
     def look(
-        self, work: Callable[[], _T], portions: int = 1, *, since: int | None = None
+        self,
+        work: Callable[[], _T],
+        portions: int = 1,
+        *,
+        since: int | None = None,
+        dice: Dice | None = None,
     ) -> Promise[_T]:
         """Do something with the database that takes its time, all of it at one moment.
 
         ``portions``: into how many pieces like this one the work is cut, about. ``since``: the
-        number of outages when the connection was made that it is done on.
+        number of outages when the connection was made that it is done on. ``dice``: its chance, by
+        default the run's.
         """
+        dice = dice or self._dice
         done: Promise[_T] = Promise()
 
         def act() -> None:
             broken = since not in (None, self.outages)
-            if not self.available or broken or happens(self._dice, self.weather.fails):
+            if not self.available or broken or happens(dice, self.weather.fails):
                 done.fail(Unavailable("the database does not answer"))
                 return
             value = work()
-            self._later(lambda: done.keep(value), portions)
+            self._later(lambda: done.keep(value), portions, dice)
 
-        self._later(act, portions)
+        self._later(act, portions, dice)
         return done
 
     def add(self, batch: RecordBatch, clock_ns: int) -> list[bool]:
@@ -289,8 +296,11 @@ class Database:
         else:
             done.fail(Unavailable("the database went away before it answered"))
 
-    def _later(self, action: Callable[[], None], portions: int = 1) -> None:
-        delay_ns = int(2 * self.weather.delay_ns * self._dice.random()) // portions
+    def _later(
+        self, action: Callable[[], None], portions: int = 1, dice: Dice | None = None
+    ) -> None:
+        chance = (dice or self._dice).random()
+        delay_ns = int(2 * self.weather.delay_ns * chance) // portions
         self._timeline.after(delay_ns, action)
 
 

@@ -14,6 +14,7 @@ from reconcile.summaries.loading import Loaded, Needs
 from reconcile.summaries.summary import SummaryView
 from sim.bridge import kept
 from sim.database import Unavailable
+from sim.dice import Dice
 from sim.limits import MAX_COLD_VIEWS
 from sim.marks import Mark
 from sim.process import Process
@@ -32,9 +33,11 @@ _RETRY_S: Final = 1.0
 class SimIds:
     """The IDs of a simulated database: a `store.domain.view.StoredIds`."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, dice: Dice | None = None) -> None:
+        """``dice``: its chance, by default the run's."""
         self._process = process
         self._database = process.database
+        self._dice = dice
         self._open = 0
 
     @asynccontextmanager
@@ -42,14 +45,14 @@ class SimIds:
         """A view of everything that is held now."""
         self._open += 1
         try:
-            snapshot = await kept(self._database.look(self._database.snapshot))
-            yield SimColdView(self._process, snapshot)
+            look = self._database.look(self._database.snapshot, dice=self._dice)
+            yield SimColdView(self._process, await kept(look), self._dice)
         finally:
             self._open -= 1
 
     async def newest(self, seen: Place) -> Newest:
         """The newest commit now, and whether the database still has one that was seen."""
-        return await kept(self._database.look(partial(self._newest, seen)))
+        return await kept(self._database.look(partial(self._newest, seen), dice=self._dice))
 
     async def ids_of(self, commits: Sequence[CommitRow]) -> SyncIds:
         """The IDs that some commits have added and that are held."""
@@ -71,7 +74,7 @@ class SimIds:
 class SimColdView:
     """A snapshot, which is lost when its database goes away."""
 
-    def __init__(self, process: Process, snapshot: Snapshot) -> None:
+    def __init__(self, process: Process, snapshot: Snapshot, dice: Dice | None) -> None:
         lengths = process.scenario.lengths_ns
         self.view = SummaryView(snapshot.top(), lengths[1:], process.scenario.summary)
         self.snapshot = snapshot
@@ -79,11 +82,13 @@ class SimColdView:
         self.horizon_ns = snapshot.horizon_ns
         self._database = process.database
         self._outages = process.database.outages
+        self._dice = dice
 
     async def load(self, needs: Needs) -> Loaded:
         """What the view needs."""
         load = partial(self.snapshot.load, needs)
-        return await kept(self._database.look(load, _PORTIONS, since=self._outages))
+        look = self._database.look(load, _PORTIONS, since=self._outages, dice=self._dice)
+        return await kept(look)
 
     async def lattices(self, spans: Sequence[Times]) -> list[LatticeSum] | None:
         """The lattice sums of ranges of time."""

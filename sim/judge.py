@@ -19,7 +19,11 @@
 12. Where equality is concluded by keyed digests, both sides say so, from the same time on.
 13. A session that states that another store is equal over a span names the count and the XOR of
    what either view showed there, and both stores hold all of it.
-14. While a store holds in a span what such a statement names, the other store has held all of that.
+14. Such a statement is as of a time at which neither side had read what it holds.
+15. Where a client is told that stores are equal over a span, this store shows there what the
+   sessions in question found in either view, and nothing else.
+16. An answer that calls itself complete has all of that, whatever was stored, dropped or lost while
+   it was read.
 
 What a database has lost together with its commits is nobody's fault: no rule asks for it.
 """
@@ -28,14 +32,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from reconcile.ids import SyncId
 from reconcile.session import Result, Role
 from sim.messages import Message
-from store.domain.coverage import Statement
+from store.domain.coverage import Span, Statement
 from store.domain.ports import FetchDone, HistoryEntry
 from store.messages.record import RecordBatch
 from store.messages.transfer import transferred
@@ -51,11 +55,15 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a reconciliation: what its view showed, from where on it compared."""
+    """One side of a reconciliation: what its view showed, from where on it compared.
+
+    ``asked_ns``: its node's clock before the view was opened.
+    """
 
     database: Database
     shown: Sequence[SyncId]
     horizon: SyncId
+    asked_ns: int
 
 
 @dataclass(slots=True)
@@ -68,6 +76,14 @@ class _Meeting:
         """Was this ID compared by XOR only?"""
         starts = self.keyed_from.values()
         return not starts or any(start is None or each[0] < start for start in starts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a session stated, and what either view had shown; None: the judge does not know."""
+
+    statements: Sequence[Statement]
+    shown: Sequence[SyncId] | None
 
 
 class Judge:
@@ -89,6 +105,7 @@ class Judge:
         self.forged: frozenset[bytes] = frozenset()
         self.compared = 0
         self._meetings: dict[str, _Meeting] = {}
+        self._said: dict[tuple[str, str], list[_Said]] = {}
 
     # Messages
 
@@ -218,15 +235,22 @@ class Judge:
                 f"lacks {len(lost)} messages",
             )
 
-    def stated(self, session_id: str, statements: Sequence[Statement]) -> None:
-        """An initiator states at its end what it has found out (rule 13)."""
+    def stated(
+        self, session_id: str, by: Database, store_id: str, statements: Sequence[Statement]
+    ) -> None:
+        """An initiator states at its end what it has found out (rules 13 and 14)."""
+        said = self._said.setdefault((by.store_id, store_id), [])
         meeting = self._meetings.get(session_id)
         if meeting is None or len(meeting.results) < 2:
+            said.append(_Said(statements, None))
             return
         mine, theirs = self._views(meeting, meeting.results[Role.INITIATOR].window)
         either = sorted(mine | theirs)
+        said.append(_Said(statements, either))
+        asked_ns = meeting.sides[Role.INITIATOR].asked_ns
         for each in statements:
-            within = _within(either, each)
+            _demand(each.compared_ns <= asked_ns, f"session {session_id[:8]} is dated too late")
+            within = _within(either, each.start_ns, each.end_ns)
             if not each.equal or len(self._not_hidden(meeting, set(within))) < len(within):
                 continue
             sides = [side.database for side in meeting.sides.values()]
@@ -237,22 +261,63 @@ class Judge:
                 f"{each.count}, and {lacking or 'nobody'} lacks some",
             )
 
-    def believed(self, database: Database, others: Mapping[str, Database]) -> int:
-        """How many statements of a store hold by what it holds now (rule 14)."""
-        count = 0
-        for store_id, statements in database.stated.items():
-            for each in statements:
-                within = _within(database.ids, each)
-                if not each.equal or named(within) != (each.count, each.fingerprint):
-                    continue
-                count += 1
-                missing = [at for at in within if not others[store_id].had(at[1])]
-                _demand(
-                    all(at[1] in self.forged and not each.keyed for at in missing),
-                    f"{database.store_id} states that {store_id} is equal, which lacks "
-                    f"{len(missing)} messages",
-                )
-        return count
+    def equal(
+        self,
+        by: Database,
+        store_ids: Sequence[str],
+        span: Span,
+        compared_ns: int,
+        shown: Sequence[SyncId],
+    ) -> None:
+        """A client is told of equality while ``shown`` was held (rule 15)."""
+        self._covered(by, store_ids, span, compared_ns, shown, whole=True)
+
+    def complete(
+        self,
+        by: Database,
+        store_ids: Sequence[str],
+        span: Span,
+        compared_ns: int,
+        shown: Sequence[SyncId],
+    ) -> None:
+        """A client has got ``shown`` and is told that it is complete (rule 16)."""
+        self._covered(by, store_ids, span, compared_ns, shown, whole=False)
+
+    def _covered(
+        self,
+        by: Database,
+        store_ids: Sequence[str],
+        span: Span,
+        compared_ns: int,
+        shown: Sequence[SyncId],
+        *,
+        whole: bool,
+    ) -> None:
+        for store_id in store_ids:
+            good: list[Span] = []
+            for said in self._said.get((by.store_id, store_id), ()):
+                for each in said.statements:
+                    part = max(each.start_ns, span[0]), min(each.end_ns, span[1])
+                    as_late = each.equal and each.compared_ns >= compared_ns
+                    if as_late and part[0] < part[1] and self._borne_out(said, part, shown, whole):
+                        good.append(part)
+            reached_ns = span[0]
+            for start_ns, end_ns in sorted(good):
+                if start_ns <= reached_ns:
+                    reached_ns = max(reached_ns, end_ns)
+            _demand(
+                reached_ns >= span[1],
+                f"{by.store_id} says that {store_id} is equal over {span} as of {compared_ns}, "
+                f"which is not so from {reached_ns} on",
+            )
+
+    def _borne_out(self, said: _Said, part: Span, shown: Sequence[SyncId], whole: bool) -> bool:
+        """Is all that a session found there, but for forged messages, and nothing else if whole."""
+        if said.shown is None:
+            return True
+        found = {at for at in _within(said.shown, *part) if at[1] not in self.forged}
+        here = {at for at in _within(shown, *part) if at[1] not in self.forged}
+        return found == here if whole else found <= here
 
     def _not_hidden(self, meeting: _Meeting, ids: set[SyncId]) -> set[SyncId]:
         """Without those that a comparison by XOR cannot see."""
@@ -342,7 +407,7 @@ def named(ids: Sequence[SyncId]) -> tuple[int, bytes]:
     return len(ids), sum_of_all.to_bytes(HASH_BYTES)
 
 
-def _within(ids: Sequence[SyncId], statement: Statement) -> Sequence[SyncId]:
-    """Those that a statement is about; ``ids`` ascend."""
-    first = bisect_left(ids, (statement.start_ns, b""))
-    return ids[first : bisect_left(ids, (statement.end_ns, b""))]
+def _within(ids: Sequence[SyncId], start_ns: int, end_ns: int) -> Sequence[SyncId]:
+    """Those of a span; ``ids`` ascend."""
+    first = bisect_left(ids, (start_ns, b""))
+    return ids[first : bisect_left(ids, (end_ns, b""))]

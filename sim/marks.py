@@ -35,7 +35,7 @@ class Mark(StrEnum):
     KEYED = "keyed digests were compared"
     COMPACT = "the compact mode found the differences"
     STATED = "a session stated what another store holds"
-    BELIEVED = "such a statement held to the end"
+    COVERED = "a client was told that another store is equal"
     FORGED = "keyed digests showed a forged set"
     INTERRUPTED = "a transfer ended before its end"
     DROPPED = "retention dropped something"

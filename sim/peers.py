@@ -214,9 +214,11 @@ class JudgedExchange(shipped.Exchange):
             role, stream, view, account, window=window, session_id=session_id
         )
         _check_after_steps(work.session)
-        shown = view.shown if isinstance(view, JudgedView) else []
-        horizon = account.horizon or LOWEST
-        return _Watched(self, work, Side(self.process.database, shown, horizon), role)
+        shown, asked_ns = [], 0
+        if isinstance(view, JudgedView):
+            shown, asked_ns = view.shown, view.asked_ns
+        side = Side(self.process.database, shown, account.horizon or LOWEST, asked_ns)
+        return _Watched(self, work, side, role)
 
     async def machine(self, session: Session, account: Account) -> Transfer:
         """The transfer of what a session has found."""

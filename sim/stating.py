@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from sim.bridge import kept
+from sim.dice import Dice
 from sim.marks import Mark
 from sim.process import Process
 from store.domain.coverage import Statement, updated
@@ -16,8 +17,9 @@ from store.domain.coverage import Statement, updated
 class SimStatements:
     """`store.domain.coverage.Statements` of a database, for the sessions of one process."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, dice: Dice | None = None) -> None:
         self._process = process
+        self._dice = dice
         self._ended: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
 
     def ended(self, session_id: str) -> None:
@@ -33,7 +35,8 @@ class SimStatements:
         process = self._process
         task = asyncio.current_task()
         assert task is not None
-        process.judge.stated(self._ended.get(task, ""), statements)
+        session = self._ended.get(task, "")
+        process.judge.stated(session, process.database, store_id, statements)
         process.mark(Mark.STATED)
         await kept(
             process.database.change(process, lambda: self._replace(store_id, statements, now_ns))
@@ -48,8 +51,18 @@ class SimStatements:
         stated[store_id] = [*(each for each in old if each not in gone), *made]
 
     async def between(self, start_ns: int, end_ns: int) -> Mapping[str, Sequence[Statement]]:
-        """By store, those that overlap a range."""
-        return {
-            store: [each for each in found if each.start_ns < end_ns and each.end_ns > start_ns]
-            for store, found in self._process.database.stated.items()
-        }
+        """By store, those that overlap a range, ascending."""
+
+        def read() -> dict[str, list[Statement]]:
+            stated = self._process.database.stated
+            about = {
+                store: [each for each in found if each.start_ns < end_ns and each.end_ns > start_ns]
+                for store, found in stated.items()
+            }
+            return {
+                store: sorted(found, key=lambda each: (each.start_ns, -each.end_ns))
+                for store, found in about.items()
+                if found
+            }
+
+        return await kept(self._process.database.look(read, dice=self._dice))

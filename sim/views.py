@@ -14,16 +14,21 @@ from reconcile.view import Answer, Read, Spans
 from sim.index import SimColdView, SimIds
 from sim.marks import Mark
 from sim.process import Process
+from store.domain.hub import Place
 from store.domain.view import Times
 from store.sync.index.hot import HotIndex
 from store.sync.index.views import IndexedReconcilable, StoredView
 
 
 class JudgedView:
-    """A view, with everything that it shows of the range that it was opened for."""
+    """A view, with everything that it shows of the range that it was opened for.
 
-    def __init__(self, view: StoredView, lower: SyncId, upper: SyncId) -> None:
+    ``asked_ns``: the node's clock before it was opened.
+    """
+
+    def __init__(self, view: StoredView, lower: SyncId, upper: SyncId, asked_ns: int) -> None:
         self.horizon = view.horizon
+        self.asked_ns = asked_ns
         self.shown = _shown(view, lower, upper)
         self._view = view
 
@@ -31,6 +36,11 @@ class JudgedView:
     def memory_start(self) -> SyncId | None:
         """From here on every ID is in memory; None: none is."""
         return self._view.memory_start
+
+    @property
+    def places(self) -> list[Place]:
+        """The newest commits of what it was made from."""
+        return self._view.places
 
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions."""
@@ -64,11 +74,12 @@ class JudgedViews(IndexedReconcilable):
     ) -> AsyncIterator[JudgedView]:
         """Fix what is held in a range."""
         process, database = self._process, self._process.database
+        asked_ns = process.clock.unix_ns()
         durable = [each for each in database.ids if lower <= each < upper]
         async with super().open_view(lower, upper) as opened:
             mark = Mark.LAYERED if opened._hot else Mark.COLD
             process.mark(Mark.HOT if opened._cold is None else mark)
-            view = JudgedView(opened, lower, upper)
+            view = JudgedView(opened, lower, upper, asked_ns)
             process.judge.opened(view.shown, durable, database, max(lower, view.horizon))
             yield view
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from reconcile.ids import SyncId, SyncIds
 from reconcile.session import Result
 from sim.asking import ask_nodes
 from sim.bridge import TimelineLoop
+from sim.covering import ask_coverage, read_coverage
 from sim.database import Database
 from sim.dice import Dice, happens
 from sim.faults import FaultInjector
@@ -27,7 +29,6 @@ from sim.limits import (
     START_NS,
 )
 from sim.lookups import Channel, Spoken, seek
-from sim.marks import Mark
 from sim.messages import Message, message_of
 from sim.network import Host, Network
 from sim.node import MAX_DRIFT_NS, Node
@@ -133,6 +134,7 @@ class World:
         self._act(client.run() for client in self.clients)
         self._act([ask_nodes(self)] if self.scenario.ask_every_ns else ())
         self._act([seek(self)] if self.scenario.sds_share else ())
+        self._act([read_coverage(self, self.own_dice())])
         self._let_pass(self.scenario.faults_ns)
         self._calm(faults)
         calm_ns = self.timeline.now_ns
@@ -156,6 +158,10 @@ class World:
         """How fast a node's steady clock goes."""
         most = self.scenario.faults.drift_ppm
         return self.dice.randint(-most, most) if most else 0
+
+    def own_dice(self) -> Dice:
+        """Chance for what only looks on: it takes none from the others."""
+        return random.Random(f"{self.scenario}{self.timeline.events}")  # noqa: S311 - as the run's
 
     @property
     def message_limit_bytes(self) -> int:
@@ -352,10 +358,12 @@ class World:
                 assert not (forged and self.scenario.all_keyed), what
                 assert refused or forged or result.rounds <= CLOSING_ROUNDS, what
         self._check()
-        others = {database.store_id: database for database in self.databases}
         for database in self.databases:
             database.check()
-            self.marks[str(Mark.BELIEVED)] += self.judge.believed(database, others)
+        for node in self.nodes:
+            if node.process is not None:
+                work = ask_coverage(node, node.process, self.own_dice())
+                self._await(node.process.begin_task("coverage", work))
         for node in self.nodes:
             if node.peering is not None and node.process is not None:
                 self._await(node.process.begin_task("stop", node.peering.stop()))

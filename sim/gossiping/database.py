@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from sim.bridge import kept
 from sim.database import Client, Database
-from sim.dice import happens
+from sim.dice import Dice, happens
 from sim.limits import NS_PER_S
 from sim.process import Process
 from sim.tasks import Promise
@@ -117,12 +117,14 @@ class GossipDatabase(Database):
             row = self.rows.setdefault(digest, Row(needed, self._world.timeline.now_ns))
             row.needed = max(row.needed, needed)
 
-    def _later(self, action: Callable[[], None], portions: int = 1) -> None:
+    def _later(
+        self, action: Callable[[], None], portions: int = 1, dice: Dice | None = None
+    ) -> None:
         if happens(self._dice, self.pauses):
             pause_ns = int(self._dice.uniform(0, _PAUSE_NS))
-            self._timeline.after(pause_ns, lambda: Database._later(self, action, portions))
+            self._timeline.after(pause_ns, lambda: Database._later(self, action, portions, dice))
         else:
-            super()._later(action, portions)
+            super()._later(action, portions, dice)
 
 
 class Session:

@@ -252,23 +252,55 @@ def covered(
             missing_here=sum(each.missing_here for each in differing),
             missing_there=sum(each.missing_there for each in differing),
         )
-    used: list[Statement] = []
-    reached_ns = start_ns
-    for each in about:
-        unchanged = held.get((each.start_ns, each.end_ns)) == (each.count, each.fingerprint)
-        if unchanged and each.start_ns <= reached_ns < each.end_ns:
-            used.append(each)
-            reached_ns = each.end_ns
-    if not used:
+    run = next(iter(_runs(step, about, held)), None)
+    if run is None or run.start_ns > start_ns:
         return StoreCoverage(store_id, CoverageState.UNCONFIRMED)
-    whole = reached_ns >= end_ns
     return StoreCoverage(
         store_id,
-        CoverageState.EQUAL if whole else CoverageState.UNCONFIRMED,
-        min(each.compared_ns for each in used),
-        min(reached_ns, end_ns),
-        all(each.keyed for each in used),
+        CoverageState.EQUAL if run.end_ns == end_ns else CoverageState.UNCONFIRMED,
+        run.compared_ns,
+        run.end_ns,
+        run.keyed,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A range without a gap over which another store is equal, as of ``compared_ns``."""
+
+    start_ns: int
+    end_ns: int
+    compared_ns: int
+    keyed: bool
+
+
+def longest_run(
+    step: Span, statements: Sequence[Statement], held: Mapping[Span, tuple[int, bytes]]
+) -> Run | None:
+    """The longest part of a step that statements of equality cover now; arguments as `covered`."""
+    runs = _runs(step, statements, held)
+    return max(runs, key=lambda run: (run.end_ns - run.start_ns, run.end_ns), default=None)
+
+
+def _runs(
+    step: Span, statements: Sequence[Statement], held: Mapping[Span, tuple[int, bytes]]
+) -> Iterator[Run]:
+    """Ascending, within the step."""
+    found: Run | None = None
+    for each in statements:
+        start_ns, end_ns = max(each.start_ns, step[0]), min(each.end_ns, step[1])
+        unchanged = held.get((each.start_ns, each.end_ns)) == (each.count, each.fingerprint)
+        if start_ns >= end_ns or not (each.equal and unchanged):
+            continue
+        if found is None or start_ns > found.end_ns:
+            if found is not None:
+                yield found
+            found = Run(start_ns, end_ns, each.compared_ns, each.keyed)
+        elif end_ns > found.end_ns:
+            compared_ns = min(found.compared_ns, each.compared_ns)
+            found = Run(found.start_ns, end_ns, compared_ns, found.keyed and each.keyed)
+    if found is not None:
+        yield found
 
 
 def measured_by_span(where: Sequence[Span], measured: Measured) -> dict[Span, tuple[int, bytes]]:

@@ -118,6 +118,7 @@ class QueryPage:
     entries: bytes
     count: int
     next_cursor: bytes | None  # hash to go on from; None: no further match
+    next_ns: int | None = None  # its timestamp, where the page was read by time
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,10 @@ class OpenView(Protocol):
     def memory_start(self) -> SyncId | None:
         """From here on every ID is in memory; None: none is."""
 
+    @property
+    def places(self) -> Sequence[Place]:
+        """The newest commits of what it was made from, one or two; of what was read, so far."""
+
     async def answer(self, read: Read) -> Answer:
         """Answer a batch of questions about the range that was opened."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from store.domain.access import Access
-from store.domain.coverage import CoverageReads
+from store.domain.completeness import CoverageSource
 from store.domain.limits import RequestLimits
 from store.domain.ports import Synchronization
 from store.domain.quota import ClientLimits, Quota
@@ -108,7 +109,8 @@ class RpcContext:
     ``tracing``: None while it is off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     ``receiving``, ``open_receiving``: where requests are read, and those of calls without a token.
-    ``coverage``: what is known of other stores; None where nothing is.
+    ``coverage``: what is known of other stores; None where nothing is. It is read for one caller at
+    a time, beside the node's sessions.
     ``callers``: peers that have called. ``problems``: what is wrong with the node.
     ``unfinished``: what callers have sent of requests that have not come in full.
     """
@@ -128,7 +130,8 @@ class RpcContext:
     sessions: Exchange | None = None
     gossip: tuple[PeerStreams, GossipTransport] | None = None
     confirmations: Confirmations = field(default_factory=NoConfirmations)
-    coverage: CoverageReads | None = None
+    coverage: CoverageSource | None = None
+    coverage_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False

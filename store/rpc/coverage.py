@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from itertools import islice
 from typing import Final
@@ -38,11 +37,10 @@ _STATES: Final = {
 
 
 class CoverageService:
-    """The handler; it reads one page at a time for all callers, beside the node's sessions."""
+    """The handler."""
 
     def __init__(self, reads: CoverageReads) -> None:
         self._reads = reads
-        self._turn = asyncio.Semaphore(1)
 
     async def coverage(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``GetCoverage``."""
@@ -50,7 +48,7 @@ class CoverageService:
         counted = topic_filter(wanted.filter, call.client.topics, call.node.limits).everything
         steps = _steps(wanted, call.node.now_ns())
         while bounds := list(islice(steps, STEPS_A_PAGE)):
-            async with self._turn:
+            async with call.node.coverage_turn:
                 found = await self._reads.steps(bounds)
             page = store_pb2.CoveragePage(steps=[_step(each, counted=counted) for each in found])
             yield page.SerializeToString()

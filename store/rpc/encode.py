@@ -21,6 +21,7 @@ _FIELD_3: Final = b"\x1a"
 _FIELD_10_VARINT: Final = b"\x50"
 _FIELD_11: Final = b"\x5a"
 _FIELD_51: Final = b"\x9a\x03"
+_FIELD_7420: Final = varint(7420 << 3 | 2)
 _OUTCOME: Final = b"\x10"
 _CONFIRMS: Final = b"\x20"
 
@@ -94,11 +95,15 @@ def _result(
     return delimited(_FIELD_1, head + _OUTCOME + varint(outcome) + why + tail)
 
 
-def query_page(request_id: str, page: QueryPage) -> bytes:
-    """Encode a ``StoreQueryResponse`` that succeeded, around the spliced entries."""
+def query_page(request_id: str, page: QueryPage, coverage: bytes | None = None) -> bytes:
+    """Encode a ``StoreQueryResponse`` that succeeded, around the spliced entries.
+
+    ``coverage``: an encoded ``AnswerCoverage``.
+    """
     echo = delimited(_FIELD_1, request_id.encode()) if request_id else b""
     cursor = delimited(_FIELD_51, page.next_cursor) if page.next_cursor is not None else b""
-    return b"".join((echo, _SUCCESS, page.entries, cursor))
+    known = delimited(_FIELD_7420, coverage) if coverage is not None else b""
+    return b"".join((echo, _SUCCESS, page.entries, cursor, known))
 
 
 def sds_response(page: SdsPage) -> bytes:

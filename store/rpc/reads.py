@@ -25,6 +25,7 @@ from store.domain.query import (
 )
 from store.messages.cursor import ScanCursor
 from store.messages.frames import digests, follow_page, query_response, scan_page
+from store.rpc.answer_coverage import page_span, telling
 from store.rpc.call import Call
 from store.rpc.decode import (
     decode,
@@ -71,8 +72,14 @@ class Reads:
             reader, wanted = self._services.reader, plan.request
             if plan.cursor is not None:
                 wanted = plan.page(await reader.position(plan.cursor, call.client.topics))
-            page = _NOTHING if plan.empty else await reader.query(wanted)
-            return query_page(request_id, page)
+            if plan.empty:
+                return query_page(request_id, _NOTHING)
+            asked = wanted.time_start_ns, wanted.time_end_ns
+            by_hash = wanted.hashes is not None
+            told = await telling(call, *asked, wanted=query.coverage, all_kept=by_hash)
+            page = await reader.query(wanted)
+            coverage = None if told is None else await told.told(page_span(wanted, page))
+            return query_page(request_id, page, coverage and coverage.SerializeToString())
         except QueryError as error:
             return query_response(_cut(query.request_id), error.status, error.sentence)
 
@@ -94,8 +101,12 @@ class Reads:
         )
         if start_ns >= end_ns:
             return
+        from_ns = start_ns if cursor is None else max(start_ns, cursor.timestamp)
+        told = await telling(call, from_ns, end_ns, wanted=scan.coverage)
         async for page in self._services.reader.scan(wanted, call.outlet):
             yield scan_page(page.frames, ScanCursor(*page.last).encode())
+        if told is not None:
+            yield store_pb2.ScanPage(coverage=await told.told()).SerializeToString()
 
     async def follow(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``Follow``."""
@@ -131,8 +142,11 @@ class Reads:
             topic_filter(lookup.filter, call.client.topics, limits),
             limits,
         )
+        told = await telling(call, *time_range(None, None), wanted=lookup.coverage, all_kept=True)
         async for page in self._services.sds.messages(wanted, call.outlet):
             yield sds_response(page)
+        if told is not None:
+            yield store_pb2.SdsMessagesPage(coverage=await told.told()).SerializeToString()
 
     async def causal_history(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``GetCausalHistory``."""
@@ -147,8 +161,11 @@ class Reads:
             topics=topic_filter(walk.filter, call.client.topics, limits),
             limits=limits,
         )
+        told = await telling(call, *time_range(None, None), wanted=walk.coverage, all_kept=True)
         async for page in self._services.sds.causal_history(wanted, call.outlet):
             yield sds_response(page)
+        if told is not None:
+            yield store_pb2.CausalHistoryPage(coverage=await told.told()).SerializeToString()
 
 
 def refuse_query(request: bytes, failure: RpcFailure) -> bytes:

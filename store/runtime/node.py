@@ -307,7 +307,7 @@ class Node:
             tracing=tracing,
             callers=self._callers,
             problems=lambda: self._status.problems,
-            coverage=Coverage(wiring.reconcilable, wiring.statements),
+            coverage=Coverage(wiring.reconcilable, wiring.statements, wiring.stored),
         )
 
     def _tell_ready(self, listeners: Listeners, metrics_address: str, node_id: str) -> None:

@@ -93,6 +93,7 @@ class Wiring:
     services: Services
     maintainer: Maintainer
     feed: DatabaseFeed
+    stored: DatabaseIds
     reconcilable: IndexedReconcilable
     unread: UnreadEvents
     tracking: Tracking | None
@@ -169,6 +170,7 @@ async def open_wiring(
         services,
         maintainer,
         feed,
+        stored,
         IndexedReconcilable(stored, hot),
         unread,
         tracking,

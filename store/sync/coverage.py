@@ -1,4 +1,4 @@
-"""What ``GetCoverage`` answers: what is held, beside what sessions have stated about it."""
+"""What is known of other stores: what sessions have stated, beside what is held now."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ from collections.abc import Mapping, Sequence
 
 from reconcile.ids import LOWEST
 from reconcile.view import Read, Spans
+from store.domain.completeness import Known
 from store.domain.coverage import (
     CoverageStep,
     Span,
     Statement,
     Statements,
-    covered,
     layers,
     measured_by_span,
 )
-from store.domain.view import OpenView, Reconcilable
+from store.domain.hub import Place
+from store.domain.view import OpenView, Reconcilable, StoredIds
 
 
 class Coverage:
-    """Implements `store.domain.coverage.CoverageReads`."""
+    """Implements `store.domain.completeness.CoverageSource`."""
 
-    def __init__(self, reconcilable: Reconcilable, statements: Statements) -> None:
+    def __init__(
+        self, reconcilable: Reconcilable, statements: Statements, stored: StoredIds
+    ) -> None:
         self._reconcilable = reconcilable
         self._statements = statements
+        self._stored = stored
 
     async def steps(self, bounds: Sequence[Span]) -> list[CoverageStep]:
         """About ascending, disjoint spans, at one moment; counts come from summaries.
@@ -31,29 +35,43 @@ class Coverage:
         Raises:
             StoreUnavailable, StoreBusy: the database does not serve.
         """
+        known, held, horizon_ns = await self._read(bounds[0][0], bounds[-1][1], bounds)
+        return [
+            CoverageStep(*span, *held[span], span[0] >= horizon_ns, tuple(known.of(span)))
+            for span in bounds
+        ]
+
+    async def known(self, start_ns: int, end_ns: int) -> Known:
+        """What is known of a range that is not empty.
+
+        Raises:
+            StoreUnavailable, StoreBusy: the database does not serve.
+        """
+        known, _, _ = await self._read(start_ns, end_ns, ())
+        return known
+
+    async def lost_since(self, places: Sequence[Place]) -> tuple[bool, int]:
+        """Whether one of some commits is lost, and the horizon now; raises `StoreUnavailable`."""
+        found = [await self._stored.newest(place) for place in places]
+        return not all(each.served for each in found), max(each.horizon_ns for each in found)
+
+    async def _read(
+        self, start_ns: int, end_ns: int, bounds: Sequence[Span]
+    ) -> tuple[Known, dict[Span, tuple[int, bytes]], int]:
         # Read first: what is stored meanwhile withdraws statements, and none is believed too long.
-        stated = await self._statements.between(bounds[0][0], bounds[-1][1])
-        lowest = min((each[0].start_ns for each in stated.values()), default=bounds[0][0])
-        lower = (max(0, min(lowest, bounds[0][0])), LOWEST[1])
-        async with self._reconcilable.open_view(lower, (bounds[-1][1], LOWEST[1])) as view:
-            horizon_ns = view.horizon[0]
-            held = await _measured(view, bounds)
-            about = {
-                store: await _measured(view, *layers(found)) for store, found in stated.items()
-            }
-        return [_step(span, held[span], horizon_ns, stated, about) for span in bounds]
+        stated = await self._statements.between(start_ns, end_ns)
+        lowest = min((each[0].start_ns for each in stated.values()), default=start_ns)
+        lower = max(0, min(lowest, start_ns)), LOWEST[1]
+        async with self._reconcilable.open_view(lower, (end_ns, LOWEST[1])) as view:
+            held = await _measured(view, bounds) if bounds else {}
+            about = await _measured_by_store(view, stated)
+            return Known(stated, about, view.places), held, view.horizon[0]
 
 
-def _step(
-    span: Span,
-    held: tuple[int, bytes],
-    horizon_ns: int,
-    stated: Mapping[str, Sequence[Statement]],
-    about: Mapping[str, Mapping[Span, tuple[int, bytes]]],
-) -> CoverageStep:
-    start_ns, end_ns = span
-    stores = [covered(span, store, stated[store], about[store]) for store in sorted(stated)]
-    return CoverageStep(start_ns, end_ns, *held, start_ns >= horizon_ns, tuple(stores))
+async def _measured_by_store(
+    view: OpenView, stated: Mapping[str, Sequence[Statement]]
+) -> dict[str, dict[Span, tuple[int, bytes]]]:
+    return {store: await _measured(view, *layers(found)) for store, found in stated.items()}
 
 
 async def _measured(view: OpenView, *lists: Sequence[Span]) -> dict[Span, tuple[int, bytes]]:

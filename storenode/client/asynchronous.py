@@ -23,13 +23,16 @@ from storenode.client.publisher import DEFAULT_MAX_PENDING, AsyncPublisher
 from storenode.client.retry import Retry
 from storenode.client.streams import MessageStream, followed_across
 from storenode.connection.channel import TlsIdentity
+from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1.admin_pb2 import FetchReport, NodeStatus, SyncReport
 from storenode.wire.storenode.v1.store_pb2 import (
     CausalHistoryPage,
     ContentFilter,
     CoverageStep,
+    ScanPage,
     SdsMessagesPage,
 )
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 """For the answer to a call that is not a stream."""
@@ -206,12 +209,14 @@ class AsyncClient:
         limit: int | None = None,
         newest_first: bool = True,
         cursor: bytes | None = None,
+        coverage: bool = False,
     ) -> Page:
         """Fetch one page (13/WAKU2-STORE): the newest messages, or the oldest.
 
         The messages of a page are in ascending order either way. ``start`` is inclusive, ``end``
         exclusive. Pass `Page.cursor` to get the next page in the same direction. ``limit`` is 100
-        unless it is given, and 1,000 at most.
+        unless it is given, and 1,000 at most. With ``coverage``, `Page.coverage` says how complete
+        the page is.
 
         Examples:
             ```python
@@ -231,10 +236,13 @@ class AsyncClient:
             forward=not newest_first,
             cursor=cursor,
             limit=limit,
+            coverage=coverage,
         )
         page = await self._calls.query(request, timeout_s=self._timeout_s)
         following = page.pagination_cursor if page.HasField("pagination_cursor") else None
-        return Page([Message.decode(item) for item in page.messages], following)
+        return Page(
+            [Message.decode(item) for item in page.messages], following, coverage=_coverage(page)
+        )
 
     def scan(
         self,
@@ -245,11 +253,13 @@ class AsyncClient:
         end: Time | None = None,
         cursor: bytes = b"",
         page_size: int = 0,
+        coverage: bool = False,
     ) -> MessageStream:
         """Read a time range, the oldest message first, at any size.
 
         ``start`` is inclusive, ``end`` exclusive. The stream's `MessageStream.cursor` goes on
-        later, also at another node.
+        later, also at another node. With ``coverage``, `MessageStream.coverage` says at the end how
+        complete the answer was.
 
         Examples:
             ```python
@@ -263,6 +273,7 @@ class AsyncClient:
             time_end=nanoseconds(end),
             cursor=cursor,
             page_size=page_size,
+            coverage=coverage,
         )
         return MessageStream(pages, cursor)
 
@@ -372,10 +383,12 @@ class AsyncClient:
         *,
         pubsub_topic: str | None = None,
         content_topics: Topics = (),
+        coverage: bool = False,
     ) -> SdsResult:
         """Look SDS messages of a channel up by message ID, or by (message ID, hash).
 
-        Several messages may claim one ID; the node returns up to 16 of them.
+        Several messages may claim one ID; the node returns up to 16 of them. With ``coverage``,
+        `SdsResult.coverage` says how complete the store is.
 
         Examples:
             ```python
@@ -383,7 +396,10 @@ class AsyncClient:
             ```
         """
         pages = self._calls.get_sds(
-            channel_id, map(_entry, ids), filter=content_filter(pubsub_topic, content_topics)
+            channel_id,
+            map(_entry, ids),
+            filter=content_filter(pubsub_topic, content_topics),
+            coverage=coverage,
         )
         return await _sds_result(pages)
 
@@ -397,11 +413,13 @@ class AsyncClient:
         max_depth: int = 0,
         pubsub_topic: str | None = None,
         content_topics: Topics = (),
+        coverage: bool = False,
     ) -> SdsResult:
         """Fetch SDS messages with everything that they depend on, parents first, in one call.
 
         What is behind ``known_ids`` is left out. ``max_messages`` and ``max_depth`` bound the walk;
-        with 0 only the node's own limits do.
+        with 0 only the node's own limits do. With ``coverage``, `SdsResult.coverage` says how
+        complete the store is.
 
         Examples:
             ```python
@@ -416,6 +434,7 @@ class AsyncClient:
             max_messages=max_messages,
             max_depth=max_depth,
             filter=content_filter(pubsub_topic, content_topics),
+            coverage=coverage,
         )
         return await _sds_result(pages)
 
@@ -427,6 +446,7 @@ class AsyncClient:
         time_end: int | None = None,
         cursor: bytes = b"",
         page_size: int = 0,
+        coverage: bool = False,
     ) -> AsyncGenerator[Page]:
         pages = self._calls.scan(
             filter=wanted,
@@ -434,10 +454,12 @@ class AsyncClient:
             time_end=time_end,
             cursor=cursor,
             page_size=page_size,
+            coverage=coverage,
         )
         async with aclosing(pages):
             async for page in pages:
-                yield Page([Message.decode(item) for item in page.messages], page.cursor or None)
+                messages = [Message.decode(item) for item in page.messages]
+                yield Page(messages, page.cursor or None, coverage=_coverage(page))
 
     async def _follow_pages(
         self,
@@ -525,11 +547,18 @@ async def _sds_result(
     pages: AsyncGenerator[SdsMessagesPage] | AsyncGenerator[CausalHistoryPage],
 ) -> SdsResult:
     result = SdsResult([], [], truncated=False)
-    truncated = False
+    truncated, coverage = False, None
     async with aclosing(pages):
         async for page in pages:
+            coverage = _coverage(page)
             found = map(SdsMessage.decode, page.messages)
             result.messages.extend(each for each in found if each is not None)
             result.missing.extend(entries_of(page.missing))
             truncated = truncated or page.truncated
-    return SdsResult(result.messages, result.missing, truncated)
+    return SdsResult(result.messages, result.missing, truncated, coverage)
+
+
+def _coverage(
+    page: StoreQueryResponse | ScanPage | SdsMessagesPage | CausalHistoryPage,
+) -> AnswerCoverage | None:
+    return page.coverage if page.HasField("coverage") else None

@@ -349,6 +349,7 @@ class Client:
         limit: int | None = None,
         newest_first: bool = True,
         cursor: bytes | None = None,
+        coverage: bool = False,
     ) -> Page:
         """Fetch one page, as `AsyncClient.query`."""
         return _run(
@@ -360,6 +361,7 @@ class Client:
                 limit=limit,
                 newest_first=newest_first,
                 cursor=cursor,
+                coverage=coverage,
             )
         )
 
@@ -372,6 +374,7 @@ class Client:
         end: Time | None = None,
         cursor: bytes = b"",
         page_size: int = 0,
+        coverage: bool = False,
     ) -> MessageStream:
         """Read a time range, the oldest message first, as `AsyncClient.scan`."""
         return MessageStream(
@@ -382,6 +385,7 @@ class Client:
                 end=end,
                 cursor=cursor,
                 page_size=page_size,
+                coverage=coverage,
             )
         )
 
@@ -443,11 +447,16 @@ class Client:
         *,
         pubsub_topic: str | None = None,
         content_topics: Topics = (),
+        coverage: bool = False,
     ) -> SdsResult:
         """Look SDS messages up by message ID, as `AsyncClient.get_sds`."""
         return _run(
             self._client.get_sds(
-                channel_id, ids, pubsub_topic=pubsub_topic, content_topics=content_topics
+                channel_id,
+                ids,
+                pubsub_topic=pubsub_topic,
+                content_topics=content_topics,
+                coverage=coverage,
             )
         )
 
@@ -461,6 +470,7 @@ class Client:
         max_depth: int = 0,
         pubsub_topic: str | None = None,
         content_topics: Topics = (),
+        coverage: bool = False,
     ) -> SdsResult:
         """Fetch SDS messages with all that they depend on, as `AsyncClient.causal_history`."""
         return _run(
@@ -472,6 +482,7 @@ class Client:
                 max_depth=max_depth,
                 pubsub_topic=pubsub_topic,
                 content_topics=content_topics,
+                coverage=coverage,
             )
         )
 

@@ -15,6 +15,7 @@ from storenode.message.hashing import message_hash
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds import codec
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.internal.v1.sds_raw_pb2 import RawSdsMessage
 from storenode.wire.storenode.v1.store_pb2 import PublishResult, SdsStoredMessage
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
@@ -162,12 +163,14 @@ class Published:
 class Page:
     """Messages, and the cursor that continues after them; ``None`` where nothing follows.
 
-    ``live`` is true for a page of a follower that has caught up.
+    ``live`` is true for a page of a follower that has caught up. ``coverage`` says how complete the
+    answer is, where that was asked for and the node can tell.
     """
 
     messages: list[Message]
     cursor: bytes | None
     live: bool = False
+    coverage: AnswerCoverage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +214,13 @@ class SdsResult:
 
     ``missing`` are (message ID, hint or ``None``). ``truncated`` is true when a limit left
     something out: more claimants of an ID than are returned, or more of the past than was wanted.
+    ``coverage`` says how complete the store is, where that was asked for and the node can tell.
     """
 
     messages: list[SdsMessage]
     missing: list[tuple[str, bytes | None]]
     truncated: bool
+    coverage: AnswerCoverage | None = None
 
 
 def entries_of(found: Iterable[HistoryEntry]) -> list[tuple[str, bytes | None]]:

@@ -116,11 +116,12 @@ def query_request(
     limit: int | None = None,
     include_data: bool = True,
     request_id: str = "",
+    coverage: bool = False,
 ) -> StoreQueryRequest:
     """Build a request; what is not given stays unset, and the node judges the combination.
 
     Times in Unix nanoseconds, the end exclusive; ``cursor`` is a message hash. Source:
-    13/WAKU2-STORE.
+    13/WAKU2-STORE, to which ``coverage`` is an addition.
     """
     return StoreQueryRequest(
         request_id=request_id,
@@ -133,4 +134,5 @@ def query_request(
         pagination_cursor=cursor,
         pagination_forward=forward,
         pagination_limit=limit,
+        coverage=coverage,
     )

@@ -186,10 +186,12 @@ class NodeClient:
         include_data: bool = True,
         cursor: bytes = b"",
         page_size: int = 0,
+        coverage: bool = False,
     ) -> AsyncGenerator[store_pb2.ScanPage, None]:
         """Every match in ascending (timestamp, hash) order; times in nanoseconds, end exclusive.
 
-        Goes on from the last page's cursor when the node was away.
+        Goes on from the last page's cursor when the node was away. With ``coverage`` the last page
+        says how complete the pages are, after such a pause only those from that cursor on.
         """
         request = store_pb2.ScanRequest(
             filter=filter,
@@ -197,6 +199,7 @@ class NodeClient:
             time_end=time_end,
             include_data=include_data,
             page_size=page_size,
+            coverage=coverage,
         )
 
         def call(
@@ -262,10 +265,11 @@ class NodeClient:
         entries: Iterable[Entry],
         *,
         filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
+        coverage: bool = False,
     ) -> AsyncGenerator[store_pb2.SdsMessagesPage, None]:
         """SDS messages by ID, and by hint where one is given."""
         request = store_pb2.GetSdsMessagesRequest(
-            channel_id=channel_id, entries=_history(entries), filter=filter
+            channel_id=channel_id, entries=_history(entries), filter=filter, coverage=coverage
         )
         async for page in whole(
             self.nodes,
@@ -283,6 +287,7 @@ class NodeClient:
         max_messages: int = 0,
         max_depth: int = 0,
         filter: store_pb2.ContentFilter | None = None,  # noqa: A002 - the field's own name
+        coverage: bool = False,
     ) -> AsyncGenerator[store_pb2.CausalHistoryPage, None]:
         """The causal past of some messages, every parent before its children."""
         request = store_pb2.GetCausalHistoryRequest(
@@ -292,6 +297,7 @@ class NodeClient:
             max_messages=max_messages,
             max_depth=max_depth,
             filter=filter,
+            coverage=coverage,
         )
         async for page in whole(
             self.nodes,

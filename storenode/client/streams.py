@@ -12,6 +12,7 @@ from typing import Final, Self
 from storenode.client.errors import CursorRefused
 from storenode.client.message import Message, Page
 from storenode.message.limits import NS_PER_S
+from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 
 MAX_REMEMBERED_HASHES: Final = 65_536
 """Messages that a follower recognises when it has changed to another store."""
@@ -33,6 +34,9 @@ class MessageStream(AsyncIterator[Message]):
         processed; empty before the first page."""
         self.live = False
         """Whether a follower has caught up with what the node holds."""
+        self.coverage: AnswerCoverage | None = None
+        """How complete a scan was that asked for it; known when it has ended. After an outage in
+        the middle it is about what came since, as `AnswerCoverage.time_start` says."""
 
     async def __anext__(self) -> Message:
         while not self._waiting:
@@ -48,6 +52,7 @@ class MessageStream(AsyncIterator[Message]):
                 yield page
                 self.cursor = page.cursor or self.cursor
                 self.live = page.live
+                self.coverage = page.coverage
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,6 +73,7 @@ class MessageStream(AsyncIterator[Message]):
         self._waiting.extend(page.messages)
         self._next = page.cursor or self._next
         self.live = page.live
+        self.coverage = page.coverage
 
 
 OpenFollow = Callable[[bytes], AsyncGenerator[Page]]

@@ -3,6 +3,7 @@
 from google.protobuf.message import Message
 
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus, PeerStatus, ResumeStatus, SyncReport
 from storenode.wire.storenode.v1.store_pb2 import (
     CausalHistoryPage,
@@ -21,6 +22,7 @@ from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessa
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
 __all__ = [
+    "AnswerCoverage",
     "CausalHistoryPage",
     "CoverageStep",
     "FollowPage",

@@ -3,6 +3,7 @@
 from google.protobuf.descriptor import Descriptor
 
 from storenode.wire.sds.v1 import message_pb2 as sds_pb2
+from storenode.wire.storenode.coverage.v1 import coverage_pb2
 from storenode.wire.storenode.internal.v1 import (
     gossip_raw_pb2,
     publish_raw_pb2,
@@ -17,6 +18,7 @@ from tests.layering.sources import ROOT
 
 MODULES = [
     admin_pb2,
+    coverage_pb2,
     gossip_raw_pb2,
     peer_pb2,
     publish_raw_pb2,

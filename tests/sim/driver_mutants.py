@@ -7,7 +7,7 @@ run has.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TypeVar
@@ -23,7 +23,7 @@ from reconcile.view import Measured
 from store.domain import coverage
 from store.domain.admission import Admission
 from store.domain.commits import CommitRow
-from store.domain.coverage import Comparison, Span, Statement
+from store.domain.coverage import Comparison, Run, Span, Statement
 from store.domain.hub import Place
 from store.domain.places import Caller
 from store.domain.ports import (
@@ -69,6 +69,7 @@ _T = TypeVar("_T")
 _STATE = stating.statements_of
 _COUNT = coverage.stated
 _COMPUTE = checking.Checking.compute
+_RUNS = coverage._runs
 
 # Reconciliation
 
@@ -109,6 +110,51 @@ def _count_without_what_came(
     where: Sequence[Span], measured: Measured, found: Comparison
 ) -> list[Statement]:
     return _COUNT(where, measured, replace(found, to_receive=SyncIds.of(())))
+
+
+async def _state_as_of_the_end(
+    compared: stating.Compared,
+    result: Result,
+    proof: Proof,
+    report: Report,
+    opened_ns: int,
+    *,
+    equal: bool,
+) -> list[Statement]:
+    return await _STATE(compared, result, proof, report, opened_ns + 10**9, equal=equal)
+
+
+_Held = Mapping[Span, tuple[int, bytes]]
+
+
+def _runs_whatever_is_held(
+    step: Span, statements: Sequence[Statement], held: _Held
+) -> Iterator[Run]:
+    del held
+    unchanged = {
+        (each.start_ns, each.end_ns): (each.count, each.fingerprint) for each in statements
+    }
+    return _RUNS(step, statements, unchanged)
+
+
+def _runs_of_what_has_grown(
+    step: Span, statements: Sequence[Statement], held: _Held
+) -> Iterator[Run]:
+    kept = [each for each in statements if held[each.start_ns, each.end_ns][0] >= each.count]
+    return _runs_whatever_is_held(step, kept, held)
+
+
+def _runs_of_what_has_shrunk(
+    step: Span, statements: Sequence[Statement], held: _Held
+) -> Iterator[Run]:
+    kept = [each for each in statements if held[each.start_ns, each.end_ns][0] <= each.count]
+    return _runs_whatever_is_held(step, kept, held)
+
+
+def _runs_across_gaps(step: Span, statements: Sequence[Statement], held: _Held) -> Iterator[Run]:
+    runs = list(_RUNS(step, statements, held))
+    if runs:
+        yield replace(runs[0], end_ns=runs[-1].end_ns)
 
 
 def _digest_of_what_is_held(self: Agreement, result: Result, own: Sum) -> bytes:
@@ -458,6 +504,21 @@ DRIVERS = {
     ),
     "states counts without what came": Mutant(
         replace_with(stating, "stated", _count_without_what_came), "states equality"
+    ),
+    "dates statements later than it read": Mutant(
+        replace_with(exchange, "statements_of", _state_as_of_the_end), "dated too late"
+    ),
+    "never withdraws a statement": Mutant(
+        replace_with(coverage, "_runs", _runs_whatever_is_held), "is equal over"
+    ),
+    "withdraws no statement after a late message": Mutant(
+        replace_with(coverage, "_runs", _runs_of_what_has_grown), "is equal over"
+    ),
+    "withdraws no statement after a loss": Mutant(
+        replace_with(coverage, "_runs", _runs_of_what_has_shrunk), "is equal over"
+    ),
+    "says equal across what is not known": Mutant(
+        replace_with(coverage, "_runs", _runs_across_gaps), "is equal over"
     ),
     "misses its wake-up": Mutant(
         replace_with(schedule.Synchronizer, "_wake_at", _wake_never),

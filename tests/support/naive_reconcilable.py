@@ -13,6 +13,7 @@ from reconcile.index import IndexView
 from reconcile.keyed import Sum
 from reconcile.lattice import LatticeSum
 from reconcile.view import Answer, Read
+from store.domain.hub import START, Place
 from store.domain.view import Times
 
 
@@ -31,6 +32,11 @@ class NaiveView:
     def indexed(self) -> IndexView:
         """All of it."""
         return self._view
+
+    @property
+    def places(self) -> list[Place]:
+        """The beginning, as it does not look at commits."""
+        return [START]
 
     @property
     def memory_start(self) -> SyncId:

@@ -16,6 +16,7 @@ from reconcile.lattice import LatticeSum
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.session import Result, Role, Session, SessionConfig
 from reconcile.view import Answer, Read
+from store.domain.hub import START
 from store.domain.ports import PeerFailed, SyncObserver
 from store.domain.view import Times
 from store.sync.frames import Reconcile
@@ -38,6 +39,7 @@ class MemoryView:
     """A view of some IDs, of which those from a time on count as being in memory."""
 
     horizon = LOWEST
+    places = (START,)
 
     def __init__(self, side: Side) -> None:
         self.memory_start = side.memory_start

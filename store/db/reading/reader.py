@@ -97,8 +97,10 @@ class DatabaseReader:
             else:
                 topics = await resolve(connection, request.filter)
                 page = await read_page(connection, topics, query_window(request), shape)
-            more = page.seen > page.count
-            return QueryPage(page.entries, page.count, page.last[1] if more else None)
+            if page.seen <= page.count:
+                return QueryPage(page.entries, page.count, None)
+            next_ns, cursor = page.last
+            return QueryPage(page.entries, page.count, cursor, next_ns)
 
         return await self._database.read(read)
 

@@ -23,6 +23,7 @@ from reconcile.lattice import LatticeSum, most_summed
 from reconcile.summaries.layered import LayeredView, reads_below
 from reconcile.summaries.loading import LoadingView
 from reconcile.view import Answer, Read
+from store.domain.hub import Place
 from store.domain.ports import StoreBusy, StoreUnavailable
 from store.domain.view import ColdView, StoredIds, Times
 from store.sync.index.hot import HotIndex, HotView
@@ -131,6 +132,11 @@ class StoredView:
     def memory_start(self) -> SyncId | None:
         """From here on every ID is in memory; None: none is."""
         return None if self._hot is None else self._hot.floor
+
+    @property
+    def places(self) -> list[Place]:
+        """The newest commits of the index and of the summaries, as far as they were opened."""
+        return [each.place for each in (self._hot, self._cold) if each is not None]
 
     @property
     def indexed(self) -> IndexView | None:

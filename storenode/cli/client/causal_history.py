@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import click
 
+from storenode.cli.client.completeness import coverage_option, tell
 from storenode.cli.client.output import note
 from storenode.cli.client.session import ENTRY, Session, connected, topic_options
 from storenode.cli.client.walks import missing_note, print_page
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.node import Entry, content_filter
+
+if TYPE_CHECKING:
+    from storenode.client.types import AnswerCoverage
 
 _WALK = "Walk"
 
@@ -42,6 +47,7 @@ _WALK = "Walk"
     help="Walk at most N generations back.  [default: unlimited]",
 )
 @option("--no-data", is_flag=True, section=_WALK, help="Print only IDs and hashes.")
+@coverage_option
 @topic_options
 @connected()
 async def causal_history(
@@ -55,6 +61,7 @@ async def causal_history(
     no_data: bool,
     pubsub_topic: str | None,
     content_topics: tuple[str, ...],
+    with_coverage: bool,
 ) -> int:
     """Fetch everything that some SDS messages depend on, parents before children.
 
@@ -67,13 +74,19 @@ async def causal_history(
         max_messages=max_messages,
         max_depth=max_depth,
         filter=content_filter(pubsub_topic, content_topics),
+        coverage=with_coverage,
     )
     missing, truncated = 0, False
+    said: list[AnswerCoverage] = []
     async with aclosing(pages):
         async for page in pages:
             missing += print_page(session.out, page, data=not no_data)
             truncated |= page.truncated
+            if page.HasField("coverage"):
+                said.append(page.coverage)
     if truncated:
         note("A limit ended the walk: ask again with the missing parents of what came as heads.")
     missing_note(missing)
+    if with_coverage:
+        tell(session.out, said)
     return OK

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import click
 
-from storenode.cli.client.completeness import completeness
+from storenode.cli.client.completeness import coverage_option, tell
 from storenode.cli.client.output import note
 from storenode.cli.client.session import HEX, Session, connected, time_options, topic_options
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.messages import query_request
+
+if TYPE_CHECKING:
+    from storenode.client.types import AnswerCoverage
 
 _PAGE = "Page"
 
@@ -53,13 +57,7 @@ _PAGE = "Page"
     section=_PAGE,
     help="Print the cursor of the next page where there is one.",
 )
-@option(
-    "--coverage",
-    "with_coverage",
-    is_flag=True,
-    section=_PAGE,
-    help="Say on standard error how complete the time from --from on is; not with --hash.",
-)
+@coverage_option
 @connected()
 async def query(
     session: Session,
@@ -91,20 +89,15 @@ async def query(
         cursor=cursor,
         limit=limit,
         include_data=not no_data,
+        coverage=with_coverage,
     )
-    said = ""
-    if with_coverage:
-        said = await completeness(
-            session.client,
-            pubsub_topic=pubsub_topic,
-            content_topics=content_topics,
-            time_start=time_start,
-            time_end=time_end,
-        )
+    said: list[AnswerCoverage] = []
     async with aclosing(session.client.query_pages(request)) as pages:
         async for page in pages:
             for item in page.messages:
                 session.out.stored(item)
+            if page.HasField("coverage"):
+                said.append(page.coverage)
             more = page.HasField("pagination_cursor")
             if more and cursors:
                 session.out.cursor("pagination_cursor", page.pagination_cursor)
@@ -112,6 +105,6 @@ async def query(
                 if more and not cursors and not session.out.as_json:
                     note(f"More match: add --cursor {page.pagination_cursor.hex()} or --all.")
                 break
-    if said:
-        note(said)
+    if with_coverage:
+        tell(session.out, said)
     return OK

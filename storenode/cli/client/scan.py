@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import click
 
+from storenode.cli.client.completeness import coverage_option, tell
 from storenode.cli.client.session import HEX, Session, connected, time_options, topic_options
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.node import content_filter
+
+if TYPE_CHECKING:
+    from storenode.client.types import AnswerCoverage
 
 _STREAM = "Stream"
 
@@ -28,6 +33,7 @@ _STREAM = "Stream"
 )
 @option("--no-data", is_flag=True, section=_STREAM, help="Only hashes.")
 @option("--cursors", is_flag=True, section=_STREAM, help="Print the cursor after every page.")
+@coverage_option
 @connected()
 async def scan(
     session: Session,
@@ -41,6 +47,7 @@ async def scan(
     page_size: int,
     no_data: bool,
     cursors: bool,
+    with_coverage: bool,
 ) -> int:
     """Stream every stored message that matches, the oldest first.
 
@@ -53,10 +60,15 @@ async def scan(
         include_data=not no_data,
         cursor=cursor or b"",
         page_size=page_size,
+        coverage=with_coverage,
     )
     left = limit
+    said: list[AnswerCoverage] = []
     async with aclosing(pages):
         async for page in pages:
+            if page.HasField("coverage"):
+                said.append(page.coverage)
+                continue
             for item in page.messages[:left]:
                 session.out.stored(item)
             # A page cut short has no cursor of its own: going on from it would skip the rest.
@@ -66,4 +78,6 @@ async def scan(
                 left -= len(page.messages)
                 if left <= 0:
                     break
+    if with_coverage:
+        tell(session.out, said)
     return OK

@@ -17,6 +17,7 @@ from store.db.commits.feed import DatabaseFeed, follow_cursors
 from store.db.pool import Database
 from store.db.reading.reader import DatabaseReader
 from store.db.reading.transfer_reads import TransferReader
+from store.db.reconciliation.stored_ids import DatabaseIds
 from store.db.schema.partitions import PartitionMap
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.summaries.statements import DatabaseStatements
@@ -165,7 +166,7 @@ async def peer_node(
 ) -> AsyncIterator[PeerNode]:
     """Open a database and serve it to peers until the block ends."""
     async with AsyncExitStack() as stack:
-        services, reads, statements = await _services(stack, database_url)
+        services, reads, statements, stored = await _services(stack, database_url)
         identity = NodeIdentity(name, store_id or f"store of {name}".replace(" ", "-"), "1.0")
         rules, observer, metrics = Rules(), Observer(), Metrics("1.0")
         naive = NaiveReconcilable(database_url)
@@ -190,7 +191,7 @@ async def peer_node(
             )
         )
         context = _context(identity, services, rules, metrics)
-        coverage = Coverage(naive, statements)
+        coverage = Coverage(naive, statements, stored)
         context = replace(context, sessions=exchange, peers=peers or PeerRules(), coverage=coverage)
         kind: Literal["client", "peer"] = "client" if tls is None else "peer"
         listener = bind(
@@ -221,7 +222,7 @@ async def peer_node(
 
 async def _services(
     stack: AsyncExitStack, url: str
-) -> tuple[Services, TransferReader, DatabaseStatements]:
+) -> tuple[Services, TransferReader, DatabaseStatements, DatabaseIds]:
     database = await Database.open(url)
     stack.push_async_callback(database.close)
     writer = DatabaseWriter(database, PartitionMap(time.time_ns))
@@ -232,7 +233,8 @@ async def _services(
     stack.push_async_callback(feed.stop)
     reader = DatabaseReader(database, lambda: feed.messages_ever)
     services = Services(writer, reader, feed, DatabaseSdsReader(database), follow_cursors(database))
-    return services, TransferReader(database), DatabaseStatements(database)
+    reads, statements = TransferReader(database), DatabaseStatements(database)
+    return services, reads, statements, DatabaseIds(database)
 
 
 def _context(

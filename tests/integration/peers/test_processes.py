@@ -91,8 +91,10 @@ async def test_the_whole_history_is_reconciled_when_asked_for(fleet: Fleet) -> N
     withdrawn = late[0].message.timestamp // DAY_NS * DAY_NS
     one_day = ("query", "--from", str(withdrawn), "--to", str(withdrawn + DAY_NS), "--coverage")
     assert "complete as far as 1 store (" in Command.of(second).ok(*one_day).err
+    scanned = Command.of(second).ok("scan", *one_day[1:], "--json")
+    assert scanned.objects[-1]["coverage"]["state"] == "COMPLETE"
     await publish(second, late)
-    assert "not confirmed by any other store" in Command.of(second).ok(*one_day).err
+    assert "Coverage: not confirmed: no comparison" in Command.of(second).ok(*one_day).err
     found[withdrawn] = found[withdrawn][0] + 1, ("UNCONFIRMED",)
     assert by_day(second, old) == found
     shown = Command.of(second).ok("coverage", "--from", str(withdrawn), "--to", str(withdrawn + 1))

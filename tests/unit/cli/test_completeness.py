@@ -1,79 +1,90 @@
-"""The sentence of ``--coverage``: never more than the steps say."""
+"""The sentence of ``--coverage``: never more than the pages of an answer say."""
 
 from __future__ import annotations
 
-import pytest
-
-from storenode.cli.client.completeness import completeness, sentence
-from storenode.cli.errors import CliError
-from storenode.client.node import connect
-from storenode.client.types import CoverageStep, StoreCoverage
+from storenode.cli.client.completeness import sentence
+from storenode.client.types import AnswerCoverage
 
 HOUR = 3_600_000_000_000
+DROPPED = "messages before the horizon of this store may have been dropped"
 
 
-def equal(store_id: str, until: int, *, compared: int = 5 * HOUR) -> StoreCoverage:
-    state = StoreCoverage.UNCONFIRMED if until % HOUR else StoreCoverage.EQUAL
-    return StoreCoverage(
-        store_id=store_id, state=state, compared_at=compared, equal_until=until, keyed=True
+def complete(
+    start: int, end: int, *stores: str, compared: int = 5 * HOUR, keyed: bool = True
+) -> AnswerCoverage:
+    return AnswerCoverage(
+        state=AnswerCoverage.COMPLETE,
+        store_ids=stores or ("b",),
+        compared_at=compared,
+        complete_from=start,
+        complete_until=end,
+        keyed=keyed,
+        time_start=start,
+        time_end=end,
     )
 
 
-def step(index: int, *stores: StoreCoverage, before_horizon: bool = False) -> CoverageStep:
-    return CoverageStep(
-        time_start=index * HOUR,
-        time_end=(index + 1) * HOUR,
-        before_horizon=before_horizon,
-        stores=stores,
+def partial(start: int, end: int, since: int, until: int, reason: str) -> AnswerCoverage:
+    said = complete(start, end)
+    said.MergeFrom(
+        AnswerCoverage(
+            state=AnswerCoverage.PARTIAL, reason=reason, complete_from=since, complete_until=until
+        )
+    )
+    return said
+
+
+def unknown(start: int, end: int, reason: str) -> AnswerCoverage:
+    return AnswerCoverage(
+        state=AnswerCoverage.UNCONFIRMED, reason=reason, time_start=start, time_end=end
     )
 
 
-def test_all_steps_equal_is_complete_as_of_the_earliest_comparison() -> None:
-    steps = [step(0, equal("b", HOUR, compared=4 * HOUR)), step(1, equal("b", 2 * HOUR))]
+def test_complete_pages_are_complete_as_of_the_earliest_comparison() -> None:
+    pages = [complete(HOUR, 2 * HOUR), complete(0, HOUR + 1, "b", "c", compared=4 * HOUR)]
     told = "complete as far as 1 store (b) knew as of 1970-01-01T04:00:00.000Z."
-    assert sentence(steps, 2 * HOUR) == f"Coverage: {told}"
+    assert sentence(pages) == f"Coverage: {told}"
 
 
-def test_a_gap_ends_what_is_complete_although_later_steps_are_equal() -> None:
-    steps = [step(0, equal("b", HOUR)), step(1), step(2, equal("b", 3 * HOUR))]
-    assert "complete up to 1970-01-01T01:00:00.000Z as far as" in sentence(steps, 3 * HOUR)
-    assert "not confirmed by any" in sentence(steps[1:], 3 * HOUR)
+def test_pages_of_different_stores_name_all_that_were_asked() -> None:
+    pages = [complete(HOUR, 2 * HOUR, "a"), complete(0, HOUR + 1, "b")]
+    assert "complete on each page as far as 2 stores (a, b) knew" in sentence(pages)
 
 
-def test_part_of_the_last_step_is_enough_if_the_range_ends_in_it() -> None:
-    steps = [step(0, equal("b", HOUR)), step(1, equal("b", HOUR + HOUR // 2))]
-    assert sentence(steps, HOUR + HOUR // 2).startswith("Coverage: complete as far as")
-    assert "complete up to 1970-01-01T01:30:00.000Z" in sentence(steps, HOUR + HOUR // 2 + 1)
+def test_pages_without_overlap_do_not_join() -> None:
+    pages = [complete(0, HOUR), unknown(HOUR - 1, 2 * HOUR, "why"), complete(2 * HOUR, 4 * HOUR)]
+    assert "up to 1970-01-01T04:00:00.000Z" in sentence(pages)
+    assert "from 1970-01-01T02:00:00.000Z" in sentence(pages)
+    assert sentence(pages).endswith("; why.")
+    joined = [complete(0, HOUR + 1), partial(HOUR, 2 * HOUR, HOUR, HOUR + HOUR // 2, "why")]
+    assert "complete up to 1970-01-01T01:30:00.000Z as far as" in sentence(joined)
 
 
-def test_one_difference_outweighs_the_stores_that_are_equal() -> None:
-    differs = StoreCoverage(store_id="c\x1b", state=StoreCoverage.DIFFERS, compared_at=3 * HOUR)
-    told = sentence([step(0, equal("b", HOUR), differs)], HOUR)
-    assert told.startswith("Coverage: may be incomplete: differs from 1 store (c")
-    assert "1970-01-01T03:00:00.000Z" in told
+def test_a_horizon_within_the_time_is_told() -> None:
+    told = sentence([partial(0, 2 * HOUR, HOUR, 2 * HOUR, DROPPED)])
+    assert "from 1970-01-01T01:00:00.000Z up to 1970-01-01T02:00:00.000Z" in told
+    assert told.endswith(f"; {DROPPED}.")
+
+
+def test_one_difference_outweighs_pages_that_are_complete() -> None:
+    lacking = AnswerCoverage(
+        state=AnswerCoverage.INCOMPLETE,
+        reason="this store lacked messages",
+        store_ids=["c\x1b"],
+        compared_at=3 * HOUR,
+    )
+    told = sentence([complete(0, HOUR), lacking])
+    assert told.startswith("Coverage: incomplete as of 1970-01-01T03:00:00.000Z: this store lacked")
+    assert "1 store (c" in told
     assert "\x1b" not in told
 
 
-def test_below_the_horizon_nothing_is_called_complete() -> None:
-    told = sentence([step(0, equal("b", HOUR), before_horizon=True)], HOUR)
-    assert told.startswith("Coverage: may be incomplete: the time begins before the horizon")
-
-
 def test_xor_alone_is_told_and_many_stores_are_counted() -> None:
-    stores = [equal(name, HOUR) for name in "abcde"]
-    stores[0].keyed = False
-    told = sentence([step(0, *stores)], HOUR)
+    told = sentence([complete(0, HOUR, *"abcde", keyed=False)])
     assert "5 stores (a, b, c and 2 more)" in told
     assert told.endswith(", by XOR.")
 
 
-def test_a_time_to_come_has_no_coverage() -> None:
-    assert sentence([], HOUR) == "Coverage: none, as this time has not come yet."
-
-
-async def test_a_range_without_start_is_refused_before_any_call() -> None:
-    async with connect("127.0.0.1:1") as client:
-        with pytest.raises(CliError, match="--coverage needs --from"):
-            await completeness(
-                client, pubsub_topic=None, content_topics=(), time_start=None, time_end=None
-            )
+def test_without_any_knowledge_nothing_is_claimed() -> None:
+    assert sentence([]) == "Coverage: unknown: the node says nothing about this answer."
+    assert sentence([unknown(0, 1, "why")]) == "Coverage: not confirmed: why."

@@ -24,11 +24,12 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from storenode.wire.sds.v1 import message_pb2 as sds_dot_v1_dot_message__pb2
+from storenode.wire.storenode.coverage.v1 import coverage_pb2 as storenode_dot_coverage_dot_v1_dot_coverage__pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_dot_store_dot_v3_dot_store__pb2
 from storenode.wire.waku.sync.transfer.v1 import transfer_pb2 as waku_dot_sync_dot_transfer_dot_v1_dot_transfer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18storenode/v1/store.proto\x12\x0cstorenode.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x14sds/v1/message.proto\x1a\x19waku/store/v3/store.proto\x1a$waku/sync/transfer/v1/transfer.proto\"\x98\x01\n\x0ePublishRequest\x12<\n\x08messages\x18\x01 \x03(\x0b\x32*.waku.sync.transfer.v1.WakuMessageAndTopic\x12\x14\n\x0cmin_confirms\x18\x02 \x01(\r\x12\x32\n\x0f\x63onfirm_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"?\n\x0fPublishResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.storenode.v1.PublishResult\"\xea\x01\n\rPublishResult\x12\x14\n\x0cmessage_hash\x18\x01 \x01(\x0c\x12\x34\n\x07outcome\x18\x02 \x01(\x0e\x32#.storenode.v1.PublishResult.Outcome\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08\x63onfirms\x18\x04 \x01(\r\"k\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\n\n\x06STORED\x10\x01\x12\r\n\tDUPLICATE\x10\x02\x12\r\n\tEPHEMERAL\x10\x03\x12\x0c\n\x08REJECTED\x10\x04\x12\x0f\n\x0bUNCONFIRMED\x10\x05\"S\n\rContentFilter\x12\x19\n\x0cpubsub_topic\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\x0e\x63ontent_topics\x18\x02 \x03(\tB\x0f\n\r_pubsub_topic\"\xbf\x01\n\x0bScanRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x17\n\ntime_start\x18\x02 \x01(\x12H\x00\x88\x01\x01\x12\x15\n\x08time_end\x18\x03 \x01(\x12H\x01\x88\x01\x01\x12\x14\n\x0cinclude_data\x18\x04 \x01(\x08\x12\x0e\n\x06\x63ursor\x18\x05 \x01(\x0c\x12\x11\n\tpage_size\x18\x06 \x01(\rB\r\n\x0b_time_startB\x0b\n\t_time_end\"P\n\x08ScanPage\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\"z\n\rFollowRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x12\x16\n\x0e\x66rom_beginning\x18\x03 \x01(\x08\x12\x14\n\x0cinclude_data\x18\x04 \x01(\x08\"`\n\nFollowPage\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x12\x0c\n\x04live\x18\x03 \x01(\x08\"\x7f\n\x15GetSdsMessagesRequest\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12%\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12+\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\"}\n\x0fSdsMessagesPage\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.storenode.v1.SdsStoredMessage\x12%\n\x07missing\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"k\n\x10SdsStoredMessage\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x32\n\x06stored\x18\x02 \x01(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\"\xbb\x01\n\x17GetCausalHistoryRequest\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12#\n\x05heads\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x11\n\tknown_ids\x18\x03 \x03(\t\x12\x14\n\x0cmax_messages\x18\x04 \x01(\r\x12\x11\n\tmax_depth\x18\x05 \x01(\r\x12+\n\x06\x66ilter\x18\x06 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\"\x7f\n\x11\x43\x61usalHistoryPage\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.storenode.v1.SdsStoredMessage\x12%\n\x07missing\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\xf3\x01\n\x12GetCoverageRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x17\n\ntime_start\x18\x02 \x01(\x12H\x00\x88\x01\x01\x12\x15\n\x08time_end\x18\x03 \x01(\x12H\x01\x88\x01\x01\x12\x33\n\x04step\x18\x04 \x01(\x0e\x32%.storenode.v1.GetCoverageRequest.Step\"/\n\x04Step\x12\x14\n\x10STEP_UNSPECIFIED\x10\x00\x12\x08\n\x04HOUR\x10\x01\x12\x07\n\x03\x44\x41Y\x10\x02\x42\r\n\x0b_time_startB\x0b\n\t_time_end\"9\n\x0c\x43overagePage\x12)\n\x05steps\x18\x01 \x03(\x0b\x32\x1a.storenode.v1.CoverageStep\"\xb2\x01\n\x0c\x43overageStep\x12\x12\n\ntime_start\x18\x01 \x01(\x12\x12\x10\n\x08time_end\x18\x02 \x01(\x12\x12\x15\n\x08messages\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\x16\n\x0e\x62\x65\x66ore_horizon\x18\x05 \x01(\x08\x12+\n\x06stores\x18\x06 \x03(\x0b\x32\x1b.storenode.v1.StoreCoverageB\x0b\n\t_messages\"\xaf\x02\n\rStoreCoverage\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.storenode.v1.StoreCoverage.State\x12\x13\n\x0b\x63ompared_at\x18\x03 \x01(\x12\x12\x13\n\x0b\x65qual_until\x18\x04 \x01(\x12\x12\r\n\x05keyed\x18\x05 \x01(\x08\x12\x19\n\x0cmissing_here\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\rmissing_there\x18\x07 \x01(\x04H\x01\x88\x01\x01\"G\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\t\n\x05\x45QUAL\x10\x01\x12\x0b\n\x07\x44IFFERS\x10\x02\x12\x0f\n\x0bUNCONFIRMED\x10\x03\x42\x0f\n\r_missing_hereB\x10\n\x0e_missing_there2\xf4\x04\n\x05Store\x12\x46\n\x07Publish\x12\x1c.storenode.v1.PublishRequest\x1a\x1d.storenode.v1.PublishResponse\x12P\n\rPublishStream\x12\x1c.storenode.v1.PublishRequest\x1a\x1d.storenode.v1.PublishResponse(\x01\x30\x01\x12L\n\x05Query\x12 .waku.store.v3.StoreQueryRequest\x1a!.waku.store.v3.StoreQueryResponse\x12;\n\x04Scan\x12\x19.storenode.v1.ScanRequest\x1a\x16.storenode.v1.ScanPage0\x01\x12\x41\n\x06\x46ollow\x12\x1b.storenode.v1.FollowRequest\x1a\x18.storenode.v1.FollowPage0\x01\x12V\n\x0eGetSdsMessages\x12#.storenode.v1.GetSdsMessagesRequest\x1a\x1d.storenode.v1.SdsMessagesPage0\x01\x12\\\n\x10GetCausalHistory\x12%.storenode.v1.GetCausalHistoryRequest\x1a\x1f.storenode.v1.CausalHistoryPage0\x01\x12M\n\x0bGetCoverage\x12 .storenode.v1.GetCoverageRequest\x1a\x1a.storenode.v1.CoveragePage0\x01\x42z\n\x16io.github.storenode.v1B\nStoreProtoP\x01Z=github.com/storenode/storenode/proto/storenode/v1;storenodev1\xa2\x02\x03STN\xaa\x02\x0cStorenode.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18storenode/v1/store.proto\x12\x0cstorenode.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x14sds/v1/message.proto\x1a$storenode/coverage/v1/coverage.proto\x1a\x19waku/store/v3/store.proto\x1a$waku/sync/transfer/v1/transfer.proto\"\x98\x01\n\x0ePublishRequest\x12<\n\x08messages\x18\x01 \x03(\x0b\x32*.waku.sync.transfer.v1.WakuMessageAndTopic\x12\x14\n\x0cmin_confirms\x18\x02 \x01(\r\x12\x32\n\x0f\x63onfirm_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"?\n\x0fPublishResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.storenode.v1.PublishResult\"\xea\x01\n\rPublishResult\x12\x14\n\x0cmessage_hash\x18\x01 \x01(\x0c\x12\x34\n\x07outcome\x18\x02 \x01(\x0e\x32#.storenode.v1.PublishResult.Outcome\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08\x63onfirms\x18\x04 \x01(\r\"k\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\n\n\x06STORED\x10\x01\x12\r\n\tDUPLICATE\x10\x02\x12\r\n\tEPHEMERAL\x10\x03\x12\x0c\n\x08REJECTED\x10\x04\x12\x0f\n\x0bUNCONFIRMED\x10\x05\"S\n\rContentFilter\x12\x19\n\x0cpubsub_topic\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x16\n\x0e\x63ontent_topics\x18\x02 \x03(\tB\x0f\n\r_pubsub_topic\"\xd1\x01\n\x0bScanRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x17\n\ntime_start\x18\x02 \x01(\x12H\x00\x88\x01\x01\x12\x15\n\x08time_end\x18\x03 \x01(\x12H\x01\x88\x01\x01\x12\x14\n\x0cinclude_data\x18\x04 \x01(\x08\x12\x0e\n\x06\x63ursor\x18\x05 \x01(\x0c\x12\x11\n\tpage_size\x18\x06 \x01(\r\x12\x10\n\x08\x63overage\x18\x07 \x01(\x08\x42\r\n\x0b_time_startB\x0b\n\t_time_end\"\x89\x01\n\x08ScanPage\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x12\x37\n\x08\x63overage\x18\x03 \x01(\x0b\x32%.storenode.coverage.v1.AnswerCoverage\"z\n\rFollowRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x12\x16\n\x0e\x66rom_beginning\x18\x03 \x01(\x08\x12\x14\n\x0cinclude_data\x18\x04 \x01(\x08\"`\n\nFollowPage\x12\x34\n\x08messages\x18\x01 \x03(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x0c\x12\x0c\n\x04live\x18\x03 \x01(\x08\"\x91\x01\n\x15GetSdsMessagesRequest\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12%\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12+\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x10\n\x08\x63overage\x18\x04 \x01(\x08\"\xb6\x01\n\x0fSdsMessagesPage\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.storenode.v1.SdsStoredMessage\x12%\n\x07missing\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x37\n\x08\x63overage\x18\x04 \x01(\x0b\x32%.storenode.coverage.v1.AnswerCoverage\"k\n\x10SdsStoredMessage\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x32\n\x06stored\x18\x02 \x01(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\"\xcd\x01\n\x17GetCausalHistoryRequest\x12\x12\n\nchannel_id\x18\x01 \x01(\t\x12#\n\x05heads\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x11\n\tknown_ids\x18\x03 \x03(\t\x12\x14\n\x0cmax_messages\x18\x04 \x01(\r\x12\x11\n\tmax_depth\x18\x05 \x01(\r\x12+\n\x06\x66ilter\x18\x06 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x10\n\x08\x63overage\x18\x07 \x01(\x08\"\xb8\x01\n\x11\x43\x61usalHistoryPage\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.storenode.v1.SdsStoredMessage\x12%\n\x07missing\x18\x02 \x03(\x0b\x32\x14.sds.v1.HistoryEntry\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x37\n\x08\x63overage\x18\x04 \x01(\x0b\x32%.storenode.coverage.v1.AnswerCoverage\"\xf3\x01\n\x12GetCoverageRequest\x12+\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1b.storenode.v1.ContentFilter\x12\x17\n\ntime_start\x18\x02 \x01(\x12H\x00\x88\x01\x01\x12\x15\n\x08time_end\x18\x03 \x01(\x12H\x01\x88\x01\x01\x12\x33\n\x04step\x18\x04 \x01(\x0e\x32%.storenode.v1.GetCoverageRequest.Step\"/\n\x04Step\x12\x14\n\x10STEP_UNSPECIFIED\x10\x00\x12\x08\n\x04HOUR\x10\x01\x12\x07\n\x03\x44\x41Y\x10\x02\x42\r\n\x0b_time_startB\x0b\n\t_time_end\"9\n\x0c\x43overagePage\x12)\n\x05steps\x18\x01 \x03(\x0b\x32\x1a.storenode.v1.CoverageStep\"\xb2\x01\n\x0c\x43overageStep\x12\x12\n\ntime_start\x18\x01 \x01(\x12\x12\x10\n\x08time_end\x18\x02 \x01(\x12\x12\x15\n\x08messages\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\x0c\x12\x16\n\x0e\x62\x65\x66ore_horizon\x18\x05 \x01(\x08\x12+\n\x06stores\x18\x06 \x03(\x0b\x32\x1b.storenode.v1.StoreCoverageB\x0b\n\t_messages\"\xaf\x02\n\rStoreCoverage\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x30\n\x05state\x18\x02 \x01(\x0e\x32!.storenode.v1.StoreCoverage.State\x12\x13\n\x0b\x63ompared_at\x18\x03 \x01(\x12\x12\x13\n\x0b\x65qual_until\x18\x04 \x01(\x12\x12\r\n\x05keyed\x18\x05 \x01(\x08\x12\x19\n\x0cmissing_here\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x1a\n\rmissing_there\x18\x07 \x01(\x04H\x01\x88\x01\x01\"G\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\t\n\x05\x45QUAL\x10\x01\x12\x0b\n\x07\x44IFFERS\x10\x02\x12\x0f\n\x0bUNCONFIRMED\x10\x03\x42\x0f\n\r_missing_hereB\x10\n\x0e_missing_there2\xf4\x04\n\x05Store\x12\x46\n\x07Publish\x12\x1c.storenode.v1.PublishRequest\x1a\x1d.storenode.v1.PublishResponse\x12P\n\rPublishStream\x12\x1c.storenode.v1.PublishRequest\x1a\x1d.storenode.v1.PublishResponse(\x01\x30\x01\x12L\n\x05Query\x12 .waku.store.v3.StoreQueryRequest\x1a!.waku.store.v3.StoreQueryResponse\x12;\n\x04Scan\x12\x19.storenode.v1.ScanRequest\x1a\x16.storenode.v1.ScanPage0\x01\x12\x41\n\x06\x46ollow\x12\x1b.storenode.v1.FollowRequest\x1a\x18.storenode.v1.FollowPage0\x01\x12V\n\x0eGetSdsMessages\x12#.storenode.v1.GetSdsMessagesRequest\x1a\x1d.storenode.v1.SdsMessagesPage0\x01\x12\\\n\x10GetCausalHistory\x12%.storenode.v1.GetCausalHistoryRequest\x1a\x1f.storenode.v1.CausalHistoryPage0\x01\x12M\n\x0bGetCoverage\x12 .storenode.v1.GetCoverageRequest\x1a\x1a.storenode.v1.CoveragePage0\x01\x42z\n\x16io.github.storenode.v1B\nStoreProtoP\x01Z=github.com/storenode/storenode/proto/storenode/v1;storenodev1\xa2\x02\x03STN\xaa\x02\x0cStorenode.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,46 +37,46 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'storenode.wire.storenode.v1
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\026io.github.storenode.v1B\nStoreProtoP\001Z=github.com/storenode/storenode/proto/storenode/v1;storenodev1\242\002\003STN\252\002\014Storenode.V1'
-  _globals['_PUBLISHREQUEST']._serialized_start=162
-  _globals['_PUBLISHREQUEST']._serialized_end=314
-  _globals['_PUBLISHRESPONSE']._serialized_start=316
-  _globals['_PUBLISHRESPONSE']._serialized_end=379
-  _globals['_PUBLISHRESULT']._serialized_start=382
-  _globals['_PUBLISHRESULT']._serialized_end=616
-  _globals['_PUBLISHRESULT_OUTCOME']._serialized_start=509
-  _globals['_PUBLISHRESULT_OUTCOME']._serialized_end=616
-  _globals['_CONTENTFILTER']._serialized_start=618
-  _globals['_CONTENTFILTER']._serialized_end=701
-  _globals['_SCANREQUEST']._serialized_start=704
-  _globals['_SCANREQUEST']._serialized_end=895
-  _globals['_SCANPAGE']._serialized_start=897
-  _globals['_SCANPAGE']._serialized_end=977
-  _globals['_FOLLOWREQUEST']._serialized_start=979
-  _globals['_FOLLOWREQUEST']._serialized_end=1101
-  _globals['_FOLLOWPAGE']._serialized_start=1103
-  _globals['_FOLLOWPAGE']._serialized_end=1199
-  _globals['_GETSDSMESSAGESREQUEST']._serialized_start=1201
-  _globals['_GETSDSMESSAGESREQUEST']._serialized_end=1328
-  _globals['_SDSMESSAGESPAGE']._serialized_start=1330
-  _globals['_SDSMESSAGESPAGE']._serialized_end=1455
-  _globals['_SDSSTOREDMESSAGE']._serialized_start=1457
-  _globals['_SDSSTOREDMESSAGE']._serialized_end=1564
-  _globals['_GETCAUSALHISTORYREQUEST']._serialized_start=1567
-  _globals['_GETCAUSALHISTORYREQUEST']._serialized_end=1754
-  _globals['_CAUSALHISTORYPAGE']._serialized_start=1756
-  _globals['_CAUSALHISTORYPAGE']._serialized_end=1883
-  _globals['_GETCOVERAGEREQUEST']._serialized_start=1886
-  _globals['_GETCOVERAGEREQUEST']._serialized_end=2129
-  _globals['_GETCOVERAGEREQUEST_STEP']._serialized_start=2054
-  _globals['_GETCOVERAGEREQUEST_STEP']._serialized_end=2101
-  _globals['_COVERAGEPAGE']._serialized_start=2131
-  _globals['_COVERAGEPAGE']._serialized_end=2188
-  _globals['_COVERAGESTEP']._serialized_start=2191
-  _globals['_COVERAGESTEP']._serialized_end=2369
-  _globals['_STORECOVERAGE']._serialized_start=2372
-  _globals['_STORECOVERAGE']._serialized_end=2675
-  _globals['_STORECOVERAGE_STATE']._serialized_start=2569
-  _globals['_STORECOVERAGE_STATE']._serialized_end=2640
-  _globals['_STORE']._serialized_start=2678
-  _globals['_STORE']._serialized_end=3306
+  _globals['_PUBLISHREQUEST']._serialized_start=200
+  _globals['_PUBLISHREQUEST']._serialized_end=352
+  _globals['_PUBLISHRESPONSE']._serialized_start=354
+  _globals['_PUBLISHRESPONSE']._serialized_end=417
+  _globals['_PUBLISHRESULT']._serialized_start=420
+  _globals['_PUBLISHRESULT']._serialized_end=654
+  _globals['_PUBLISHRESULT_OUTCOME']._serialized_start=547
+  _globals['_PUBLISHRESULT_OUTCOME']._serialized_end=654
+  _globals['_CONTENTFILTER']._serialized_start=656
+  _globals['_CONTENTFILTER']._serialized_end=739
+  _globals['_SCANREQUEST']._serialized_start=742
+  _globals['_SCANREQUEST']._serialized_end=951
+  _globals['_SCANPAGE']._serialized_start=954
+  _globals['_SCANPAGE']._serialized_end=1091
+  _globals['_FOLLOWREQUEST']._serialized_start=1093
+  _globals['_FOLLOWREQUEST']._serialized_end=1215
+  _globals['_FOLLOWPAGE']._serialized_start=1217
+  _globals['_FOLLOWPAGE']._serialized_end=1313
+  _globals['_GETSDSMESSAGESREQUEST']._serialized_start=1316
+  _globals['_GETSDSMESSAGESREQUEST']._serialized_end=1461
+  _globals['_SDSMESSAGESPAGE']._serialized_start=1464
+  _globals['_SDSMESSAGESPAGE']._serialized_end=1646
+  _globals['_SDSSTOREDMESSAGE']._serialized_start=1648
+  _globals['_SDSSTOREDMESSAGE']._serialized_end=1755
+  _globals['_GETCAUSALHISTORYREQUEST']._serialized_start=1758
+  _globals['_GETCAUSALHISTORYREQUEST']._serialized_end=1963
+  _globals['_CAUSALHISTORYPAGE']._serialized_start=1966
+  _globals['_CAUSALHISTORYPAGE']._serialized_end=2150
+  _globals['_GETCOVERAGEREQUEST']._serialized_start=2153
+  _globals['_GETCOVERAGEREQUEST']._serialized_end=2396
+  _globals['_GETCOVERAGEREQUEST_STEP']._serialized_start=2321
+  _globals['_GETCOVERAGEREQUEST_STEP']._serialized_end=2368
+  _globals['_COVERAGEPAGE']._serialized_start=2398
+  _globals['_COVERAGEPAGE']._serialized_end=2455
+  _globals['_COVERAGESTEP']._serialized_start=2458
+  _globals['_COVERAGESTEP']._serialized_end=2636
+  _globals['_STORECOVERAGE']._serialized_start=2639
+  _globals['_STORECOVERAGE']._serialized_end=2942
+  _globals['_STORECOVERAGE_STATE']._serialized_start=2836
+  _globals['_STORECOVERAGE_STATE']._serialized_end=2907
+  _globals['_STORE']._serialized_start=2945
+  _globals['_STORE']._serialized_end=3573
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from storenode.wire.sds.v1 import message_pb2 as _message_pb2
+from storenode.wire.storenode.coverage.v1 import coverage_pb2 as _coverage_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as _store_pb2
 from storenode.wire.waku.sync.transfer.v1 import transfer_pb2 as _transfer_pb2
 import builtins as _builtins
@@ -205,6 +206,7 @@ class ScanRequest(_message.Message):
     INCLUDE_DATA_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     time_start: _builtins.int
     """Messages from this timestamp on, in Unix nanoseconds, inclusive. Unset: no bound."""
     time_end: _builtins.int
@@ -215,6 +217,8 @@ class ScanRequest(_message.Message):
     """Continue after the page with this cursor. Empty: start at the first match."""
     page_size: _builtins.int
     """Messages per page, at most 10,000. 0: the node chooses. A page is also cut by its size."""
+    coverage: _builtins.bool
+    """True: the last page, which has no messages, says how complete the answer is."""
     @_builtins.property
     def filter(self) -> Global___ContentFilter:
         """Unset: all messages."""
@@ -228,10 +232,11 @@ class ScanRequest(_message.Message):
         include_data: _builtins.bool = ...,
         cursor: _builtins.bytes = ...,
         page_size: _builtins.int = ...,
+        coverage: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_time_end", b"_time_end", "_time_start", b"_time_start", "filter", b"filter", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_end", b"_time_end", "_time_start", b"_time_start", "cursor", b"cursor", "filter", b"filter", "include_data", b"include_data", "page_size", b"page_size", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_end", b"_time_end", "_time_start", b"_time_start", "coverage", b"coverage", "cursor", b"cursor", "filter", b"filter", "include_data", b"include_data", "page_size", b"page_size", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time_end: _TypeAlias = _typing.Literal["time_end"]  # noqa: Y015
     _WhichOneofArgType__time_end: _TypeAlias = _typing.Literal["_time_end", b"_time_end"]  # noqa: Y015
@@ -252,6 +257,7 @@ class ScanPage(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     cursor: _builtins.bytes
     """The cursor from which to continue after this page. Opaque; valid at every node, and after
     restarts and retention.
@@ -260,15 +266,22 @@ class ScanPage(_message.Message):
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_store_pb2.WakuMessageKeyValue]:
         """The messages, in ascending order of timestamp, then hash."""
 
+    @_builtins.property
+    def coverage(self) -> _coverage_pb2.AnswerCoverage:
+        """How complete the pages of this call are together, from its cursor on. Only on the last page, and
+        where the request asks for it; unset where nothing can match, or by a node that cannot tell.
+        """
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[_store_pb2.WakuMessageKeyValue] | None = ...,
         cursor: _builtins.bytes = ...,
+        coverage: _coverage_pb2.AnswerCoverage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "cursor", b"cursor", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -357,8 +370,11 @@ class GetSdsMessagesRequest(_message.Message):
     CHANNEL_ID_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
     """The channel."""
+    coverage: _builtins.bool
+    """True: the last page, which has no messages, says how complete the store is."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.HistoryEntry]:
         """The messages, at most 1,000. A retrieval hint selects one of several messages with the same ID."""
@@ -373,10 +389,11 @@ class GetSdsMessagesRequest(_message.Message):
         channel_id: _builtins.str = ...,
         entries: _abc.Iterable[_message_pb2.HistoryEntry] | None = ...,
         filter: Global___ContentFilter | None = ...,
+        coverage: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_id", b"channel_id", "entries", b"entries", "filter", b"filter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_id", b"channel_id", "coverage", b"coverage", "entries", b"entries", "filter", b"filter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,6 +408,7 @@ class SdsMessagesPage(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     truncated: _builtins.bool
     """True: more messages claim one ID than are returned (16)."""
     @_builtins.property
@@ -401,16 +419,23 @@ class SdsMessagesPage(_message.Message):
     def missing(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.HistoryEntry]:
         """The entries that this node does not hold."""
 
+    @_builtins.property
+    def coverage(self) -> _coverage_pb2.AnswerCoverage:
+        """How complete the store is over all the time that it keeps. Only on the last page, and where the
+        request asks for it. COMPLETE means that the named stores lacked what is `missing`, too.
+        """
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___SdsStoredMessage] | None = ...,
         missing: _abc.Iterable[_message_pb2.HistoryEntry] | None = ...,
         truncated: _builtins.bool = ...,
+        coverage: _coverage_pb2.AnswerCoverage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "missing", b"missing", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "messages", b"messages", "missing", b"missing", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -458,12 +483,15 @@ class GetCausalHistoryRequest(_message.Message):
     MAX_MESSAGES_FIELD_NUMBER: _builtins.int
     MAX_DEPTH_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
     """The channel."""
     max_messages: _builtins.int
     """Messages to send at most. 0: the node's limit, 100,000."""
     max_depth: _builtins.int
     """Generations to go back; the heads have depth 0. 0: unlimited."""
+    coverage: _builtins.bool
+    """True: the last page, which has no messages, says how complete the store is."""
     @_builtins.property
     def heads(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.HistoryEntry]:
         """The messages to start from, at most 100. They are part of the result."""
@@ -487,10 +515,11 @@ class GetCausalHistoryRequest(_message.Message):
         max_messages: _builtins.int = ...,
         max_depth: _builtins.int = ...,
         filter: Global___ContentFilter | None = ...,
+        coverage: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_id", b"channel_id", "filter", b"filter", "heads", b"heads", "known_ids", b"known_ids", "max_depth", b"max_depth", "max_messages", b"max_messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_id", b"channel_id", "coverage", b"coverage", "filter", b"filter", "heads", b"heads", "known_ids", b"known_ids", "max_depth", b"max_depth", "max_messages", b"max_messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -505,6 +534,7 @@ class CausalHistoryPage(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     MISSING_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     truncated: _builtins.bool
     """True: a limit was reached. The messages nearest to the heads were sent; to continue, call again
     with the parents that were not sent as heads.
@@ -517,16 +547,23 @@ class CausalHistoryPage(_message.Message):
     def missing(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.HistoryEntry]:
         """Messages that are referenced and that this node does not hold."""
 
+    @_builtins.property
+    def coverage(self) -> _coverage_pb2.AnswerCoverage:
+        """How complete the store is, as in `SdsMessagesPage`. A history without `missing` needs no
+        confirmation: each message names its parents.
+        """
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___SdsStoredMessage] | None = ...,
         missing: _abc.Iterable[_message_pb2.HistoryEntry] | None = ...,
         truncated: _builtins.bool = ...,
+        coverage: _coverage_pb2.AnswerCoverage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "missing", b"missing", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "messages", b"messages", "missing", b"missing", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from storenode.wire.storenode.coverage.v1 import coverage_pb2 as storenode_dot_coverage_dot_v1_dot_coverage__pb2
 from storenode.wire.waku.message.v1 import message_pb2 as waku_dot_message_dot_v1_dot_message__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19waku/store/v3/store.proto\x12\rwaku.store.v3\x1a\x1dwaku/message/v1/message.proto\"\xad\x01\n\x13WakuMessageKeyValue\x12\x19\n\x0cmessage_hash\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x32\n\x07message\x18\x02 \x01(\x0b\x32\x1c.waku.message.v1.WakuMessageH\x01\x88\x01\x01\x12\x19\n\x0cpubsub_topic\x18\x03 \x01(\tH\x02\x88\x01\x01\x42\x0f\n\r_message_hashB\n\n\x08_messageB\x0f\n\r_pubsub_topic\"\xeb\x02\n\x11StoreQueryRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cinclude_data\x18\x02 \x01(\x08\x12\x19\n\x0cpubsub_topic\x18\n \x01(\tH\x00\x88\x01\x01\x12\x16\n\x0e\x63ontent_topics\x18\x0b \x03(\t\x12\x17\n\ntime_start\x18\x0c \x01(\x12H\x01\x88\x01\x01\x12\x15\n\x08time_end\x18\r \x01(\x12H\x02\x88\x01\x01\x12\x16\n\x0emessage_hashes\x18\x14 \x03(\x0c\x12\x1e\n\x11pagination_cursor\x18\x33 \x01(\x0cH\x03\x88\x01\x01\x12\x1a\n\x12pagination_forward\x18\x34 \x01(\x08\x12\x1d\n\x10pagination_limit\x18\x35 \x01(\x04H\x04\x88\x01\x01\x42\x0f\n\r_pubsub_topicB\r\n\x0b_time_startB\x0b\n\t_time_endB\x14\n\x12_pagination_cursorB\x13\n\x11_pagination_limit\"\xe8\x01\n\x12StoreQueryResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x0bstatus_code\x18\n \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0bstatus_desc\x18\x0b \x01(\tH\x01\x88\x01\x01\x12\x34\n\x08messages\x18\x14 \x03(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\x12\x1e\n\x11pagination_cursor\x18\x33 \x01(\x0cH\x02\x88\x01\x01\x42\x0e\n\x0c_status_codeB\x0e\n\x0c_status_descB\x14\n\x12_pagination_cursorB\x8d\x01\n!io.github.storenode.waku.store.v3B\nStoreProtoP\x01Z:github.com/storenode/storenode/proto/waku/store/v3;storev3\xa2\x02\x03WSX\xaa\x02\x17Storenode.Waku.Store.V3b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19waku/store/v3/store.proto\x12\rwaku.store.v3\x1a$storenode/coverage/v1/coverage.proto\x1a\x1dwaku/message/v1/message.proto\"\xad\x01\n\x13WakuMessageKeyValue\x12\x19\n\x0cmessage_hash\x18\x01 \x01(\x0cH\x00\x88\x01\x01\x12\x32\n\x07message\x18\x02 \x01(\x0b\x32\x1c.waku.message.v1.WakuMessageH\x01\x88\x01\x01\x12\x19\n\x0cpubsub_topic\x18\x03 \x01(\tH\x02\x88\x01\x01\x42\x0f\n\r_message_hashB\n\n\x08_messageB\x0f\n\r_pubsub_topic\"\xfe\x02\n\x11StoreQueryRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cinclude_data\x18\x02 \x01(\x08\x12\x19\n\x0cpubsub_topic\x18\n \x01(\tH\x00\x88\x01\x01\x12\x16\n\x0e\x63ontent_topics\x18\x0b \x03(\t\x12\x17\n\ntime_start\x18\x0c \x01(\x12H\x01\x88\x01\x01\x12\x15\n\x08time_end\x18\r \x01(\x12H\x02\x88\x01\x01\x12\x16\n\x0emessage_hashes\x18\x14 \x03(\x0c\x12\x1e\n\x11pagination_cursor\x18\x33 \x01(\x0cH\x03\x88\x01\x01\x12\x1a\n\x12pagination_forward\x18\x34 \x01(\x08\x12\x1d\n\x10pagination_limit\x18\x35 \x01(\x04H\x04\x88\x01\x01\x12\x11\n\x08\x63overage\x18\xfc\x39 \x01(\x08\x42\x0f\n\r_pubsub_topicB\r\n\x0b_time_startB\x0b\n\t_time_endB\x14\n\x12_pagination_cursorB\x13\n\x11_pagination_limit\"\xa2\x02\n\x12StoreQueryResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x0bstatus_code\x18\n \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0bstatus_desc\x18\x0b \x01(\tH\x01\x88\x01\x01\x12\x34\n\x08messages\x18\x14 \x03(\x0b\x32\".waku.store.v3.WakuMessageKeyValue\x12\x1e\n\x11pagination_cursor\x18\x33 \x01(\x0cH\x02\x88\x01\x01\x12\x38\n\x08\x63overage\x18\xfc\x39 \x01(\x0b\x32%.storenode.coverage.v1.AnswerCoverageB\x0e\n\x0c_status_codeB\x0e\n\x0c_status_descB\x14\n\x12_pagination_cursorB\x8d\x01\n!io.github.storenode.waku.store.v3B\nStoreProtoP\x01Z:github.com/storenode/storenode/proto/waku/store/v3;storev3\xa2\x02\x03WSX\xaa\x02\x17Storenode.Waku.Store.V3b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +34,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'storenode.wire.waku.store.v
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n!io.github.storenode.waku.store.v3B\nStoreProtoP\001Z:github.com/storenode/storenode/proto/waku/store/v3;storev3\242\002\003WSX\252\002\027Storenode.Waku.Store.V3'
-  _globals['_WAKUMESSAGEKEYVALUE']._serialized_start=76
-  _globals['_WAKUMESSAGEKEYVALUE']._serialized_end=249
-  _globals['_STOREQUERYREQUEST']._serialized_start=252
-  _globals['_STOREQUERYREQUEST']._serialized_end=615
-  _globals['_STOREQUERYRESPONSE']._serialized_start=618
-  _globals['_STOREQUERYRESPONSE']._serialized_end=850
+  _globals['_WAKUMESSAGEKEYVALUE']._serialized_start=114
+  _globals['_WAKUMESSAGEKEYVALUE']._serialized_end=287
+  _globals['_STOREQUERYREQUEST']._serialized_start=290
+  _globals['_STOREQUERYREQUEST']._serialized_end=672
+  _globals['_STOREQUERYRESPONSE']._serialized_start=675
+  _globals['_STOREQUERYRESPONSE']._serialized_end=965
 # @@protoc_insertion_point(module_scope)

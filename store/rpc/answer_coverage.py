@@ -1,0 +1,105 @@
+"""The short form of coverage in answers: read before the first message, checked after the last."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from store.domain.completeness import (
+    AnswerCoverage,
+    AnswerCoverages,
+    AnswerState,
+    Known,
+    answered,
+)
+from store.domain.coverage import Span
+from store.domain.ports import PageRequest, QueryPage, StoreBusy, StoreUnavailable
+from store.rpc.call import Call
+from storenode.wire.storenode.coverage.v1 import coverage_pb2
+
+_STATES: Final = {
+    AnswerState.COMPLETE: coverage_pb2.AnswerCoverage.COMPLETE,
+    AnswerState.PARTIAL: coverage_pb2.AnswerCoverage.PARTIAL,
+    AnswerState.INCOMPLETE: coverage_pb2.AnswerCoverage.INCOMPLETE,
+    AnswerState.UNCONFIRMED: coverage_pb2.AnswerCoverage.UNCONFIRMED,
+}
+
+
+class Telling:
+    """What one answer will say; made before its first message is read."""
+
+    def __init__(
+        self, reads: AnswerCoverages, span: Span, known: Known | str, *, all_kept: bool
+    ) -> None:
+        self._reads = reads
+        self._span = span
+        self._known = known
+        self._all_kept = all_kept
+
+    async def told(self, within: Span | None = None) -> coverage_pb2.AnswerCoverage | None:
+        """What to say after the last message; None where the answer is about no time.
+
+        ``within``: what of the range the answer turned out to be about.
+        """
+        lower_ns, upper_ns = within or self._span
+        span = max(lower_ns, self._span[0]), min(upper_ns, self._span[1])
+        if isinstance(self._known, str):
+            return _encoded(_unknown(span, self._known))
+        try:
+            lost, horizon_ns = await self._reads.lost_since(self._known.places)
+        except (StoreBusy, StoreUnavailable) as error:
+            return _encoded(_unknown(span, str(error)))
+        if self._all_kept:
+            span = max(span[0], horizon_ns), span[1]
+        return _encoded(answered(span, self._known, horizon_ns, lost=lost))
+
+
+async def telling(
+    call: Call, start_ns: int, end_ns: int, *, wanted: bool, all_kept: bool = False
+) -> Telling | None:
+    """Read what is known of a range; None where it is not ``wanted`` or there is nothing to say.
+
+    ``all_kept``: the answer is about all the time that the store keeps.
+    """
+    reads, end_ns = call.node.coverage, min(end_ns, call.node.now_ns())
+    if not wanted or reads is None or start_ns >= end_ns:
+        return None
+    try:
+        async with call.node.coverage_turn:
+            known: Known | str = await reads.known(start_ns, end_ns)
+    except (StoreBusy, StoreUnavailable) as error:
+        known = str(error)
+    return Telling(reads, (start_ns, end_ns), known, all_kept=all_kept)
+
+
+def page_span(request: PageRequest, page: QueryPage) -> Span:
+    """The time that a page of ``Query`` is about, from its cursor to that of the next page."""
+    start_ns, end_ns = request.time_start_ns, request.time_end_ns
+    if request.hashes is not None:
+        return start_ns, end_ns
+    if request.forward:
+        if request.after is not None:
+            start_ns = max(start_ns, request.after[0])
+        return start_ns, end_ns if page.next_ns is None else page.next_ns + 1
+    if request.after is not None:
+        end_ns = min(end_ns, request.after[0] + 1)
+    return start_ns if page.next_ns is None else page.next_ns, end_ns
+
+
+def _unknown(span: Span, reason: str) -> AnswerCoverage:
+    return AnswerCoverage(span, AnswerState.UNCONFIRMED, reason)
+
+
+def _encoded(found: AnswerCoverage) -> coverage_pb2.AnswerCoverage | None:
+    if found.span[0] >= found.span[1]:
+        return None
+    return coverage_pb2.AnswerCoverage(
+        state=_STATES[found.state],
+        reason=found.reason,
+        store_ids=found.store_ids,
+        compared_at=found.compared_ns,
+        complete_from=found.from_ns,
+        complete_until=found.until_ns,
+        keyed=found.keyed,
+        time_start=found.span[0],
+        time_end=found.span[1],
+    )

@@ -4,10 +4,11 @@
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-# What is installed: the node with its Postgres, the same with the demo or the pipeline, what builds
-# the documentation, everything else.
+# What is installed: the node with its Postgres, the same with the demo or the pipeline, the gateway,
+# what builds the documentation, everything else.
 RUN := $(VENV)/.run
 DEMO := $(VENV)/.demo
+GATEWAY := $(VENV)/.gateway
 PIPELINE := $(VENV)/.pipeline
 DOCS := $(VENV)/.docs
 DEV := $(VENV)/.dev
@@ -18,7 +19,7 @@ TESTS := tests/faults tests/install tests/integration tests/embedded \
 	tests/sim tests/unit tests/interop tests/layering
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo pipeline test check-browser sim bench soak fuzz fuzz-kernel hostile lint format types proto \
+.PHONY: help run demo gateway pipeline test check-browser sim bench soak fuzz fuzz-kernel hostile lint format types proto \
 	proto-check docs check-deploy audit-dependencies dist lock clean
 
 help: ## show this list
@@ -30,6 +31,9 @@ run: $(RUN) ## run a node with its own Postgres; ARGS are options of `storenode 
 
 demo: $(DEMO) ## show the whole system at work for a minute; ARGS='--help' lists what can be varied
 	@exec $(BIN)/storenode demo $(ARGS)
+
+gateway: $(GATEWAY) ## serve a node to Waku clients; ARGS are options of `storenode gateway`
+	@exec $(BIN)/storenode gateway $(ARGS)
 
 pipeline: $(PIPELINE) ## run a job of the data pipeline; ARGS are those of `storenode pipeline`
 	@exec $(BIN)/storenode pipeline $(ARGS)

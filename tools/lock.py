@@ -22,10 +22,11 @@ PROJECTS = (ROOT, ROOT / "packaging" / "node")
 OWN = re.compile(r"storenode(-node)?\b")
 EVERYTHING = "dev"
 EXTRAS: dict[str, tuple[str, ...]] = {
-    EVERYTHING: ("demo", "embedded", "pipeline", "postgres", "tracing"),
+    EVERYTHING: ("demo", "embedded", "gateway", "pipeline", "postgres", "tracing"),
     "run": ("embedded",),
-    "node": ("embedded", "tracing"),
+    "node": ("embedded", "gateway", "tracing"),
     "demo": ("demo", "embedded"),
+    "gateway": ("gateway",),
     "pipeline": ("embedded", "pipeline"),
     "docs": (),
 }

@@ -32,6 +32,7 @@ _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
 _END_OF_HEAD = b"\r\n\r\n"
 _TOO_LARGE = f"A request has at most {MAX_HTTP_HEAD_BYTES} bytes.\n".encode()
+_NO_PAGE = b"Here are /metrics, /healthz and /readyz.\n"
 _NOT_HERE = b"Here are /status, /status.json, /metrics, /healthz and /readyz.\n"
 
 
@@ -46,12 +47,12 @@ class Answer:
 
 
 class MetricsListener:
-    """Serves until `close`; `address` is what it is bound to."""
+    """Serves until `close`; without `render_status` there is no status page."""
 
     def __init__(
         self,
         render_metrics: Callable[[], Awaitable[bytes]],
-        render_status: Callable[[], Awaitable[bytes]],
+        render_status: Callable[[], Awaitable[bytes]] | None,
         why_not_ready: Callable[[], str | None],
     ) -> None:
         self._render_metrics = render_metrics
@@ -101,6 +102,8 @@ class MetricsListener:
         return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"not ready: {reason}\n".encode())
 
     async def _answer_browser(self, path: str) -> Answer:
+        if self._render_status is None:
+            return Answer(HTTPStatus.NOT_FOUND, _NO_PAGE)
         if path == "/":
             return Answer(HTTPStatus.FOUND, b"", headers=(("Location", page.PATH),))
         if path == page.DATA_PATH:

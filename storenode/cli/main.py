@@ -33,6 +33,9 @@ class Command(NamedTuple):
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command("store.cli.run:run", "Run a node in the foreground.", "embedded"),
+    "gateway": Command(
+        "store.cli.gateway:gateway", "Serve a node to Waku clients over libp2p.", "gateway"
+    ),
     "demo": Command(
         "store.cli.demo:demo", "Show the whole system at work on this machine.", "demo"
     ),

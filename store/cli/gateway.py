@@ -1,0 +1,120 @@
+"""`storenode gateway`: Waku clients over libp2p, in front of a node."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.metadata
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from store.config.node import ConfigError
+from store.config.options import options_of
+from store.gateway.config import GatewayConfig
+from store.observe.logging import configure
+from storenode.cli.client.session import DEFAULT_NODE, credential_options, tls_of, token_of
+from storenode.cli.errors import FAILED, USAGE, CliError
+from storenode.cli.options.layers import LayeredCommand, option
+from storenode.connection.channel import TlsIdentity
+from storenode.connection.errors import ClientOptionError
+
+_LIBRARIES: Final = ("cryptography", "noise", "websockets")
+"""Of the extra."""
+
+
+def _node_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    node = option(
+        "--node",
+        default=DEFAULT_NODE,
+        show_default=True,
+        metavar="HOST:PORT",
+        section="Connection",
+        help="The node to pass queries on to.",
+    )
+    adding: list[Callable[..., Any]] = [node, *credential_options()]
+    for add in reversed(adding):
+        command = add(command)
+    return command
+
+
+@click.command(cls=LayeredCommand)
+@options_of(GatewayConfig)
+@_node_options
+def gateway(
+    *,
+    node: str,
+    token_file: Path | None,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    **options: Any,  # noqa: ANN401 - those of the configuration, by name
+) -> None:
+    """Serve a node's messages to Waku clients over libp2p until SIGTERM or Ctrl-C.
+
+    Clients such as js-waku connect by TCP or WebSocket with Noise and mplex or yamux; their queries
+    (/vac/waku/store-query/3.0.0) are passed on to the node as they are. When it serves, it prints
+    one line of JSON on standard output, with the addresses that clients are given.
+    """
+    _require_libraries()
+    try:
+        config = GatewayConfig.from_options(options)
+    except ConfigError as error:
+        raise CliError(USAGE, str(error)) from error
+    configure(config.log_format or ("text" if sys.stderr.isatty() else "json"), config.log_level)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    _raise_descriptor_limit()
+    asyncio.run(_serve(config, node, token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)))
+
+
+async def _serve(
+    config: GatewayConfig, address: str, token: str | None, tls: TlsIdentity | None
+) -> None:
+    # Imported here, after the library's verbosity is set, and so that `--help` needs no server.
+    gc.disable()
+    from store.gateway.faults import GatewayError  # noqa: PLC0415
+    from store.gateway.service import Gateway, Upstream  # noqa: PLC0415
+
+    gc.freeze()
+    gc.enable()
+    version = importlib.metadata.version("storenode")
+    service = Gateway(config, Upstream(address, token, tls), version, _announce)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.stop)
+    try:
+        await service.run()
+    except ClientOptionError as error:
+        raise CliError(USAGE, str(error)) from error
+    except GatewayError as error:
+        raise CliError(FAILED, str(error)) from error
+
+
+def _announce(line: str) -> None:
+    click.echo(line)
+    sys.stdout.flush()
+
+
+def _raise_descriptor_limit() -> None:
+    """A connection is a file descriptor; what systems allow at first is few."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _require_libraries() -> None:
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise CliError(
+            USAGE,
+            f"The gateway needs {missing[0]}, which is not installed: install storenode with the"
+            " extra `gateway`, as with `pip install 'storenode[gateway]'`.",
+        )

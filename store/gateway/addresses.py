@@ -1,0 +1,97 @@
+"""Addresses to listen on, as multiaddrs: TCP, WebSocket, WebSocket over TLS."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from store.gateway.varints import encode_varint
+
+_IP4, _TCP, _IP6, _TLS, _WS = 4, 6, 41, 448, 477
+_MAX_PORT: Final = 65_535
+_ENDINGS: Final = {
+    (): (False, False),
+    ("ws",): (True, False),
+    ("wss",): (True, True),
+    ("tls", "ws"): (True, True),
+}
+_EXAMPLE: Final = "write one such as /ip4/0.0.0.0/tcp/60000 or /ip4/0.0.0.0/tcp/8000/ws"
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Where to listen; ``tls`` only with ``websocket``."""
+
+    host: str
+    port: int
+    websocket: bool
+    tls: bool
+
+    def __str__(self) -> str:
+        family = "ip6" if ":" in self.host else "ip4"
+        ending = ("/tls/ws" if self.tls else "/ws") if self.websocket else ""
+        return f"/{family}/{self.host}/tcp/{self.port}{ending}"
+
+    @property
+    def transport(self) -> str:
+        """Its name in the metrics."""
+        if not self.websocket:
+            return "tcp"
+        return "wss" if self.tls else "ws"
+
+    def bound_to(self, port: int) -> ListenAddress:
+        """The same with the port that port 0 became."""
+        return replace(self, port=port)
+
+    def encoded(self) -> bytes:
+        """The multiaddr in binary."""
+        ip = ipaddress.ip_address(self.host)
+        parts = [encode_varint(_IP4 if ip.version == 4 else _IP6), ip.packed]
+        parts += [encode_varint(_TCP), self.port.to_bytes(2, "big")]
+        if self.tls:
+            parts.append(encode_varint(_TLS))
+        if self.websocket:
+            parts.append(encode_varint(_WS))
+        return b"".join(parts)
+
+
+def parse_listen_address(text: str) -> ListenAddress:
+    """Read a multiaddr.
+
+    Raises:
+        ValueError: It is none, or names a transport that the gateway does not have.
+    """
+    parts = text.strip().rstrip("/").split("/")
+    if len(parts) < 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
+        raise ValueError(f"{text!r} is not a multiaddr of TCP: {_EXAMPLE}")
+    ending = tuple(parts[5:])
+    if ending not in _ENDINGS:
+        raise ValueError(f"{text!r} names a transport that the gateway does not have: {_EXAMPLE}")
+    try:
+        ip = ipaddress.IPv4Address(parts[2]) if parts[1] == "ip4" else _ip6(parts[2])
+    except ValueError as error:
+        raise ValueError(f"{parts[2]!r} in {text!r} is no address of {parts[1]}") from error
+    if not (parts[4].isascii() and parts[4].isdigit()) or int(parts[4]) > _MAX_PORT:
+        raise ValueError(f"the port of {text!r} is not a number from 0 to {_MAX_PORT}")
+    websocket, tls = _ENDINGS[ending]
+    return ListenAddress(str(ip), int(parts[4]), websocket, tls)
+
+
+def _ip6(text: str) -> ipaddress.IPv6Address:
+    if "%" in text:
+        raise ValueError("a zone is no part of a multiaddr")
+    return ipaddress.IPv6Address(text)
+
+
+def network_of(host: str) -> str:
+    """What shares a client's limits: its IPv4 address, or the /64 of its IPv6 address."""
+    try:
+        ip = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is not None:
+            return str(ip.ipv4_mapped)
+        return str(ipaddress.IPv6Network((ip, 64), strict=False))
+    return host

@@ -1,0 +1,118 @@
+"""What each client address has open and has asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from store.domain.quota import Bucket
+from store.gateway.budget import Budget
+from store.gateway.faults import Fault
+from store.gateway.limits import (
+    CLIENT_QUERIES,
+    MAX_CLIENT_UNREAD_BYTES,
+    MAX_CLIENT_UNSENT_BYTES,
+    MAX_REMEMBERED_ADDRESSES,
+    MAX_UNREAD_BYTES,
+    MAX_UNSENT_BYTES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRules:
+    """Limits of one address; rates are per second."""
+
+    connections: int
+    new_connections_per_s: int
+    requests_per_s: int
+
+
+class Client:
+    """One address: an IPv4 address, or a /64 of IPv6."""
+
+    __slots__ = (
+        *("_arrivals", "_requests", "connections", "network", "queries", "unread", "unsent"),
+    )
+
+    def __init__(self, network: str, rules: ClientRules, unread: Budget, unsent: Budget) -> None:
+        self.network = network
+        self.connections = 0
+        self.queries = asyncio.Semaphore(CLIENT_QUERIES)
+        self.unread = Budget(MAX_CLIENT_UNREAD_BYTES, unread)
+        self.unsent = Budget(MAX_CLIENT_UNSENT_BYTES, unsent)
+        self._arrivals = Bucket(rules.new_connections_per_s)
+        self._requests = Bucket(rules.requests_per_s)
+
+    def arrive(self, now_ns: int) -> None:
+        """Count a connection that begins.
+
+        Raises:
+            Fault: There are too many in this second.
+        """
+        if self._arrivals.take(1, now_ns):
+            raise Fault("connection_rate", "too many connections a second from one address")
+
+    def ask(self, now_ns: int) -> None:
+        """Count a request.
+
+        Raises:
+            Fault: There are too many in this second.
+        """
+        if self._requests.take(1, now_ns):
+            raise Fault(
+                "request_rate",
+                f"more than {self._requests.rate:,} requests per second from one address: ask"
+                " less often",
+            )
+
+    def at_rest(self, now_ns: int) -> bool:
+        """True when forgetting the address changes nothing."""
+        return self.connections == 0 and all(
+            bucket.is_full(now_ns) for bucket in (self._arrivals, self._requests)
+        )
+
+
+class Clients:
+    """All addresses, in the order in which they connected last."""
+
+    def __init__(self, rules: ClientRules) -> None:
+        self._rules = rules
+        self._unread = Budget(MAX_UNREAD_BYTES)
+        self._unsent = Budget(MAX_UNSENT_BYTES)
+        self._known: OrderedDict[str, Client] = OrderedDict()
+
+    def arrive(self, network: str, now_ns: int) -> Client:
+        """Count a connection of an address; `leave` must follow.
+
+        Raises:
+            Fault: The address has too many, or opens them too fast.
+        """
+        client = self._known.get(network)
+        if client is None:
+            self._forget(now_ns)
+            client = self._known[network] = Client(network, self._rules, self._unread, self._unsent)
+        self._known.move_to_end(network)
+        if client.connections >= self._rules.connections:
+            raise Fault("connections_of_address", "too many connections from one address")
+        client.arrive(now_ns)
+        client.connections += 1
+        return client
+
+    def leave(self, client: Client) -> None:
+        """Count the end of a connection."""
+        assert client.connections > 0, "a connection ended that never began"
+        client.connections -= 1
+
+    def _forget(self, now_ns: int) -> None:
+        """Forget the addresses at rest that connected longest ago; with too many, any such one."""
+        while self._known:
+            oldest = next(iter(self._known.values()))
+            crowded = len(self._known) >= MAX_REMEMBERED_ADDRESSES
+            if oldest.at_rest(now_ns) or (crowded and oldest.connections == 0):
+                del self._known[oldest.network]
+            elif crowded and oldest.connections:
+                self._known.move_to_end(oldest.network)
+                return
+            else:
+                return

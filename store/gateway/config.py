@@ -1,0 +1,107 @@
+"""The configuration of `storenode gateway`, and what must hold between its options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from store.config import limits as most
+from store.config.node import ConfigError
+from store.config.options import access, limit, listener, messages, running
+from store.gateway.addresses import ListenAddress, parse_listen_address
+from store.gateway.clients import ClientRules
+from store.gateway.limits import MAX_CLIENT_UNREAD_BYTES
+from storenode.cli.options.types import ADDRESS, Address, Parsed, size_up_to
+
+MULTIADDR: Final = Parsed("multiaddr", "MULTIADDR", parse_listen_address)
+_PATH: Final = click.Path(dir_okay=False, path_type=Path)
+_MAX_REQUEST_BYTES: Final = MAX_CLIENT_UNREAD_BYTES // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """Every option of `storenode gateway` but those of the connection to the node, parsed."""
+
+    listen: tuple[ListenAddress, ...] = listener(
+        "Multiaddr for clients, of TCP or of a WebSocket, such as /ip4/0.0.0.0/tcp/8000/ws;"
+        " port 0 picks a free one; repeatable.",
+        MULTIADDR,
+        multiple=True,
+        default=("/ip4/127.0.0.1/tcp/8000/ws",),
+    )
+    metrics_listen: Address | None = listener(
+        "Address of /metrics, /healthz and /readyz, plain HTTP; off unless given.", ADDRESS
+    )
+    key_file: Path = access(
+        "File with the key that gives the gateway its peer ID; made at the first start.",
+        _PATH,
+        "./gateway.key",
+        metavar="FILE",
+    )
+    wss_cert: Path | None = access(
+        "PEM file with the certificate of listeners whose multiaddr ends in /tls/ws.",
+        _PATH,
+        metavar="FILE",
+    )
+    wss_key: Path | None = access(
+        "PEM file with the key of that certificate.", _PATH, metavar="FILE"
+    )
+    cluster: int = messages(
+        "Cluster that clients are told.", click.IntRange(0, most.MAX_CLUSTER), 1
+    )
+    shard: frozenset[int] = messages(
+        "Shard that clients are told; repeatable.",
+        click.IntRange(0, most.MAX_SHARD),
+        multiple=True,
+        default=tuple(range(8)),
+    )
+    max_connections: int = limit("Connections at a time.", click.IntRange(1, 65_000), 4_000)
+    max_connections_per_address: int = limit(
+        "Connections of one address at a time; of IPv6, of one /64.", click.IntRange(1), 64
+    )
+    max_new_connections_per_s: int = limit(
+        "Connections that one address may open in a second.", click.IntRange(1), 20
+    )
+    max_requests_per_s: int = limit(
+        "Queries that one address may send in a second.", click.IntRange(1), 100
+    )
+    max_streams: int = limit("Streams of one connection at a time.", click.IntRange(1, 1_000), 32)
+    max_request: int = limit("Size of one query.", size_up_to(_MAX_REQUEST_BYTES), "1MiB")
+    log_format: str | None = running(
+        "Format of the log on standard error.",
+        click.Choice(("text", "json")),
+        show_default="text on a terminal, else json",
+    )
+    log_level: str = running(
+        "Minimum level to log.", click.Choice(("debug", "info", "warning", "error")), "info"
+    )
+
+    @property
+    def rules(self) -> ClientRules:
+        """Limits of one address."""
+        return ClientRules(
+            self.max_connections_per_address,
+            self.max_new_connections_per_s,
+            self.max_requests_per_s,
+        )
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any]) -> GatewayConfig:
+        """Options as click gives them, checked.
+
+        Raises:
+            ConfigError: They contradict each other.
+        """
+        config = cls(**{**options, "shard": frozenset(options["shard"])})
+        if (config.wss_cert is None) != (config.wss_key is None):
+            raise ConfigError("--wss-cert and --wss-key go together: give both or neither.")
+        needs = [str(each) for each in config.listen if each.tls]
+        if needs and config.wss_cert is None:
+            raise ConfigError(
+                f"--listen {needs[0]} needs a certificate: give --wss-cert and --wss-key, or end it"
+                " in /ws."
+            )
+        return config

@@ -1,0 +1,213 @@
+"""One connection of a client, from its first byte to its last."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from store.domain.quota import Bucket
+from store.gateway import mplex, noise, yamux
+from store.gateway.clients import Client
+from store.gateway.faults import Ended, Fault
+from store.gateway.limits import FRAMES_PER_S, IDLE_TIMEOUT_S, REQUEST_TIMEOUT_S, SEND_TIMEOUT_S
+from store.gateway.metrics import GatewayMetrics
+from store.gateway.multiplexing import (
+    Aborted,
+    Answer,
+    Credit,
+    Event,
+    Finished,
+    Multiplexer,
+    Opened,
+    Received,
+)
+from store.gateway.negotiation import negotiate
+from store.gateway.noise import SecurePipe, StaticKey, secure
+from store.gateway.reading import Pipe, Reader
+from store.gateway.streams import Stream
+from store.observe.logging import get_logger
+
+Handler = Callable[[Stream, Reader, Client], Awaitable[None]]
+"""Answers on one stream; what it raises resets it."""
+
+_MULTIPLEXERS: Final[dict[str, Callable[[], Multiplexer]]] = {
+    yamux.PROTOCOL: yamux.Yamux,
+    mplex.PROTOCOL: mplex.Mplex,
+}
+_log = get_logger("store.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all connections share. ``max_streams`` is for one connection."""
+
+    key: StaticKey
+    handlers: dict[str, Handler]
+    metrics: GatewayMetrics
+    max_streams: int
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """A connection after its handshake."""
+
+    pipe: SecurePipe
+    reader: Reader
+    multiplexer: Multiplexer
+
+
+async def shake_hands(link: Pipe, key: StaticKey) -> Secured:
+    """Agree on encryption and a multiplexer.
+
+    Raises:
+        Ended: The client has gone.
+        Fault: It speaks something else.
+    """
+    reader = Reader(link)
+    await negotiate(reader, link, (noise.PROTOCOL,))
+    pipe = await secure(reader, link, key)
+    inner = Reader(pipe)
+    chosen = await negotiate(inner, pipe, _MULTIPLEXERS)
+    return Secured(pipe, inner, _MULTIPLEXERS[chosen]())
+
+
+class Connection:
+    """The streams of a connection after its handshake."""
+
+    def __init__(self, secured: Secured, client: Client, around: Surroundings) -> None:
+        self.multiplexer = secured.multiplexer
+        self._secured = secured
+        self._client = client
+        self._around = around
+        self._streams: dict[int, Stream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._frames = Bucket(FRAMES_PER_S)
+
+    @property
+    def busy(self) -> bool:
+        """True while streams are open."""
+        return bool(self._tasks)
+
+    async def run(self) -> None:
+        """Serve until the client goes.
+
+        Raises:
+            Fault: The client breaks a rule.
+            OSError, TimeoutError: The connection broke, or nothing has arrived for too long.
+        """
+        try:
+            while True:
+                async with asyncio.timeout(IDLE_TIMEOUT_S):
+                    data = await self._secured.reader.any()
+                if not data:
+                    return
+                for event in self.multiplexer.feed(data):
+                    self._charge()
+                    await self._on(event)
+        except Ended:
+            return
+        finally:
+            await self._end_streams()
+
+    async def send(self, frame: bytes) -> None:
+        """Send a frame, and wait while the client does not read."""
+        await self._secured.pipe.send(frame)
+
+    async def say_goodbye(self) -> None:
+        """Tell the client that the connection ends."""
+        frame = self.multiplexer.goodbye()
+        if frame:
+            await self._say(frame)
+
+    def _charge(self) -> None:
+        if self._frames.take(1, time.monotonic_ns()):
+            raise Fault("flood", f"the client sends more than {FRAMES_PER_S:,} frames a second")
+
+    async def _on(self, event: Event) -> None:
+        match event:
+            case Opened(number):
+                await self._open(number)
+            case Received(number, data):
+                await self._receive(number, data)
+            case Finished(number) if number in self._streams:
+                self._streams[number].finish()
+            case Aborted(number) if number in self._streams:
+                self._streams[number].fail()
+            case Credit(number, size_bytes) if number in self._streams:
+                self._streams[number].credit(size_bytes)
+            case Answer(data):
+                await self._say(data)
+
+    async def _open(self, number: int) -> None:
+        if number in self._streams:
+            raise Fault("malformed", f"the client opens the stream {number} twice")
+        if len(self._streams) >= self._around.max_streams:
+            self._around.metrics.refused("streams")
+            await self._say(self.multiplexer.aborted(number))
+            return
+        stream = self._streams[number] = Stream(number, self, self._client.unread)
+        accepted = self.multiplexer.accepted(number)
+        if accepted:
+            await self._say(accepted)
+        task = asyncio.create_task(self._serve(stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _receive(self, number: int, data: bytes) -> None:
+        stream = self._streams.get(number)
+        if stream is None:
+            return
+        try:
+            stream.feed(data)
+        except Fault as fault:
+            self._around.metrics.refused(fault.reason)
+            stream.fail()
+            await self._say(self.multiplexer.aborted(number))
+
+    async def _say(self, frame: bytes) -> None:
+        """Send what no stream waits for; a client that does not read it is cut off."""
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await self.send(frame)
+
+    async def _serve(self, stream: Stream) -> None:
+        try:
+            await self._handle(stream)
+        except Fault as fault:
+            self._around.metrics.refused(fault.reason)
+            await self._reset(stream)
+        except TimeoutError:
+            self._around.metrics.refused("timeout")
+            await self._reset(stream)
+        except (Ended, OSError):
+            await self._reset(stream)
+        except Exception:  # noqa: BLE001 - the connection and the others go on
+            _log.exception("stream_failed", client=self._client.network)
+            await self._reset(stream)
+        finally:
+            stream.discard()
+            del self._streams[stream.number]
+
+    async def _handle(self, stream: Stream) -> None:
+        reader = Reader(stream)
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            protocol = await negotiate(reader, stream, self._around.handlers)
+        self._around.metrics.streams.labels(protocol).inc()
+        await self._around.handlers[protocol](stream, reader, self._client)
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await self.send(self.multiplexer.finished(stream.number))
+
+    async def _reset(self, stream: Stream) -> None:
+        if not stream.failed:
+            try:
+                await self._say(self.multiplexer.aborted(stream.number))
+            except (Ended, OSError, TimeoutError):
+                return
+
+    async def _end_streams(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)

@@ -1,0 +1,168 @@
+"""Keys of libp2p: the gateway's own, in a file, and the proof that a client has the one it names.
+
+Source: libp2p, "Peer Ids and Keys" and "noise-libp2p".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_der_public_key,
+    load_pem_private_key,
+)
+
+from store.gateway.faults import Fault, GatewayError
+from store.gateway.varints import bytes_field, fields, number_field
+
+_RSA, _ED25519, _SECP256K1, _ECDSA = range(4)
+_STATIC_KEY: Final = b"noise-libp2p-static-key:"
+_IDENTITY_MULTIHASH: Final = b"\x00"
+_BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_MAX_RSA_BITS: Final = 8192
+_MAX_KEY_FILE_BYTES: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The gateway's Ed25519 key, and what follows from it."""
+
+    key: ed25519.Ed25519PrivateKey
+
+    @classmethod
+    def generate(cls) -> Identity:
+        """A new one."""
+        return cls(ed25519.Ed25519PrivateKey.generate())
+
+    @property
+    def public_key(self) -> bytes:
+        """The public key as libp2p encodes it."""
+        raw = self.key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        return number_field(1, _ED25519) + bytes_field(2, raw)
+
+    @property
+    def peer_id(self) -> str:
+        """What clients know the gateway by, in base58, beginning with ``12D3KooW``."""
+        key = self.public_key
+        return base58(_IDENTITY_MULTIHASH + bytes([len(key)]) + key)
+
+    def handshake_payload(self, static_key: bytes) -> bytes:
+        """The proof that a key of Noise is this identity's."""
+        signature = self.key.sign(_STATIC_KEY + static_key)
+        return bytes_field(1, self.public_key) + bytes_field(2, signature)
+
+
+def kept_identity(path: Path) -> Identity:
+    """The identity in a file, which is made at the first use and for its owner alone.
+
+    Raises:
+        GatewayError: The file cannot be read or written, or holds something else.
+    """
+    try:
+        return _read(path) if path.exists() else _made(path)
+    except OSError as error:
+        raise GatewayError(
+            f"The file {path} of --key-file cannot be used ({error.strerror}): let this user read"
+            " and write it."
+        ) from error
+
+
+def _read(path: Path) -> Identity:
+    with path.open("rb") as file:
+        text = file.read(_MAX_KEY_FILE_BYTES)
+    try:
+        key = load_pem_private_key(text, None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise GatewayError(
+            f"The file {path} of --key-file holds no Ed25519 key in PEM: restore it, or remove it"
+            " to get a new peer ID."
+        )
+    return Identity(key)
+
+
+def _made(path: Path) -> Identity:
+    identity = Identity.generate()
+    text = identity.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    # Complete or not there: a start that is killed leaves no half of a key.
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    scratch.unlink(missing_ok=True)
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+    return identity
+
+
+def require_proof(payload: bytes, static_key: bytes) -> None:
+    """Check what a client says of itself in the handshake of Noise.
+
+    Raises:
+        Fault: It does not prove that the key of the connection is its own.
+    """
+    try:
+        given = dict(fields(payload))
+        key, signature = given.get(1), given.get(2)
+        if not isinstance(key, bytes) or not isinstance(signature, bytes):
+            raise ValueError("the handshake names no key")  # noqa: TRY004 - of what was parsed
+        parts = dict(fields(key))
+        kind, raw = parts.get(1, _RSA), parts.get(2)
+        if not isinstance(kind, int) or not isinstance(raw, bytes) or kind not in _VERIFIERS:
+            raise ValueError("the key is of no known kind")
+        _VERIFIERS[kind](raw, signature, _STATIC_KEY + static_key)
+    except (ValueError, InvalidSignature) as error:
+        raise Fault("identity", f"the client's identity is not proven: {error}") from error
+
+
+def _verify_ed25519(raw: bytes, signature: bytes, data: bytes) -> None:
+    ed25519.Ed25519PublicKey.from_public_bytes(raw).verify(signature, data)
+
+
+def _verify_secp256k1(raw: bytes, signature: bytes, data: bytes) -> None:
+    key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), raw)
+    key.verify(signature, data, ec.ECDSA(SHA256()))
+
+
+def _verify_ecdsa(raw: bytes, signature: bytes, data: bytes) -> None:
+    key = load_der_public_key(raw)
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("the key is not of the kind that is said")  # noqa: TRY004
+    key.verify(signature, data, ec.ECDSA(SHA256()))
+
+
+def _verify_rsa(raw: bytes, signature: bytes, data: bytes) -> None:
+    key = load_der_public_key(raw)
+    if not isinstance(key, rsa.RSAPublicKey) or key.key_size > _MAX_RSA_BITS:
+        raise ValueError("the key is not of the kind that is said, or too large")
+    key.verify(signature, data, padding.PKCS1v15(), SHA256())
+
+
+_VERIFIERS: Final[dict[int, Callable[[bytes, bytes, bytes], None]]] = {
+    _RSA: _verify_rsa,
+    _ED25519: _verify_ed25519,
+    _SECP256K1: _verify_secp256k1,
+    _ECDSA: _verify_ecdsa,
+}
+
+
+def base58(data: bytes) -> str:
+    """Bytes in base58, as Bitcoin writes them."""
+    number, text = int.from_bytes(data, "big"), ""
+    while number:
+        number, digit = divmod(number, 58)
+        text = _BASE58[digit] + text
+    return "1" * (len(data) - len(data.lstrip(b"\x00"))) + text

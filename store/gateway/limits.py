@@ -1,0 +1,90 @@
+"""Limits of the gateway. All that a client can make grow has one, and every wait has a deadline."""
+
+from typing import Final
+
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""From the accepted connection to the agreed multiplexer: TLS, WebSocket, Noise and all."""
+
+MAX_HANDSHAKES: Final = 256
+"""Connections at a time whose handshake is not complete; with one more, the oldest is closed."""
+
+IDLE_TIMEOUT_S: Final = 15 * 60.0
+"""A connection on which nothing arrives for so long is closed; js-waku pings more often."""
+
+REQUEST_TIMEOUT_S: Final = 10.0
+"""From the opened stream to its complete request."""
+
+FORWARD_TIMEOUT_S: Final = 30.0
+"""A call of the node; one for which there is no place waits for it within this time too."""
+
+RESPONSE_TIMEOUT_S: Final = 30.0
+"""Until a client has taken the whole response."""
+
+PING_IDLE_TIMEOUT_S: Final = 10 * 60.0
+"""Between two pings on one stream."""
+
+SEND_TIMEOUT_S: Final = 30.0
+"""Until a client has taken what the multiplexer itself has to say."""
+
+GOODBYE_TIMEOUT_S: Final = 1.0
+"""Until a client has taken the last words of a connection."""
+
+DRAIN_TIMEOUT_S: Final = 5.0
+"""For the streams that are open when the gateway is told to stop."""
+
+FORWARD_PLACES: Final = 64
+"""Calls of the node under way at a time."""
+
+CLIENT_QUERIES: Final = 16
+"""The same for one address; further queries of it wait."""
+
+MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
+"""Received on streams that are not done with it, of all connections."""
+
+MAX_CLIENT_UNREAD_BYTES: Final = MAX_UNREAD_BYTES // 8
+"""The same of one address."""
+
+MAX_UNSENT_BYTES: Final = 128 * 1024 * 1024
+"""Responses that clients have not yet taken, of all connections; past it, queries are refused."""
+
+MAX_CLIENT_UNSENT_BYTES: Final = MAX_UNSENT_BYTES // 4
+"""The same of one address."""
+
+MAX_STREAM_UNREAD_BYTES: Final = 512 * 1024
+"""Received and not yet used of one stream. mplex has no flow control: past it, it is reset."""
+
+WINDOW_BYTES: Final = 256 * 1024
+"""The receive window of a stream of yamux, as its specification begins with."""
+
+MAX_FRAME_BYTES: Final = 1024 * 1024
+"""The data of one frame of a multiplexer (mplex, "Implementation notes": 1 MiB)."""
+
+CHUNK_BYTES: Final = 63 * 1024
+"""The data of one frame that is sent: with its header it fits one message of Noise."""
+
+READ_BYTES: Final = 64 * 1024
+"""Read from a socket at a time."""
+
+MAX_WEBSOCKET_FRAME_BYTES: Final = 128 * 1024
+"""One frame of a WebSocket: a message of Noise and more."""
+
+MAX_NEGOTIATION_BYTES: Final = 1024
+"""One line of a negotiation (multistream-select: at most 64 KiB; no protocol has such a name)."""
+
+MAX_PROPOSALS: Final = 16
+"""Protocols that a client may propose one after the other."""
+
+MAX_REQUEST_ID_BYTES: Final = 1024
+"""A request ID that is repeated in a refusal; the node has the same limit."""
+
+MAX_METADATA_BYTES: Final = 64 * 1024
+"""A request for metadata: a cluster and shards."""
+
+MAX_HANDSHAKE_PAYLOAD_BYTES: Final = 4096
+"""What a client says of itself in the handshake of Noise: a key and a signature."""
+
+FRAMES_PER_S: Final = 5_000
+"""Frames of one connection, and as many at once; a client that sends more is cut off."""
+
+MAX_REMEMBERED_ADDRESSES: Final = 100_000
+"""Client addresses whose rates are kept."""

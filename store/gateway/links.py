@@ -1,0 +1,128 @@
+"""The connection below the encryption: a TCP stream, or a WebSocket on it, read as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from store.gateway.faults import Ended, Fault
+from store.gateway.limits import MAX_WEBSOCKET_FRAME_BYTES, READ_BYTES
+
+_DATA: Final = (Opcode.BINARY, Opcode.CONT)
+
+
+class TcpLink:
+    """Bytes of a TCP stream, or of TLS on it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def receive(self) -> bytes:
+        """What has arrived; nothing at the end."""
+        return await self._reader.read(READ_BYTES)
+
+    async def send(self, data: bytes) -> None:
+        """Send, and wait while the client does not read."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def write(self, data: bytes) -> None:
+        """Send as far as the buffers take it."""
+        self._writer.write(data)
+
+    def close(self) -> None:
+        """TCP has no word of goodbye."""
+
+
+class WebSocketLink:
+    """The binary messages of a WebSocket as a stream; how they are divided means nothing."""
+
+    def __init__(self, below: TcpLink) -> None:
+        self._below = below
+        self._protocol = ServerProtocol(max_size=(None, MAX_WEBSOCKET_FRAME_BYTES))
+
+    async def accept(self) -> None:
+        """Answer the request that opens the WebSocket.
+
+        Raises:
+            Ended: The client has gone.
+            Fault: It is no such request.
+        """
+        while True:
+            request = next(
+                (each for each in await self._events() if isinstance(each, Request)), None
+            )
+            if request is not None:
+                break
+            if self._protocol.close_expected():
+                raise Fault("malformed", "the client sends no request for a WebSocket")
+        self._protocol.send_response(self._protocol.accept(request))
+        await self._flush()
+        if self._protocol.state is not State.OPEN:
+            raise Fault("malformed", "the client asks for something else than a WebSocket")
+
+    async def receive(self) -> bytes:
+        """What has arrived; nothing at the end.
+
+        Raises:
+            Fault: The client breaks the protocol of WebSockets.
+        """
+        while True:
+            data = _data(await self._events())
+            if data:
+                return data
+            if self._protocol.state is not State.OPEN:
+                return b""
+
+    async def send(self, data: bytes) -> None:
+        """Send as one message, and wait while the client does not read.
+
+        Raises:
+            Ended: The client has closed the WebSocket.
+        """
+        if self._protocol.state is not State.OPEN:
+            raise Ended
+        self._protocol.send_binary(data)
+        await self._flush()
+
+    def close(self) -> None:
+        """Send the frame that closes it, as far as the buffers take it."""
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(CloseCode.GOING_AWAY)
+            self._below.write(b"".join(self._protocol.data_to_send()))
+
+    async def _events(self) -> Iterable[object]:
+        received = await self._below.receive()
+        if received:
+            self._protocol.receive_data(received)
+        else:
+            self._protocol.receive_eof()
+        await self._flush()
+        if self._protocol.parser_exc is not None and received:
+            raise Fault("malformed", f"no WebSocket: {self._protocol.parser_exc}")
+        return self._protocol.events_received()
+
+    async def _flush(self) -> None:
+        data = b"".join(self._protocol.data_to_send())
+        if data:
+            await self._below.send(data)
+
+
+def _data(events: Iterable[object]) -> bytes:
+    pieces = []
+    for event in events:
+        if isinstance(event, Frame) and event.opcode is Opcode.TEXT:
+            raise Fault("malformed", "the client sends text over a WebSocket")
+        if isinstance(event, Frame) and event.opcode in _DATA:
+            pieces.append(bytes(event.data))
+    return b"".join(pieces)
+
+
+Link = TcpLink | WebSocketLink

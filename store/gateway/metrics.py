@@ -1,0 +1,80 @@
+"""What the gateway counts, for Prometheus. Labels take their values from closed lists."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+REASONS: Final = (
+    *("malformed", "identity", "no_protocol", "too_large", "flood", "timeout", "busy"),
+    *("connections", "connections_of_address", "connection_rate", "request_rate", "streams"),
+)
+"""Values of the label ``reason`` of what is refused."""
+
+
+class GatewayMetrics:
+    """All metrics of one gateway, in a registry of its own."""
+
+    def __init__(self, version: str) -> None:
+        registry = CollectorRegistry()
+        self._registry = registry
+        info = Gauge("storenode_gateway_build_info", "Always 1.", ["version"], registry=registry)
+        info.labels(version).set(1)
+        self.open_connections = Gauge(
+            "storenode_gateway_open_connections", "Connections that are open.", registry=registry
+        )
+        self.connections = Counter(
+            "storenode_gateway_connections_total",
+            "Connections whose handshake was completed, by transport.",
+            ["transport"],
+            registry=registry,
+        )
+        self.streams = Counter(
+            "storenode_gateway_streams_total",
+            "Streams that clients opened, by protocol.",
+            ["protocol"],
+            registry=registry,
+        )
+        self.queries = Counter(
+            "storenode_gateway_queries_total",
+            "Queries that were answered: `node` by the node, `gateway` with a status of the"
+            " gateway itself.",
+            ["by"],
+            registry=registry,
+        )
+        self.query_seconds = Histogram(
+            "storenode_gateway_query_seconds",
+            "From a complete query to the node's answer.",
+            registry=registry,
+        )
+        self.response_bytes = Counter(
+            "storenode_gateway_response_bytes_total",
+            "Bytes of the node's answers that clients have taken.",
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "storenode_gateway_refusals_total",
+            "Connections, streams and queries that were refused or ended, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in REASONS:
+            self.refusals.labels(reason)
+        self.node_reachable = Gauge(
+            "storenode_gateway_node_reachable", "1 while the node is connected.", registry=registry
+        )
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=registry)
+
+    def refused(self, reason: str) -> None:
+        """Count a refusal; a client that says goodbye was not refused."""
+        if reason in REASONS:
+            self.refusals.labels(reason).inc()
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self._registry)

@@ -1,0 +1,112 @@
+"""The encrypted connection: Noise XX with the identities of libp2p ("noise-libp2p").
+
+Only the part that is called: the gateway connects to nobody over libp2p.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from noise.connection import Keypair, NoiseConnection
+from noise.exceptions import NoiseInvalidMessage
+
+from store.gateway.faults import Fault
+from store.gateway.identity import Identity, require_proof
+from store.gateway.limits import MAX_HANDSHAKE_PAYLOAD_BYTES
+from store.gateway.reading import Pipe, Reader
+
+PROTOCOL: Final = "/noise"
+_NAME: Final = b"Noise_XX_25519_ChaChaPoly_SHA256"
+_LENGTH_BYTES: Final = 2
+_MAX_MESSAGE_BYTES: Final = 2**16 - 1
+_TAG_BYTES: Final = 16
+_MAX_PLAIN_BYTES: Final = _MAX_MESSAGE_BYTES - _TAG_BYTES
+_MAX_HANDSHAKE_BYTES: Final = MAX_HANDSHAKE_PAYLOAD_BYTES + 96
+
+
+class StaticKey:
+    """The gateway's key of Noise, one for all connections of a run, with its proof."""
+
+    def __init__(self, identity: Identity) -> None:
+        key = X25519PrivateKey.generate()
+        self.private = key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
+        public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        self.payload = identity.handshake_payload(public)
+
+
+class SecurePipe:
+    """A pipe in which each piece is one message of Noise."""
+
+    def __init__(self, reader: Reader, pipe: Pipe, noise: NoiseConnection) -> None:
+        self._reader = reader
+        self._pipe = pipe
+        self._noise = noise
+
+    async def receive(self) -> bytes:
+        """The next message; a client that sends empty ones gets no further than its frames' rate.
+
+        Raises:
+            Fault: It was not encrypted with the key of the connection.
+            Ended: The client has gone.
+        """
+        while True:
+            size = int.from_bytes(await self._reader.exactly(_LENGTH_BYTES), "big")
+            sealed = await self._reader.exactly(size)
+            try:
+                plain: bytes = self._noise.decrypt(sealed)
+            except (NoiseInvalidMessage, InvalidTag, ValueError) as error:
+                raise Fault("malformed", "a message of Noise is not authentic") from error
+            if plain:
+                return plain
+
+    async def send(self, data: bytes) -> None:
+        """Encrypt and send; what several tasks send is not mixed."""
+        sealed = bytearray()
+        for start in range(0, len(data), _MAX_PLAIN_BYTES):
+            message = self._noise.encrypt(data[start : start + _MAX_PLAIN_BYTES])
+            sealed += len(message).to_bytes(_LENGTH_BYTES, "big") + message
+        await self._pipe.send(bytes(sealed))
+
+
+async def secure(reader: Reader, pipe: Pipe, key: StaticKey) -> SecurePipe:
+    """Answer the handshake of a client.
+
+    Raises:
+        Fault: It is none, or does not prove the client's identity.
+        Ended: The client has gone.
+    """
+    noise = NoiseConnection.from_name(_NAME)
+    noise.set_as_responder()
+    noise.set_keypair_from_private_bytes(Keypair.STATIC, key.private)
+    noise.start_handshake()
+    handshake = noise.noise_protocol
+    _read(noise, await _message(reader))
+    answer = bytes(noise.write_message(key.payload))
+    await pipe.send(len(answer).to_bytes(_LENGTH_BYTES, "big") + answer)
+    state = handshake.handshake_state
+    payload = _read(noise, await _message(reader))
+    require_proof(payload, state.rs.public_bytes)
+    return SecurePipe(reader, pipe, noise)
+
+
+async def _message(reader: Reader) -> bytes:
+    size = int.from_bytes(await reader.exactly(_LENGTH_BYTES), "big")
+    if size > _MAX_HANDSHAKE_BYTES:
+        raise Fault("malformed", "a message of the handshake is too long")
+    return await reader.exactly(size)
+
+
+def _read(noise: NoiseConnection, message: bytes) -> bytes:
+    try:
+        return bytes(noise.read_message(message))
+    # The library checks few sizes: what is cut off ends in one of these.
+    except (NoiseInvalidMessage, InvalidTag, ValueError, IndexError, TypeError) as error:
+        raise Fault("malformed", "the handshake of Noise is broken") from error

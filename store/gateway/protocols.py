@@ -1,0 +1,147 @@
+"""What the gateway speaks on streams: queries, metadata, identify and ping."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from store.gateway.addresses import ListenAddress
+from store.gateway.clients import Client
+from store.gateway.connection import Handler
+from store.gateway.faults import Ended, Fault
+from store.gateway.identity import Identity
+from store.gateway.limits import (
+    MAX_METADATA_BYTES,
+    MAX_REQUEST_ID_BYTES,
+    PING_IDLE_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    RESPONSE_TIMEOUT_S,
+    SEND_TIMEOUT_S,
+)
+from store.gateway.metrics import GatewayMetrics
+from store.gateway.node import Node, QueryFailed
+from store.gateway.reading import Reader
+from store.gateway.streams import Stream
+from store.gateway.varints import bytes_field, delimited, fields, number_field
+
+STORE_QUERY: Final = "/vac/waku/store-query/3.0.0"
+METADATA: Final = "/vac/waku/metadata/1.0.0"
+IDENTIFY: Final = "/ipfs/id/1.0.0"
+PING: Final = "/ipfs/ping/1.0.0"
+PROTOCOLS: Final = (STORE_QUERY, METADATA, IDENTIFY, PING)
+
+_PING_BYTES: Final = 32
+_PROTOCOL_VERSION: Final = b"ipfs/0.1.0"
+_TOO_MANY_REQUESTS, _UNAVAILABLE = 429, 503
+
+
+class StoreQuery:
+    """Passes queries on, and answers those itself that cannot be."""
+
+    def __init__(self, node: Node, metrics: GatewayMetrics, max_request_bytes: int) -> None:
+        self._node = node
+        self._metrics = metrics
+        self._max_request_bytes = max_request_bytes
+
+    async def serve(self, stream: Stream, reader: Reader, client: Client) -> None:
+        """One query. js-waku opens its stream long before it has one."""
+        size_bytes = await reader.length(self._max_request_bytes)
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            request = await reader.exactly(size_bytes)
+        answer = await self._answer(request, client)
+        try:
+            async with asyncio.timeout(RESPONSE_TIMEOUT_S):
+                await stream.send(delimited(answer))
+        finally:
+            client.unsent.give(len(answer))
+        self._metrics.response_bytes.inc(len(answer))
+
+    async def _answer(self, request: bytes, client: Client) -> bytes:
+        """The node's answer or a status of the gateway's own, counted as unsent."""
+        try:
+            client.ask(time.monotonic_ns())
+            answer = await self._node.query(request, client.queries)
+            client.unsent.take(len(answer))
+            self._metrics.queries.labels("node").inc()
+        except Fault as fault:
+            self._metrics.refused(fault.reason)
+            code = _UNAVAILABLE if fault.reason == "busy" else _TOO_MANY_REQUESTS
+            answer = self._failure(request, client, code, str(fault))
+        except QueryFailed as error:
+            answer = self._failure(request, client, error.status_code, str(error))
+        return answer
+
+    def _failure(self, request: bytes, client: Client, status_code: int, sentence: str) -> bytes:
+        """A ``StoreQueryResponse`` without messages (13/WAKU2-STORE)."""
+        answer = (
+            bytes_field(1, _request_id(request))
+            + number_field(10, status_code)
+            + bytes_field(11, sentence.encode())
+        )
+        client.unsent.take(len(answer))
+        self._metrics.queries.labels("gateway").inc()
+        return answer
+
+
+def _request_id(request: bytes) -> bytes:
+    """The first field of a ``StoreQueryRequest``; empty where there is none of use."""
+    with suppress(ValueError):
+        for number, value in fields(request):
+            if number == 1 and isinstance(value, bytes) and len(value) <= MAX_REQUEST_ID_BYTES:
+                return value
+    return b""
+
+
+class Described:
+    """What the gateway says of itself, made once: identify and metadata."""
+
+    def __init__(self, identity: Identity, listens: Sequence[ListenAddress], version: str) -> None:
+        parts = [bytes_field(5, _PROTOCOL_VERSION), bytes_field(6, f"storenode/{version}".encode())]
+        parts.append(bytes_field(1, identity.public_key))
+        parts += [bytes_field(2, each.encoded()) for each in listens]
+        parts += [bytes_field(3, each.encode()) for each in PROTOCOLS]
+        self._identify = delimited(b"".join(parts))
+
+    async def serve(self, stream: Stream, reader: Reader, client: Client) -> None:  # noqa: ARG002
+        """Say it, without a question."""
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await stream.send(self._identify)
+
+
+class Metadata:
+    """The cluster and the shards of the node (66/WAKU2-METADATA)."""
+
+    def __init__(self, cluster: int, shards: Sequence[int]) -> None:
+        parts = [number_field(1, cluster), *(number_field(2, each) for each in sorted(shards))]
+        self._answer = delimited(b"".join(parts))
+
+    async def serve(self, stream: Stream, reader: Reader, client: Client) -> None:  # noqa: ARG002
+        """Answer one request; what the client says of its own shards is of no use here."""
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            await reader.delimited(MAX_METADATA_BYTES)
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await stream.send(self._answer)
+
+
+async def serve_pings(stream: Stream, reader: Reader, client: Client) -> None:  # noqa: ARG001
+    """Send back what comes, 32 bytes at a time, until the client ends it."""
+    with suppress(Ended):
+        while True:
+            async with asyncio.timeout(PING_IDLE_TIMEOUT_S):
+                data = await reader.exactly(_PING_BYTES)
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await stream.send(data)
+            stream.release()
+
+
+def handlers(store: StoreQuery, metadata: Metadata, described: Described) -> dict[str, Handler]:
+    """What serves each protocol."""
+    return {
+        STORE_QUERY: store.serve,
+        METADATA: metadata.serve,
+        IDENTIFY: described.serve,
+        PING: serve_pings,
+    }

@@ -1,0 +1,206 @@
+"""Accepts connections, within their limits, until the gateway is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from store.gateway.addresses import ListenAddress, network_of
+from store.gateway.clients import Client, Clients
+from store.gateway.connection import Connection, Surroundings, shake_hands
+from store.gateway.faults import Ended, Fault, GatewayError
+from store.gateway.limits import GOODBYE_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKES, READ_BYTES
+from store.gateway.links import Link, TcpLink, WebSocketLink
+from store.observe.logging import get_logger
+
+_BACKLOG: Final = 1024
+_NO_DESCRIPTORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_PAUSE_S: Final = 0.2
+"""Before the next attempt to accept where the system has no more of what that takes."""
+_log = get_logger("store.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A bound socket, and what is spoken on it."""
+
+    address: ListenAddress
+    socket: socket.socket
+
+
+def bind(address: ListenAddress) -> Listening:
+    """Bind an address.
+
+    Raises:
+        GatewayError: It is taken, or not of this machine.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind((address.host, address.port))
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise GatewayError(
+            f"--listen {address} cannot be bound ({error.strerror}): end the program that uses the"
+            " port, or choose another address."
+        ) from error
+    bound.setblocking(False)
+    return Listening(address.bound_to(bound.getsockname()[1]), bound)
+
+
+class Server:
+    """The connections of all listeners."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        clients: Clients,
+        tls: ssl.SSLContext | None,
+        max_connections: int,
+    ) -> None:
+        self._around = around
+        self._clients = clients
+        self._tls = tls
+        self._max_connections = max_connections
+        self._shaking: dict[asyncio.Task[None], None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: set[Connection] = set()
+
+    async def accept(self, listening: Listening) -> None:
+        """Accept until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, (host, *_) = await loop.sock_accept(listening.socket)
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTORS:
+                    _log.warning("cannot_accept", reason=error.strerror)
+                    await asyncio.sleep(_PAUSE_S)
+                continue
+            try:
+                client = self._admit(network_of(host))
+            except Fault as fault:
+                self._around.metrics.refused(fault.reason)
+                accepted.close()
+                continue
+            task = asyncio.create_task(self._serve(listening.address, accepted, client))
+            self._tasks.add(task)
+            self._shaking[task] = None
+            task.add_done_callback(self._forget)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Let streams end for a while, then end all connections."""
+        deadline = time.monotonic() + timeout_s
+        while any(each.busy for each in self._connections) and time.monotonic() < deadline:
+            await asyncio.wait(self._tasks, timeout=_PAUSE_S)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _admit(self, network: str) -> Client:
+        """A place for a connection.
+
+        Raises:
+            Fault: There is none.
+        """
+        full = len(self._tasks) >= self._max_connections
+        if full and not self._shaking:
+            raise Fault("connections", "too many connections")
+        client = self._clients.arrive(network, time.monotonic_ns())
+        if full or len(self._shaking) >= MAX_HANDSHAKES:
+            # Of those that have proven nothing, the one that takes longest.
+            oldest = next(iter(self._shaking))
+            del self._shaking[oldest]
+            oldest.cancel()
+            self._around.metrics.refused("connections")
+        return client
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._shaking.pop(task, None)
+
+    async def _serve(self, address: ListenAddress, accepted: socket.socket, client: Client) -> None:
+        self._around.metrics.open_connections.inc()
+        try:
+            await self._converse(address, accepted, client)
+        except Fault as fault:
+            self._around.metrics.refused(fault.reason)
+            _log.debug("connection_refused", client=client.network, reason=str(fault))
+        except TimeoutError:
+            self._around.metrics.refused("timeout")
+        except (Ended, OSError):
+            pass
+        except Exception:  # noqa: BLE001 - the others go on
+            _log.exception("connection_failed", client=client.network)
+        finally:
+            self._clients.leave(client)
+            self._around.metrics.open_connections.dec()
+
+    async def _converse(
+        self, address: ListenAddress, accepted: socket.socket, client: Client
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        writer = None
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                reader, writer = await self._opened(address, accepted)
+                link = await _link(address, TcpLink(reader, writer))
+                secured = await shake_hands(link, self._around.key)
+            self._shaking.pop(task, None)
+            self._around.metrics.connections.labels(address.transport).inc()
+            await self._run(Connection(secured, client, self._around), link)
+        finally:
+            if writer is None:
+                accepted.close()
+            else:
+                writer.transport.abort() if _stuck(writer) else writer.close()
+
+    async def _run(self, connection: Connection, link: Link) -> None:
+        self._connections.add(connection)
+        try:
+            await connection.run()
+        except asyncio.CancelledError:
+            with suppress(Ended, OSError, TimeoutError):
+                async with asyncio.timeout(GOODBYE_TIMEOUT_S):
+                    await connection.say_goodbye()
+            raise
+        finally:
+            self._connections.discard(connection)
+            link.close()
+
+    async def _opened(
+        self, address: ListenAddress, accepted: socket.socket
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=READ_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        tls: dict[str, Any] = {}
+        if address.tls:
+            tls = {"ssl": self._tls, "ssl_shutdown_timeout": GOODBYE_TIMEOUT_S}
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, **tls)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def _link(address: ListenAddress, below: TcpLink) -> Link:
+    if not address.websocket:
+        return below
+    link = WebSocketLink(below)
+    await link.accept()
+    return link
+
+
+def _stuck(writer: asyncio.StreamWriter) -> bool:
+    """True where closing would wait for a client that does not read."""
+    return writer.transport.get_write_buffer_size() > 0

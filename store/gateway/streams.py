@@ -1,0 +1,139 @@
+"""One stream of a connection: what arrived on it, and what may be sent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from store.gateway.budget import Budget
+from store.gateway.faults import Ended, Fault
+from store.gateway.limits import CHUNK_BYTES, MAX_STREAM_UNREAD_BYTES
+from store.gateway.multiplexing import Multiplexer
+
+_MAX_WINDOW_BYTES = 2**32 - 1
+
+
+class Carrier(Protocol):
+    """The connection, as its streams know it."""
+
+    @property
+    def multiplexer(self) -> Multiplexer:
+        """Makes the frames."""
+
+    async def send(self, frame: bytes) -> None:
+        """Send a frame, and wait while the client does not read."""
+
+
+class Stream:
+    """A pipe; `feed`, `finish`, `fail` and `credit` say what its connection received."""
+
+    def __init__(self, number: int, carrier: Carrier, unread: Budget) -> None:
+        self.number = number
+        self._carrier = carrier
+        self._budget = unread
+        self._pieces: list[bytes] = []
+        self._unread_bytes = 0
+        self._counted_bytes = 0
+        self._finished = False
+        self._failed = False
+        self._window_bytes = carrier.multiplexer.window_bytes
+        self._changed = asyncio.Event()
+
+    @property
+    def failed(self) -> bool:
+        """True when the client gave the stream up."""
+        return self._failed
+
+    def feed(self, data: bytes) -> None:
+        """Take in what has arrived.
+
+        Raises:
+            Fault: More is unread than the stream, or all of them, may hold.
+        """
+        if self._finished or self._failed:
+            return
+        if self._unread_bytes + len(data) > MAX_STREAM_UNREAD_BYTES:
+            raise Fault("too_large", "a client sends more on a stream than is asked for")
+        self._budget.take(len(data))
+        self._counted_bytes += len(data)
+        self._unread_bytes += len(data)
+        self._pieces.append(data)
+        self._changed.set()
+
+    def finish(self) -> None:
+        """The client sends no more."""
+        self._finished = True
+        self._changed.set()
+
+    def fail(self) -> None:
+        """The client gave the stream up."""
+        self._failed = True
+        self._changed.set()
+
+    def credit(self, size_bytes: int) -> None:
+        """The client takes more.
+
+        Raises:
+            Fault: It takes more than a window may be.
+        """
+        if self._window_bytes is not None:
+            self._window_bytes += size_bytes
+            if self._window_bytes > _MAX_WINDOW_BYTES:
+                raise Fault("malformed", "the window of a stream is too large")
+            self._changed.set()
+
+    def release(self) -> None:
+        """What was read is used: until then it counts as held, whoever holds it."""
+        self._budget.give(self._counted_bytes - self._unread_bytes)
+        self._counted_bytes = self._unread_bytes
+
+    def discard(self) -> None:
+        """Drop what was not read, and release all."""
+        self._take()
+        self.release()
+
+    async def receive(self) -> bytes:
+        """What has arrived; nothing at the end.
+
+        Raises:
+            Ended: The client gave the stream up.
+        """
+        while not self._pieces and not self._finished:
+            await self._change()
+        data = self._take()
+        if data and not self._finished:
+            update = self._carrier.multiplexer.credit(self.number, len(data))
+            if update:
+                await self._carrier.send(update)
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """Send, and wait while the client does not read.
+
+        Raises:
+            Ended: The client gave the stream up.
+        """
+        multiplexer, at = self._carrier.multiplexer, 0
+        while at < len(data):
+            size = min(CHUNK_BYTES, len(data) - at)
+            if self._window_bytes is not None:
+                while not self._window_bytes:
+                    await self._change()
+                size = min(size, self._window_bytes)
+                self._window_bytes -= size
+            if self._failed:
+                raise Ended
+            await self._carrier.send(multiplexer.data(self.number, data[at : at + size]))
+            at += size
+
+    async def _change(self) -> None:
+        if self._failed:
+            raise Ended
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _take(self) -> bytes:
+        data = b"".join(self._pieces)
+        self._pieces.clear()
+        self._unread_bytes = 0
+        return data

@@ -1,0 +1,91 @@
+"""Unsigned varints (multiformats) and the few fields of protobuf that the gateway itself writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+MAX_VARINT_BYTES: Final = 9
+"""Of an unsigned varint of multiformats."""
+
+VARINT: Final = 0
+BYTES: Final = 2
+_FIXED: Final = {1: 8, 5: 4}
+
+
+def encode_varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def decode_varint(data: bytes | bytearray | memoryview, start: int) -> tuple[int, int] | None:
+    """The value at ``start`` and where it ends; None: it is not complete.
+
+    Raises:
+        ValueError: It has more than `MAX_VARINT_BYTES`.
+    """
+    value = 0
+    for place in range(MAX_VARINT_BYTES):
+        if start + place >= len(data):
+            return None
+        byte = data[start + place]
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, start + place + 1
+    raise ValueError("a varint is too long")
+
+
+def delimited(data: bytes) -> bytes:
+    """The bytes behind their length."""
+    return encode_varint(len(data)) + data
+
+
+def number_field(number: int, value: int) -> bytes:
+    """A field of protobuf with a number."""
+    return encode_varint(number << 3 | VARINT) + encode_varint(value)
+
+
+def bytes_field(number: int, value: bytes) -> bytes:
+    """A field of protobuf with bytes, a text or a message."""
+    return encode_varint(number << 3 | BYTES) + delimited(value)
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Numbers and values of the fields of a message, those with varints and bytes alone.
+
+    Raises:
+        ValueError: It is no message of protobuf.
+    """
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, kind = key >> 3, key & 7
+        if kind == VARINT:
+            value, at = _varint(data, at)
+            yield number, value
+            continue
+        size, at = (_FIXED[kind], at) if kind in _FIXED else _length(kind, data, at)
+        if at + size > len(data):
+            raise ValueError("a field ends behind its message")
+        if kind == BYTES:
+            yield number, data[at : at + size]
+        at += size
+
+
+def _length(kind: int, data: bytes, at: int) -> tuple[int, int]:
+    if kind != BYTES:
+        raise ValueError(f"no field has the type {kind}")
+    return _varint(data, at)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    # Protobuf writes negative numbers in ten bytes; no field that is read here has one.
+    found = decode_varint(data, at)
+    if found is None:
+        raise ValueError("a varint is cut off")
+    return found

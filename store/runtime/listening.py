@@ -10,12 +10,13 @@ from store.config.node import NodeConfig
 from store.domain.ports import Services
 from store.observe.logging import get_logger
 from store.rpc.context import PeerRules, RpcContext
-from store.rpc.crowds import Crowds
-from store.rpc.listeners import ListenAddress, Listener, bind, require_free
+from store.rpc.listeners import Listener, bind
 from store.rpc.secret import PeerSecret
 from store.rpc.server import build_handlers
-from store.rpc.tls import TlsFiles, check, first_dns_name
 from store.runtime.limits import RESERVED_DESCRIPTORS
+from store.serving.addresses import ListenAddress, require_free
+from store.serving.crowds import Crowds
+from store.serving.tls import TlsFiles, check, first_dns_name
 from storenode.cli.options.types import Address
 
 _LOG = get_logger("store.runtime.listening")

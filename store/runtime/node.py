@@ -26,12 +26,9 @@ from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import Metrics
 from store.rpc.callers import Callers
-from store.rpc.context import NodeIdentity, NodeState, RpcContext
-from store.rpc.drain import Drain
+from store.rpc.context import RpcContext
 from store.rpc.health import Health
-from store.rpc.listeners import BindError, bind_error, stop_all
-from store.rpc.tls import TlsError
-from store.rpc.unsent import UnsentAnswers
+from store.rpc.listeners import stop_all
 from store.runtime.database import database_host
 from store.runtime.disk import DiskSpace
 from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
@@ -68,6 +65,11 @@ from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import Telemetry
 from store.runtime.tokens import TokenFile
 from store.runtime.tracing import check_tracing, open_tracing
+from store.serving.addresses import BindError, bind_error
+from store.serving.context import NodeIdentity, NodeState
+from store.serving.drain import Drain
+from store.serving.tls import TlsError
+from store.serving.unsent import UnsentAnswers
 from store.sync.coverage import Coverage
 from storenode.cli.options.types import Address
 from storenode.message.limits import NS_PER_S

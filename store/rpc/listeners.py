@@ -87,11 +87,6 @@ def bind(
     return Listener(server, where.with_port(port))
 
 
-async def stop_all(listeners: Sequence[Listener], grace_s: float) -> None:
-    """Stop servers together, so that their times of grace are one."""
-    await asyncio.gather(*(listener.stop(grace_s) for listener in listeners))
-
-
 def _options(connections: int, *, peers: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MAX_PEER_FRAME_BYTES if peers else MAX_REQUEST_BYTES),

@@ -52,6 +52,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "store.rpc": EDGES_SHARE
     | {"reconcile", "store.gossip.driver", "store.serving", "store.sync"}
     | {"storenode.connection", "storenode.wire"},
+    "store.http": frozenset(
+        {"store.domain", "store.messages", "store.observe", "store.serving"}
+        | {"storenode.message", "storenode.wire"}
+    ),
     # what the edges that serve clients share
     "store.serving": frozenset(
         {"store.domain", "store.messages", "store.observe", "storenode.message"}
@@ -66,6 +70,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "store.db",
         "store.embedded",
         "store.gossip.driver",
+        "store.http",
         "store.rpc",
         "store.serving",
         "store.sync",

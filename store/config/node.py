@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -39,12 +40,13 @@ from storenode.message.limits import (
     MAX_TOPIC_BYTES,
 )
 
-LISTENERS: Final = ("listen", "peer", "admin", "metrics")
+LISTENERS: Final = ("listen", "peer", "admin", "metrics", "http")
 """Names of the listeners, as `--insecure` and the ready line call them."""
 
 _CLIENT: Final = ClientLimits()
 _REQUEST: Final = RequestLimits()
 _PATH: Final = click.Path(path_type=Path)
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
 class ConfigError(Exception):
@@ -113,13 +115,25 @@ class NodeConfig:
         ADDRESS,
         "127.0.0.1:7422",
     )
+    http_listen: Address | None = listener(
+        "Address for clients over HTTP: /api/v1 and nwaku's /store/v3/messages; off unless given.",
+        ADDRESS,
+    )
+    http_allow_origin: tuple[str, ...] = listener(
+        "Origin, such as https://app.example, whose pages may call --http-listen; * for all;"
+        " repeatable.",
+        metavar="ORIGIN",
+        multiple=True,
+    )
     insecure: frozenset[str] = listener(
         "Allow plaintext connections to this listener beyond loopback; repeatable.",
         click.Choice(LISTENERS),
         multiple=True,
     )
 
-    tls_cert: Path | None = _file("Certificate chain (PEM); enables TLS on all gRPC listeners.")
+    tls_cert: Path | None = _file(
+        "Certificate chain (PEM); enables TLS on all gRPC listeners and on --http-listen."
+    )
     tls_key: Path | None = _file("Private key (PEM) of --tls-cert.")
     tls_ca: Path | None = _file("Authorities (PEM) that sign the certificates of peers.")
     client_ca: Path | None = _file(
@@ -205,12 +219,12 @@ class NodeConfig:
         format_size(DEFAULT_UNSENT_BYTES),
     )
     max_connections: int = limit(
-        "Connections to one gRPC listener.",
+        "Connections to one gRPC listener, and to --http-listen.",
         click.IntRange(1, most.LARGEST_CONNECTIONS),
         most.DEFAULT_CONNECTIONS,
     )
     max_connections_per_host: int = limit(
-        "Connections from one host to all gRPC listeners; of more the newest are closed.",
+        "Connections from one host to all of these listeners; of more the newest are closed.",
         click.IntRange(1, most.LARGEST_CONNECTIONS),
         most.DEFAULT_CONNECTIONS_PER_HOST,
     )
@@ -390,6 +404,7 @@ class NodeConfig:
             ("listen", "--listen", self.listen),
             ("peer", "--peer-listen", self.peer_listen),
             ("admin", "--admin-listen", self.admin_listen),
+            ("http", "--http-listen", self.http_listen),
         ):
             if address is None or address.loopback or self.tls or name in self.insecure:
                 continue
@@ -397,6 +412,14 @@ class NodeConfig:
                 f"{flag} {address} can be reached from other machines and would speak in clear:"
                 f" give --tls-cert and --tls-key, or allow it with --insecure {name}."
             )
+        if self.http_allow_origin and self.http_listen is None:
+            return "--http-allow-origin needs --http-listen: give an address, or leave it out."
+        for origin in self.http_allow_origin:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                return (
+                    f"--http-allow-origin {origin} is no origin: give scheme, host and port alone,"
+                    " such as https://app.example, or *."
+                )
         if not self.metrics_listen.loopback and "metrics" not in self.insecure:
             return (
                 f"--metrics-listen {self.metrics_listen} can be reached from other machines and"

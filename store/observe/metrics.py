@@ -140,6 +140,28 @@ class Metrics:
             registry=registry,
         )
         self.followers = Gauge("storenode_followers", "Follow calls under way.", registry=registry)
+        self.http_requests = Counter(
+            "storenode_http_requests_total",
+            "HTTP requests that ended, by operation and status code; 499: the caller hung up.",
+            ["operation", "code"],
+            registry=registry,
+        )
+        self.http_seconds = Histogram(
+            "storenode_http_seconds",
+            "Time from an HTTP request to the end of its answer, followers apart.",
+            ["operation"],
+            buckets=_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.http_connections = Gauge(
+            "storenode_http_connections", "Open HTTP connections.", registry=registry
+        )
+        self.http_connections_refused = Counter(
+            "storenode_http_connections_refused_total",
+            "HTTP connections that were closed: there were too many, or no request came in time.",
+            ["reason"],
+            registry=registry,
+        )
 
     def _make_peers(self, registry: CollectorRegistry) -> None:
         """The exchange with other stores; a dashboard finds the names also where there is none."""

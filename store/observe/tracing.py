@@ -85,7 +85,9 @@ class Tracing:
     # Calls
 
     @contextmanager
-    def serving(self, service: str, method: str, metadata: Mapping[str, str]) -> Iterator[None]:
+    def serving(
+        self, service: str, method: str, metadata: Mapping[str, str], *, system: str = "grpc"
+    ) -> Iterator[None]:
         """A call that is served, within its caller's trace where it names one."""
         carrier = {
             name: metadata[name]
@@ -96,7 +98,7 @@ class Tracing:
             f"{service}/{method}",
             context=_PROPAGATOR.extract(carrier, Context()),
             kind=SpanKind.SERVER,
-            attributes={"rpc.system": "grpc", "rpc.service": service, "rpc.method": method},
+            attributes={"rpc.system": system, "rpc.service": service, "rpc.method": method},
             record_exception=False,
             set_status_on_exception=False,
         ) as span:

@@ -16,24 +16,22 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 import grpc
 
-from store.domain.access import Access, Client, Denied, Right
-from store.domain.quota import Account, CallKind
+from store.domain.access import Client, Denied, Right
+from store.domain.quota import CallKind
 from store.observe.logging import get_logger, request_context
 from store.rpc.context import RpcContext
-from store.rpc.failure import RpcFailure, exceeded, malformed, over_limit, translate, unready
+from store.rpc.failure import RpcFailure, malformed, translate
 from store.rpc.identity import (
     AUTHORIZATION,
     NODE_ID,
     REQUEST_ID,
     CallMetadata,
-    Remote,
     identify_peer,
     is_believed_peer,
     not_a_peer,
     own_metadata,
     peer_answer,
     read_metadata,
-    remote,
 )
 from store.rpc.limits import (
     COUNTED_REQUEST_BYTES,
@@ -42,8 +40,11 @@ from store.rpc.limits import (
     MAX_SMALL_REQUEST_BYTES,
 )
 from store.rpc.receiving import NoRequest
-from store.rpc.unsent import Outlet
-from store.rpc.window import Budget
+from store.serving import call as serving
+from store.serving.failure import busy, exceeded
+from store.serving.remote import Remote, remote
+from store.serving.unsent import Outlet
+from store.serving.window import Budget
 
 ListenerKind = Literal["client", "peer", "admin"]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -84,41 +85,13 @@ class Method:
 
 
 @dataclass(slots=True)
-class Call:
-    """One call under way; ``access`` are the rules by which it was let in last."""
+class Call(serving.Call):
+    """One call over gRPC."""
 
     node: RpcContext
     method: Method
-    client: Client
-    account: Account
     metadata: CallMetadata
-    outlet: Outlet
-    access: Access
-    identify: Callable[[], Client]
-    is_peer: bool = False
-
-    def check_rights(self) -> None:
-        """Look again who calls, if the token file has changed.
-
-        Raises:
-            RpcFailure: the caller has no token any more, or the topics are others now.
-        """
-        access = self.node.access()
-        if access is self.access:
-            return
-        if self.identify().topics != self.client.topics:
-            raise RpcFailure(
-                grpc.StatusCode.UNAVAILABLE,
-                f"the topics of client {self.client.name} have changed: call again",
-                retry=True,
-            )
-        self.access = access
-
-    def check_ready(self) -> None:
-        """Raise `RpcFailure` when the node cannot serve now."""
-        reason = None if self.method.always else self.node.unready()
-        if reason is not None:
-            raise unready(reason)
+    is_peer: bool
 
     async def next_request(self, context: Context) -> bytes | None:
         """Read the next request of a stream, without charging it; None after the last.
@@ -132,7 +105,8 @@ class Call:
         """Read and charge the one request of the call.
 
         Raises:
-            RpcFailure: it has not come in time, is too large, or too much was sent lately.
+            CallFailure: it is too large, or too much was sent lately.
+            RpcFailure: it has not come in time.
         """
         node = self.node
         receiving = node.open_receiving if self.method.right is None else node.receiving
@@ -142,31 +116,6 @@ class Call:
         node.unfinished.read(connection, len(request))
         self.charge(len(request), counted=True)
         return request
-
-    def charge(self, size_bytes: int, *, counted: bool) -> None:
-        """Charge one request; ``counted``: the beginning of the call has counted it.
-
-        Raises:
-            RpcFailure: it is too large, too much was sent lately, or the token is not valid any
-                more.
-        """
-        self.check_rights()
-        largest = min(self.client.limits.request_bytes, self.method.max_request_bytes)
-        if size_bytes > largest:
-            raise over_limit(f"the request has {size_bytes:,} bytes: at most {largest:,}")
-        limit = self.account.request(size_bytes, self.node.monotonic_ns(), counted=counted)
-        if limit is not None:
-            raise exceeded(limit)
-
-    def charge_messages(self, count: int) -> None:
-        """Charge messages that are to be published.
-
-        Raises:
-            RpcFailure: too many were sent lately.
-        """
-        limit = self.account.messages(count, self.node.monotonic_ns())
-        if limit is not None:
-            raise exceeded(limit)
 
 
 class CallerGone(Exception):
@@ -311,11 +260,9 @@ class Wrapper:
         """Room for a large request of a read, which is held as long as the read takes."""
         budget = self._large_reads
         if not budget.try_take(size_bytes):
-            raise RpcFailure(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
+            raise busy(
                 f"limit of {budget.limit_bytes:,} bytes of large requests under way on this node "
-                "is reached: retry with backoff",
-                retry=True,
+                "is reached: retry with backoff"
             )
         try:
             yield
@@ -386,7 +333,19 @@ class Wrapper:
         identify = partial(self._client, method, metadata.told, remote(context.peer()))
         if is_peer or method.right is None:
             identify = partial(_unchanged, client)
-        return Call(node, method, client, account, metadata, outlet, access, identify, is_peer)
+        return Call(
+            client=client,
+            account=account,
+            outlet=outlet,
+            access=access,
+            identify=identify,
+            largest_bytes=method.max_request_bytes,
+            always=method.always,
+            node=node,
+            method=method,
+            metadata=metadata,
+            is_peer=is_peer,
+        )
 
     def _identify(
         self, method: Method, context: Context, metadata: CallMetadata

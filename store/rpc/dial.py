@@ -27,7 +27,7 @@ import grpc
 
 from store.domain import streams
 from store.domain.ports import PeerAddress
-from store.rpc.context import NodeIdentity
+from store.rpc.credentials import channel_credentials
 from store.rpc.identity import NODE_ID, PEER_FIELD, PROOF, STORE_ID, VERSION, own_metadata
 from store.rpc.limits import (
     MAX_PEER_FRAME_BYTES,
@@ -39,7 +39,8 @@ from store.rpc.limits import (
     PEER_KEEPALIVE_TIMEOUT_MS,
 )
 from store.rpc.secret import PeerSecret
-from store.rpc.tls import Stamp, TlsError, TlsFiles, channel_credentials, stamp_of
+from store.serving.context import NodeIdentity
+from store.serving.tls import Stamp, TlsError, TlsFiles, stamp_of
 from store.sync.errors import shown
 from storenode.connection.ending import BROKEN_WRITE, Ending
 from storenode.connection.hosts import is_loopback

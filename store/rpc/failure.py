@@ -8,11 +8,8 @@ import grpc
 
 from reconcile.errors import LimitExceeded as ReconcileLimit
 from reconcile.errors import MalformedPayload
-from store.domain.ports import CursorOutOfRange, PeerFailed, StoreBusy, StoreUnavailable
-from store.domain.query import LimitError, RequestError
-from store.domain.quota import Exceeded
-from store.messages.cursor import CursorError
-from store.rpc.drain import Draining
+from store.domain.ports import PeerFailed
+from store.serving.failure import CallFailure, foreseen, unforeseen
 from store.sync.errors import (
     FrameTooLarge,
     GaveWay,
@@ -25,12 +22,6 @@ from store.sync.errors import (
 from store.sync.transfer.events import Fault
 
 _CODES: Final[tuple[tuple[type[Exception], grpc.StatusCode], ...]] = (
-    (StoreUnavailable, grpc.StatusCode.UNAVAILABLE),
-    (StoreBusy, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (CursorOutOfRange, grpc.StatusCode.OUT_OF_RANGE),
-    (CursorError, grpc.StatusCode.INVALID_ARGUMENT),
-    (LimitError, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (RequestError, grpc.StatusCode.INVALID_ARGUMENT),
     (MalformedPayload, grpc.StatusCode.INVALID_ARGUMENT),
     (ReconcileLimit, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (ProtocolBroken, grpc.StatusCode.INVALID_ARGUMENT),
@@ -49,7 +40,7 @@ _FAULTS: Final = {
     Fault.LOST: grpc.StatusCode.UNAVAILABLE,
 }
 
-RETRYABLE: Final = (StoreUnavailable, StoreBusy, TooManyCalls, GaveWay)
+RETRYABLE: Final = (TooManyCalls, GaveWay)
 
 
 class RpcFailure(Exception):
@@ -75,16 +66,6 @@ def over_limit(sentence: str) -> RpcFailure:
     return RpcFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
 
 
-def exceeded(limit: Exceeded) -> RpcFailure:
-    """A quota is used up for now."""
-    return RpcFailure(grpc.StatusCode.RESOURCE_EXHAUSTED, limit.sentence, retry=True)
-
-
-def unready(sentence: str) -> RpcFailure:
-    """The node does not serve now."""
-    return RpcFailure(grpc.StatusCode.UNAVAILABLE, sentence, retry=True)
-
-
 def translate(error: Exception, request_id: str) -> tuple[RpcFailure, bool]:
     """The status for any error, and whether it was expected.
 
@@ -93,17 +74,16 @@ def translate(error: Exception, request_id: str) -> tuple[RpcFailure, bool]:
     """
     if isinstance(error, RpcFailure):
         return error, True
-    if isinstance(error, Draining):
-        return unready("the node is shutting down: go on at another node, or here later"), True
+    known = foreseen(error)
+    if known is not None:
+        return _as_status(known), True
     if isinstance(error, TransferFailed):
         return RpcFailure(_FAULTS[error.fault], str(error)), True
     for kind, code in _CODES:
         if isinstance(error, kind):
             return RpcFailure(code, str(error), retry=isinstance(error, RETRYABLE)), True
-    return (
-        RpcFailure(
-            grpc.StatusCode.INTERNAL,
-            f"the node failed on this call: give its operator the request ID {request_id}",
-        ),
-        False,
-    )
+    return _as_status(unforeseen(request_id)), False
+
+
+def _as_status(failure: CallFailure) -> RpcFailure:
+    return RpcFailure(grpc.StatusCode[failure.code], failure.sentence, retry=failure.retry)

@@ -7,25 +7,23 @@ peers ``storenode-node-id``, ``storenode-store-id``, ``storenode-version`` and, 
 
 from __future__ import annotations
 
-import itertools
 import re
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
 from typing import Final, cast
-from urllib.parse import unquote
 
 import grpc
 
 from store.domain.access import Client, Right
 from store.domain.quota import ClientLimits
 from store.rpc.certificate import first_dns_name
-from store.rpc.context import NodeIdentity, PeerRules
+from store.rpc.context import PeerRules
 from store.rpc.failure import RpcFailure, malformed
-from store.rpc.limits import MAX_PEER_FIELD_CHARS, MAX_REQUEST_ID_CHARS
+from store.rpc.limits import MAX_PEER_FIELD_CHARS
 from store.rpc.secret import ProofError
+from store.serving.call import is_request_id, new_request_id
+from store.serving.context import NodeIdentity
+from store.serving.remote import Remote
 
 AUTHORIZATION: Final = "authorization"
 REQUEST_ID: Final = "x-request-id"
@@ -40,47 +38,12 @@ PEER_RIGHTS: Final = frozenset({Right.READ, Right.FOLLOW})
 
 _WANTED: Final = frozenset({AUTHORIZATION, NODE_ID, STORE_ID, VERSION, PROOF})
 _TRACE: Final = frozenset({"traceparent", "tracestate"})
-_SANE_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_REQUEST_ID_CHARS}}}")
 PEER_FIELD: Final = re.compile(rf"[!-~]{{1,{MAX_PEER_FIELD_CHARS}}}")
-_CACHED_ADDRESSES: Final = 4_096
 
 _NAMES_ALONE: Final = (
     "this node has a token file, and in clear a node's name alone proves nothing: give both nodes "
     "the same --peer-secret-file, or certificates, or name the node by --allow-peer on loopback"
 )
-
-_process = secrets.token_hex(6)
-_numbers = itertools.count(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """Where a call comes from: a name for the accounts, and whether it is this machine."""
-
-    name: str
-    loopback: bool
-
-
-@lru_cache(maxsize=_CACHED_ADDRESSES)
-def remote(address: str) -> Remote:
-    """Read the address that gRPC gives: ``ipv4:HOST:PORT``, ``ipv6:%5BHOST%5D:PORT``, ``unix:``.
-
-    Of IPv6 the first 64 bits count: a host may have all the addresses behind them.
-    """
-    kind, _, rest = unquote(address).partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return Remote(f"host {kind}", kind == "unix")
-    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
-    try:
-        ip = ip_address(host)
-    except ValueError:
-        return Remote("host unknown", loopback=False)
-    if isinstance(ip, IPv6Address):
-        if ip.ipv4_mapped is not None:
-            return Remote(f"host {ip.ipv4_mapped}", ip.ipv4_mapped.is_loopback)
-        if not ip.is_loopback:
-            return Remote(f"host {IPv6Address(int(ip) >> 64 << 64)}/64", loopback=False)
-    return Remote(f"host {ip}", ip.is_loopback)
 
 
 @dataclass(slots=True)
@@ -110,10 +73,10 @@ def read_metadata(context: grpc.aio.ServicerContext[bytes, bytes]) -> CallMetada
                 found.told[name] = value
         elif name in _TRACE:
             found.trace[name] = value
-        elif name == REQUEST_ID and not found.request_id and _SANE_REQUEST_ID.fullmatch(value):
+        elif name == REQUEST_ID and not found.request_id and is_request_id(value):
             found.request_id = str(value)
     if not found.request_id:
-        found.request_id = f"{_process}-{next(_numbers):x}"
+        found.request_id = new_request_id()
     return found
 
 

@@ -55,17 +55,8 @@ STREAM_WINDOW_BYTES: Final = 16 * 1024 * 1024
 """Requests of one ``PublishStream`` that are under way at one time: some are written together, and
 those that follow are judged meanwhile."""
 
-MAX_IN_FLIGHT_PUBLISH_BYTES: Final = 256 * 1024 * 1024
-"""Requests of all publishers together that are decoded and not yet answered."""
-
-MAX_SCAN_PAGE_MESSAGES: Final = 10_000
-"""``ScanRequest.page_size``; larger wishes are clamped. A page is cut by its size in any case."""
-
 MAX_SERIES: Final = 512
 """Pairs of a method and a status code whose counters are kept at hand."""
-
-MAX_REQUEST_ID_CHARS: Final = 64
-"""``x-request-id`` of a caller; a longer one is replaced."""
 
 MAX_QUERY_REQUEST_ID_BYTES: Final = 1024
 """``StoreQueryRequest.request_id``, which is sent back as it came."""

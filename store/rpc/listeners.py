@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import grpc
 
+from store.rpc.credentials import server_credentials
 from store.rpc.limits import (
     HANDSHAKE_TIMEOUT_MS,
     IDLE_CONNECTION_MS,
@@ -20,7 +18,8 @@ from store.rpc.limits import (
     MAX_PENDING_CALLS,
     MAX_STREAMS_PER_CONNECTION,
 )
-from store.rpc.tls import TlsFiles, server_credentials
+from store.serving.addresses import ListenAddress, bind_error
+from store.serving.tls import TlsFiles
 from storenode.message.limits import MAX_REQUEST_BYTES
 
 MAX_METADATA_BYTES: Final = 16 * 1024
@@ -34,26 +33,6 @@ MIN_PING_INTERVAL_MS: Final = 10_000
 
 
 Handler: TypeAlias = "grpc.GenericRpcHandler[Any, Any]"
-
-
-class BindError(Exception):
-    """An address that cannot be listened on; one sentence that names the option."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
-    """What an option asks for; `host` is a name or an IP address without brackets."""
-
-    option: str
-    host: str
-    port: int
-
-    def with_port(self, port: int) -> str:
-        """HOST:PORT, with brackets around an IPv6 address."""
-        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
-
-    def __str__(self) -> str:
-        return self.with_port(self.port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,34 +87,6 @@ def bind(
     return Listener(server, where.with_port(port))
 
 
-def require_free(where: ListenAddress) -> None:
-    """Find out, before anything is started, whether an address can be bound.
-
-    Raises:
-        BindError: It cannot.
-    """
-    if where.port and (reason := _obstacle(where.host, where.port)):
-        raise _bind_error(where, reason)
-
-
-def bind_error(option: str, host: str, port: int) -> BindError:
-    """Say why an address cannot be bound; the reason is found by trying with a plain socket."""
-    reason = _obstacle(host, port) or "it was in use a moment ago"
-    return _bind_error(ListenAddress(option, host, port), reason)
-
-
-def _bind_error(address: ListenAddress, reason: str) -> BindError:
-    return BindError(
-        f"{address.option} {address} cannot be listened on ({reason}): stop what uses it, or"
-        f" give another address."
-    )
-
-
-async def stop_all(listeners: Sequence[Listener], grace_s: float) -> None:
-    """Stop servers together, so that their times of grace are one."""
-    await asyncio.gather(*(listener.stop(grace_s) for listener in listeners))
-
-
 def _options(connections: int, *, peers: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MAX_PEER_FRAME_BYTES if peers else MAX_REQUEST_BYTES),
@@ -158,19 +109,3 @@ def _options(connections: int, *, peers: bool) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
     ]
-
-
-def _obstacle(host: str, port: int) -> str | None:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        return error.strerror or str(error)
-    with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            return os.strerror(error.errno) if error.errno else str(error)
-    return None

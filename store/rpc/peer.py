@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from store.domain.places import Caller
 from store.rpc.call import Call, Context
-from store.rpc.identity import NODE_ID, STORE_ID, remote
+from store.rpc.identity import NODE_ID, STORE_ID
 from store.rpc.streams import CallerStream
+from store.serving.remote import remote
 from store.sync.session.exchange import Exchange
 from store.sync.session.responder import Responder
 

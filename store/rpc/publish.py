@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Final
 
-import grpc
 from google.protobuf.message import DecodeError
 
-from store.domain.admission import Admission, Admitted
-from store.domain.ports import Services, Source
-from store.messages.fields import chunk_messages
-from store.messages.record import RecordBatch
+from store.domain.ports import Services
 from store.messages.transfer import MalformedMessage
 from store.rpc.call import Call, Context, send
 from store.rpc.decode import clip
 from store.rpc.encode import publish_response
-from store.rpc.failure import RpcFailure, malformed, over_limit
+from store.rpc.failure import malformed
 from store.rpc.limits import (
     COUNTED_REQUEST_BYTES,
     STREAM_WINDOW_BYTES,
     STREAM_WINDOW_REQUESTS,
 )
-from store.rpc.window import Budget
+from store.serving.publishing import Batch, Publishing, take_room
+from store.serving.window import Budget
 from storenode.wire.storenode.internal.v1.publish_raw_pb2 import RawPublishRequest
 
 MESSAGES_FIELD: Final = 1
@@ -40,45 +35,22 @@ MESSAGES_FIELD: Final = 1
 _NO_REQUEST: Final = "the request is no storenode.v1.PublishRequest: encode it as the schema says"
 
 _NS_PER_S: Final = 1e9
-_SOURCE: Final = Source.CLIENT.value
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A request whose messages are judged; it arrived at ``began_ns`` of the monotonic clock.
-
-    ``timeout_s``: how long to wait for confirmations, None for the node's time.
-    """
-
-    published: Admitted
-    min_confirms: int
-    timeout_s: float | None
-    began_ns: int
 
 
 class Publisher:
     """The handlers of the two methods."""
 
     def __init__(self, services: Services) -> None:
-        self._services = services
+        self._publishing = Publishing(services)
 
     async def publish(self, call: Call, request: bytes) -> bytes:
         """Answer ``Publish``."""
-        budget, size = call.node.in_flight, len(request)
-        if not budget.try_take(size):
-            raise RpcFailure(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"limit of {budget.limit_bytes:,} bytes of requests under way on this node is "
-                "reached: retry with backoff",
-                retry=True,
-            )
+        take_room(call, len(request))
         try:
             batch = await self.admit(call, request)
             stored = await self.store(call, batch)
         finally:
-            budget.give_back(size)
-        if not batch.min_confirms:
-            return publish_response(batch.published, stored)
+            call.node.in_flight.give_back(len(request))
         return await self.answer(call, batch, stored)
 
     async def publish_stream(self, call: Call, context: Context) -> None:
@@ -86,65 +58,31 @@ class Publisher:
         await _Stream(self, call, context).run()
 
     async def admit(self, call: Call, request: bytes) -> Batch:
-        """Judge the messages of a request, letting others have a turn now and then."""
-        node = call.node
-        began_ns = node.monotonic_ns()
-        most = node.limits.batch_messages
-        decoded = _decode(request, most)
-        messages = decoded.messages
-        count = len(messages)
-        if count > most:
-            raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
-        call.charge_messages(count)
-        admission = Admission(node.policy(), node.now_ns(), Source.CLIENT, call.client)
-        step = chunk_messages(count, len(request))
-        for start in range(0, count, step):
-            if start:
-                await asyncio.sleep(0)
-            try:
-                admission.admit(messages[start : start + step])
-            except MalformedMessage:
-                raise malformed(_NO_REQUEST) from None
+        """Judge the messages of a request."""
+        decoded = _decode(request, call.node.limits.batch_messages)
         timeout_s = None
         if decoded.HasField("confirm_timeout"):
             given = decoded.confirm_timeout
             timeout_s = float(given.seconds) + given.nanos / _NS_PER_S
-        return Batch(admission.admitted, decoded.min_confirms, timeout_s, began_ns)
+        try:
+            return await self._publishing.admit(
+                call,
+                decoded.messages,
+                len(request),
+                min_confirms=decoded.min_confirms,
+                timeout_s=timeout_s,
+            )
+        except MalformedMessage:
+            raise malformed(_NO_REQUEST) from None
 
     async def store(self, call: Call, batch: Batch) -> Sequence[bool]:
-        """Store what was accepted; what of it was new, when all of it is durable."""
-        published, metrics = batch.published, call.node.metrics
-        stored: Sequence[bool] = ()
-        metrics.publishes_in_flight.inc()
-        try:
-            if published.batch.hashes:
-                stored = await self._services.writer.store(
-                    published.batch, Source.CLIENT, batch.min_confirms
-                )
-        finally:
-            metrics.publishes_in_flight.dec()
-        if published.ephemerals:
-            # After the commit: a batch that fails is sent again as a whole.
-            self._services.feed.announce_ephemeral(published.ephemerals)
-        counts = published.count(stored)
-        metrics.count_intake(_SOURCE, counts.stored, counts.duplicate, counts.rejected)
-        if counts.ephemeral:
-            metrics.messages_ephemeral.inc(counts.ephemeral)
-        elapsed_ns = call.node.monotonic_ns() - batch.began_ns
-        metrics.publish_batch_seconds.observe(elapsed_ns / _NS_PER_S)
-        return stored
+        """Store what was accepted; what of it was new."""
+        return await self._publishing.store(call, batch)
 
     async def answer(self, call: Call, batch: Batch, stored: Sequence[bool]) -> bytes:
         """The response, once other stores have confirmed what was stored, where that is wanted."""
-        published, wanted = batch.published, batch.min_confirms
-        if not wanted or not published.batch.hashes:
-            return publish_response(published, stored)
-        hashes = published.batch.hashes
-        # Nobody needs the bytes any more, and the wait may be long.
-        published.batch = RecordBatch(hashes=hashes)
-        with _part(call, "confirm", min_confirms=wanted):
-            found = await call.node.confirmations.confirmed(hashes, stored, wanted, batch.timeout_s)
-        return publish_response(published, stored, found)
+        found = await self._publishing.confirmed(call, batch, stored)
+        return publish_response(batch.published, stored, found)
 
 
 class _Stream:
@@ -211,18 +149,12 @@ class _Stream:
         self._answers.put_nowait(answer)
 
     async def _respond(self, batch: Batch, held: list[Budget], size: int) -> bytes:
-        with _part(self._call, "request", messages=len(batch.published.batch)):
+        with self._call.part("request", messages=len(batch.published.batch)):
             try:
                 stored = await self._publisher.store(self._call, batch)
             finally:
                 _give_back(held, size)
             return await self._publisher.answer(self._call, batch, stored)
-
-
-def _part(call: Call, name: str, **attributes: int) -> AbstractContextManager[None]:
-    """A part of a call, where calls are traced."""
-    tracing = call.node.tracing
-    return nullcontext() if tracing is None else tracing.within(name, **attributes)
 
 
 def _give_back(held: list[Budget], size_bytes: int) -> None:

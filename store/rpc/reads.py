@@ -7,12 +7,12 @@ next one is read when the caller has taken the last.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Final
 
 import grpc
 
-from store.domain.ports import FollowRequest, PageRequest, QueryPage, ScanRequest, Services
+from store.domain.ports import FollowRequest, Services
 from store.domain.query import (
     BAD_REQUEST,
     TOO_MANY_REQUESTS,
@@ -37,15 +37,11 @@ from store.rpc.decode import (
 )
 from store.rpc.encode import query_page, sds_response
 from store.rpc.failure import RpcFailure
-from store.rpc.limits import MAX_QUERY_REQUEST_ID_BYTES, MAX_SCAN_PAGE_MESSAGES
-from store.rpc.unsent import COPIES
+from store.rpc.limits import MAX_QUERY_REQUEST_ID_BYTES
+from store.serving import reading
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
 
-LIKELY_MESSAGE_BYTES: Final = 2 * 1024
-LIKELY_PRESENCE_BYTES: Final = 64
-
-_NOTHING: Final = QueryPage(b"", 0, None)
 _TOO_MANY_FIELDS: Final = (
     "the request has too many fields: name each hash and each topic once, and leave out fields that"
     " the schema does not know"
@@ -68,16 +64,13 @@ class Reads:
             plan = plan_query(query_input(query), call.client.topics, limits)
             if not whole:
                 raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
-            await call.outlet.take(_likely_bytes(plan.request))
-            reader, wanted = self._services.reader, plan.request
-            if plan.cursor is not None:
-                wanted = plan.page(await reader.position(plan.cursor, call.client.topics))
+            asked = plan.request.time_start_ns, plan.request.time_end_ns
+            wanted = await reading.positioned(self._services, call, plan)
             if plan.empty:
-                return query_page(request_id, _NOTHING)
-            asked = wanted.time_start_ns, wanted.time_end_ns
+                return query_page(request_id, reading.NOTHING)
             by_hash = wanted.hashes is not None
             told = await telling(call, *asked, wanted=query.coverage, all_kept=by_hash)
-            page = await reader.query(wanted)
+            page = await self._services.reader.query(wanted)
             coverage = None if told is None else await told.told(page_span(wanted, page))
             return query_page(request_id, page, coverage and coverage.SerializeToString())
         except QueryError as error:
@@ -86,22 +79,19 @@ class Reads:
     async def scan(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``Scan``."""
         scan = decode(store_pb2.ScanRequest, request)
-        cursor = ScanCursor.decode(scan.cursor) if scan.cursor else None
-        start_ns, end_ns = time_range(
-            scan.time_start if scan.HasField("time_start") else None,
-            scan.time_end if scan.HasField("time_end") else None,
-        )
-        wanted = ScanRequest(
+        wanted = reading.scan_request(
             topic_filter(scan.filter, call.client.topics, call.node.limits),
-            start_ns,
-            end_ns,
-            None if cursor is None else (cursor.timestamp, cursor.hash),
-            scan.include_data,
-            min(scan.page_size, MAX_SCAN_PAGE_MESSAGES),
+            time_start=scan.time_start if scan.HasField("time_start") else None,
+            time_end=scan.time_end if scan.HasField("time_end") else None,
+            cursor=scan.cursor,
+            include_data=scan.include_data,
+            page_size=scan.page_size,
         )
-        if start_ns >= end_ns:
+        if wanted.time_start_ns >= wanted.time_end_ns:
             return
-        from_ns = start_ns if cursor is None else max(start_ns, cursor.timestamp)
+        from_ns, end_ns = wanted.time_start_ns, wanted.time_end_ns
+        if wanted.after is not None:
+            from_ns = max(from_ns, wanted.after[0])
         told = await telling(call, from_ns, end_ns, wanted=scan.coverage)
         async for page in self._services.reader.scan(wanted, call.outlet):
             yield scan_page(page.frames, ScanCursor(*page.last).encode())
@@ -118,12 +108,9 @@ class Reads:
             follow.from_beginning,
             follow.include_data,
         )
-        followers, tracing = call.node.metrics.followers, call.node.tracing
-        with (
-            call.node.followed.topics(call.client.name, wanted.filter.content_topics),
-            followers.track_inprogress(),
-        ):
-            async for page in self._services.feed.follow(wanted, call.outlet):
+        tracing = call.node.tracing
+        async with aclosing(reading.follow(self._services, call, wanted)) as pages:
+            async for page in pages:
                 response = follow_page(page.frames, cursors.seal(page.cursor), live=page.live)
                 if tracing is None:
                     yield response
@@ -178,13 +165,6 @@ def refuse_query(request: bytes, failure: RpcFailure) -> bytes:
     busy = failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
     status = TOO_MANY_REQUESTS if busy else UNAVAILABLE
     return query_response(request_id, status, failure.sentence)
-
-
-def _likely_bytes(request: PageRequest) -> int:
-    """About what the answer takes in memory; it is counted exactly when it is there."""
-    messages = request.limit if request.hashes is None else len(request.hashes)
-    each = LIKELY_MESSAGE_BYTES if request.include_data else LIKELY_PRESENCE_BYTES
-    return COPIES * each * min(messages, request.limit)
 
 
 def _echo(request_id: str) -> str:

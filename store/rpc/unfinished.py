@@ -25,7 +25,7 @@ import grpc
 
 from store.rpc.failure import RpcFailure
 from store.rpc.limits import LOOKAHEAD_BYTES, MAX_PEER_FRAME_BYTES, MAX_UNFINISHED_BYTES
-from store.rpc.sockets import Arrivals
+from store.serving.sockets import Arrivals
 
 FORGET_BEYOND: Final = 1_024
 """Connections that are remembered before the closed ones are looked for."""

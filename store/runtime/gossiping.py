@@ -23,12 +23,12 @@ from store.gossip.events import Counted, What
 from store.messages.record import RecordBatch
 from store.observe.logging import get_logger
 from store.observe.metrics import Metrics
-from store.rpc.context import NodeIdentity
 from store.rpc.gossiping import GossipTransport
 from store.runtime.peering import Peering
 from store.runtime.policy import PolicySource
 from store.runtime.services import Wiring
 from store.runtime.tasks import BackgroundTasks
+from store.serving.context import NodeIdentity
 
 if TYPE_CHECKING:
     from store.observe.tracing import Tracing

@@ -1,21 +1,28 @@
-"""The gRPC listeners of a node: which services are where, and who may call them."""
+"""The listeners of a node: which services are where, and who may call them."""
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from store.config.node import NodeConfig
 from store.domain.ports import Services
+from store.http import listener as http
+from store.http.app import build_app
+from store.http.connections import Connections
+from store.http.listener import HttpListener
 from store.observe.logging import get_logger
 from store.rpc.context import PeerRules, RpcContext
-from store.rpc.crowds import Crowds
-from store.rpc.listeners import ListenAddress, Listener, bind, require_free
+from store.rpc.listeners import Listener, bind
 from store.rpc.secret import PeerSecret
 from store.rpc.server import build_handlers
-from store.rpc.tls import TlsFiles, check, first_dns_name
 from store.runtime.limits import RESERVED_DESCRIPTORS
+from store.serving.addresses import ListenAddress, require_free
+from store.serving.context import NodeContext
+from store.serving.crowds import Crowds
+from store.serving.tls import TlsFiles, check, first_dns_name
 from storenode.cli.options.types import Address
 
 _LOG = get_logger("store.runtime.listening")
@@ -28,13 +35,18 @@ class Listeners:
     client: Listener
     peer: Listener
     admin: Listener
+    http: HttpListener | None
 
     @property
-    def all(self) -> Sequence[Listener]:
+    def all(self) -> Sequence[Listener | HttpListener]:
         """Each server once."""
-        if self.peer is self.client:
-            return (self.client, self.admin)
-        return (self.client, self.peer, self.admin)
+        peer = () if self.peer is self.client else (self.peer,)
+        http = () if self.http is None else (self.http,)
+        return (self.client, *peer, self.admin, *http)
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop all servers together, so that their times of grace are one."""
+        await asyncio.gather(*(each.stop(grace_s) for each in self.all))
 
     def crowds(self, config: NodeConfig) -> Crowds:
         """What bounds the connections of one host to all of them."""
@@ -69,6 +81,8 @@ def check_addresses(config: NodeConfig) -> None:
     if config.separate_peer_listener and config.peer_listen is not None:
         require_free(_where("--peer-listen", config.peer_listen))
     require_free(_where("--admin-listen", config.admin_listen))
+    if config.http_listen is not None:
+        require_free(_where("--http-listen", config.http_listen))
 
 
 def bind_listeners(
@@ -98,7 +112,16 @@ def bind_listeners(
         _client_tls(config),
         connections=_connections(config),
     )
-    return Listeners(client, peer, admin)
+    return Listeners(client, peer, admin, _bind_http(config, services, base))
+
+
+def _bind_http(config: NodeConfig, services: Services, context: NodeContext) -> HttpListener | None:
+    if config.http_listen is None:
+        return None
+    connections = Connections(_connections(config), context.metrics)
+    app = build_app(services, context, connections, origins=config.http_allow_origin)
+    where = _where("--http-listen", config.http_listen)
+    return http.bind(where, app, _client_tls(config), connections)
 
 
 def _bind_client(
@@ -118,7 +141,7 @@ def _bind_client(
 
 def _connections(config: NodeConfig) -> int:
     """Connections to one listener, for which the process is given descriptors where it may."""
-    listeners = 3 if config.separate_peer_listener else 2
+    listeners = 2 + config.separate_peer_listener + (config.http_listen is not None)
     wanted = config.max_connections * listeners + RESERVED_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY

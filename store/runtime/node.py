@@ -3,7 +3,7 @@
     starting --everything is up--> serving --stop()--> draining --calls have ended--> ended
     starting --stop()--> ended
 
-What is opened first is closed last: metrics listener, database, services, tasks, gRPC listeners.
+What is opened first is closed last: metrics listener, database, services, tasks, other listeners.
 The database may go away and come back meanwhile; the node says that it is not ready, and stays.
 """
 
@@ -26,12 +26,8 @@ from store.observe.limits import RATE_INTERVAL_S
 from store.observe.logging import get_logger, write_suppressed
 from store.observe.metrics import Metrics
 from store.rpc.callers import Callers
-from store.rpc.context import NodeIdentity, NodeState, RpcContext
-from store.rpc.drain import Drain
+from store.rpc.context import RpcContext
 from store.rpc.health import Health
-from store.rpc.listeners import BindError, bind_error, stop_all
-from store.rpc.tls import TlsError
-from store.rpc.unsent import UnsentAnswers
 from store.runtime.database import database_host
 from store.runtime.disk import DiskSpace
 from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
@@ -68,6 +64,11 @@ from store.runtime.tasks import BackgroundTasks
 from store.runtime.telemetry import Telemetry
 from store.runtime.tokens import TokenFile
 from store.runtime.tracing import check_tracing, open_tracing
+from store.serving.addresses import BindError, bind_error
+from store.serving.context import NodeIdentity, NodeState
+from store.serving.drain import Drain
+from store.serving.tls import TlsError
+from store.serving.unsent import UnsentAnswers
 from store.sync.coverage import Coverage
 from storenode.cli.options.types import Address
 from storenode.message.limits import NS_PER_S
@@ -201,7 +202,7 @@ class Node:
         )
         context = self._rpc_context(identity, wiring, peering, gossiping, tracing)
         listeners = bind_listeners(config, wiring.services, context, secret)
-        stack.push_async_callback(stop_all, listeners.all, 0)
+        stack.push_async_callback(listeners.stop, 0)
         for listener in listeners.all:
             await listener.start()
         stack.push_async_callback(self._exchange_tasks.stop)
@@ -320,6 +321,8 @@ class Node:
             "database": self._host.kind,
             "node_id": node_id,
         }
+        if listeners.http is not None:
+            ready["http"] = listeners.http.address
         _LOG.info("serving", **{name: ready[name] for name in ready if name != "event"})
         self._announce(json.dumps(ready))
 
@@ -333,7 +336,7 @@ class Node:
         self._drain.begin()
         if self._gossiping is not None:
             self._gossiping.drain()
-        await stop_all(listeners.all, self._config.drain_timeout / NS_PER_S)
+        await listeners.stop(self._config.drain_timeout / NS_PER_S)
 
     # What happens meanwhile
 

@@ -15,14 +15,14 @@ from store.db.reading.transfer_reads import TransferReader
 from store.domain.ports import PeerAddress
 from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
-from store.rpc.context import NodeIdentity
 from store.rpc.dial import PeerDialer
 from store.rpc.secret import PeerSecret
-from store.rpc.tls import TlsFiles
 from store.runtime.environment import system_environment
 from store.runtime.peer_book import PeerBook
 from store.runtime.policy import PolicySource
 from store.runtime.services import Wiring
+from store.serving.context import NodeIdentity
+from store.serving.tls import TlsFiles
 from store.sync.lookup import Fetcher
 from store.sync.resume.core import SHORTEST_GAP_NS, ResumeConfig
 from store.sync.resume.driver import Resumer

@@ -21,7 +21,6 @@ from store.observe.metrics import Metrics
 from store.observe.problems import Problem, Problems
 from store.observe.rates import Rates, samples, total
 from store.rpc.callers import Callers
-from store.rpc.context import NodeIdentity
 from store.runtime.gossiping import Gossiping
 from store.runtime.limits import (
     MAX_STATUS_NOTES,
@@ -36,6 +35,7 @@ from store.runtime.peering import Peering
 from store.runtime.readiness import Readiness
 from store.runtime.services import Wiring
 from store.runtime.single_flight import SingleFlightCache
+from store.serving.context import NodeIdentity
 from storenode.message.limits import NS_PER_S
 
 Fields = dict[str, Any]

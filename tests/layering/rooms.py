@@ -50,7 +50,16 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "store.db": EDGES_SHARE | {"reconcile", "storenode.sds"},
     "store.embedded": frozenset(),
     "store.rpc": EDGES_SHARE
-    | {"reconcile", "store.gossip.driver", "store.sync", "storenode.connection", "storenode.wire"},
+    | {"reconcile", "store.gossip.driver", "store.serving", "store.sync"}
+    | {"storenode.connection", "storenode.wire"},
+    "store.http": frozenset(
+        {"store.domain", "store.messages", "store.observe", "store.serving"}
+        | {"storenode.message", "storenode.wire"}
+    ),
+    # what the edges that serve clients share
+    "store.serving": frozenset(
+        {"store.domain", "store.messages", "store.observe", "storenode.message"}
+    ),
     # what the rooms above them are given
     "store.config": frozenset({"store.domain", "storenode.cli.options", "storenode.message"}),
     "store.observe": frozenset({"storenode.message"}),
@@ -61,7 +70,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "store.db",
         "store.embedded",
         "store.gossip.driver",
+        "store.http",
         "store.rpc",
+        "store.serving",
         "store.sync",
         "storenode.cli.options",
     },

@@ -17,6 +17,7 @@ from tests.layering.rooms import (
 from tests.layering.sources import ROOT, Module, calls_of, imports_of, modules, room_of
 
 WIRE_USERS = {
+    "store.http",
     "store.messages",
     "store.rpc",
     "store.sync",
@@ -26,7 +27,7 @@ WIRE_USERS = {
     "storenode.wire",
 }
 LOOP_MODULES = {"asyncio", "concurrent"}
-EDGES = {"store.db", "store.embedded", "store.rpc"}
+EDGES = {"store.db", "store.embedded", "store.http", "store.rpc"}
 SOURCE_SUFFIXES = {".c", ".h", ".mako", ".proto", ".py", ".sh", ".sql"}
 
 

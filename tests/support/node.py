@@ -84,6 +84,11 @@ class NodeProcess:
         return self.ready["metrics"]
 
     @property
+    def http(self) -> str:
+        """HOST:PORT of the HTTP listener, where there is one."""
+        return self.ready["http"]
+
+    @property
     def process(self) -> subprocess.Popen[bytes]:
         """The process, running or ended."""
         assert self._process is not None, "the node was not started"

@@ -35,13 +35,15 @@ from store.domain.ports import (
 from store.domain.view import Reconcilable
 from store.observe.metrics import Metrics
 from store.rpc.caller import Caller
-from store.rpc.context import NodeIdentity, NodeState, PeerRules, RpcContext
+from store.rpc.context import PeerRules, RpcContext
 from store.rpc.dial import PeerDialer
 from store.rpc.health import Health
-from store.rpc.listeners import ListenAddress, Listener, bind
+from store.rpc.listeners import Listener, bind
 from store.rpc.server import build_handlers
-from store.rpc.tls import TlsFiles
 from store.runtime.environment import system_environment
+from store.serving.addresses import ListenAddress
+from store.serving.context import NodeIdentity, NodeState
+from store.serving.tls import TlsFiles
 from store.sync.coverage import Coverage
 from store.sync.session.exchange import Exchange, ExchangeWork
 from store.sync.transfer.core import DEFAULT_LIMITS

@@ -12,7 +12,7 @@ import trustme
 
 from store.domain.ports import PeerAddress, SyncOutcome, Window
 from store.rpc.context import PeerRules
-from store.rpc.tls import TlsFiles
+from store.serving.tls import TlsFiles
 from tests.integration.peers.harness import PeerNode, items, peer_node, within
 from tests.support.ports import HeldPort
 

@@ -22,9 +22,10 @@ from store.domain.access import Access
 from store.domain.ports import Services
 from store.domain.quota import ClientLimits, Quota
 from store.observe.metrics import Metrics
-from store.rpc.context import NodeIdentity, NodeState, PeerRules, RpcContext
+from store.rpc.context import PeerRules, RpcContext
 from store.rpc.health import Health
 from store.rpc.server import build_handlers
+from store.serving.context import NodeIdentity, NodeState
 from storenode.message.rules import Policy
 from storenode.wire.storenode.v1.store_pb2 import PublishRequest, PublishResponse
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from store.rpc import listeners
-from store.rpc.listeners import ListenAddress, bind
-from store.rpc.tls import TlsFiles
+from store.rpc.listeners import bind
+from store.serving.addresses import ListenAddress
+from store.serving.tls import TlsFiles
 from tests.support.secured import write_certificates
 
 CLIENT_HELLO = bytes.fromhex("16030102000100")

@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from store.domain.ports import StoreUnavailable
 from store.observe.logging import configure
-from store.rpc.context import NodeState
 from store.rpc.server import build_handlers
+from store.serving.context import NodeState
 from storenode.wire.storenode.v1.admin_pb2 import NodeStatus
 from storenode.wire.storenode.v1.store_pb2 import FollowRequest, PublishRequest, PublishResponse
 from tests.integration.rpc.harness import ADMIN, STORE, Node, failure, item, serve, within

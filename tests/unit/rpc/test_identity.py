@@ -1,6 +1,6 @@
 import pytest
 
-from store.rpc.identity import Remote, remote
+from store.serving.remote import Remote, remote
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ class Kernel:
         self.asked: list[list[str]] = []
 
     def count(self, wanted: Iterable[str]) -> dict[str, int]:
-        """As `store.rpc.sockets.Arrivals.count` does."""
+        """As `store.serving.sockets.Arrivals.count` does."""
         names = list(wanted)
         self.asked.append(names)
         return {name: self.came[name] for name in names if name in self.came}

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-import grpc
-
-from store.rpc.failure import RpcFailure
+from store.serving.failure import busy
 
 MAX_FOLLOWED_BYTES: Final = 128 * 1024 * 1024
 """Of all followers; one caller may take half of it, some 60,000 topics."""
@@ -30,7 +28,7 @@ class Followed:
         """Around a call that follows these topics.
 
         Raises:
-            RpcFailure: too many are followed already.
+            CallFailure: too many are followed already.
         """
         size = sum(ROUTE_BYTES + len(name) for name in names)
         for used, most, whose in (
@@ -38,11 +36,9 @@ class Followed:
             (self._used.total(), self._limit_bytes, "this node"),
         ):
             if size and used + size > most:
-                raise RpcFailure(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                raise busy(
                     f"limit of {most:,} bytes for the topics of all followers of {whose} is"
-                    " reached: follow fewer topics, or by pubsub topic alone",
-                    retry=True,
+                    " reached: follow fewer topics, or by pubsub topic alone"
                 )
         self._used[caller] += size
         try:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, cast
-
-import grpc
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from store.observe.logging import get_logger
 
-_LOG = get_logger("store.rpc.tls")
+_LOG = get_logger("store.serving.tls")
+
+_T = TypeVar("_T")
 
 RELOAD_INTERVAL_S: Final = 1.0
 """The files are looked at for a new connection, but no more often than this."""
@@ -45,44 +45,15 @@ class TlsFiles:
         return tuple(path for path in (self.cert, self.key, self.client_ca) if path is not None)
 
 
-def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials that demand client certificates if `files` names who signs them.
-
-    Raises:
-        TlsError: A file cannot be read or used.
-    """
-    source = _Reloader(files)
-    return grpc.dynamic_ssl_server_credentials(
-        source.current,
-        # The stubs leave out that the library takes None for "no change".
-        cast("Callable[[], grpc.ServerCertificateConfiguration]", source.fetch),
-        require_client_authentication=files.client_ca is not None,
-    )
-
-
-def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    """Credentials of a caller that shows its certificate.
-
-    ``client_ca`` signs whom it calls; without it, gRPC's own authorities do.
-
-    Raises:
-        TlsError: A file cannot be read or used.
-    """
-    _subject_names(files.cert, files.key)
-    authorities = None
-    if files.client_ca is not None:
-        authorities = _read(files.client_ca)
-        _require_authorities(files.client_ca, authorities)
-    return grpc.ssl_channel_credentials(authorities, _read(files.key), _read(files.cert))
-
-
 def check(files: TlsFiles) -> None:
     """Make sure that a listener can use the files.
 
     Raises:
         TlsError: A file cannot be read or used.
     """
-    _configuration(files)
+    subject_names(files.cert, files.key)
+    if files.client_ca is not None:
+        authorities(files.client_ca)
 
 
 def first_dns_name(cert: Path, key: Path) -> str:
@@ -91,7 +62,7 @@ def first_dns_name(cert: Path, key: Path) -> str:
     Raises:
         TlsError: The files cannot be used, or the certificate names no DNS name.
     """
-    for kind, name in _subject_names(cert, key):
+    for kind, name in subject_names(cert, key):
         if kind == "DNS":
             return name
     raise TlsError(
@@ -100,17 +71,19 @@ def first_dns_name(cert: Path, key: Path) -> str:
     )
 
 
-class _Reloader:
-    """Keeps a listener's certificates as they were last seen on disk."""
+class Reloader(Generic[_T]):
+    """Keeps what a listener makes of its certificates, as they were last seen on disk."""
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(self, files: TlsFiles, make: Callable[[TlsFiles], _T]) -> None:
+        """``make`` may raise `TlsError`."""
         self._files = files
+        self._make = make
         self._stamp = stamp_of(files)
         self._looked_s = time.monotonic()
-        self.current = _configuration(files)
+        self.current = make(files)
 
-    def fetch(self) -> grpc.ServerCertificateConfiguration | None:
-        """What the library asks for before every handshake; None: nothing changed."""
+    def fetch(self) -> _T | None:
+        """Look before a handshake; None: nothing changed that can be used."""
         now_s = time.monotonic()
         if now_s - self._looked_s < RELOAD_INTERVAL_S:
             return None
@@ -119,24 +92,13 @@ class _Reloader:
             stamp = stamp_of(self._files)
             if stamp == self._stamp:
                 return None
-            self.current = _configuration(self._files)
+            self.current = self._make(self._files)
         except TlsError as error:
             _LOG.warning("certificate_not_reloaded", reason=str(error))
             return None
         self._stamp = stamp
         _LOG.info("certificate_reloaded", cert=str(self._files.cert))
         return self.current
-
-
-def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
-    _subject_names(files.cert, files.key)
-    authorities = None
-    if files.client_ca is not None:
-        authorities = _read(files.client_ca)
-        _require_authorities(files.client_ca, authorities)
-    return grpc.ssl_server_certificate_configuration(
-        [(_read(files.key), _read(files.cert))], root_certificates=authorities
-    )
 
 
 def stamp_of(files: TlsFiles) -> Stamp:
@@ -152,7 +114,12 @@ def stamp_of(files: TlsFiles) -> Stamp:
     return tuple((each.st_mtime_ns, each.st_size, each.st_ino) for each in found)
 
 
-def _read(path: Path) -> bytes:
+def read_pem(path: Path) -> bytes:
+    """What a PEM file holds.
+
+    Raises:
+        TlsError: It cannot be read, or is none.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_PEM_BYTES + 1)
@@ -167,23 +134,30 @@ def _unreadable(path: Path, error: OSError) -> TlsError:
     return TlsError(f"{path} cannot be read ({error.strerror}): name a readable PEM file.")
 
 
-def _require_authorities(path: Path, pem: bytes) -> None:
+def authorities(path: Path) -> bytes:
+    """Certificates of authorities, as PEM.
+
+    Raises:
+        TlsError: The file cannot be read or used.
+    """
+    pem = read_pem(path)
     try:
         ssl.create_default_context(cadata=pem.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
         raise TlsError(
             f"{path} holds no certificate of an authority that can be read: write them in PEM form."
         ) from error
+    return pem
 
 
-def _subject_names(cert: Path, key: Path) -> list[tuple[str, str]]:
+def subject_names(cert: Path, key: Path) -> list[tuple[str, str]]:
     """Names of a certificate that is valid now and belongs to the key.
 
     Found by a handshake of the certificate with itself in memory: the standard library shows the
     names of a certificate only to who has verified it.
     """
-    chain = _read(cert)
-    _read(key)
+    chain = read_pem(cert)
+    read_pem(key)
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         server.load_cert_chain(cert, key, password=_no_password)

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
 
-import grpc
 import pytest
 
-from store.rpc import unsent
-from store.rpc.failure import RpcFailure
-from store.rpc.unsent import (
+from store.serving import unsent
+from store.serving.failure import CallFailure, Code
+from store.serving.unsent import (
     CONTENDED_S,
     COPIES,
     FIRST_PAGE_BYTES,
@@ -80,10 +79,10 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def refused(task: Awaitable[None]) -> RpcFailure:
-    with pytest.raises(RpcFailure) as caught:
+async def refused(task: Awaitable[None]) -> CallFailure:
+    with pytest.raises(CallFailure) as caught:
         await task
-    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.code is Code.RESOURCE_EXHAUSTED
     return caught.value
 
 

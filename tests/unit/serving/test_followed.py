@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-import grpc
 import pytest
 
-from store.rpc.failure import RpcFailure
-from store.rpc.followed import ROUTE_BYTES, Followed
+from store.serving.failure import CallFailure, Code
+from store.serving.followed import ROUTE_BYTES, Followed
 
 NAMES = ["x" * (1_000 - ROUTE_BYTES)] * 10
 
 
 def refusal(followed: Followed, caller: str) -> str:
-    with pytest.raises(RpcFailure) as caught, followed.topics(caller, NAMES):
+    with pytest.raises(CallFailure) as caught, followed.topics(caller, NAMES):
         pass
-    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.code is Code.RESOURCE_EXHAUSTED
     return caught.value.sentence
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import ExitStack
 
-from store.rpc.crowds import Crowds
+from store.serving.crowds import Crowds
 
 
 def is_open(connection: socket.socket) -> bool:

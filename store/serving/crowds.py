@@ -1,6 +1,6 @@
 """Connections of one host: of more than its share the newest are closed.
 
-gRPC bounds the connections of a listener, not those of a host.
+gRPC bounds the connections of a listener, not those of a host; all listeners count together.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Collection
 
 from store.observe.logging import get_logger
-from store.rpc.identity import remote
-from store.rpc.sockets import Accepted, connections, descriptors, shut_down
+from store.serving.remote import connection_name, remote
+from store.serving.sockets import Accepted, connections, descriptors, shut_down
 
-_LOG = get_logger("store.rpc.crowds")
+_LOG = get_logger("store.serving.crowds")
 
 
 class Crowds:
@@ -56,4 +56,4 @@ class Crowds:
 
 def _host(connection: Accepted) -> str:
     host, port = connection.caller
-    return remote(f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}").name
+    return remote(connection_name(host, port)).name

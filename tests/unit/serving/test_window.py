@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from store.rpc.window import Budget
+from store.serving.window import Budget
 
 
 class Taking:

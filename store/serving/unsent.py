@@ -27,11 +27,9 @@ from itertools import count
 from operator import itemgetter
 from typing import Final
 
-import grpc
-
 from store.domain.limits import DEFAULT_UNSENT_BYTES
-from store.rpc.failure import RpcFailure
-from store.rpc.hang_up import hang_up
+from store.serving.failure import CallFailure, busy, over_limit
+from store.serving.hang_up import hang_up
 
 COPIES: Final = 3
 """How often a page is in memory while it is sent: its entries, the response, gRPC's own copy."""
@@ -134,7 +132,7 @@ class Outlet:
         """Wait for room for a page of up to ``most_bytes``, or less if the caller is slow.
 
         Raises:
-            RpcFailure: there was none for long.
+            CallFailure: there was none for long.
         """
         size = self._next_bytes(most_bytes)
         await self.take(COPIES * size)
@@ -159,7 +157,7 @@ class Outlet:
         """Wait for bytes of the budget, and take them, no more than one call's share; how many.
 
         Raises:
-            RpcFailure: there was no room for long.
+            CallFailure: there was no room for long.
         """
         size_bytes = self._share(size_bytes)
         await self._all.take(self, size_bytes)
@@ -202,7 +200,7 @@ class Outlet:
         """Count a response that gRPC sends when its handler has returned.
 
         Raises:
-            RpcFailure: it is ``refusable``, and there is no room for it.
+            CallFailure: it is ``refusable``, and there is no room for it.
         """
         more_bytes = COPIES * size_bytes - self.held_bytes
         if refusable and more_bytes > COPIES * SMALL_ANSWER_BYTES:
@@ -216,7 +214,7 @@ class Outlet:
         """Around what is ended when the caller stalls.
 
         Raises:
-            RpcFailure: the caller stalled while others waited.
+            CallFailure: the caller stalled while others waited.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -228,10 +226,7 @@ class Outlet:
             if self.ended_s is None or task.uncancel():
                 raise
             limit = self._all.limit_bytes
-            raise RpcFailure(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                STALLED.format(seconds=self.stalled_s, limit=limit),
-            ) from None
+            raise over_limit(STALLED.format(seconds=self.stalled_s, limit=limit)) from None
         finally:
             self._end = None
             self.add((0 if self.ended_s is None else self._left_bytes) - self.held_bytes)
@@ -313,7 +308,7 @@ class UnsentAnswers:
         """Take when there is room, in the order of the module's rules.
 
         Raises:
-            RpcFailure: there was no room for long.
+            CallFailure: there was no room for long.
         """
         if not self._waiting and self._fits(size_bytes):
             self.add(outlet, size_bytes)
@@ -336,7 +331,7 @@ class UnsentAnswers:
         """Take for an answer that exists already and is larger than was estimated.
 
         Raises:
-            RpcFailure: there is no room, and others wait with theirs.
+            CallFailure: there is no room, and others wait with theirs.
         """
         if self._growing >= MAX_GROWING:
             raise self._full()
@@ -404,10 +399,8 @@ class UnsentAnswers:
         self._waiting = [each for each in self._waiting if not each.turn.done()]
         heapq.heapify(self._waiting)
 
-    def _full(self) -> RpcFailure:
-        return RpcFailure(
-            grpc.StatusCode.RESOURCE_EXHAUSTED, FULL.format(limit=self.limit_bytes), retry=True
-        )
+    def _full(self) -> CallFailure:
+        return busy(FULL.format(limit=self.limit_bytes))
 
     def _end_stalled(self, first: _Waiting, now_s: float) -> set[str]:
         """End as many as make room for all that wait, the longest stalled first.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from store.rpc import sockets
+from store.serving import sockets
 
 
 def hang_up(connections: Iterable[str]) -> int:

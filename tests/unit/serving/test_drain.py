@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from store.rpc.drain import Drain, Draining
+from store.serving.drain import Drain, Draining
 
 
 async def wait_for_ever(drain: Drain, began: asyncio.Event) -> None:

@@ -1,0 +1,275 @@
+"""Which path is answered by what: the ASGI application of a node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from msgspec import Struct
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from store.domain.access import Right
+from store.domain.ports import Services
+from store.domain.quota import CallKind
+from store.http import reads, schemas, waku_store
+from store.http.bodies import Bodies
+from store.http.connections import Connections
+from store.http.endpoint import Endpoint, FailureBody, Handler, Operation
+from store.http.exchange import CallerGone, Exchange
+from store.http.failure import HttpFailure
+from store.http.limits import CORS_MAX_AGE_S, MAX_SMALL_BODY_BYTES
+from store.http.openapi import Described, description
+from store.http.publish import Publisher
+from store.http.requests import as_json
+from store.serving.call import new_request_id
+from store.serving.context import NodeContext
+from storenode.message.limits import MAX_REQUEST_BYTES
+
+API: Final = "/api/v1"
+WAKU_STORE: Final = "/store/v3/messages"
+OPENAPI: Final = "/openapi.json"
+
+_LINES: Final = reads.LINES.decode()
+_EVENTS: Final = reads.EVENTS.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One operation: how it is served, and how it is described."""
+
+    path: str
+    right: Right
+    kind: CallKind
+    handle: Handler
+    described: Described
+    largest_bytes: int = MAX_SMALL_BODY_BYTES
+    endless: bool = False
+    always: bool = False
+
+    @property
+    def operation(self) -> Operation:
+        """What the wrapper must know."""
+        failure: FailureBody = waku_store.as_text if self.described.text_errors else as_json
+        return Operation(
+            self.described.name,
+            self.described.method,
+            self.right,
+            self.kind,
+            self.handle,
+            failure,
+            endless=self.endless,
+            token_in_url=self.endless,
+            always=self.always,
+            largest_bytes=self.largest_bytes,
+        )
+
+
+def build_app(
+    services: Services,
+    node: NodeContext,
+    connections: Connections,
+    *,
+    origins: Sequence[str] = (),
+) -> ASGIApp:
+    """The application; pages from ``origins`` may call it."""
+    bodies, by_path = Bodies(), dict[str, list[Operation]]()
+    served = _served(services)
+    for each in served:
+        by_path.setdefault(each.path, []).append(each.operation)
+    routes = [
+        Route(path, Endpoint(node, connections, bodies, *operations))
+        for path, operations in by_path.items()
+    ]
+    document = description([(each.path, each.described) for each in served], node.identity.version)
+    routes.append(Route(OPENAPI, _Document(document, connections)))
+    return Router(
+        routes,
+        redirect_slashes=False,
+        default=_Nowhere(sorted([*by_path, OPENAPI]), connections),
+        middleware=_cross_origin(origins),
+    )
+
+
+def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "last-event-id", "x-request-id"],
+            expose_headers=["retry-after", "x-request-id"],
+            max_age=CORS_MAX_AGE_S,
+        )
+    ]
+
+
+def _served(services: Services) -> list[Served]:
+    waku = waku_store.WakuStore(services)
+    return [
+        Served(
+            WAKU_STORE,
+            Right.READ,
+            CallKind.CALL,
+            waku.messages,
+            Described(
+                "waku_store",
+                "GET",
+                "A page of messages, as nwaku serves it.",
+                [waku_store.WakuStoreResponse],
+                parameters=waku_store.PARAMETERS,
+                text_errors=True,
+            ),
+        ),
+        Served(
+            f"{API}/messages",
+            Right.PUBLISH,
+            CallKind.CALL,
+            Publisher(services).publish,
+            Described(
+                "publish",
+                "POST",
+                "Stores a batch; the answer comes when every stored message is durable.",
+                [schemas.Results],
+                schemas.Publish,
+            ),
+            largest_bytes=MAX_REQUEST_BYTES,
+        ),
+        *_reads(reads.Reads(services)),
+        Served(
+            f"{API}/status",
+            Right.READ,
+            CallKind.CALL,
+            reads.status,
+            Described(
+                "status", "GET", "What the node holds.", [schemas.Status], schemas.NoParameters
+            ),
+            always=True,
+        ),
+    ]
+
+
+def _reads(handlers: reads.Reads) -> list[Served]:
+    page: tuple[type[Struct], ...] = (schemas.Stored, schemas.Mark)
+    return [
+        Served(
+            f"{API}/messages",
+            Right.READ,
+            CallKind.CALL,
+            handlers.query,
+            Described("query", "GET", "A page of messages.", [schemas.Page], schemas.Query),
+        ),
+        Served(
+            f"{API}/messages/query",
+            Right.READ,
+            CallKind.CALL,
+            handlers.query,
+            Described(
+                "query_post",
+                "POST",
+                "A page of messages, for requests that are too long for a URL.",
+                [schemas.Page],
+                schemas.Query,
+            ),
+        ),
+        Served(
+            f"{API}/scan",
+            Right.READ,
+            CallKind.STREAM,
+            handlers.scan,
+            Described(
+                "scan",
+                "GET",
+                "Every message that matches, oldest first: a line each, and one with the cursor"
+                " behind each page.",
+                page,
+                schemas.Scan,
+                _LINES,
+            ),
+        ),
+        Served(
+            f"{API}/follow",
+            Right.FOLLOW,
+            CallKind.STREAM,
+            handlers.follow,
+            Described(
+                "follow",
+                "GET",
+                "Server-sent events: each message as it is committed, and an event `page` whose ID"
+                " is the cursor behind the messages before it.",
+                (schemas.Stored, schemas.PageEnd),
+                schemas.Follow,
+                _EVENTS,
+            ),
+            endless=True,
+        ),
+        Served(
+            f"{API}/sds/messages",
+            Right.READ,
+            CallKind.STREAM,
+            handlers.sds_messages,
+            Described(
+                "sds_messages",
+                "POST",
+                "SDS messages of a channel, by ID: a line each, and one for each that is missing.",
+                page,
+                schemas.SdsLookup,
+                _LINES,
+            ),
+            largest_bytes=MAX_REQUEST_BYTES,
+        ),
+        Served(
+            f"{API}/sds/causal-history",
+            Right.READ,
+            CallKind.STREAM,
+            handlers.causal_history,
+            Described(
+                "causal_history",
+                "POST",
+                "What SDS messages depend on, every parent before its children: a line each, and"
+                " one for each that is missing.",
+                page,
+                schemas.CausalHistory,
+                _LINES,
+            ),
+            largest_bytes=MAX_REQUEST_BYTES,
+        ),
+    ]
+
+
+class _Document:
+    """Serves the description; it needs no token."""
+
+    def __init__(self, document: dict[str, Any], connections: Connections) -> None:
+        self._body = json.dumps(document, indent=1).encode()
+        self._connections = connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _respond(Exchange(scope, receive, send, self._connections), 200, self._body)
+
+
+class _Nowhere:
+    """Answers what has no path here."""
+
+    def __init__(self, paths: Sequence[str], connections: Connections) -> None:
+        self._sentence = f"nothing is served here: there are {', '.join(paths)}"
+        self._connections = connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, self._connections)
+        body, _ = as_json(HttpFailure(404, "NOT_FOUND", self._sentence), "")
+        await _respond(exchange, 404, body)
+
+
+async def _respond(exchange: Exchange, status: int, body: bytes) -> None:
+    exchange.request_id = new_request_id()
+    try:
+        await exchange.respond(body, status=status)
+    except CallerGone:
+        exchange.abort()

@@ -1,0 +1,70 @@
+"""Stored frames as JSON.
+
+The one place where a page is decoded: base64 leaves no other way. protobuf's C code reads a page as
+a whole, and msgspec writes it as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import UNSET
+
+from store.domain.ports import HistoryEntry, SdsPage
+from store.http.schemas import Message, Missing, Stored
+from storenode.wire.storenode.v1.store_pb2 import ScanPage, SdsMessagesPage
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
+
+
+def hex_of(digest: bytes) -> str:
+    """A hash as it is written."""
+    return f"0x{digest.hex()}"
+
+
+def of_entries(entries: bytes) -> Iterator[Stored]:
+    """Messages of a `QueryPage`."""
+    return map(_stored, StoreQueryResponse.FromString(entries).messages)
+
+
+def of_frames(frames: bytes) -> Iterator[Stored]:
+    """Messages of a page of a scan or a follower."""
+    return map(_stored, ScanPage.FromString(frames).messages)
+
+
+def of_sds(page: SdsPage) -> Iterator[Stored]:
+    """Messages of an `SdsPage`."""
+    for each in SdsMessagesPage.FromString(page.messages).messages:
+        found = _stored(each.stored)
+        found.message_id = each.entry.message_id
+        yield found
+
+
+def of_missing(entries: Iterable[HistoryEntry]) -> Iterator[Missing]:
+    """Entries that are not held; an ID that is no UTF-8 cannot come from a request."""
+    for entry in entries:
+        hint = entry.retrieval_hint
+        yield Missing(
+            message_id=entry.message_id.decode(errors="replace"),
+            retrieval_hint=UNSET if hint is None else hex_of(hint),
+        )
+
+
+def _stored(item: WakuMessageKeyValue) -> Stored:
+    digest = hex_of(item.message_hash)
+    if not item.HasField("message"):
+        return Stored(message_hash=digest)
+    message = item.message
+    has = message.HasField
+    return Stored(
+        message_hash=digest,
+        pubsub_topic=item.pubsub_topic,
+        message=Message(
+            payload=message.payload,
+            content_topic=message.content_topic,
+            timestamp=str(message.timestamp),
+            version=message.version if has("version") else UNSET,
+            meta=message.meta if has("meta") else UNSET,
+            rate_limit_proof=message.rate_limit_proof if has("rate_limit_proof") else UNSET,
+            ephemeral=message.ephemeral if has("ephemeral") else UNSET,
+        ),
+    )

@@ -1,0 +1,241 @@
+"""The wrapper around every request: who calls, may it, how it ends.
+
+In this order: identity and right, quota, readiness, the body, the handler; then the status, one log
+line for a failure, and the metrics. Tokens, rights, quotas and budgets are those of gRPC's calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from store.domain.access import Client, Denied, Right
+from store.domain.query import QueryError
+from store.domain.quota import CallKind
+from store.http.bodies import Bodies
+from store.http.connections import Connections
+from store.http.exchange import CallerGone, Exchange
+from store.http.failure import HttpFailure, as_status, bad_request, of_query
+from store.http.limits import MAX_SMALL_BODY_BYTES
+from store.observe.logging import get_logger, request_context
+from store.serving.call import Call, is_request_id, new_request_id
+from store.serving.context import NodeContext
+from store.serving.failure import CallFailure, Code, exceeded, foreseen, unforeseen
+from store.serving.remote import remote
+
+_LOG = get_logger("store.http")
+_NS_PER_S: Final = 1e9
+_SERVICE: Final = "http"
+_GONE: Final = "499"
+"""Of a request whose caller hung up, as proxies count it; nothing is sent."""
+
+Handler = Callable[[Call, Exchange, bytes], Awaitable[None]]
+FailureBody = Callable[[HttpFailure, str], tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What the wrapper must know of a method of a path.
+
+    ``name`` is that of the metrics. ``right``: what a caller needs. ``endless``: it goes on until
+    somebody ends it. ``token_in_url``: browsers cannot give it a header. ``always``: it is served
+    although the node is not ready. ``failure`` makes the body of an error and its type.
+    """
+
+    name: str
+    method: str
+    right: Right
+    kind: CallKind
+    handle: Handler
+    failure: FailureBody
+    endless: bool = False
+    token_in_url: bool = False
+    always: bool = False
+    largest_bytes: int = MAX_SMALL_BODY_BYTES
+
+
+class Endpoint:
+    """Answers the requests of one path."""
+
+    def __init__(
+        self, node: NodeContext, connections: Connections, bodies: Bodies, *operations: Operation
+    ) -> None:
+        self._node = node
+        self._connections = connections
+        self._bodies = bodies
+        self._operations = {each.method: each for each in operations}
+        self._first = operations[0]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: an ASGI application."""
+        exchange = Exchange(scope, receive, send, self._connections)
+        given = exchange.headers.get("x-request-id", "")
+        exchange.request_id = given if is_request_id(given) else new_request_id()
+        operation = self._operations.get(exchange.method)
+        if operation is None:
+            await _refuse_method(exchange, self._first, list(self._operations))
+            return
+        await self._serve(operation, exchange)
+
+    async def _serve(self, operation: Operation, exchange: Exchange) -> None:
+        node, began_ns, code = self._node, self._node.monotonic_ns(), _GONE
+        request_context(request_id=exchange.request_id)
+        caller: list[str] = []
+        try:
+            async with self._open(operation, exchange) as call:
+                caller.append(call.client.name)
+                code = "200"
+                await self._answer(operation, exchange, call)
+        except CallerGone:
+            code = _GONE
+            exchange.abort()
+        except asyncio.CancelledError:
+            # The node ends. To uvicorn, the error would be one of the application.
+            code = _GONE
+            exchange.abort()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+            failure, known = _translate(error, exchange.request_id)
+            code = str(failure.status)
+            _report(operation, caller, failure, None if known else error)
+            await _fail(exchange, operation, failure)
+            del failure  # its traceback has this frame: each would keep the other
+        finally:
+            seconds = (node.monotonic_ns() - began_ns) / _NS_PER_S
+            node.metrics.http_requests.labels(operation.name, code).inc()
+            if not operation.endless:
+                node.metrics.http_seconds.labels(operation.name).observe(seconds)
+            _LOG.debug("request_ended", operation=operation.name, code=code, seconds=seconds)
+
+    async def _answer(self, operation: Operation, exchange: Exchange, call: Call) -> None:
+        call.check_ready()
+        body = b""
+        if operation.method == "POST":
+            kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != "application/json":
+                # Pages of other sites may send forms and text without asking the browser.
+                raise HttpFailure(
+                    415,
+                    Code.INVALID_ARGUMENT,
+                    "the body must be JSON: send the header `content-type: application/json`",
+                )
+            largest = min(call.client.limits.request_bytes, call.largest_bytes)
+            body = await exchange.body(self._bodies, largest)
+        call.charge(len(body), counted=True)
+        async with exchange.watched():
+            with ExitStack() as around:
+                around.enter_context(self._traced(operation, exchange))
+                if operation.endless:
+                    around.enter_context(self._node.drain.endless())
+                around.enter_context(call.outlet.ending())
+                await operation.handle(call, exchange, body)
+
+    def _traced(self, operation: Operation, exchange: Exchange) -> AbstractContextManager[None]:
+        tracing = self._node.tracing
+        if tracing is None or operation.endless:
+            return nullcontext()
+        names = ("traceparent", "tracestate")
+        carrier = {name: exchange.headers[name] for name in names if name in exchange.headers}
+        return tracing.serving(_SERVICE, operation.name, carrier, system="http")
+
+    @asynccontextmanager
+    async def _open(self, operation: Operation, exchange: Exchange) -> AsyncIterator[Call]:
+        node = self._node
+        access = node.access()
+
+        def identify() -> Client:
+            return self._identify(operation, exchange)
+
+        client = identify()
+        now_ns = node.monotonic_ns()
+        account = node.quota.account(client.name, client.limits, now_ns, named=client.named)
+        limit = account.begin(operation.kind, now_ns)
+        if limit is not None:
+            raise exceeded(limit)
+        outlet = node.unsent.open(client.name, exchange.connection)
+        try:
+            yield Call(
+                node,
+                client,
+                account,
+                outlet,
+                access,
+                identify,
+                largest_bytes=operation.largest_bytes,
+                always=operation.always,
+            )
+        finally:
+            account.end(operation.kind)
+            outlet.close()
+
+    def _identify(self, operation: Operation, exchange: Exchange) -> Client:
+        given = exchange.headers.getlist("authorization")
+        if len(given) > 1:
+            raise bad_request("the header `authorization` is given twice: send it once")
+        token = given[0] if given else None
+        if token is None and operation.token_in_url and "access_token" in exchange.query:
+            token = f"Bearer {exchange.query['access_token']}"
+        origin = remote(exchange.connection).name
+        found = self._node.access().authorize(token, operation.right, origin)
+        if isinstance(found, Denied):
+            raise CallFailure(Code(found.denial), _as_header(found.sentence))
+        return found
+
+
+def _as_header(sentence: str) -> str:
+    """What gRPC calls metadata is a header here."""
+    return sentence.replace("metadata", "header")
+
+
+def _translate(error: Exception, request_id: str) -> tuple[HttpFailure, bool]:
+    """The status for any error, and whether it was expected."""
+    if isinstance(error, HttpFailure):
+        return error, True
+    if isinstance(error, QueryError):
+        return of_query(error), True
+    failure = foreseen(error)
+    if failure is not None:
+        return as_status(failure), True
+    return as_status(unforeseen(request_id)), False
+
+
+async def _fail(exchange: Exchange, operation: Operation, failure: HttpFailure) -> None:
+    """Send an error; an answer that has begun is broken off, so that nobody takes it as whole."""
+    if exchange.started:
+        exchange.abort()
+        return
+    body, content_type = operation.failure(failure, exchange.request_id)
+    try:
+        await exchange.respond(body, content_type, status=failure.status, headers=failure.headers)
+    except (CallerGone, asyncio.CancelledError):
+        exchange.abort()
+
+
+async def _refuse_method(exchange: Exchange, operation: Operation, allowed: list[str]) -> None:
+    methods = ", ".join(allowed)
+    failure = HttpFailure(
+        405,
+        Code.INVALID_ARGUMENT,
+        f"the method {exchange.method[:16]} is not served here: use {methods}",
+        [(b"allow", methods.encode())],
+    )
+    await _fail(exchange, operation, failure)
+
+
+def _report(
+    operation: Operation, caller: list[str], failure: HttpFailure, error: Exception | None
+) -> None:
+    fields = {
+        "operation": operation.name,
+        "client": caller[0] if caller else None,
+        "status": failure.status,
+        "reason": failure.sentence,
+    }
+    if error is None:
+        _LOG.warning("request_failed", **fields)
+    else:
+        _LOG.error("request_crashed", exc_info=error, **fields)

@@ -1,0 +1,63 @@
+"""How a request fails: every error becomes a status and one sentence, here and only here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from store.domain.query import NOT_FOUND, TOO_MANY_REQUESTS, UNAVAILABLE, QueryError
+from store.http.limits import RETRY_AFTER_S
+from store.serving.failure import CallFailure, Code
+
+_STATUS: Final = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.PERMISSION_DENIED: 403,
+    Code.DEADLINE_EXCEEDED: 408,
+    Code.OUT_OF_RANGE: 410,
+    Code.RESOURCE_EXHAUSTED: 413,
+    Code.INTERNAL: 500,
+    Code.UNAVAILABLE: 503,
+}
+_NAMES: Final = {
+    NOT_FOUND: "NOT_FOUND",
+    TOO_MANY_REQUESTS: Code.RESOURCE_EXHAUSTED.value,
+    UNAVAILABLE: Code.UNAVAILABLE.value,
+}
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class HttpFailure(Exception):
+    """The status that a request ends with, the name of the error, and a sentence."""
+
+    def __init__(
+        self, status: int, name: str, sentence: str, headers: Headers | None = None
+    ) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.name = name
+        self.sentence = sentence
+        self.headers = headers or []
+
+
+def bad_request(sentence: str) -> HttpFailure:
+    """The request cannot be read or served, whenever it is sent."""
+    return HttpFailure(400, Code.INVALID_ARGUMENT, sentence)
+
+
+def as_status(failure: CallFailure) -> HttpFailure:
+    """The status of a failure that all protocols share."""
+    headers: Headers = []
+    status = _STATUS[failure.code]
+    if failure.retry:
+        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+        status = 429 if failure.code is Code.RESOURCE_EXHAUSTED else status
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return HttpFailure(status, failure.code, failure.sentence, headers)
+
+
+def of_query(error: QueryError) -> HttpFailure:
+    """The status of an error of the store protocol, which has numbers of its own."""
+    name = _NAMES.get(error.status, Code.INVALID_ARGUMENT.value)
+    return HttpFailure(error.status, name, error.sentence)

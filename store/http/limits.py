@@ -1,0 +1,46 @@
+"""Bounds of the HTTP edge; those of clients of every protocol are in ``store.serving.limits``."""
+
+from typing import Final
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Request line and headers, some 900 message hashes in a URL; a connection that sends more gets a
+400 and is closed. All connections together hold as much of unfinished heads at most."""
+
+HEAD_TIMEOUT_S: Final = 10
+"""From the first byte of a request, or from the connection on, to the end of the head."""
+
+KEEP_ALIVE_S: Final = 75
+"""How long a connection may be idle between two requests."""
+
+HANDSHAKE_TIMEOUT_S: Final = 10
+"""For TLS."""
+
+BODY_TIMEOUT_S: Final = 60.0
+"""How long the body of a request may take to come in full."""
+
+MAX_UNFINISHED_BYTES: Final = 128 * 1024 * 1024
+"""Bodies of all requests that have not come in full. Beyond it the one that has been coming in for
+the longest time is refused."""
+
+SEND_TIMEOUT_S: Final = 60.0
+"""A caller that takes nothing of an answer for this long is disconnected."""
+
+MAX_SMALL_BODY_BYTES: Final = 1024 * 1024
+"""Body of a read."""
+
+HEARTBEAT_S: Final = 15.0
+"""A follower that is sent nothing else gets a comment this often: proxies and browsers end
+connections that are silent for longer."""
+
+RETRY_AFTER_S: Final = 1
+"""``Retry-After`` of what may succeed later."""
+
+CORS_MAX_AGE_S: Final = 600
+"""How long a browser may keep what a preflight request has told it."""
+
+WAKU_PAGE_MESSAGES: Final = 20
+MAX_WAKU_PAGE_MESSAGES: Final = 100
+"""``pageSize`` of ``/store/v3/messages`` where none is given, and at most, as nwaku has them."""
+
+WAKU_TIME_DIGITS: Final = 20
+"""A time parameter with more is no 64-bit number."""

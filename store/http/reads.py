@@ -1,0 +1,210 @@
+"""The reads of ``/api/v1``: pages, lines of JSON, and server-sent events.
+
+A stream holds one page: the next is read when the caller has taken the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing
+from typing import Final
+
+from msgspec import UNSET, Struct
+
+from store.domain.ports import FollowPage, FollowRequest, SdsPage, Services
+from store.domain.query import QueryInput, causal_request, plan_query, sds_lookup
+from store.http import schemas
+from store.http.encode import hex_of, of_entries, of_frames, of_missing, of_sds
+from store.http.exchange import Exchange
+from store.http.limits import HEARTBEAT_S
+from store.http.requests import digest, history, read, read_cursor, topic_filter, write_cursor
+from store.http.schemas import encode
+from store.messages.cursor import ScanCursor
+from store.messages.frames import digests
+from store.serving import reading
+from store.serving.call import Call
+
+LINES: Final = b"application/x-ndjson"
+EVENTS: Final = b"text/event-stream"
+UNBUFFERED: Final = [(b"x-accel-buffering", b"no")]
+"""Proxies that hold answers back are told not to."""
+
+_HEARTBEAT: Final = b": still here\n\n"
+
+
+class Reads:
+    """The handlers."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def query(self, call: Call, exchange: Exchange, body: bytes) -> None:
+        """One page."""
+        asked = read(schemas.Query, exchange, body)
+        wanted = QueryInput(
+            include_data=asked.include_data,
+            pubsub_topic=asked.pubsub_topic,
+            content_topics=asked.content_topics,
+            time_start=asked.time_start,
+            time_end=asked.time_end,
+            message_hashes=[digest(each) for each in asked.hashes],
+            cursor=None if asked.cursor is None else digest(asked.cursor),
+            forward=asked.forward,
+            limit=asked.limit,
+        )
+        plan = plan_query(wanted, call.client.topics, call.node.limits)
+        page = await reading.read_page(self._services, call, plan)
+        cursor = UNSET if page.next_cursor is None else hex_of(page.next_cursor)
+        answer = encode(schemas.Page(messages=list(of_entries(page.entries)), cursor=cursor))
+        await call.outlet.answered(len(answer), refusable=True)
+        await exchange.respond(answer)
+
+    async def scan(self, call: Call, exchange: Exchange, body: bytes) -> None:
+        """All messages of a time range, as lines."""
+        asked = read(schemas.Scan, exchange, body)
+        wanted = reading.scan_request(
+            topic_filter(asked, call),
+            time_start=asked.time_start,
+            time_end=asked.time_end,
+            cursor=read_cursor(asked.cursor),
+            include_data=asked.include_data,
+            page_size=asked.page_size,
+        )
+        if wanted.time_start_ns < wanted.time_end_ns:
+            async for page in self._services.reader.scan(wanted, call.outlet):
+                cursor = write_cursor(ScanCursor(*page.last).encode())
+                lines = [*of_frames(page.frames), schemas.Mark(cursor=cursor)]
+                await _send(call, exchange, _lines(lines), LINES)
+        await _finish(exchange)
+
+    async def follow(self, call: Call, exchange: Exchange, body: bytes) -> None:
+        """Messages as they are committed, as events."""
+        asked = read(schemas.Follow, exchange, body)
+        text = exchange.headers.get("last-event-id") or asked.cursor
+        wanted = FollowRequest(
+            topic_filter(asked, call),
+            self._services.cursors.open(read_cursor(text)) if text else None,
+            asked.from_beginning,
+            asked.include_data,
+        )
+        async with (
+            aclosing(reading.follow(self._services, call, wanted)) as pages,
+            aclosing(_with_heartbeats(pages)) as beats,
+        ):
+            async for page in beats:
+                if page is None:
+                    await _send(call, exchange, _HEARTBEAT, EVENTS)
+                else:
+                    await self._send_page(call, exchange, page)
+
+    async def _send_page(self, call: Call, exchange: Exchange, page: FollowPage) -> None:
+        cursor = write_cursor(self._services.cursors.seal(page.cursor))
+        events = _events(page, cursor)
+        tracing = call.node.tracing
+        if tracing is None:
+            await _send(call, exchange, events, EVENTS)
+            return
+        with tracing.delivering(digests(page.frames), live=page.live):
+            await _send(call, exchange, events, EVENTS)
+
+    async def sds_messages(self, call: Call, exchange: Exchange, body: bytes) -> None:
+        """SDS messages by ID, as lines."""
+        asked, limits = read(schemas.SdsLookup, exchange, body), call.node.limits
+        wanted = sds_lookup(
+            asked.channel_id,
+            history("entries", asked.entries, limits.sds_entries),
+            topic_filter(asked, call),
+            limits,
+        )
+        await _send_sds(call, exchange, self._services.sds.messages(wanted, call.outlet))
+
+    async def causal_history(self, call: Call, exchange: Exchange, body: bytes) -> None:
+        """What SDS messages depend on, as lines, every parent before its children."""
+        asked, limits = read(schemas.CausalHistory, exchange, body), call.node.limits
+        wanted = causal_request(
+            asked.channel_id,
+            history("heads", asked.heads, limits.causal_heads),
+            known_ids=asked.known_ids,
+            max_messages=asked.max_messages,
+            max_depth=asked.max_depth,
+            topics=topic_filter(asked, call),
+            limits=limits,
+        )
+        await _send_sds(call, exchange, self._services.sds.causal_history(wanted, call.outlet))
+
+
+async def status(call: Call, exchange: Exchange, body: bytes) -> None:
+    """The node; of what it holds only callers hear that may read all of it."""
+    read(schemas.NoParameters, exchange, body)
+    found, identity = schemas.Status(ready=call.node.unready() is None), call.node.identity
+    if call.client.topics.unrestricted:
+        found.version, found.node_id = identity.version, identity.node_id
+        found.store_id = identity.store_id
+        if found.ready:
+            state = await call.node.state()
+            found.messages = state.messages
+            found.oldest_timestamp = str(state.oldest_timestamp_ns)
+            found.newest_timestamp = str(state.newest_timestamp_ns)
+    await exchange.respond(encode(found))
+
+
+async def _send_sds(call: Call, exchange: Exchange, pages: AsyncIterator[SdsPage]) -> None:
+    async for page in pages:
+        lines: list[Struct] = [*of_sds(page)]
+        lines += [schemas.Mark(missing=each) for each in of_missing(page.missing)]
+        if page.truncated:
+            lines.append(schemas.Mark(truncated=True))
+        await _send(call, exchange, _lines(lines), LINES)
+    await _finish(exchange)
+
+
+async def _send(call: Call, exchange: Exchange, chunk: bytes, content_type: bytes) -> None:
+    """Send a page; the status goes with the first, so that what fails before has its own."""
+    async with call.outlet.sending(len(chunk)):
+        call.check_rights()
+        if not exchange.started:
+            await exchange.start(200, content_type, UNBUFFERED)
+        await exchange.send(chunk)
+
+
+async def _finish(exchange: Exchange) -> None:
+    if not exchange.started:
+        await exchange.start(200, LINES, UNBUFFERED)
+    await exchange.finish()
+
+
+def _lines(items: Iterable[Struct]) -> bytes:
+    return b"".join([encode(each) + b"\n" for each in items])
+
+
+def _events(page: FollowPage, cursor: str) -> bytes:
+    messages = [b"data: " + encode(each) + b"\n\n" for each in of_frames(page.frames)]
+    end = b"event: page\nid: %b\ndata: %b\n\n" % (
+        cursor.encode(),
+        encode(schemas.PageEnd(page.live)),
+    )
+    return b"".join([*messages, end])
+
+
+async def _with_heartbeats(
+    pages: AsyncIterator[FollowPage],
+) -> AsyncGenerator[FollowPage | None, None]:
+    """Pages, and None wherever none has come for `HEARTBEAT_S`."""
+    coming: asyncio.Task[FollowPage] | None = None
+    try:
+        while True:
+            if coming is None:
+                coming = asyncio.ensure_future(anext(pages))
+            done, _ = await asyncio.wait({coming}, timeout=HEARTBEAT_S)
+            if not done:
+                yield None
+                continue
+            finished, coming = coming, None
+            yield await finished
+    except StopAsyncIteration:
+        return
+    finally:
+        if coming is not None:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)

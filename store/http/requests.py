@@ -1,0 +1,110 @@
+"""Requests of ``/api/v1`` into what the domain takes."""
+
+from __future__ import annotations
+
+from base64 import b64decode, urlsafe_b64encode
+from binascii import Error as BinasciiError
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from store.domain.ports import HistoryEntry, TopicFilter
+from store.domain.query import check_count, filter_by
+from store.http import schemas
+from store.http.exchange import JSON, Exchange
+from store.http.failure import HttpFailure, bad_request
+from store.serving.call import Call
+
+TOKEN_PARAMETER: Final = "access_token"  # noqa: S105 - its name
+"""The parameter that carries a token where a browser cannot send headers (RFC 6750, 2.3)."""
+
+_T = TypeVar("_T", bound=Struct)
+
+
+def as_json(failure: HttpFailure, request_id: str) -> tuple[bytes, bytes]:
+    """The body of an error, and its type."""
+    detail = schemas.ErrorDetail(failure.name, failure.sentence, request_id)
+    return schemas.encode(schemas.Error(detail)), JSON
+
+
+def read(kind: type[_T], exchange: Exchange, body: bytes) -> _T:
+    """A request, from the body of a POST or from the parameters of a GET.
+
+    Raises:
+        HttpFailure: it is not as the type says.
+    """
+    try:
+        if exchange.method == "POST":
+            return schemas.decode(kind, body)
+        return schemas.from_parameters(kind, _parameters(kind, exchange))
+    except msgspec.ValidationError as error:
+        raise bad_request(f"the request is wrong: {error}") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise bad_request(f"the body is no JSON: {error}") from None
+
+
+def _parameters(kind: type[Struct], exchange: Exchange) -> dict[str, Any]:
+    lists, found = schemas.repeatable(kind), {}
+    for name in exchange.query.keys():  # noqa: SIM118 - a multi-dict, whose keys are given once
+        values = exchange.query.getlist(name)
+        if name == TOKEN_PARAMETER:
+            continue
+        if name not in lists and len(values) > 1:
+            raise bad_request(f"the parameter `{name[:64]}` is given twice: send it once")
+        found[name] = values if name in lists else values[0]
+    return found
+
+
+def topic_filter(
+    request: schemas.Topics | schemas.SdsLookup | schemas.CausalHistory, call: Call
+) -> TopicFilter:
+    """The topics of a request, and the rights of the caller.
+
+    Raises:
+        RequestError: see `store.domain.query.filter_by`.
+    """
+    return filter_by(
+        request.pubsub_topic, request.content_topics, call.client.topics, call.node.limits
+    )
+
+
+def digest(text: str) -> bytes:
+    """A hash that the type has checked."""
+    return bytes.fromhex(text[2:])
+
+
+def history(name: str, entries: Sequence[schemas.Entry], limit: int) -> list[HistoryEntry]:
+    """Entries of a request.
+
+    Raises:
+        RequestError: there are more than ``limit``.
+    """
+    check_count(name, len(entries), limit)
+    return [
+        HistoryEntry(
+            each.message_id.encode(),
+            None if each.retrieval_hint is None else digest(each.retrieval_hint),
+        )
+        for each in entries
+    ]
+
+
+def read_cursor(text: str) -> bytes:
+    """The bytes of an opaque cursor.
+
+    Raises:
+        HttpFailure: it is none.
+    """
+    try:
+        return b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (BinasciiError, ValueError):
+        raise bad_request(
+            "the cursor is none of this node's: pass it as it was sent, or leave it out"
+        ) from None
+
+
+def write_cursor(cursor: bytes) -> str:
+    """An opaque cursor as text."""
+    return urlsafe_b64encode(cursor).decode().rstrip("=")

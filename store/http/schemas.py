@@ -1,0 +1,306 @@
+"""What requests and responses of ``/api/v1`` look like: one type for each.
+
+Requests are checked against these types, responses are encoded from them, and the OpenAPI
+description is made of them. Parameters of a URL are the fields of the type that a POST takes as its
+body. 64-bit numbers leave as decimal strings, as in protobuf's JSON: JavaScript would round them.
+They may come as either.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from storenode.message.limits import MAX_TIMESTAMP_NS
+
+_T = TypeVar("_T", bound=Struct)
+
+_LARGEST_UINT32: Final = 2**32 - 1
+
+Nanoseconds = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=MAX_TIMESTAMP_NS,
+        description="Unix time in nanoseconds, as a number or a decimal string.",
+        extra_json_schema={"type": ["integer", "string"], "format": "int64"},
+    ),
+]
+Count = Annotated[int, Meta(ge=0, le=_LARGEST_UINT32)]
+Hash = Annotated[
+    str,
+    Meta(
+        pattern="^0x[0-9a-fA-F]{64}$",
+        description="A message hash: 0x and 64 hexadecimal digits.",
+    ),
+]
+HashOut = Annotated[str, Meta(description="A message hash: 0x and 64 hexadecimal digits.")]
+Digits = Annotated[
+    str,
+    Meta(description="Unix time in nanoseconds, as a decimal string."),
+]
+Base64 = Annotated[bytes, Meta(description="Base64.")]
+
+
+class _Request(Struct, rename="camel", forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class _Response(Struct, rename="camel", kw_only=True, omit_defaults=True):
+    pass
+
+
+class NoParameters(_Request):
+    """A request without parameters."""
+
+
+class Topics(_Request):
+    """Which messages are meant, by topic."""
+
+    pubsub_topic: Annotated[
+        str | None, Meta(description="Messages of this pubsub topic. Unset: of any.")
+    ] = None
+    content_topics: Annotated[
+        list[str], Meta(description="Messages of any of these content topics. None: of any.")
+    ] = []
+    include_data: Annotated[
+        bool, Meta(description="False: hashes alone, which is far cheaper.")
+    ] = True
+
+
+class Query(Topics):
+    """One page of messages, by topic and time or by hash."""
+
+    time_start: Annotated[
+        Nanoseconds | None, Meta(description="From this timestamp on, inclusive.")
+    ] = None
+    time_end: Annotated[
+        Nanoseconds | None, Meta(description="Before this timestamp, exclusive.")
+    ] = None
+    hashes: Annotated[
+        list[Hash], Meta(description="Messages with these hashes; times must be unset.")
+    ] = []
+    cursor: Annotated[
+        Hash | None, Meta(description="`cursor` of the page before. Unset: the first page.")
+    ] = None
+    limit: Annotated[Count, Meta(description="Messages of the page. 0: the node chooses.")] = 0
+    forward: Annotated[
+        bool, Meta(description="True: the oldest messages first. False: the newest page first.")
+    ] = False
+
+
+class Scan(Topics):
+    """All messages of a time range, oldest first."""
+
+    time_start: Annotated[
+        Nanoseconds | None, Meta(description="From this timestamp on, inclusive.")
+    ] = None
+    time_end: Annotated[
+        Nanoseconds | None, Meta(description="Before this timestamp, exclusive.")
+    ] = None
+    cursor: Annotated[
+        str, Meta(description='Go on after the line `{"cursor": ...}` that was read last.')
+    ] = ""
+    page_size: Annotated[
+        Count, Meta(description="Messages between two cursors. 0: the node chooses.")
+    ] = 0
+
+
+class Follow(Topics):
+    """Messages as they are committed."""
+
+    cursor: Annotated[
+        str,
+        Meta(description="Go on after this event ID. The header `Last-Event-ID` goes before it."),
+    ] = ""
+    from_beginning: Annotated[
+        bool, Meta(description="Without a cursor. True: begin with the oldest message held.")
+    ] = False
+
+
+class Entry(_Request):
+    """An SDS message ID and, where it is known, the hash of the message."""
+
+    message_id: str
+    retrieval_hint: Annotated[
+        Hash | None, Meta(description="Selects one of several messages with the same ID.")
+    ] = None
+
+
+class SdsLookup(_Request):
+    """SDS messages of a channel, by ID."""
+
+    channel_id: str
+    entries: list[Entry]
+    pubsub_topic: str | None = None
+    content_topics: list[str] = []
+
+
+class CausalHistory(_Request):
+    """What some SDS messages of a channel depend on, themselves included."""
+
+    channel_id: str
+    heads: list[Entry]
+    known_ids: Annotated[
+        list[str], Meta(description="What the caller has: not sent, nor are their parents.")
+    ] = []
+    max_messages: Annotated[Count, Meta(description="0: the node's limit.")] = 0
+    max_depth: Annotated[Count, Meta(description="Generations to go back. 0: unlimited.")] = 0
+    pubsub_topic: str | None = None
+    content_topics: list[str] = []
+
+
+class NewMessage(_Request):
+    """A message to publish."""
+
+    pubsub_topic: str
+    content_topic: str
+    payload: Base64
+    timestamp: Nanoseconds
+    version: Count | UnsetType = UNSET
+    meta: Base64 | UnsetType = UNSET
+    rate_limit_proof: Base64 | UnsetType = UNSET
+    ephemeral: bool | UnsetType = UNSET
+
+
+class Publish(_Request):
+    """A batch of messages to store."""
+
+    messages: list[NewMessage]
+    min_confirms: Annotated[
+        Count, Meta(description="Other stores that must confirm each message first.")
+    ] = 0
+    confirm_timeout_s: (
+        Annotated[float, Meta(ge=0, le=300, description="How long to wait for that. Unset: 5 s.")]
+        | None
+    ) = None
+
+
+class Message(_Response):
+    """A message as it is stored."""
+
+    payload: Base64
+    content_topic: str
+    timestamp: Digits
+    version: int | UnsetType = UNSET
+    meta: Base64 | UnsetType = UNSET
+    rate_limit_proof: Base64 | UnsetType = UNSET
+    ephemeral: bool | UnsetType = UNSET
+
+
+class Stored(_Response):
+    """A stored message; its hash alone where no data were asked for."""
+
+    message_hash: HashOut
+    pubsub_topic: str | UnsetType = UNSET
+    message: Message | UnsetType = UNSET
+    message_id: Annotated[
+        str | UnsetType, Meta(description="Its SDS message ID, where it was asked for by one.")
+    ] = UNSET
+
+
+class Page(_Response, omit_defaults=False):
+    """Messages in ascending order of timestamp, then hash, whichever direction was asked for."""
+
+    messages: list[Stored]
+    cursor: Annotated[
+        HashOut | UnsetType, Meta(description="Of the next page. Unset: there is none.")
+    ] = UNSET
+
+
+class Missing(_Response):
+    """A message that this node does not hold."""
+
+    message_id: str
+    retrieval_hint: HashOut | UnsetType = UNSET
+
+
+class Mark(_Response):
+    """A line that is no message: where to go on, what is missing, that a limit was reached."""
+
+    cursor: str | UnsetType = UNSET
+    missing: Missing | UnsetType = UNSET
+    truncated: Literal[True] | UnsetType = UNSET
+
+
+class PageEnd(Struct, rename="camel"):
+    """Data of the event `page`: the event's ID is the cursor behind all messages before it."""
+
+    live: Annotated[bool, Meta(description="True once all that was stored before is sent.")]
+
+
+class Result(_Response):
+    """What became of one message."""
+
+    outcome: Literal["STORED", "DUPLICATE", "EPHEMERAL", "REJECTED", "UNCONFIRMED"]
+    message_hash: Annotated[
+        HashOut | UnsetType, Meta(description="Unset where it cannot be computed.")
+    ] = UNSET
+    reason: str | UnsetType = UNSET
+    confirms: int = 0
+
+
+class Results(Struct):
+    """One result for each message, in the order of the request."""
+
+    results: list[Result]
+
+
+class Status(_Response):
+    """The node. All but `ready` is told to callers that may read every topic."""
+
+    ready: bool
+    version: str | UnsetType = UNSET
+    node_id: str | UnsetType = UNSET
+    store_id: str | UnsetType = UNSET
+    messages: int | UnsetType = UNSET
+    oldest_timestamp: Digits | UnsetType = UNSET
+    newest_timestamp: Digits | UnsetType = UNSET
+
+
+class ErrorDetail(Struct, rename="camel"):
+    """Why a request failed."""
+
+    code: Annotated[str, Meta(description="The name of the gRPC status code.")]
+    message: Annotated[str, Meta(description="What was wrong, and what to do.")]
+    request_id: str
+
+
+class Error(Struct):
+    """The body of every error."""
+
+    error: ErrorDetail
+
+
+_encoder = msgspec.json.Encoder()
+encode = _encoder.encode
+
+
+def decode(kind: type[_T], body: bytes) -> _T:
+    """Read a body.
+
+    Raises:
+        msgspec.ValidationError: it is not of this type.
+        msgspec.DecodeError: it is no JSON.
+    """
+    return msgspec.json.decode(body, type=kind, strict=False)
+
+
+def from_parameters(kind: type[_T], given: dict[str, Any]) -> _T:
+    """Read the parameters of a URL; lists are those that may be given more than once.
+
+    Raises:
+        msgspec.ValidationError: they are not of this type.
+    """
+    return msgspec.convert(given, kind, strict=False)
+
+
+def repeatable(kind: type[Struct]) -> frozenset[str]:
+    """Names of the parameters that may be given more than once."""
+    return frozenset(
+        each.encode_name
+        for each in msgspec.structs.fields(kind)
+        if isinstance(each.default, list) or each.default_factory is list
+    )

@@ -1,0 +1,185 @@
+"""``GET /store/v3/messages``, as nwaku's REST API serves it.
+
+What its clients see is its own: names of the parameters, what is ignored (empty values, times of 0
+and less, parameters that it does not know), pages of 20 to 100, and errors as text.
+``endTime`` is inclusive here.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import UNSET, Struct, UnsetType
+
+from store.domain.ports import Services
+from store.domain.query import OK, QueryInput, plan_query
+from store.http.encode import hex_of
+from store.http.exchange import Exchange
+from store.http.failure import HttpFailure, bad_request
+from store.http.limits import MAX_WAKU_PAGE_MESSAGES, WAKU_PAGE_MESSAGES, WAKU_TIME_DIGITS
+from store.http.schemas import encode
+from store.serving.call import Call
+from store.serving.reading import read_page
+from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
+
+TEXT: Final = b"text/plain"
+PARAMETERS: Final = {
+    "peerAddr": "Not served: this node answers from its own store. Leave it out.",
+    "includeData": "`true`: send the messages. `false`, the default: send their hashes only.",
+    "pubsubTopic": "Messages of this pubsub topic. Empty: of any.",
+    "contentTopics": "Messages of any of these content topics, separated by commas.",
+    "startTime": "From this timestamp on, inclusive, in Unix nanoseconds.",
+    "endTime": "To this timestamp, inclusive, in Unix nanoseconds.",
+    "hashes": "Messages with these hashes, 0x and hexadecimal, separated by commas.",
+    "cursor": "`paginationCursor` of the page before.",
+    "ascending": "`true`, the default: the oldest page first. Else the newest page first.",
+    "pageSize": f"Messages of the page: {WAKU_PAGE_MESSAGES} unless given, and at most"
+    f" {MAX_WAKU_PAGE_MESSAGES}.",
+}
+"""Every parameter, and what it means; the OpenAPI description is made of this."""
+
+_TRUE: Final = frozenset({"y", "yes", "true", "1", "on"})
+_FALSE: Final = frozenset({"n", "no", "false", "0", "off"})
+
+
+class WakuMessage(Struct, rename="camel", kw_only=True):
+    """A message, with every number as a number."""
+
+    payload: bytes
+    content_topic: str
+    meta: bytes | UnsetType = UNSET
+    version: int
+    timestamp: int
+    ephemeral: bool
+    proof: bytes | UnsetType = UNSET
+
+
+class WakuEntry(Struct, rename="camel", kw_only=True):
+    """A hash, and the message where data were asked for."""
+
+    message_hash: str
+    message: WakuMessage | UnsetType = UNSET
+    pubsub_topic: str | UnsetType = UNSET
+
+
+class WakuStoreResponse(Struct, rename="camel", kw_only=True):
+    """``StoreQueryResponse`` as JSON."""
+
+    request_id: str = ""
+    status_code: int
+    status_desc: str
+    messages: list[WakuEntry]
+    pagination_cursor: str | UnsetType = UNSET
+
+
+class WakuStore:
+    """The handler."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def messages(self, call: Call, exchange: Exchange, _body: bytes) -> None:
+        """Answer ``GET /store/v3/messages``."""
+        plan = plan_query(_wanted(exchange), call.client.topics, call.node.limits)
+        page = await read_page(self._services, call, plan)
+        found = StoreQueryResponse.FromString(page.entries).messages
+        answer = WakuStoreResponse(
+            status_code=OK,
+            status_desc="OK",
+            messages=[_entry(each) for each in found],
+            pagination_cursor=UNSET if page.next_cursor is None else hex_of(page.next_cursor),
+        )
+        body = encode(answer)
+        await call.outlet.answered(len(body), refusable=True)
+        await exchange.respond(body)
+
+
+def as_text(failure: HttpFailure, _request_id: str) -> tuple[bytes, bytes]:
+    """The body of an error, and its type."""
+    return failure.sentence.encode(), TEXT
+
+
+def _wanted(exchange: Exchange) -> QueryInput:
+    given = {name: exchange.query.get(name, "") for name in PARAMETERS}
+    if given["peerAddr"]:
+        raise bad_request(
+            "peerAddr is not served: this node answers from its own store, so leave it out"
+        )
+    end = _time(given["endTime"])
+    return QueryInput(
+        include_data=_flag(given["includeData"]),
+        pubsub_topic=given["pubsubTopic"] or None,
+        content_topics=[each for each in given["contentTopics"].split(",") if each],
+        time_start=_time(given["startTime"]),
+        time_end=None if end is None else min(end + 1, MAX_TIMESTAMP_NS),
+        message_hashes=[_hash(each) for each in given["hashes"].split(",") if each],
+        cursor=_hash(given["cursor"]) if given["cursor"] else None,
+        forward=given["ascending"] in ("", "true"),
+        limit=_page_size(given["pageSize"]),
+    )
+
+
+def _time(text: str) -> int | None:
+    """A time, where it is greater than 0."""
+    if not text:
+        return None
+    value = _integer(text, "time")
+    return min(value, MAX_TIMESTAMP_NS) if value > 0 else None
+
+
+def _page_size(text: str) -> int:
+    wanted = _integer(text, "page size") if text else 0
+    if wanted < 0:
+        # As an unsigned number it is a large one.
+        return MAX_WAKU_PAGE_MESSAGES
+    return min(wanted or WAKU_PAGE_MESSAGES, MAX_WAKU_PAGE_MESSAGES)
+
+
+def _integer(text: str, what: str) -> int:
+    digits = text.removeprefix("-").removeprefix("+").replace("_", "")
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > WAKU_TIME_DIGITS:
+        raise bad_request(f"{what} parsing error: invalid integer: {text[:100]}")
+    return -int(digits) if text.startswith("-") else int(digits)
+
+
+def _flag(text: str) -> bool:
+    word = text.lower().replace("_", "")
+    if text and word not in _TRUE | _FALSE:
+        raise bad_request(f"include data parsing error: cannot interpret as a bool: {text[:100]}")
+    return word in _TRUE
+
+
+def _hash(text: str) -> bytes:
+    digits = text[2:] if text[:2] in ("0x", "0X") else text
+    try:
+        found = bytes.fromhex(digits)
+    except ValueError:
+        found = b""
+    if not digits.isascii() or len(digits) != 2 * len(found):
+        raise bad_request(
+            f"Exception converting hex string to bytes: {text[:100]} is not a hex string"
+        )
+    if len(found) != HASH_BYTES:
+        raise bad_request(f"waku message hash parsing error: invalid hash length: {len(found)}")
+    return found
+
+
+def _entry(item: WakuMessageKeyValue) -> WakuEntry:
+    digest = hex_of(item.message_hash)
+    if not item.HasField("message"):
+        return WakuEntry(message_hash=digest)
+    message = item.message
+    return WakuEntry(
+        message_hash=digest,
+        message=WakuMessage(
+            payload=message.payload,
+            content_topic=message.content_topic,
+            meta=message.meta or UNSET,
+            version=message.version,
+            timestamp=message.timestamp,
+            ephemeral=message.ephemeral,
+            proof=message.rate_limit_proof or UNSET,
+        ),
+        pubsub_topic=item.pubsub_topic,
+    )

@@ -1,0 +1,83 @@
+"""What calls of clients need of the node besides its services; ``store.runtime`` fills it in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from store.domain.access import Access
+from store.domain.limits import RequestLimits
+from store.domain.quota import Quota
+from store.domain.unread import Confirmations, GossipState, NoConfirmations
+from store.observe.metrics import Metrics
+from store.serving.drain import Drain
+from store.serving.followed import Followed
+from store.serving.limits import MAX_IN_FLIGHT_PUBLISH_BYTES
+from store.serving.unsent import UnsentAnswers
+from store.serving.window import Budget
+from storenode.message.rules import Policy
+
+if TYPE_CHECKING:
+    from store.observe.tracing import Tracing
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """Who this node is, towards peers and in its status.
+
+    ``store_id`` names the database behind the node: two nodes on one database have the same.
+    """
+
+    node_id: str
+    store_id: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What ``Admin.GetStatus`` answers, besides the node's identity.
+
+    Timestamps in Unix nanoseconds, 0 when nothing is held. ``index_entries``: SyncIDs in memory,
+    which begin at ``index_start_ns``. ``gossip``: None where it is switched off.
+    """
+
+    ready: bool
+    messages: int
+    oldest_timestamp_ns: int
+    newest_timestamp_ns: int
+    index_entries: int
+    index_start_ns: int = 0
+    gossip: GossipState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """Everything that the calls of clients take from the node, whatever protocol they come by.
+
+    ``policy``: the rules for messages of clients, as they are now, horizon included.
+    ``access``: the token file's present content.
+    ``now_ns``: the node's clock, Unix nanoseconds. ``monotonic_ns``: one that never goes back.
+    ``unready``: one sentence why the node cannot serve now, or None.
+    ``state``: what the node holds; may raise the errors of ``store.domain.ports``.
+    ``confirmations``: who waits for other stores to confirm what a publisher wants confirmed.
+    ``tracing``: None while it is off.
+    """
+
+    identity: NodeIdentity
+    policy: Callable[[], Policy]
+    access: Callable[[], Access]
+    now_ns: Callable[[], int]
+    monotonic_ns: Callable[[], int]
+    unready: Callable[[], str | None]
+    state: Callable[[], Awaitable[NodeState]]
+    metrics: Metrics
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    quota: Quota = field(default_factory=Quota)
+    confirmations: Confirmations = field(default_factory=NoConfirmations)
+    drain: Drain = field(default_factory=Drain)
+    tracing: Tracing | None = None
+    followed: Followed = field(default_factory=Followed)
+    unsent: UnsentAnswers = field(default_factory=lambda: UnsentAnswers(time.monotonic))
+    in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))

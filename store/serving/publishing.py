@@ -1,0 +1,122 @@
+"""From the messages of a request to durable messages, whatever protocol they came by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from store.domain.admission import Admission, Admitted
+from store.domain.ports import Services, Source
+from store.domain.unread import Confirmation
+from store.messages.fields import chunk_messages
+from store.messages.record import RecordBatch
+from store.serving.call import Call
+from store.serving.failure import busy, over_limit
+
+_NS_PER_S: Final = 1e9
+_SOURCE: Final = Source.CLIENT.value
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A request whose messages are judged; it arrived at ``began_ns`` of the monotonic clock.
+
+    ``timeout_s``: how long to wait for confirmations, None for the node's time.
+    """
+
+    published: Admitted
+    min_confirms: int
+    timeout_s: float | None
+    began_ns: int
+
+
+class Publishing:
+    """Judges, stores and confirms."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def admit(
+        self,
+        call: Call,
+        messages: Sequence[bytes],
+        size_bytes: int,
+        *,
+        min_confirms: int = 0,
+        timeout_s: float | None = None,
+    ) -> Batch:
+        """Judge encoded ``WakuMessageAndTopic``, letting others have a turn now and then.
+
+        ``size_bytes`` is the size of the request that they came in.
+
+        Raises:
+            CallFailure: too many messages, in this request or lately.
+            MalformedMessage: one is not encoded as the schema says.
+        """
+        node = call.node
+        began_ns, count, most = node.monotonic_ns(), len(messages), node.limits.batch_messages
+        if count > most:
+            raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
+        call.charge_messages(count)
+        admission = Admission(node.policy(), node.now_ns(), Source.CLIENT, call.client)
+        step = chunk_messages(count, size_bytes)
+        for start in range(0, count, step):
+            if start:
+                await asyncio.sleep(0)
+            admission.admit(messages[start : start + step])
+        return Batch(admission.admitted, min_confirms, timeout_s, began_ns)
+
+    async def store(self, call: Call, batch: Batch) -> Sequence[bool]:
+        """Store what was accepted; what of it was new, when all of it is durable."""
+        published, metrics = batch.published, call.node.metrics
+        stored: Sequence[bool] = ()
+        metrics.publishes_in_flight.inc()
+        try:
+            if published.batch.hashes:
+                stored = await self._services.writer.store(
+                    published.batch, Source.CLIENT, batch.min_confirms
+                )
+        finally:
+            metrics.publishes_in_flight.dec()
+        if published.ephemerals:
+            # After the commit: a batch that fails is sent again as a whole.
+            self._services.feed.announce_ephemeral(published.ephemerals)
+        counts = published.count(stored)
+        metrics.count_intake(_SOURCE, counts.stored, counts.duplicate, counts.rejected)
+        if counts.ephemeral:
+            metrics.messages_ephemeral.inc(counts.ephemeral)
+        elapsed_ns = call.node.monotonic_ns() - batch.began_ns
+        metrics.publish_batch_seconds.observe(elapsed_ns / _NS_PER_S)
+        return stored
+
+    async def confirmed(
+        self, call: Call, batch: Batch, stored: Sequence[bool]
+    ) -> Sequence[Confirmation]:
+        """How many other stores confirmed each record of the batch; empty where none were wanted.
+
+        Waits for them as long as the request says.
+        """
+        published, wanted = batch.published, batch.min_confirms
+        if not wanted or not published.batch.hashes:
+            return ()
+        hashes = published.batch.hashes
+        # Nobody needs the bytes any more, and the wait may be long.
+        published.batch = RecordBatch(hashes=hashes)
+        with call.part("confirm", min_confirms=wanted):
+            return await call.node.confirmations.confirmed(hashes, stored, wanted, batch.timeout_s)
+
+
+def take_room(call: Call, size_bytes: int) -> None:
+    """Take room for a request that is decoded and not yet answered.
+
+    Raises:
+        CallFailure: there is none.
+    """
+    budget = call.node.in_flight
+    if not budget.try_take(size_bytes):
+        raise busy(
+            f"limit of {budget.limit_bytes:,} bytes of requests under way on this node is "
+            "reached: retry with backoff"
+        )

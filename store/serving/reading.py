@@ -1,0 +1,96 @@
+"""Reads of clients, whatever protocol they came by: what each asks of the ports."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from store.domain.ports import (
+    FollowPage,
+    FollowRequest,
+    PageRequest,
+    QueryPage,
+    ScanRequest,
+    Services,
+    TopicFilter,
+)
+from store.domain.query import QueryPlan, time_range
+from store.messages.cursor import ScanCursor
+from store.serving.call import Call
+from store.serving.limits import MAX_SCAN_PAGE_MESSAGES
+from store.serving.unsent import COPIES
+
+LIKELY_MESSAGE_BYTES: Final = 2 * 1024
+LIKELY_PRESENCE_BYTES: Final = 64
+
+NOTHING: Final = QueryPage(b"", 0, None)
+
+
+async def positioned(services: Services, call: Call, plan: QueryPlan) -> PageRequest:
+    """What a query reads; its likely size is taken from the budget of unsent answers first.
+
+    Raises:
+        QueryError: the cursor is not known.
+        CallFailure: there is no room.
+    """
+    await call.outlet.take(_likely_bytes(plan.request))
+    if plan.cursor is None:
+        return plan.request
+    return plan.page(await services.reader.position(plan.cursor, call.client.topics))
+
+
+async def read_page(services: Services, call: Call, plan: QueryPlan) -> QueryPage:
+    """One page of a query; raises as `positioned`."""
+    wanted = await positioned(services, call, plan)
+    return NOTHING if plan.empty else await services.reader.query(wanted)
+
+
+def scan_request(
+    topics: TopicFilter,
+    *,
+    time_start: int | None,
+    time_end: int | None,
+    cursor: bytes,
+    include_data: bool,
+    page_size: int,
+) -> ScanRequest:
+    """Check a scan; an empty ``cursor`` begins at the start.
+
+    Raises:
+        CursorError: the cursor cannot be read.
+    """
+    after = ScanCursor.decode(cursor) if cursor else None
+    start_ns, end_ns = time_range(time_start, time_end)
+    return ScanRequest(
+        topics,
+        start_ns,
+        end_ns,
+        None if after is None else (after.timestamp, after.hash),
+        include_data,
+        min(page_size, MAX_SCAN_PAGE_MESSAGES),
+    )
+
+
+async def follow(
+    services: Services, call: Call, wanted: FollowRequest
+) -> AsyncGenerator[FollowPage, None]:
+    """The pages of a follower, which is counted as long as it follows.
+
+    Raises:
+        CallFailure: too many topics are followed.
+        CursorOutOfRange: the cursor is not one of this database.
+    """
+    node = call.node
+    with (
+        node.followed.topics(call.client.name, wanted.filter.content_topics),
+        node.metrics.followers.track_inprogress(),
+    ):
+        async for page in services.feed.follow(wanted, call.outlet):
+            yield page
+
+
+def _likely_bytes(request: PageRequest) -> int:
+    """About what the answer takes in memory; it is counted exactly when it is there."""
+    messages = request.limit if request.hashes is None else len(request.hashes)
+    each = LIKELY_MESSAGE_BYTES if request.include_data else LIKELY_PRESENCE_BYTES
+    return COPIES * each * min(messages, request.limit)

@@ -1,0 +1,41 @@
+"""One node with an HTTP listener that the tests share; each test has topics of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.integration.http.api import Api
+from tests.support.node import NodeProcess, running_node
+
+ORIGIN = "https://app.example"
+HTTP = ("--http-listen", "127.0.0.1:0", "--http-allow-origin", ORIGIN)
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def node(
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
+) -> Iterator[NodeProcess]:
+    """A node without tokens, with a store of its own, that takes messages of any time."""
+    directory = tmp_path_factory.mktemp("http") / "node"
+    options = (*HTTP, "--max-clock-drift", "off", "--retention", "off")
+    with running_node(directory, *options, database_url=new_store()) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def api(node: NodeProcess) -> Iterator[Api]:
+    """A caller of it."""
+    api = Api.of(node)
+    yield api
+    api.client.close()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A content topic that no other test uses."""
+    return f"/http/1/topic-{next(_numbers)}/proto"

@@ -1,0 +1,211 @@
+"""Tokens, rights and topics over HTTP are those of gRPC; TLS is that of the other listeners."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import httpx
+import pytest
+import trustme
+
+from storenode.wire.storenode.v1.store_pb2 import ScanRequest
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from tests.integration.http.api import TIMEOUT_S, Api, events, failed, message
+from tests.support.node import NodeProcess, running_node
+from tests.support.secured import write_identity
+
+RIGHTS: Final = {
+    "writer": 'rights = ["publish"]',
+    "reader": 'rights = ["read", "follow"]',
+    "near": 'rights = ["read", "follow", "publish"]\ncontent_topics = ["/near/"]',
+    "small": 'rights = ["publish"]\nlimits = { request_bytes = 400, messages_per_second = 3 }',
+}
+NEAR, FAR = "/near/1/a/proto", "/far/1/a/proto"
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    """Who signs the certificates of the node and of its clients."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory, authority: trustme.CA) -> Path:
+    """A folder with the certificates and the token file."""
+    folder = tmp_path_factory.mktemp("secured")
+    text = ""
+    for name, entry in RIGHTS.items():
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        text += f'[clients.{name}]\ntoken_sha256 = "{digest}"\n{entry}\n'
+    (folder / "clients.toml").write_text(text)
+    write_identity(folder, "node", authority.issue_cert("127.0.0.1", "node-a.example"))
+    write_identity(folder, "client", authority.issue_cert("client.example"))
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def node(files: Path, new_store: Callable[[], str]) -> Iterator[NodeProcess]:
+    """A node that demands tokens and client certificates."""
+    options = (
+        *("--tls-cert", str(files / "node.pem"), "--tls-key", str(files / "node.key")),
+        *("--client-ca", str(files / "ca.pem"), "--peer-listen", "127.0.0.1:0"),
+        *("--client-token-file", str(files / "clients.toml")),
+        *("--http-listen", "127.0.0.1:0"),
+    )
+    with running_node(files / "data", *options, database_url=new_store()) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def trust(files: Path) -> ssl.SSLContext:
+    """What a client trusts, and shows."""
+    context = ssl.create_default_context(cafile=str(files / "ca.pem"))
+    context.load_cert_chain(files / "client.pem", files / "client.key")
+    return context
+
+
+@pytest.fixture(scope="module")
+def caller(node: NodeProcess, trust: ssl.SSLContext) -> Iterator[Callable[[str | None], Api]]:
+    """Makes callers by token."""
+    with ExitStack() as stack:
+
+        def make(token: str | None) -> Api:
+            api = Api.of(node, token, verify=trust)
+            stack.callback(api.client.close)
+            return api
+
+        yield make
+
+
+CALLS: Final[list[tuple[str, str, object, str]]] = [
+    ("GET", "/api/v1/messages", None, "read"),
+    ("POST", "/api/v1/messages/query", {}, "read"),
+    ("GET", "/api/v1/scan", None, "read"),
+    ("GET", "/api/v1/follow", None, "follow"),
+    ("POST", "/api/v1/sds/messages", {"channelId": "c", "entries": []}, "read"),
+    ("POST", "/api/v1/sds/causal-history", {"channelId": "c", "heads": []}, "read"),
+    ("GET", "/api/v1/status", None, "read"),
+    ("GET", "/store/v3/messages", None, "read"),
+    ("POST", "/api/v1/messages", {"messages": []}, "publish"),
+]
+
+
+def test_every_operation_demands_a_token_and_its_right(
+    caller: Callable[[str | None], Api], node: NodeProcess
+) -> None:
+    served = {
+        (method.upper(), path)
+        for path, operations in caller(None).document["paths"].items()
+        for method in operations
+    }
+    assert served == {(method, path) for method, path, _, _ in CALLS}
+    for method, path, body, right in CALLS:
+        for token, sentence in ((None, "carries no token"), ("forged", "is not known")):
+            refused = caller(token).client.request(method, path, json=body)
+            assert refused.status_code == 401, path
+            assert sentence in refused.text
+            assert refused.headers["www-authenticate"] == "Bearer"
+        other = "reader" if right == "publish" else "writer"
+        refused = caller(other).client.request(method, path, json=body)
+        assert (refused.status_code, f"lacks the right `{right}`" in refused.text) == (403, True)
+    assert "forged" not in node.log()
+
+
+def test_other_topics_are_not_there(
+    caller: Callable[[str | None], Api], node: NodeProcess, files: Path
+) -> None:
+    near, far = caller("writer").publish(message(NEAR), message(FAR))
+    mine, everything = caller("near"), caller("reader")
+    hashes = {"hashes": [near["messageHash"], far["messageHash"]], "forward": True}
+    for api, expected in ((mine, [near]), (everything, [near, far])):
+        wanted = {each["messageHash"] for each in expected}
+        page = api.post("/api/v1/messages/query", hashes).json()
+        assert {each["messageHash"] for each in page["messages"]} == wanted
+        lines = api.lines(api.get("/api/v1/scan"))
+        assert {each["messageHash"] for each in lines if "messageHash" in each} == wanted
+        waku = api.get("/store/v3/messages").json()
+        assert {each["messageHash"] for each in waku["messages"]} == wanted
+        asked = {"fromBeginning": "true"}
+        with api.client.stream("GET", "/api/v1/follow", params=asked) as stream:
+            found = set()
+            for event in events(stream):
+                if event.name == "page":
+                    break
+                found.add(event.json["messageHash"])
+            assert found == wanted
+        token = "near" if api is mine else "reader"
+        assert scanned(node, files, token) == wanted
+    assert failed(mine.get("/api/v1/messages", cursor=far["messageHash"]))[0] == 404
+    assert list(mine.get("/api/v1/status").json()) == ["ready"]
+    [refused] = mine.publish(message(FAR))
+    assert (refused["outcome"], "may not" in refused["reason"]) == ("REJECTED", True)
+
+
+def scanned(node: NodeProcess, files: Path, token: str) -> set[str]:
+    """What gRPC shows a client."""
+    ca, cert, key = ((files / name).read_bytes() for name in ("ca.pem", "client.pem", "client.key"))
+    credentials = grpc.ssl_channel_credentials(ca, key, cert)
+    with grpc.secure_channel(node.listen, credentials) as channel:
+        metadata = (("authorization", f"Bearer {token}"),)
+        pages = StoreStub(channel).Scan(ScanRequest(), metadata=metadata, timeout=TIMEOUT_S)
+        return {f"0x{each.message_hash.hex()}" for page in pages for each in page.messages}
+
+
+def test_a_browser_may_give_its_token_in_the_url_of_a_follower_alone(
+    caller: Callable[[str | None], Api],
+) -> None:
+    nobody = caller(None).client
+    with nobody.stream("GET", "/api/v1/follow", params={"access_token": "reader"}) as stream:
+        assert next(events(stream)).name == "page"
+    assert nobody.get("/api/v1/messages", params={"access_token": "reader"}).status_code == 401
+
+
+def test_limits_of_a_client_hold(caller: Callable[[str | None], Api]) -> None:
+    small = caller("small")
+    large = {"messages": [message(NEAR, b"x" * 400)]}
+    status, code, sentence = failed(small.post("/api/v1/messages", large))
+    assert (status, code, "at most 400" in sentence) == (413, "RESOURCE_EXHAUSTED", True)
+    answers: list[Any] = [small.post("/api/v1/messages", {"messages": [message(NEAR)]})]
+    while answers[-1].status_code == 200 and len(answers) < 100:
+        answers.append(small.post("/api/v1/messages", {"messages": [message(NEAR)]}))
+    status, code, sentence = failed(answers[-1])
+    assert (status, code, "3 messages per second" in sentence) == (429, "RESOURCE_EXHAUSTED", True)
+    assert answers[-1].headers["retry-after"] == "1"
+
+
+def test_without_a_client_certificate_nobody_is_served(node: NodeProcess, files: Path) -> None:
+    context = ssl.create_default_context(cafile=str(files / "ca.pem"))
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"https://{node.http}/api/v1/status", verify=context)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://{node.http}/api/v1/status")
+
+
+def serial(node: NodeProcess, trust: ssl.SSLContext) -> object:
+    """The number of the certificate that the node shows."""
+    host, _, port = node.http.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), TIMEOUT_S) as plain,
+        trust.wrap_socket(plain, server_hostname=host) as connection,
+    ):
+        return (connection.getpeercert() or {})["serialNumber"]
+
+
+def test_a_renewed_certificate_is_shown_to_new_connections(
+    node: NodeProcess, trust: ssl.SSLContext, files: Path, authority: trustme.CA
+) -> None:
+    first, deadline = serial(node, trust), time.monotonic() + TIMEOUT_S
+    for name in ("node.key", "node.pem"):
+        (files / name).unlink()
+    write_identity(files, "node", authority.issue_cert("127.0.0.1", "node-a.example"))
+    while serial(node, trust) == first:
+        assert time.monotonic() < deadline, "the old certificate is still shown"

@@ -1,0 +1,201 @@
+"""``GET /store/v3/messages`` against a naive model of what nwaku serves, and its documentation."""
+
+from __future__ import annotations
+
+import base64
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final
+
+import pytest
+
+from tests.integration.http.api import Api, message
+from tests.support.node import NodeProcess
+
+QUERIES: Final = 150
+PUBSUBS: Final = ("/waku/2/rs/7/1", "/waku/2/rs/7/2")
+ORIGIN_NS: Final = 1_700_000_000_000_000_000
+"""Few different times, so that many messages have the same."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A message that the node holds."""
+
+    digest: str
+    pubsub: str
+    content: str
+    timestamp: int
+    payload: bytes
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """Where it is in every order."""
+        return self.timestamp, self.digest
+
+
+@pytest.fixture(scope="module")
+def topics() -> Sequence[str]:
+    return [f"/model/1/{name}/proto" for name in "abc"]
+
+
+@pytest.fixture(scope="module")
+def held(api: Api, topics: Sequence[str]) -> list[Held]:
+    """Everything that the model knows, oldest first."""
+    rng, made = Random(17), []
+    for number in range(250):
+        pubsub, content = rng.choice(PUBSUBS), rng.choice(topics)
+        timestamp = ORIGIN_NS + rng.randrange(40)
+        payload = b"%d" % number
+        given = message(content, payload, timestamp=timestamp, pubsubTopic=pubsub)
+        made.append((given, pubsub, content, timestamp, payload))
+    results = api.publish(*(each[0] for each in made))
+    found = [
+        Held(result["messageHash"], *each[1:]) for result, each in zip(results, made, strict=True)
+    ]
+    return sorted(found, key=lambda each: each.place)
+
+
+def expected(held: list[Held], asked: dict[str, str]) -> tuple[list[Held], str | None]:
+    """What nwaku answers: the page, and the cursor of the next."""
+    found = held
+    if asked.get("pubsubTopic"):
+        found = [each for each in found if each.pubsub == asked["pubsubTopic"]]
+    if asked.get("contentTopics"):
+        wanted = asked["contentTopics"].split(",")
+        found = [each for each in found if each.content in wanted]
+    if asked.get("startTime"):
+        found = [each for each in found if each.timestamp >= int(asked["startTime"])]
+    if asked.get("endTime"):
+        found = [each for each in found if each.timestamp <= int(asked["endTime"])]
+    if asked.get("hashes"):
+        found = [each for each in found if each.digest in asked["hashes"].split(",")]
+    ascending = asked.get("ascending", "true") in ("true", "")
+    if not ascending:
+        found = found[::-1]
+    if asked.get("cursor"):
+        last = next(each for each in held if each.digest == asked["cursor"]).place
+        found = [each for each in found if (each.place > last) is ascending and each.place != last]
+    size = min(int(asked.get("pageSize") or 20) or 20, 100)
+    page, more = found[:size], len(found) > size
+    cursor = page[-1].digest if more else None
+    return (page if ascending else page[::-1]), cursor
+
+
+def drawn(rng: Random, held: list[Held], topics: Sequence[str]) -> dict[str, str]:
+    """Parameters of a query."""
+    asked: dict[str, str] = {"contentTopics": ",".join(rng.sample(topics, rng.randrange(1, 4)))}
+    if rng.random() < 0.5:
+        asked["pubsubTopic"] = rng.choice([*PUBSUBS, ""])
+    if rng.random() < 0.3:
+        asked["hashes"] = ",".join(each.digest for each in rng.sample(held, 9))
+    elif rng.random() < 0.6:
+        for name in ("startTime", "endTime"):
+            asked[name] = str(rng.choice([ORIGIN_NS + rng.randrange(-2, 42), ""]))
+    if rng.random() < 0.3:
+        asked["cursor"] = rng.choice(held).digest
+    if rng.random() < 0.6:
+        asked["ascending"] = rng.choice(["true", "false", ""])
+    if rng.random() < 0.7:
+        asked["pageSize"] = rng.choice(["0", "1", "7", "100", "1000", ""])
+    if rng.random() < 0.7:
+        asked["includeData"] = rng.choice(["true", "false", "1", "no", ""])
+    return asked
+
+
+def test_random_queries_are_answered_as_the_model_says(
+    api: Api, held: list[Held], topics: Sequence[str]
+) -> None:
+    rng = Random(3)
+    for number in range(QUERIES):
+        asked = drawn(rng, held, topics)
+        response = api.get("/store/v3/messages", **asked)
+        assert response.status_code == 200, (asked, response.text)
+        found, (page, cursor) = response.json(), expected(held, asked)
+        assert (found["requestId"], found["statusCode"], found["statusDesc"]) == ("", 200, "OK")
+        assert [each["messageHash"] for each in found["messages"]] == [
+            each.digest for each in page
+        ], (number, asked)
+        # Newest first, the next page goes on from the oldest message of this one.
+        descending = asked.get("ascending") == "false"
+        assert found.get("paginationCursor") == (
+            page[0].digest if cursor and descending else cursor
+        ), (number, asked)
+        with_data = asked.get("includeData") in ("true", "1")
+        for each, wanted in zip(found["messages"], page, strict=True):
+            assert each == entry(wanted, with_data=with_data)
+
+
+def entry(held: Held, *, with_data: bool) -> dict[str, Any]:
+    """A message as nwaku writes it."""
+    if not with_data:
+        return {"messageHash": held.digest}
+    return {
+        "messageHash": held.digest,
+        "message": {
+            "payload": base64.b64encode(held.payload).decode(),
+            "contentTopic": held.content,
+            "version": 0,
+            "timestamp": held.timestamp,
+            "ephemeral": False,
+        },
+        "pubsubTopic": held.pubsub,
+    }
+
+
+def test_a_client_reads_all_pages_by_the_cursor(
+    api: Api, held: list[Held], topics: Sequence[str]
+) -> None:
+    found, cursor = list[str](), ""
+    while True:
+        page = api.get("/store/v3/messages", contentTopics=",".join(topics), cursor=cursor).json()
+        found += [each["messageHash"] for each in page["messages"]]
+        cursor = page.get("paginationCursor", "")
+        if not cursor:
+            break
+    assert found == [each.digest for each in held]
+
+
+WRONG: Final = [
+    ({"startTime": "abc"}, "time parsing error: invalid integer: abc"),
+    ({"endTime": "1.5"}, "time parsing error: invalid integer: 1.5"),
+    ({"pageSize": "many"}, "page size parsing error: invalid integer: many"),
+    ({"includeData": "perhaps"}, "include data parsing error: cannot interpret as a bool: perhaps"),
+    ({"hashes": "0x1234"}, "waku message hash parsing error: invalid hash length: 2"),
+    ({"cursor": "0xzz"}, "Exception converting hex string to bytes: "),
+    ({"peerAddr": "/ip4/127.0.0.1/tcp/1/p2p/16U"}, "peerAddr is not served"),
+    ({"contentTopics": ",".join(["t"] * 101)}, "at most 100"),
+    ({"hashes": "0x" + "00" * 32, "startTime": "5"}, "ask for one of the two"),
+]
+
+
+@pytest.mark.parametrize(("asked", "sentence"), WRONG)
+def test_errors_are_text(api: Api, asked: dict[str, str], sentence: str) -> None:
+    response = api.get("/store/v3/messages", **asked)
+    assert (response.status_code, response.headers["content-type"]) == (400, "text/plain")
+    assert sentence in response.text
+
+
+def test_a_cursor_that_is_not_known(api: Api) -> None:
+    response = api.get("/store/v3/messages", cursor="0x" + "11" * 32)
+    assert (response.status_code, "begin again" in response.text) == (404, True)
+
+
+TOPIC: Final = "/waku/2/rs/7/1"
+LINE: Final = (
+    'curl -v -X GET "http://{}/store/v3/messages?includeData=true&pubsubTopic={}&pageSize=20'
+    '&ascending=true"'
+)
+"""As nwaku's users have written it down."""
+
+
+@pytest.mark.parametrize("topic", [TOPIC, TOPIC.replace("/", "%2F")])
+def test_documented_lines_are_answered(node: NodeProcess, held: list[Held], topic: str) -> None:
+    command = shlex.split(LINE.format(node.http, topic))
+    ended = subprocess.run(command, check=True, capture_output=True, timeout=90)
+    assert b"< HTTP/1.1 200 OK" in ended.stderr
+    assert held[0].pubsub in PUBSUBS
+    assert ended.stdout.count(f'"pubsubTopic":"{TOPIC}"'.encode()) == 20

@@ -36,6 +36,7 @@ LIBRARIES: Final = (
     "deltalake",
     "jinja2",
     "matplotlib",
+    "obstore",
     "pandas",
     "pyarrow",
     "pyspark",

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from store.pipeline.columns import ARROW
 from store.pipeline.errors import of_file
+from store.pipeline.paths import on_store
 from store.pipeline.storage import for_reading
 
 BATCH_ROWS: Final = 65_536
@@ -30,7 +31,9 @@ def batches_of(
     """
     schema = pa.schema([ARROW.field(name) for name in names])
     try:
-        with for_reading(path) as source, pq.ParquetFile(source, pre_buffer=False) as file:
+        # Of a store, neighbouring columns are fetched by one request.
+        ahead = on_store(path)
+        with for_reading(path) as source, pq.ParquetFile(source, pre_buffer=ahead) as file:
             for number in range(file.num_row_groups):
                 part = file.metadata.row_group(number)
                 if not _within(part, low_ns, high_ns):

@@ -142,11 +142,10 @@ class Traffic:
 def lake_messages(session: SparkSession, lake: Lake, low_ns: int, high_ns: int) -> DataFrame | None:
     """The messages of an open archive as `traffic_of` takes them; None: there are none."""
     low, high = low_ns // DAY_NS, -(-high_ns // DAY_NS)
-    paths = [each.path for each in lake.files() if low <= each.day < high]
-    if not paths:
+    files = [each for each in lake.files() if low <= each.day < high]
+    if not files:
         return None
-    shard = F.regexp_extract("_metadata.file_path", r"/shard=(-?\d+)/", 1).cast("int")
-    return _sized(read_files(session, paths, _READ).withColumn("shard", shard), low_ns, high_ns)
+    return _sized(read_files(session, files, (*_READ, "shard"), low_ns, high_ns), low_ns, high_ns)
 
 
 def database_messages(

@@ -519,6 +519,9 @@ def restore(
     help="Say when ARCHIVE fills this; without ARCHIVE, when the database does.",
 )
 @option("--admin", metavar="HOST:PORT", help="Ask this node about its peers.")
+@option(
+    "--without-audit", is_flag=True, help="Do not look for missing parents, which takes longest."
+)
 @_with_credentials
 @between
 @job
@@ -532,11 +535,12 @@ def report(
     retention_size: int | None,
     disk: int | None,
     admin: str | None,
+    without_audit: bool,
     low_ns: int,
     high_ns: int,
     **credentials: Path | None,
 ) -> int:
-    """Write an HTML report on ARCHIVE: traffic, gaps, lateness, growth, peers.
+    """Write an HTML report on ARCHIVE: completeness, traffic, gaps, lateness, growth, peers.
 
     Without ARCHIVE it is about the database. The page needs nothing but itself and a browser;
     --json prints the figures behind it.
@@ -564,6 +568,7 @@ def report(
             peers,
             runner.connections,
             runner.say,
+            audit=not without_audit,
         )
         return runner.finish(report_job(session, work))
 

@@ -316,6 +316,12 @@ class Lake:
         """Number of the newest commit of the state that was read."""
         return int(self._opened.version())
 
+    @property
+    def changed_ns(self) -> int:
+        """When the state that was read was committed."""
+        (entry,) = self._opened.history(1)
+        return int(entry["timestamp"]) * 1_000_000
+
     def within(self, file: LakeFile) -> str:
         """The path of a file in the table."""
         return file.path.removeprefix(f"{self.messages}/")

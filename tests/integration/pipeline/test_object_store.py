@@ -14,7 +14,6 @@ from store.pipeline import lake as lake_module
 from store.pipeline import storage
 from store.pipeline.errors import PipelineError
 from store.pipeline.jobs.archive import Archived, Archiving, archive
-from store.pipeline.jobs.audit import Auditing, audit
 from store.pipeline.jobs.diff import diff
 from store.pipeline.jobs.repair import Repairing, repair
 from store.pipeline.jobs.restore import Restoring, restore
@@ -119,8 +118,6 @@ def test_requests_are_few(spark: SparkSession, url: str, store: ObjectStore) -> 
 
     log_and_manifest = 30
     assert asked(lambda: verify(spark, Verifying(Lake(path)))) <= files + log_and_manifest
-    audited = asked(lambda: audit(spark, Auditing(LakeSide(spark, Lake(path)))))
-    assert audited <= 2 * files + log_and_manifest
 
 
 @pytest.mark.parametrize(

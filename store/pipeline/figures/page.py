@@ -80,6 +80,7 @@ def _context(gathered: Gathered) -> Mapping[str, Any]:
         "peers": None if gathered.node is None else _peers(gathered),
         "pasts": None if gathered.completeness is None else _pasts(gathered.completeness),
         "names": names,
+        "shown_rows": TOP,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
@@ -19,12 +19,17 @@ BATCH_BYTES: Final = 32 * 1024 * 1024
 
 
 def batches_of(
-    path: str, names: Iterable[str], low_ns: int | None = None, high_ns: int | None = None
+    path: str,
+    names: Iterable[str],
+    low_ns: int | None = None,
+    high_ns: int | None = None,
+    may_hold: Callable[[pq.RowGroupMetaData], bool] = lambda _: True,
 ) -> Iterator[pa.RecordBatch]:
     """Some columns of a file, of the types of `store.pipeline.columns.ARROW`; no batch is empty.
 
     Parts of the file that by its own statistics hold nothing from ``low_ns`` up to ``high_ns``
-    (exclusive) are passed over; all of a part comes that holds something.
+    (exclusive), or that ``may_hold`` says no of, are passed over; all of a part comes that holds
+    something.
 
     Raises:
         PipelineError: it cannot be read, or is no file of an archive.
@@ -36,7 +41,7 @@ def batches_of(
         with for_reading(path) as source, pq.ParquetFile(source, pre_buffer=ahead) as file:
             for number in range(file.num_row_groups):
                 part = file.metadata.row_group(number)
-                if not _within(part, low_ns, high_ns):
+                if not (_within(part, low_ns, high_ns) and may_hold(part)):
                     continue
                 size = part.num_rows * BATCH_BYTES // max(1, part.total_byte_size)
                 for batch in file.iter_batches(

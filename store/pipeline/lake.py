@@ -135,15 +135,15 @@ class Lake:
         """
         return self._is_table(self._log)
 
-    def open(self) -> Lake:
-        """Read the newest state.
+    def open(self, version: int | None = None) -> Lake:
+        """Read the newest state, or that of an earlier commit.
 
         Raises:
             PipelineError: there is no archive, or something that is none.
         """
         try:
             require_reachable(self.path)
-            self._table = self._delta(self._log)
+            self._table = self._delta(self._log, version)
         except TableNotFoundError as error:
             self._require_no_files()
             raise PipelineError(
@@ -453,8 +453,8 @@ class Lake:
         """What delta-rs needs to reach the archive."""
         return delta_options(self.path)
 
-    def _delta(self, path: str) -> DeltaTable:
-        return DeltaTable(path, storage_options=self._options)
+    def _delta(self, path: str, version: int | None = None) -> DeltaTable:
+        return DeltaTable(path, version, storage_options=self._options)
 
     def _is_table(self, path: str) -> bool:
         try:
@@ -478,8 +478,9 @@ class Lake:
             raise PipelineError(
                 f"{self.path} holds a Delta table that is no archive of storenode.", USAGE
             )
-        names = [field.name for field in self._opened.schema().fields]
-        if version != FORMAT_VERSION or names != ARROW.names:
+        # Columns that a newer version has added are passed over.
+        names = {field.name for field in self._opened.schema().fields}
+        if version != FORMAT_VERSION or not names >= set(ARROW.names):
             raise PipelineError(
                 f"The archive in {self.path} has the format {version}, and this version of"
                 f" storenode reads {FORMAT_VERSION}: use the version that wrote it, or a newer one."

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from store.db.locks import ARCHIVING
 from store.pipeline.appending import Appender
+from store.pipeline.columns import NAMES
 from store.pipeline.database import connected, lock_archiving, read_archived, read_state
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from store.pipeline.fingerprints import start_of
@@ -175,7 +176,12 @@ class Following:
 
     def _start(self, session: SparkSession, interval_s: int) -> StreamingQuery:
         job = self._job
-        options = read_options(job.url, start=self._first.position, connections=job.connections)
+        options = read_options(
+            job.url,
+            columns=",".join(NAMES),
+            start=self._first.position,
+            connections=job.connections,
+        )
         rows = session.readStream.format(FORMAT).options(**options).load()
         store_id = read_state(self._connection, 0, 0).store_id
         keeper = self._connection.info.backend_pid

@@ -224,7 +224,8 @@ def test_peers_that_never_reconciled_come_first_to_mind() -> None:
     page = page_of(replace(gathered(), peers=peers, peer_count=2))
     assert "1 of 2 peers never reconciled with the node since it started: two@h:1." in page
     assert "Failing: two@h:1." in page
-    assert 2 * '<td class="number">\N{EN DASH}</td>' in page
+    for label in ("It lacks", "It has more"):
+        assert f'<td data-label="{label}" class="number">\u2013</td>' in page
     recent = (Peer("one@h:1", True, START + 10 * DAY_NS - 60 * NS_PER_S, 0, "", 0, 0),)
     page = page_of(replace(gathered(), peers=recent, peer_count=1))
     assert "the one longest ago 60 s before this report." in page

@@ -61,6 +61,11 @@ _KEPT: Final = {
 """Of the log as long as of the files: who follows commits every minute. The log remembers which
 files have gone for longer than they stay, since only those are deleted that it knows of."""
 
+_STATISTICS: Final = "delta.dataSkippingStatsColumns"
+"""Without it, delta-rs takes columns whose bounds the log does not have for ones without a value,
+and filters of Arrow's datasets on them find nothing, or everything.
+"""
+
 _LOG_FOLDERS: Final = 4
 """Above a file of the log: the log, the table, the archive, and what that lies in."""
 
@@ -175,9 +180,15 @@ class Lake:
             PipelineError: the path cannot be written to, or an archive there has lost its log.
         """
         if self.exists:
-            return self.open()
+            return self.open()._with_statistics()
         self._require_no_files()
         return self._begin([])
+
+    def _with_statistics(self) -> Lake:
+        """Tell readers which statistics the log has, where an earlier version has not."""
+        if _STATISTICS not in self._opened.metadata().configuration:
+            self._commit(lambda: self._opened.alter.set_table_properties({_STATISTICS: "ts"}))
+        return self
 
     def _begin(self, written: Sequence[Written]) -> Lake:
         """Write the first commit of the log, and read the state."""
@@ -190,7 +201,7 @@ class Lake:
                 partition_by=list(PARTITIONS),
                 name=_NAME,
                 description=f"{_FORMAT}{FORMAT_VERSION}",
-                configuration=_KEPT,
+                configuration={**_KEPT, _STATISTICS: "ts"},
                 storage_options=self._options,
             )
         except (DeltaError, OSError, ValueError) as error:

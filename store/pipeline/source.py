@@ -1,9 +1,9 @@
 """The Spark data source `storenode`: a store node's database, or an archive, as rows of Spark.
 
-Options: ``url`` of the database, or ``path`` of the archive; ``columns``, a list with commas (all of
-`store.pipeline.columns.SOURCE`); ``from`` and ``to`` in nanoseconds, the end exclusive; ``tasks``,
-how many there should be. Of a database also ``position``, a commit position up to which messages are
-read (the newest); ``slices``, made by `pipeline.slices.to_text`, instead of a range;
+Options: ``url`` of the database, or ``path`` of the archive; ``columns``, a list with commas (all
+of `store.pipeline.columns.SOURCE`); ``from`` and ``to`` in nanoseconds, the end exclusive;
+``tasks``, how many there should be. Of a database also ``position``, a commit position up to which
+messages are read (the newest); ``slices``, made by `pipeline.slices.to_text`, instead of a range;
 ``connections``, how many tasks may read at a time; and ``reader``, one of
 `store.pipeline.readers.READERS`. Of a stream ``start``, the offset behind which it begins, and
 ``maxrows``, how many messages a batch has, as far as commits allow.

@@ -167,7 +167,7 @@ def audit_all(files: list[str], master: str) -> Ran[int]:
 
 def _claims(session: SparkSession, files: list[str]) -> Claims:
     held = [_as_of_a_lake(Path(path)) for path in files]
-    return Claims(read_files(session, [each.path for each in held], CLAIMS), held)
+    return Claims(read_files(session, held, CLAIMS), held)
 
 
 def _as_of_a_lake(path: Path) -> LakeFile:

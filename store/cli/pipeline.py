@@ -6,199 +6,24 @@ that they are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import update_wrapper
-from importlib.util import find_spec
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from store.cli.admin import ask_status, peers_of
-from store.cli.db import Target, on_database
-from storenode.cli.client.session import credential_options
-from storenode.cli.client.text import TIME, safe
-from storenode.cli.errors import FAILED, OK, USAGE, CliError
+from store.cli.jobs import (
+    FOREVER,
+    NEW_FILE,
+    Runner,
+    between,
+    job,
+    job_that_may_need_spark,
+    with_credentials,
+)
+from storenode.cli.errors import USAGE, CliError
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.cli.options.types import DURATION_OR_OFF, SIZE
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from store.pipeline.reports import Report
-    from store.pipeline.sides import Side
-
-MOST_CONNECTIONS: Final = 64
-_FOREVER: Final = 2**63 - 1
-_NEW_FILE: Final = click.Path(path_type=Path)
-LIBRARIES: Final = (
-    "deltalake",
-    "jinja2",
-    "matplotlib",
-    "pandas",
-    "pyarrow",
-    "pyspark",
-    "scipy",
-)
-"""Of the extra; without the ADBC driver, jobs read by psycopg."""
-
-
-Decorator = Callable[[Callable[..., int]], Callable[..., int]]
-
-_JOB_OPTIONS: Final[tuple[Decorator, ...]] = (
-    option(
-        "--master",
-        metavar="URL",
-        help="Spark master, such as spark://HOST:7077, or sc://HOST:15002 for a Spark Connect"
-        " server; without it all cores of this machine.",
-    ),
-    option(
-        "--connections",
-        type=click.IntRange(1, MOST_CONNECTIONS),
-        default=8,
-        show_default=True,
-        help="Tasks that may use the database at a time.",
-    ),
-    option(
-        "--spark-conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark, repeatable."
-    ),
-    option("--quiet", is_flag=True, help="Show no progress on standard error."),
-)
-_RANGE_OPTIONS: Final[tuple[Decorator, ...]] = (
-    option("--from", "since", type=TIME, help="Start of the time range: RFC 3339, or nanoseconds."),
-    option("--to", "until", type=TIME, help="End of the time range, exclusive."),
-)
-
-
-class Runner:
-    """How a command runs its job: on which Spark, on which database, and what it shows."""
-
-    def __init__(
-        self,
-        target: Target,
-        master: str | None,
-        connections: int,
-        settings: dict[str, str],
-        *,
-        quiet: bool,
-    ) -> None:
-        self.target = target
-        self.connections = connections
-        self._master = master
-        self._settings = settings
-        self._quiet = quiet
-
-    def require_spark(self) -> None:
-        """Make sure that there is what Spark needs, before anything else is looked at."""
-        from store.pipeline.masters import require_spark  # noqa: PLC0415
-
-        require_spark(self._master)
-
-    @contextmanager
-    def session(self) -> Iterator[SparkSession]:
-        """A Spark session for the length of a block."""
-        from store.pipeline.interrupts import interrupt_here  # noqa: PLC0415
-        from store.pipeline.session import spark_session  # noqa: PLC0415
-
-        self.say("Spark starts")
-        with spark_session(self._master, self._settings) as session:
-            interrupt_here()
-            yield session
-
-    def say(self, line: str) -> None:
-        """Show a line about the progress."""
-        if not self._quiet:
-            click.echo(safe(line), err=True)
-
-    @contextmanager
-    def url(self) -> Iterator[str]:
-        """The URL of the database, which serves and has the right schema."""
-        from store.pipeline.database import connected  # noqa: PLC0415
-
-        with self.target.url() as url:
-            with connected(url):
-                pass
-            yield url
-
-    @contextmanager
-    def place(self, archive: str | None) -> Iterator[Callable[[SparkSession], Side]]:
-        """An archive, which is there; None: the database, which serves."""
-        from store.pipeline.lake import Lake  # noqa: PLC0415
-        from store.pipeline.sides import DatabaseSide, LakeSide  # noqa: PLC0415
-
-        if archive is not None:
-            lake = Lake(archive).open()
-            yield lambda session: LakeSide(session, lake)
-            return
-        with self.url() as url:
-            yield lambda session: DatabaseSide(session, url, "the database", self.connections)
-
-    def finish(self, report: Report) -> int:
-        """Print a report; the exit code that it stands for."""
-        self.target.print(report.as_json(), report.lines())
-        return OK if report.sound else FAILED
-
-
-def job(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command a `Runner`, and turn errors of jobs into exit codes."""
-
-    def run(runner: Runner, **options: Any) -> int:  # noqa: ANN401
-        runner.require_spark()
-        return command(runner, **options)
-
-    return job_that_may_need_spark(update_wrapper(run, command))
-
-
-def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
-    """As `job`, of a command that finds out by itself whether it needs Spark."""
-
-    def run(
-        target: Target,
-        *,
-        master: str | None,
-        connections: int,
-        spark_conf: tuple[str, ...],
-        quiet: bool,
-        **options: Any,  # noqa: ANN401
-    ) -> int:
-        _require_libraries()
-        from store.pipeline.errors import PipelineError  # noqa: PLC0415
-        from store.pipeline.interrupts import TERMINATED, Terminated, ended_by_signals  # noqa: PLC0415
-
-        settings = dict(_setting(each) for each in spark_conf)
-        try:
-            with ended_by_signals():
-                runner = Runner(target, master, connections, settings, quiet=quiet)
-                return command(runner, **options)
-        except PipelineError as error:
-            raise CliError(error.code, error.sentence) from error
-        except Terminated:
-            return TERMINATED
-
-    return _with(_JOB_OPTIONS, on_database(update_wrapper(run, command)))
-
-
-def between(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command a range of time."""
-
-    def run(*, since: int | None, until: int | None, **options: Any) -> int:  # noqa: ANN401
-        low, high = 0 if since is None else since, _FOREVER if until is None else until
-        if not 0 <= low < high:
-            raise CliError(USAGE, "--from must be before --to, and neither before 1970.")
-        return command(low_ns=low, high_ns=high, **options)
-
-    return _with(_RANGE_OPTIONS, update_wrapper(run, command))
-
-
-def _with(options: Sequence[Decorator], command: Callable[..., int]) -> Callable[..., int]:
-    for each in reversed(options):
-        command = each(command)
-    return command
-
-
-def _with_credentials(command: Callable[..., int]) -> Callable[..., int]:
-    return _with(credential_options(), command)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -251,7 +76,7 @@ def archive(
     from store.pipeline.jobs.archive import archive as archive_job  # noqa: PLC0415
     from store.pipeline.lake import Lake  # noqa: PLC0415
 
-    if follow and (dry_run or low_ns or high_ns != _FOREVER):
+    if follow and (dry_run or low_ns or high_ns != FOREVER):
         raise CliError(
             USAGE, "--follow takes all that comes: leave --dry-run, --from and --to out."
         )
@@ -420,7 +245,7 @@ def diff(
 
     if output is not None:
         require_output(output)
-    bounds = (low_ns, None if high_ns == _FOREVER else high_ns)
+    bounds = (low_ns, None if high_ns == FOREVER else high_ns)
     with (
         runner.place(first) as one,
         runner.place(second) as other,
@@ -440,6 +265,11 @@ def diff(
     metavar="FILE",
     help="Write the missing IDs there, for `storenode sync --ids`.",
 )
+@option(
+    "--record",
+    is_flag=True,
+    help="Add what is found, by channel, to the table ARCHIVE/audits, as `nightly` does.",
+)
 @between
 @job
 def audit(
@@ -448,6 +278,7 @@ def audit(
     archive: str | None,
     output: str | None,
     missing: str | None,
+    record: bool,
     low_ns: int,
     high_ns: int,
 ) -> int:
@@ -460,10 +291,15 @@ def audit(
     from store.pipeline.causal.written import Outputs  # noqa: PLC0415
     from store.pipeline.jobs.audit import Auditing  # noqa: PLC0415
     from store.pipeline.jobs.audit import audit as audit_job  # noqa: PLC0415
+    from store.pipeline.lake import Lake  # noqa: PLC0415
 
+    if record and (archive is None or low_ns or high_ns != FOREVER):
+        raise CliError(USAGE, "--record needs ARCHIVE, as a whole: leave --from and --to out.")
     Outputs(output, missing)  # looks whether they can be written
     with runner.place(archive) as place, runner.session() as session:
-        work = Auditing(place(session), low_ns, high_ns, output, missing, runner.say)
+        side = place(session)
+        lake = Lake(archive) if record and archive is not None else None
+        work = Auditing(side, low_ns, high_ns, output, missing, runner.say, lake)
         return runner.finish(audit_job(session, work))
 
 
@@ -500,7 +336,7 @@ def restore(
 
 @pipeline.command(cls=LayeredCommand)
 @click.argument("archive", required=False)
-@option("--output", metavar="FILE", required=True, type=_NEW_FILE, help="The page, which is new.")
+@option("--output", metavar="FILE", required=True, type=NEW_FILE, help="The page, which is new.")
 @option(
     "--with-database",
     is_flag=True,
@@ -518,7 +354,10 @@ def restore(
     help="Say when ARCHIVE fills this; without ARCHIVE, when the database does.",
 )
 @option("--admin", metavar="HOST:PORT", help="Ask this node about its peers.")
-@_with_credentials
+@option(
+    "--without-audit", is_flag=True, help="Do not look for missing parents, which takes longest."
+)
+@with_credentials
 @between
 @job
 def report(
@@ -531,11 +370,12 @@ def report(
     retention_size: int | None,
     disk: int | None,
     admin: str | None,
+    without_audit: bool,
     low_ns: int,
     high_ns: int,
     **credentials: Path | None,
 ) -> int:
-    """Write an HTML report on ARCHIVE: traffic, gaps, lateness, growth, peers.
+    """Write an HTML report on ARCHIVE: completeness, traffic, gaps, lateness, growth, peers.
 
     Without ARCHIVE it is about the database. The page needs nothing but itself and a browser;
     --json prints the figures behind it.
@@ -563,22 +403,6 @@ def report(
             peers,
             runner.connections,
             runner.say,
+            audit=not without_audit,
         )
         return runner.finish(report_job(session, work))
-
-
-def _require_libraries() -> None:
-    missing = [name for name in LIBRARIES if find_spec(name) is None]
-    if missing:
-        raise CliError(
-            USAGE,
-            f"The pipeline needs {missing[0]}, which is not installed: install storenode with the"
-            " extra `pipeline`, as with `pip install 'storenode[pipeline]'`.",
-        )
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise CliError(USAGE, "--spark-conf must be NAME=VALUE, such as spark.driver.memory=4g.")
-    return name.strip(), value.strip()

@@ -9,15 +9,13 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from store.pipeline.columns import NAMES, PARTITIONS, file_columns
+from store.pipeline.columns import NAMES, PARTITIONS
 from store.pipeline.contents import (
     KEY,
     fingerprints_of,
     known_hours,
-    part_of,
     read_files,
     without_known,
 )
@@ -131,7 +129,7 @@ class Appender:
         messages = sum(each.rows for each in files)
         try:
             with shown(self._session, self._say, "compact", messages):
-                rows = _gathered(self._session, [each.path for each in files])
+                rows = _gathered(self._session, files)
                 done = write_files(as_files(rows, f"{self._lake.messages}/{run}"))
             written, added = read_back(self._session, self._lake, _within(run, done))
         except SPARK_ERRORS as error:
@@ -145,13 +143,9 @@ class Appender:
         self._lake.note_hours({each.day for each in files}, self.held)
 
 
-def _gathered(session: SparkSession, paths: list[str]) -> DataFrame:
+def _gathered(session: SparkSession, files: list[LakeFile]) -> DataFrame:
     """All columns of some files, those of a directory in one task and in order."""
-    place = F.col("_metadata.file_path")
-    day, shard = (part_of(place, f"/{name}=") for name in PARTITIONS)
-    rows = read_files(session, paths, file_columns()).select(
-        "*", day.cast("date").alias("day"), shard.cast("int").alias("shard")
-    )
+    rows = read_files(session, files, NAMES)
     return rows.repartition(*PARTITIONS).sortWithinPartitions(*PARTITIONS, "ts", "hash")
 
 

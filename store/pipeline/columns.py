@@ -23,6 +23,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 PARENT: Final = pa.struct([("id", pa.string()), ("hint", pa.binary())])
@@ -57,6 +58,12 @@ PARTITIONS: Final = ("day", "shard")
 """Columns that are directories in the lake."""
 
 NAMES: Final = tuple(ARROW.names)
+SOURCE: Final = pa.schema(
+    [*ARROW, pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False)]
+)
+"""The columns of the data source: those of the files, and ``ts`` as a date with a time, to the
+microsecond."""
+
 TAIL_COLUMNS: Final = frozenset({"version", "meta", "rate_limit_proof", "ephemeral"})
 TOPIC_COLUMNS: Final = frozenset({"shard", "pubsub_topic", "content_topic"})
 SDS_COLUMNS: Final = frozenset({"channel", "message_id", "sender", "lamport", "parents"})
@@ -73,6 +80,7 @@ _SPARK: Final[dict[pa.DataType, DataType]] = {
     pa.binary(): BinaryType(),
     pa.string(): StringType(),
     pa.bool_(): BooleanType(),
+    pa.timestamp("us", "UTC"): TimestampType(),
     pa.list_(PARENT): _PARENTS,
 }
 
@@ -83,7 +91,7 @@ def spark_schema(names: Iterable[str] = NAMES) -> StructType:
     Raises:
         KeyError: there is no column of a name.
     """
-    fields = [ARROW.field(name) for name in names]
+    fields = [SOURCE.field(name) for name in names]
     return StructType(
         [StructField(each.name, _SPARK[each.type], nullable=each.nullable) for each in fields]
     )

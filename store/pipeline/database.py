@@ -22,6 +22,7 @@ from store.domain.partitioning import Bounds, parse_bounds
 from store.pipeline.errors import FAILED, PipelineError, of_database
 from store.pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_buckets
 from store.pipeline.limits import HOUR_NS
+from store.pipeline.paths import spelled, spellings
 
 Connection = psycopg.Connection[Any]
 
@@ -49,7 +50,7 @@ _ARCHIVED: Final[LiteralString] = """
 select start_ns, count, x0, x1, x2, x3 from storenode.archived
 """
 _MARKS: Final[LiteralString] = """
-select start_ns, count, x0, x1, x2, x3 from storenode.archived where archive = %s
+select start_ns, count, x0, x1, x2, x3 from storenode.archived where archive = any(%s)
 """
 _MARKED: Final[LiteralString] = """
 select archive from storenode.archived group by archive order by max(start_ns) desc
@@ -146,15 +147,13 @@ def read_archived(connection: Connection) -> Fingerprints:
 
 def read_marks(connection: Connection, archive: str) -> Fingerprints:
     """The hours that were marked as archived in one archive, which is named as when it was."""
-    rows = connection.execute(_MARKS, (archive,)).fetchall()
+    rows = connection.execute(_MARKS, (spellings(archive),)).fetchall()
     return {start: Fingerprint(*rest) for start, *rest in rows}
 
 
 def read_marked_archives(connection: Connection) -> list[str]:
-    """The archives that hours were marked as archived in, as they were named then; the one with
-    the newest hour first.
-    """
-    return [archive for (archive,) in connection.execute(_MARKED)]
+    """The archives that hours were marked as archived in; the one with the newest hour first."""
+    return [spelled(archive) for (archive,) in connection.execute(_MARKED)]
 
 
 def mark_archived(

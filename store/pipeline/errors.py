@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from typing import Final
 
@@ -25,6 +26,50 @@ _RAISED: Final = re.compile(r"pipeline\.errors\.PipelineError: (?P<code>\d) (?P<
 _CALLING: Final = re.compile(r"\AAn error occurred while calling [^\n]*\n: ")
 _FULL: Final = "No space left on device"
 _FILE: Final = re.compile(r"(?:file:/+|[a-z0-9]+://)[^\s'\",;]+\.parquet")
+
+
+_STORE_CAUSES: Final = (
+    (
+        re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE),
+        "there is no such bucket: check the path, or make the bucket",
+    ),
+    (
+        re.compile(
+            r"AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken|AuthenticationFail"
+            r"|\b40[13]\b|Unauthorized|Forbidden|permission denied",
+            re.IGNORECASE,
+        ),
+        "the store refuses these credentials: check them, and what they may do",
+    ),
+    (
+        re.compile(r"169\.254\.|metadata\.google|credential|MetadataRequest", re.IGNORECASE),
+        "no credentials were found (docs/pipeline-cluster.md lists where they are looked for)",
+    ),
+    (
+        re.compile(r"sending request|connect|dns|timed? ?out", re.IGNORECASE),
+        "it cannot be reached: check the network, and the endpoint if one is set",
+    ),
+)
+"""What the words of an object store come to, the first that fits."""
+
+
+class StoreError(OSError):
+    """What an object store said of a path, and in a sentence what that comes to."""
+
+    def __init__(self, path: str, said: str) -> None:
+        cause = store_cause(said) or " ".join(said.split())[:200]
+        super().__init__(errno.EIO, cause, path)
+        self.cause = cause
+        self._said = said
+
+    def __reduce__(self) -> tuple[type[StoreError], tuple[str, str]]:
+        """Made anew from its parts when it is sent between processes."""
+        return type(self), (self.filename, self._said)
+
+
+def store_cause(said: str) -> str | None:
+    """What the words of an object store, or of delta-rs about one, come to; None: unknown."""
+    return next((cause for words, cause in _STORE_CAUSES if words.search(said)), None)
 
 
 class PipelineError(Exception):
@@ -79,8 +124,21 @@ def of_spark(error: Exception) -> PipelineError:
     return PipelineError(f"Spark gave up: {first[:500]}")
 
 
+def of_store(path: str, error: Exception, what: str = "archive") -> PipelineError:
+    """The sentence for an error of reading or writing an archive, or something in it."""
+    text = " ".join(str(error).split())[:300]
+    known = error.cause if isinstance(error, StoreError) else None
+    if known is None and "://" in path:
+        known = store_cause(str(error))
+    if known is not None:
+        return PipelineError(f"The {what} in {path} cannot be read or written: {known}.")
+    return PipelineError(f"The {what} in {path} could not be read or written ({text}).")
+
+
 def of_file(path: str, error: Exception) -> PipelineError:
     """The sentence for an error of reading a file of an archive."""
+    if isinstance(error, StoreError):
+        return PipelineError(f"{path} could not be read: {error.cause}.")
     return _damaged(path, " ".join(str(error).split()) or type(error).__name__)
 
 

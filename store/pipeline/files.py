@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from store.pipeline.columns import ARROW
 from store.pipeline.errors import of_file
+from store.pipeline.paths import on_store
 from store.pipeline.storage import for_reading
 
 BATCH_ROWS: Final = 65_536
@@ -18,22 +19,29 @@ BATCH_BYTES: Final = 32 * 1024 * 1024
 
 
 def batches_of(
-    path: str, names: Iterable[str], low_ns: int | None = None, high_ns: int | None = None
+    path: str,
+    names: Iterable[str],
+    low_ns: int | None = None,
+    high_ns: int | None = None,
+    may_hold: Callable[[pq.RowGroupMetaData], bool] = lambda _: True,
 ) -> Iterator[pa.RecordBatch]:
     """Some columns of a file, of the types of `store.pipeline.columns.ARROW`; no batch is empty.
 
     Parts of the file that by its own statistics hold nothing from ``low_ns`` up to ``high_ns``
-    (exclusive) are passed over; all of a part comes that holds something.
+    (exclusive), or that ``may_hold`` says no of, are passed over; all of a part comes that holds
+    something.
 
     Raises:
         PipelineError: it cannot be read, or is no file of an archive.
     """
     schema = pa.schema([ARROW.field(name) for name in names])
     try:
-        with for_reading(path) as source, pq.ParquetFile(source, pre_buffer=False) as file:
+        # Of a store, neighbouring columns are fetched by one request.
+        ahead = on_store(path)
+        with for_reading(path) as source, pq.ParquetFile(source, pre_buffer=ahead) as file:
             for number in range(file.num_row_groups):
                 part = file.metadata.row_group(number)
-                if not _within(part, low_ns, high_ns):
+                if not (_within(part, low_ns, high_ns) and may_hold(part)):
                     continue
                 size = part.num_rows * BATCH_BYTES // max(1, part.total_byte_size)
                 for batch in file.iter_batches(

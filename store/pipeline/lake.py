@@ -8,7 +8,7 @@
     ARCHIVE/manifest/                      what it must hold, see `store.pipeline.manifest`
     ARCHIVE/unpublished/                   runs that are under way, see `store.pipeline.runs`
 
-Spark writes and reads the files, on any file system that it knows; delta-rs writes the log. A job
+Workers write and read the files (`store.pipeline.storage`), delta-rs writes the log. A job
 publishes in one commit, which succeeds only if nobody else has published since the job read the
 table's state. So whatever is killed, the table holds what the last commit says, and files that
 none names are nobody's. ``hours`` is derived from the messages: a row counts as long as the files
@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
-from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
@@ -31,10 +30,9 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
-from pyarrow.fs import FileSelector
 
 from store.pipeline.columns import ARROW, PARTITIONS
-from store.pipeline.errors import USAGE, PipelineError
+from store.pipeline.errors import USAGE, PipelineError, of_store
 from store.pipeline.fingerprints import XOR_WORDS, Fingerprint, Fingerprints
 from store.pipeline.limits import (
     COMPACT_AT_FILES,
@@ -43,9 +41,15 @@ from store.pipeline.limits import (
     MAX_PARQUET_FILES,
     VACUUM_AFTER_HOURS,
 )
-from store.pipeline.paths import checked, for_delta, for_spark, require_room, require_visible
+from store.pipeline.paths import checked, for_spark, on_store, require_room, require_visible
 from store.pipeline.runs import begin_run, delete_abandoned, unmark
-from store.pipeline.storage import folder_at, settle, sync_folder
+from store.pipeline.storage import (
+    delta_options,
+    listed,
+    move_folder,
+    require_reachable,
+    settle,
+)
 
 FORMAT_VERSION: Final = "1"
 _NAME: Final = "storenode messages"
@@ -56,6 +60,11 @@ _KEPT: Final = {
 }
 """Of the log as long as of the files: who follows commits every minute. The log remembers which
 files have gone for longer than they stay, since only those are deleted that it knows of."""
+
+_STATISTICS: Final = "delta.dataSkippingStatsColumns"
+"""Without it, delta-rs takes columns whose bounds the log does not have for ones without a value,
+and filters of Arrow's datasets on them find nothing, or everything.
+"""
 
 _LOG_FOLDERS: Final = 4
 """Above a file of the log: the log, the table, the archive, and what that lies in."""
@@ -108,7 +117,7 @@ class Written:
 
 
 class Lake:
-    """One archive at a path of any file system that both Spark and delta-rs know."""
+    """One archive, in a directory or on an object store."""
 
     def __init__(self, path: str) -> None:
         """No file is looked at yet.
@@ -118,23 +127,28 @@ class Lake:
         """
         self.path = checked(path)
         self.messages = for_spark(f"{self.path}/messages")
-        self._log = for_delta(f"{self.path}/messages")
-        self._hours = for_delta(f"{self.path}/hours")
+        self._log = f"{self.path}/messages"
+        self._hours = f"{self.path}/hours"
         self._table: DeltaTable | None = None
 
     @property
     def exists(self) -> bool:
-        """Whether an archive was begun there."""
-        return _is_table(self._log)
+        """Whether an archive was begun there.
 
-    def open(self) -> Lake:
-        """Read the newest state.
+        Raises:
+            PipelineError: the store of the archive does not answer.
+        """
+        return self._is_table(self._log)
+
+    def open(self, version: int | None = None) -> Lake:
+        """Read the newest state, or that of an earlier commit.
 
         Raises:
             PipelineError: there is no archive, or something that is none.
         """
         try:
-            self._table = DeltaTable(self._log)
+            require_reachable(self.path)
+            self._table = self._delta(self._log, version)
         except TableNotFoundError as error:
             self._require_no_files()
             raise PipelineError(
@@ -143,7 +157,7 @@ class Lake:
                 USAGE,
             ) from error
         except (DeltaError, OSError, ValueError) as error:
-            raise _unreadable(self.path, error) from error
+            raise of_store(self.path, error) from error
         self._check()
         return self
 
@@ -166,9 +180,15 @@ class Lake:
             PipelineError: the path cannot be written to, or an archive there has lost its log.
         """
         if self.exists:
-            return self.open()
+            return self.open()._with_statistics()
         self._require_no_files()
         return self._begin([])
+
+    def _with_statistics(self) -> Lake:
+        """Tell readers which statistics the log has, where an earlier version has not."""
+        if _STATISTICS not in self._opened.metadata().configuration:
+            self._commit(lambda: self._opened.alter.set_table_properties({_STATISTICS: "ts"}))
+        return self
 
     def _begin(self, written: Sequence[Written]) -> Lake:
         """Write the first commit of the log, and read the state."""
@@ -181,11 +201,12 @@ class Lake:
                 partition_by=list(PARTITIONS),
                 name=_NAME,
                 description=f"{_FORMAT}{FORMAT_VERSION}",
-                configuration=_KEPT,
+                configuration={**_KEPT, _STATISTICS: "ts"},
+                storage_options=self._options,
             )
         except (DeltaError, OSError, ValueError) as error:
             if written or not self.exists:  # else another job was faster
-                raise _unreadable(self.path, error) from error
+                raise of_store(self.path, error) from error
         self.open()
         self._settle_log(0)
         return self
@@ -197,7 +218,7 @@ class Lake:
             PipelineError: something else is there, or an archive of another version.
         """
         try:
-            self._table = DeltaTable(self._log)
+            self._table = self._delta(self._log)
         except (DeltaError, OSError, ValueError):
             return False
         self._check()
@@ -216,36 +237,21 @@ class Lake:
         return aside
 
     def _move_log(self) -> str | None:
-        log = Path(self._log, "_delta_log")
-        if not self._log.startswith("/"):
-            if self.exists:
-                raise PipelineError(
-                    f"The log in {self._log}/_delta_log is damaged, or could not be read just now:"
-                    " if it stays so, move it out of the archive, and run this again."
-                )
-            return None
-        if not log.is_dir() or not any(log.iterdir()):
-            return None
-        aside = Path(self.path, f"damaged-log-{time.time_ns()}")
         try:
-            log.rename(aside)
-            sync_folder(log.parent)
-            sync_folder(aside.parent)
+            if not listed(f"{self._log}/_delta_log"):
+                return None
+            aside = f"damaged-log-{time.time_ns()}"
+            move_folder(self.path, "messages/_delta_log", aside)
         except OSError as error:
-            raise _unreadable(self.path, error) from error
-        return str(aside)
+            raise of_store(self.path, error) from error
+        return f"{self.path}/{aside}"
 
     def _require_no_files(self) -> None:
         """A table made anew over the files of a lost log would in time delete them all."""
-        if self._log.startswith("/") and not Path(self._log).exists():
-            return
         try:
-            listed = folder_at(f"{self.path}/messages").get_file_info(
-                FileSelector("", allow_not_found=True, recursive=True)
-            )
-        except (DeltaError, OSError, ValueError) as error:
-            raise _unreadable(self.path, error) from error
-        files = sum(each.path.endswith(".parquet") for each in listed)
+            files = sum(each.path.endswith(".parquet") for each in listed(self._log))
+        except OSError as error:
+            raise of_store(self.path, error) from error
         if files:
             raise PipelineError(
                 f"{self.path}/messages holds {files:,} Parquet files, but the log that names them"
@@ -299,7 +305,7 @@ class Lake:
         try:
             return begin_run(self.path)
         except (DeltaError, OSError, ValueError) as error:
-            raise _unreadable(self.path, error) from error
+            raise of_store(self.path, error) from error
 
     def end_run(self, *runs: str) -> None:
         """Say that the files of runs, if there are any, may be named by the log from now on.
@@ -310,7 +316,7 @@ class Lake:
         try:
             unmark(self.path, runs)
         except (DeltaError, OSError, ValueError) as error:
-            raise _unreadable(self.path, error) from error
+            raise of_store(self.path, error) from error
 
     def _require_ready(self, written: Sequence[Written]) -> None:
         require_visible(self.path, [f"messages/{each.path}" for each in written])
@@ -320,6 +326,12 @@ class Lake:
     def version(self) -> int:
         """Number of the newest commit of the state that was read."""
         return int(self._opened.version())
+
+    @property
+    def changed_ns(self) -> int:
+        """When the state that was read was committed."""
+        (entry,) = self._opened.history(1)
+        return int(entry["timestamp"]) * 1_000_000
 
     def within(self, file: LakeFile) -> str:
         """The path of a file in the table."""
@@ -380,21 +392,21 @@ class Lake:
         )
         named = {run_of(self.within(each)) for each in self.files()}
         try:
-            if _is_table(self._hours):
-                hours = DeltaTable(self._hours)
+            if self._is_table(self._hours):
+                hours = self._delta(self._hours)
                 found += hours.vacuum(
                     VACUUM_AFTER_HOURS, dry_run=False, enforce_retention_duration=False, full=True
                 )
             return len(found) + delete_abandoned(self.path, named)
         except (DeltaError, OSError, ValueError) as error:
-            raise _unreadable(self.path, error) from error
+            raise of_store(self.path, error) from error
 
     def hours(self) -> Fingerprints:
         """What the table holds by hour, of the days for which that is known."""
-        if not _is_table(self._hours):
+        if not self._is_table(self._hours):
             return {}
         digests = self._digests()
-        rows = DeltaTable(self._hours).to_pyarrow_table().to_pylist()
+        rows = self._delta(self._hours).to_pyarrow_table().to_pylist()
         return {
             row["start_ns"]: Fingerprint(row["count"], *(row[word] for word in XOR_WORDS))
             for row in rows
@@ -424,13 +436,45 @@ class Lake:
             if start // DAY_NS in digests and start // DAY_NS in set(wanted)
         ]
         table = pa.Table.from_pylist(rows, _HOURS)
-        if not _is_table(self._hours):
-            write_deltalake(
-                self._hours, table, mode="append", name="storenode hours", configuration=_KEPT
-            )
-            return
-        listed = ", ".join(map(str, wanted))
-        write_deltalake(self._hours, table, mode="overwrite", predicate=f"day in ({listed})")
+        listed_days = ", ".join(map(str, wanted))
+        try:
+            if self._is_table(self._hours):
+                write_deltalake(
+                    self._hours,
+                    table,
+                    mode="overwrite",
+                    predicate=f"day in ({listed_days})",
+                    storage_options=self._options,
+                )
+            else:
+                write_deltalake(
+                    self._hours,
+                    table,
+                    name="storenode hours",
+                    configuration=_KEPT,
+                    storage_options=self._options,
+                )
+        except CommitFailedError as error:
+            raise self._conflict() from error
+        except (DeltaError, OSError, ValueError) as error:
+            raise of_store(self.path, error) from error
+
+    @property
+    def _options(self) -> dict[str, str] | None:
+        """What delta-rs needs to reach the archive."""
+        return delta_options(self.path)
+
+    def _delta(self, path: str, version: int | None = None) -> DeltaTable:
+        return DeltaTable(path, version, storage_options=self._options)
+
+    def _is_table(self, path: str) -> bool:
+        try:
+            require_reachable(self.path)
+            return bool(DeltaTable.is_deltatable(path, self._options))
+        except (DeltaError, OSError, ValueError) as error:
+            if on_store(path):
+                raise of_store(self.path, error) from error
+            return False
 
     @property
     def _opened(self) -> DeltaTable:
@@ -445,8 +489,9 @@ class Lake:
             raise PipelineError(
                 f"{self.path} holds a Delta table that is no archive of storenode.", USAGE
             )
-        names = [field.name for field in self._opened.schema().fields]
-        if version != FORMAT_VERSION or names != ARROW.names:
+        # Columns that a newer version has added are passed over.
+        names = {field.name for field in self._opened.schema().fields}
+        if version != FORMAT_VERSION or not names >= set(ARROW.names):
             raise PipelineError(
                 f"The archive in {self.path} has the format {version}, and this version of"
                 f" storenode reads {FORMAT_VERSION}: use the version that wrote it, or a newer one."
@@ -470,7 +515,7 @@ class Lake:
         except CommitFailedError as error:
             raise self._conflict() from error
         except (DeltaError, OSError, ValueError) as error:
-            raise _unreadable(self.path, error) from error
+            raise of_store(self.path, error) from error
         self.open()
         self._settle_log(before + 1)
 
@@ -488,7 +533,7 @@ class Lake:
         try:
             settle(entries, _LOG_FOLDERS)
         except OSError as error:
-            raise _unreadable(self.path, error) from error
+            raise of_store(self.path, error) from error
 
 
 def _together(files: Iterable[LakeFile]) -> list[LakeFile]:
@@ -523,17 +568,5 @@ def _action(each: Written, *, new: bool) -> AddAction:
     return AddAction(each.path, each.size_bytes, values, now_ms, new, json.dumps(stats))
 
 
-def _is_table(path: str) -> bool:
-    try:
-        return bool(DeltaTable.is_deltatable(path))
-    except (DeltaError, OSError, ValueError):
-        return False
-
-
 def _day_number(day: object) -> int:
     return int(pa.scalar(day, pa.date32()).value)
-
-
-def _unreadable(path: str, error: Exception) -> PipelineError:
-    text = " ".join(str(error).split())[:300]
-    return PipelineError(f"The archive in {path} could not be read or written ({text}).")

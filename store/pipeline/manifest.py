@@ -12,25 +12,16 @@ kept elsewhere, says what it must hold. Entries are never changed or removed.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
-from deltalake.exceptions import DeltaError
-from pyarrow.fs import FileSelector
-
-from store.pipeline.errors import PipelineError
+from store.pipeline import storage
+from store.pipeline.errors import PipelineError, of_store
 from store.pipeline.fingerprints import NOTHING, Fingerprint, Fingerprints
-from store.pipeline.paths import for_spark
-from store.pipeline.storage import folder_at, for_writing, settle
 
 _NAME: Final = re.compile(r"\A[0-9]{20}\.json\Z")
 _FOREVER: Final = 2**63 - 1
@@ -106,14 +97,14 @@ class Manifest:
         number = len(self.digests) + 1
         data = entry.line(number, self.digests[-1] if self.digests else _FIRST_BEFORE)
         try:
-            _write(f"{self.path}/{number:020}.json", data)
+            storage.create(f"{self.path}/{number:020}.json", data, _FOLDERS)
         except FileExistsError as error:
             raise PipelineError(
                 f"Another job has written to {self.path} meanwhile: run this one again when the"
                 " other has ended."
             ) from error
-        except (DeltaError, OSError, ValueError) as error:
-            raise _unreadable(self.path, error) from error
+        except OSError as error:
+            raise of_store(self.path, error, "manifest") from error
         self._add(entry, data)
 
     def continues(self, other: Manifest) -> bool:
@@ -150,18 +141,14 @@ def read_manifest(path: str) -> Manifest:
         PipelineError: the directory cannot be read.
     """
     found = Manifest(path)
-    if path.startswith("/") and not Path(path).exists():
-        return found
     try:
-        store = folder_at(path)
-        listed = store.get_file_info(FileSelector("", allow_not_found=True, recursive=False))
-        for name in sorted(each.base_name for each in listed if _NAME.match(each.base_name)):
+        names = sorted(each.path for each in storage.listed(path) if _NAME.match(each.path))
+        for name in names:
             if int(name[:20]) != len(found.digests) + 1 and not found.broken:
                 found.broken.append(f"{len(found.digests) + 1:020}.json is missing")
-            with store.open_input_file(name) as file:
-                found._read(name, file.read())
-    except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from error
+            found._read(name, b"".join(storage.chunks(f"{path}/{name}")))
+    except OSError as error:
+        raise of_store(path, error, "manifest") from error
     return found
 
 
@@ -194,34 +181,3 @@ def _parsed(data: bytes) -> tuple[int, str, Entry]:
     removed = [str(path) for path in told["removed"]]
     entry = Entry(int(told["version"]), added, removed, hours, told.get("repaired") is True)
     return int(told["number"]), str(told["before"]), entry
-
-
-def _write(path: str, data: bytes) -> None:
-    """Write a file that is not there yet, whole or not at all."""
-    if not path.startswith("/"):
-        _put(path, data)
-        return
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{uuid.uuid4().hex}")
-    try:
-        part.write_bytes(data)
-        settle([for_spark(str(part))], 0)
-        os.link(part, target)  # fails if the target exists; delta-rs publishes in the same way
-    finally:
-        part.unlink(missing_ok=True)
-    settle([for_spark(path)], _FOLDERS)
-
-
-def _put(path: str, data: bytes) -> None:
-    folder, name = path.rsplit("/", 1)
-    listed = folder_at(folder).get_file_info(FileSelector("", allow_not_found=True))
-    if any(each.base_name == name for each in listed):
-        raise FileExistsError(errno.EEXIST, "File exists", path)
-    with for_writing(path) as sink:
-        sink.write(data)
-
-
-def _unreadable(path: str, error: Exception) -> PipelineError:
-    text = " ".join(str(error).split())[:300]
-    return PipelineError(f"The manifest in {path} could not be read or written ({text}).")

@@ -1,4 +1,4 @@
-"""Paths of archives and other outputs, as Spark and as delta-rs take them.
+"""Paths of archives and other outputs: directories of this machine, or of an object store.
 
 Spark takes a path without a scheme for one of its default file system, and `*`, `?`, `{` and `}` in
 it for a pattern; delta-rs takes it for a local one, as it is. Both are told the same here.
@@ -8,26 +8,32 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from store.pipeline.errors import USAGE, PipelineError
 
-_LOCAL: Final = "file://"
+LOCAL: Final = "file://"
+STORES: Final = ("s3://", "gs://", "abfss://")
+"""How paths on object stores begin."""
+
 _FILE_SCHEME: Final = re.compile(r"\Afile:(?://(?=/))?")
 _DATABASE: Final = ("postgresql:", "postgres:")
 _PATTERN: Final = re.compile(r"[{}*?]")
 _UNUSABLE: Final = re.compile(r"[][\\%\x00-\x1f\x7f]")
-_SCHEMES: Final[Mapping[str, str]] = {"s3a": "s3", "s3n": "s3"}
+_SCHEME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://")
+_HADOOP: Final = re.compile(r"\As3[an]://")
+"""What Hadoop calls S3: archives were named so before."""
 
 
 def checked(path: str, what: str = "An archive") -> str:
     """A path without its last slash; one of this machine is absolute, and has no scheme.
 
     Raises:
-        PipelineError: it is empty, a database's URL, or has characters that delta-rs takes for
-            others or gives up on; ``what`` is it for the sentence.
+        PipelineError: it is empty, a database's URL, of another scheme than `STORES`, or has
+            characters that delta-rs takes for others or gives up on; ``what`` is it for the
+            sentence.
     """
     if not path or path.startswith(_DATABASE):
         raise PipelineError(f"{what} is a directory, not a database: give its path.", USAGE)
@@ -36,10 +42,35 @@ def checked(path: str, what: str = "An archive") -> str:
         raise PipelineError(
             f"{what} cannot be in {path!r}: choose a path without {unusable[0]!r}.", USAGE
         )
-    plain = _FILE_SCHEME.sub("", path)
-    if "://" not in plain:
-        plain = str(Path(plain).absolute())
-    return plain.rstrip("/") or plain
+    named = spelled(_FILE_SCHEME.sub("", path))
+    scheme = _SCHEME.match(named)
+    if scheme is None:
+        return str(Path(named).absolute()).rstrip("/") or "/"
+    plain = named.rstrip("/")
+    if not on_store(plain) or plain in STORES:
+        raise PipelineError(
+            f"{what} cannot be in {path!r}: name a directory, or a path in a bucket as"
+            " s3://BUCKET/PATH, gs://BUCKET/PATH or"
+            " abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH.",
+            USAGE,
+        )
+    return plain
+
+
+def spelled(path: str) -> str:
+    """A path with the one spelling of its store."""
+    return _HADOOP.sub("s3://", path)
+
+
+def spellings(path: str) -> list[str]:
+    """All the names that a path may have been noted by."""
+    others = ("s3a", "s3n") if path.startswith("s3://") else ()
+    return [path, *(f"{other}{path.removeprefix('s3')}" for other in others)]
+
+
+def on_store(path: str) -> bool:
+    """Whether a path that was `checked` is one of an object store."""
+    return path.startswith(STORES)
 
 
 def require_visible(path: str, files: Iterable[str]) -> None:
@@ -126,16 +157,10 @@ def _require_writable(directory: Path) -> None:
 
 
 def for_spark(path: str) -> str:
-    """A path that was `checked`, for what Spark writes."""
-    return _LOCAL + path if path.startswith("/") else path
+    """A path that was `checked`, with a scheme."""
+    return LOCAL + path if path.startswith("/") else path
 
 
 def literally(path: str) -> str:
     """A path for what Spark reads, where it would look for a pattern: it means itself."""
     return _PATTERN.sub(r"\\\g<0>", path)
-
-
-def for_delta(path: str) -> str:
-    """A path that was `checked`, for delta-rs, which has names of its own for some schemes."""
-    scheme, colon, rest = path.partition(":")
-    return f"{_SCHEMES[scheme]}:{rest}" if colon and scheme in _SCHEMES else path

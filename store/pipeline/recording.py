@@ -20,10 +20,9 @@ from store.pipeline.fingerprints import NOTHING, Fingerprints
 from store.pipeline.lake import Lake, LakeFile
 from store.pipeline.limits import DAY_NS
 from store.pipeline.manifest import Entry, FileNote, Manifest, manifest_of
-from store.pipeline.storage import for_reading
+from store.pipeline.storage import chunks
 
 _DIGESTS: Final = pa.schema([pa.field("path", pa.string()), pa.field("digest", pa.string())])
-_READ_BYTES: Final = 1024 * 1024
 
 
 def record(session: SparkSession, lake: Lake, held: Fingerprints) -> None:
@@ -113,9 +112,8 @@ def digest_of(path: str) -> str:
     """
     found = sha256()
     try:
-        with for_reading(path) as source:
-            while data := source.read(_READ_BYTES):
-                found.update(data)
-    except (OSError, pa.ArrowException) as error:
+        for data in chunks(path):
+            found.update(data)
+    except OSError as error:
         raise of_file(path, error) from error
     return found.hexdigest()

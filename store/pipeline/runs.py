@@ -11,18 +11,15 @@ lost log had named is never taken for the rest of a job that was killed.
 from __future__ import annotations
 
 import re
-import shutil
 import time
 import uuid
 from collections.abc import Collection, Iterable
-from pathlib import Path
 from typing import Final
 
-from pyarrow.fs import FileInfo, FileSelector, FileType
-
+from store.pipeline import storage
+from store.pipeline.errors import PipelineError
 from store.pipeline.limits import VACUUM_AFTER_HOURS
-from store.pipeline.paths import for_spark
-from store.pipeline.storage import folder_at, for_writing, sync_folder
+from store.pipeline.paths import on_store
 
 _MARKERS: Final = "unpublished"
 _NAME: Final = re.compile(r"\Arun-[0-9a-f]{32}\Z")
@@ -33,11 +30,30 @@ def begin_run(archive: str) -> str:
 
     Raises:
         OSError: the marker cannot be written.
+        PipelineError: the archive is on a store that would let two jobs overwrite each other.
     """
     run = f"run-{uuid.uuid4().hex}"
-    with for_writing(for_spark(f"{archive}/{_MARKERS}/{run}")) as sink:
-        sink.write(b"\n")
+    marker = f"{archive}/{_MARKERS}/{run}"
+    storage.create(marker, b"\n")
+    if on_store(archive):
+        _require_conditional(marker)
     return run
+
+
+def _require_conditional(marker: str) -> None:
+    """Make sure that a store refuses to write an object twice where it is told to.
+
+    Commits of the log and entries of the manifest rely on it: some stores take the condition and
+    do not heed it.
+    """
+    try:
+        storage.create(marker, b"\n")
+    except FileExistsError:
+        return
+    raise PipelineError(
+        f"The store of {marker} does not support conditional writes (If-None-Match), so two jobs"
+        " could overwrite each other's commits: use a newer version of it, or another store."
+    )
 
 
 def unmark(archive: str, runs: Iterable[str]) -> None:
@@ -46,15 +62,7 @@ def unmark(archive: str, runs: Iterable[str]) -> None:
     Raises:
         OSError: one cannot be deleted.
     """
-    for run in runs:
-        if archive.startswith("/"):
-            Path(archive, _MARKERS, run).unlink(missing_ok=True)
-            continue
-        markers = folder_at(f"{archive}/{_MARKERS}")
-        if markers.get_file_info(run).type != FileType.NotFound:
-            markers.delete_file(run)
-    if archive.startswith("/") and Path(archive, _MARKERS).is_dir():
-        sync_folder(Path(archive, _MARKERS))
+    storage.delete(f"{archive}/{_MARKERS}", runs)
 
 
 def delete_abandoned(archive: str, named: Collection[str]) -> int:
@@ -65,37 +73,15 @@ def delete_abandoned(archive: str, named: Collection[str]) -> int:
     Raises:
         OSError: something cannot be read or deleted.
     """
-    if archive.startswith("/") and not Path(archive, _MARKERS).is_dir():
-        return 0
     old_ns = time.time_ns() - VACUUM_AFTER_HOURS * 3_600 * 10**9
     deleted = 0
-    for marker in _listed(f"{archive}/{_MARKERS}"):
-        run = marker.base_name
-        if not _NAME.match(run) or _time_ns(marker) > old_ns:
+    for run, time_ns in storage.listed(f"{archive}/{_MARKERS}"):
+        if not _NAME.match(run) or time_ns > old_ns:
             continue
-        files = [] if run in named else _listed(f"{archive}/messages/{run}")
-        if all(_time_ns(each) <= old_ns for each in files):
+        files = [] if run in named else storage.listed(f"{archive}/messages/{run}")
+        if all(each.time_ns <= old_ns for each in files):
             if files:
-                _delete_folder(f"{archive}/messages", run)
+                storage.delete_folder(f"{archive}/messages", run)
             unmark(archive, [run])
             deleted += len(files)
     return deleted
-
-
-def _delete_folder(parent: str, name: str) -> None:
-    if parent.startswith("/"):
-        shutil.rmtree(Path(parent, name))
-    else:
-        folder_at(parent).delete_dir(name)
-
-
-def _listed(folder: str) -> list[FileInfo]:
-    """The files below a folder, which may not exist."""
-    if folder.startswith("/") and not Path(folder).is_dir():
-        return []
-    found = folder_at(folder).get_file_info(FileSelector("", allow_not_found=True, recursive=True))
-    return [each for each in found if each.type == FileType.File]
-
-
-def _time_ns(file: FileInfo) -> int:
-    return int(file.mtime_ns)

@@ -112,7 +112,8 @@ def spark_session(
 
 
 def prepared(session: SparkSession) -> SparkSession:
-    """Make a session know the data source."""
+    """Make a session know the data source, and hand filters to it."""
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     session.dataSource.register(StorenodeSource)
     return session
 

@@ -63,23 +63,21 @@ class LakeSide:
 
     def ids(self, starts: list[int], level: str) -> DataFrame:
         """See `Side`."""
-        paths = [each.path for each in self._files(starts)]
-        if not paths:
+        files = self._files(starts)
+        if not files:
             return self._session.createDataFrame([], spark_schema(ID_COLUMNS))
         length_ns = LEVELS_NS[level]
         wanted = self._session.createDataFrame(pa.table({"start_ns": pa.array(starts, pa.int64())}))
-        rows = read_files(self._session, paths, ID_COLUMNS)
-        rows = rows.where(F.col("ts").between(starts[0], starts[-1] + length_ns - 1))
+        rows = read_files(self._session, files, ID_COLUMNS, starts[0], starts[-1] + length_ns)
         rows = rows.withColumn("start_ns", start_of(length_ns))
         return rows.join(F.broadcast(wanted), "start_ns", "left_semi").select(*ID_COLUMNS)
 
     def messages(self, names: Sequence[str], low_ns: int, high_ns: int) -> DataFrame:
         """See `Side`."""
-        paths = [each.path for each in self.files(low_ns, high_ns)]
-        if not paths:
+        files = self.files(low_ns, high_ns)
+        if not files:
             return self._session.createDataFrame([], spark_schema(names))
-        rows = read_files(self._session, paths, names)
-        return rows.where((F.col("ts") >= low_ns) & (F.col("ts") < high_ns))
+        return read_files(self._session, files, names, low_ns, high_ns)
 
     def files(self, low_ns: int, high_ns: int) -> list[LakeFile]:
         """Those that have the messages of a range of time."""

@@ -1,10 +1,12 @@
-"""The Spark data source `storenode`: a store node's database as rows of Spark.
+"""The Spark data source `storenode`: a store node's database, or an archive, as rows of Spark.
 
-Options: ``url`` of the database; ``columns``, a list with commas (all of `store.pipeline.columns`);
-``from`` and ``to`` in nanoseconds, the end exclusive; ``position``, a commit position up to which
+Options: ``url`` of the database, or ``path`` of the archive; ``columns``, a list with commas (all
+of `store.pipeline.columns.SOURCE`); ``from`` and ``to`` in nanoseconds, the end exclusive;
+``tasks``, how many there should be. Of a database also ``position``, a commit position up to which
 messages are read (the newest); ``slices``, made by `pipeline.slices.to_text`, instead of a range;
-``connections``, how many tasks may read at a time; ``tasks``, how many there should be; and
-``reader``, one of `store.pipeline.readers.READERS`.
+``connections``, how many tasks may read at a time; and ``reader``, one of
+`store.pipeline.readers.READERS`. Of a stream ``start``, the offset behind which it begins, and
+``maxrows``, how many messages a batch has, as far as commits allow.
 
 A stream's offset is a commit position: below one that is visible no further commit appears, so no
 message is passed over, and the messages between two offsets are the same whenever they are read.
@@ -14,7 +16,7 @@ Writing restores: see `store.pipeline.storing`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,15 +25,17 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceWriter,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from store.domain.partitioning import Bounds
-from store.pipeline.columns import NAMES, spark_schema
+from store.pipeline.columns import SOURCE, spark_schema
 from store.pipeline.database import FOREVER, connected, read_state
 from store.pipeline.errors import USAGE, PipelineError
+from store.pipeline.filters import Conditions, Wanted
 from store.pipeline.limits import HOUR_NS, MAX_CONNECTIONS, STREAM_BATCH_ROWS
 from store.pipeline.readers import AUTO, READERS
 from store.pipeline.reading import Cut, read_slices
@@ -43,6 +47,7 @@ FORMAT: Final = "storenode"
 _OPTIONS: Final = frozenset(
     {
         "url",
+        "path",
         "columns",
         "from",
         "to",
@@ -82,10 +87,16 @@ class Options:
                 USAGE,
             )
         self._given = given
-        if "url" not in given:
-            raise PipelineError("The data source storenode needs the option `url`.", USAGE)
-        self.url = given["url"]
+        if ("url" in given) == ("path" in given):
+            raise PipelineError(
+                "The data source storenode needs either the option `url` of a database or the path"
+                " of an archive.",
+                USAGE,
+            )
+        self.url = given.get("url", "")
+        self.path = given.get("path", "")
         self.names = self._columns()
+        self.schema = pa.schema([SOURCE.field(name) for name in self.names])
         self.low_ns = self._number("from", 0)
         self.high_ns = self._number("to", FOREVER)
         self.position = self._number("position", -1)
@@ -109,22 +120,16 @@ class Options:
         except ValueError as error:
             raise PipelineError(f"The option `slices` cannot be read: {error}.", USAGE) from error
 
-    def read(self, partition: SlicesPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition."""
+    def read(self, partition: SlicesPartition, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+        """The wanted rows of one partition of a database."""
         spare_loaded()
-        return read_slices(self.url, partition.slices, partition.cut, self.names, self.reader)
+        found = read_slices(self.url, partition.slices, partition.cut, wanted.read, self.reader)
+        return map(wanted.of, found)
 
     def _columns(self) -> tuple[str, ...]:
         text = self._given.get("columns")
-        names = NAMES if text is None else tuple(name.strip() for name in text.split(","))
-        unknown = [name for name in names if name not in NAMES]
-        if unknown:
-            raise PipelineError(
-                f"The data source storenode has no column {unknown[0]!r}: it has"
-                f" {', '.join(NAMES)}.",
-                USAGE,
-            )
-        return names
+        names = SOURCE.names if text is None else [name.strip() for name in text.split(",")]
+        return known_columns(names)
 
     def _number(self, name: str, default: int) -> int:
         text = self._given.get(name)
@@ -134,6 +139,22 @@ class Options:
             raise PipelineError(
                 f"The option `{name}` must be a whole number, not {text!r}.", USAGE
             ) from error
+
+
+def known_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """Columns of the data source.
+
+    Raises:
+        PipelineError: there is none of a name.
+    """
+    unknown = [name for name in names if name not in SOURCE.names]
+    if unknown:
+        raise PipelineError(
+            f"The data source storenode has no column {unknown[0]!r}: it has"
+            f" {', '.join(SOURCE.names)}.",
+            USAGE,
+        )
+    return tuple(names)
 
 
 class StorenodeSource(DataSource):
@@ -152,13 +173,32 @@ class StorenodeSource(DataSource):
         """The wanted columns, in the wanted order."""
         return spark_schema(Options(self.options).names)
 
-    def reader(self, schema: StructType) -> StorenodeReader:  # noqa: ARG002 - it is `schema()`
-        """Reads a range once."""
-        return StorenodeReader(Options(self.options))
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads a range once; ``schema`` may have been given, with some columns only."""
+        options = self._options(schema)
+        if not options.path:
+            return StorenodeReader(options)
+        # Workers that read a database need not load what reads archives.
+        from store.pipeline.archive_source import ArchiveReader  # noqa: PLC0415
 
-    def streamReader(self, schema: StructType) -> StorenodeStreamReader:  # noqa: ARG002, N802
+        return ArchiveReader(options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """Reads what is committed, as it is."""
-        return StorenodeStreamReader(Options(self.options))
+        options = self._options(schema)
+        if not options.path:
+            return StorenodeStreamReader(options)
+        from store.pipeline.archive_source import ArchiveStreamReader  # noqa: PLC0415
+
+        return ArchiveStreamReader(options)
+
+    def _options(self, schema: StructType) -> Options:
+        options = Options(self.options)
+        known_columns(schema.names)
+        options.schema = pa.schema(
+            [SOURCE.field(each.name).with_nullable(each.nullable) for each in schema.fields]
+        )
+        return options
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Restores messages into the database.
@@ -174,6 +214,12 @@ class StorenodeSource(DataSource):
         from store.pipeline.storing import StoringWriter  # noqa: PLC0415
 
         options = Options(self.options)
+        if options.path:
+            raise PipelineError(
+                "An archive is written by `storenode pipeline archive` alone: give the option `url`"
+                " of a database.",
+                USAGE,
+            )
         return StoringWriter(options.url, schema.names)
 
 
@@ -182,10 +228,18 @@ class StorenodeReader(DataSourceReader):
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._wanted = Wanted(options.schema, Conditions())
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take over what is judged here; times decide what is read, the rest what is passed on."""
+        return self._wanted.conditions.push(filters)
 
     def partitions(self) -> Sequence[InputPartition]:
         """At most so many tasks as there may be connections."""
         options = self._options
+        low_ns, high_ns = self._wanted.conditions.times()
+        options.low_ns = max(options.low_ns, low_ns)
+        options.high_ns = min(options.high_ns, high_ns)
         slices, position = options.slices, options.position
         if slices is None and options.low_ns >= options.high_ns:
             slices = []
@@ -208,7 +262,7 @@ class StorenodeReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         assert isinstance(partition, SlicesPartition)
-        return self._options.read(partition)
+        return self._options.read(partition, self._wanted)
 
 
 class StorenodeStreamReader(DataSourceStreamReader):
@@ -216,6 +270,7 @@ class StorenodeStreamReader(DataSourceStreamReader):
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._wanted = Wanted(options.schema, Conditions())
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Behind which the first batch begins."""
@@ -244,7 +299,7 @@ class StorenodeStreamReader(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition."""
         assert isinstance(partition, SlicesPartition)
-        return self._options.read(partition)
+        return self._options.read(partition, self._wanted)
 
 
 def read_options(url: str, **options: Any) -> dict[str, str]:  # noqa: ANN401 - shown as text

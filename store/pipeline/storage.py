@@ -1,37 +1,45 @@
-"""Files of an archive as workers open them, without Spark: by pyarrow on a file system that the
-machine has mounted, and anywhere else by delta-rs, which takes its settings from the environment.
+"""Files of an archive as every process opens them, without Spark: by pyarrow on a file system that
+the machine has mounted, and on an object store by `store.pipeline.objects`.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
-from functools import lru_cache
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Final, NamedTuple
 
 import pyarrow as pa
-from pyarrow.fs import PyFileSystem
 
-from store.pipeline.paths import for_delta
+from store.pipeline.paths import LOCAL, on_store
 
-_LOCAL: Final = "file://"
-_KNOWN_STORES: Final = 8
-"""Stores whose connections are kept open by a worker."""
+_READ_BYTES: Final = 1024 * 1024
+
+
+class Stored(NamedTuple):
+    """A file below a folder: its path within it, and when it was written."""
+
+    path: str
+    time_ns: int
 
 
 def for_reading(path: str) -> pa.NativeFile:
-    """A file as `store.pipeline.lake.LakeFile` names it, for random access.
+    """A file at a path with or without the scheme of local ones, for random access.
 
     Raises:
         OSError: it is not there, or cannot be read.
     """
-    if path.startswith(_LOCAL):
-        return pa.OSFile(path.removeprefix(_LOCAL), "rb")
-    root, rest = _parts(path)
-    return pa.PythonFile(_store(root).open_input_file(rest), "r")
+    if on_store(path):
+        # Where archives are on mounted file systems, no worker needs it.
+        from store.pipeline.objects import RemoteFile  # noqa: PLC0415
+
+        return pa.PythonFile(RemoteFile(path), "r")
+    return pa.OSFile(path.removeprefix(LOCAL), "rb")
 
 
 def for_writing(path: str) -> pa.NativeFile:
@@ -40,19 +48,162 @@ def for_writing(path: str) -> pa.NativeFile:
     Raises:
         OSError: it cannot be written.
     """
-    if path.startswith(_LOCAL):
-        local = Path(path.removeprefix(_LOCAL))
-        local.parent.mkdir(parents=True, exist_ok=True)
-        return pa.OSFile(str(local), "wb")
-    root, rest = _parts(path)
-    return pa.PythonFile(_Sink(_store(root).open_output_stream(rest, None)), "w")
+    if on_store(path):
+        from store.pipeline.objects import RemoteSink  # noqa: PLC0415
+
+        return pa.PythonFile(RemoteSink(path), "w")
+    local = Path(path.removeprefix(LOCAL))
+    local.parent.mkdir(parents=True, exist_ok=True)
+    return pa.OSFile(str(local), "wb")
 
 
-def folder_at(path: str) -> PyFileSystem:
-    """The folder at a path that was `checked`, to list it and to delete in it; by delta-rs."""
-    from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - see `_store`
+def create(path: str, data: bytes, folders: int = 0) -> None:
+    """Write a file that is not there yet, whole or not at all, on the disk before this returns.
 
-    return PyFileSystem(DeltaStorageHandler(for_delta(path)))
+    So many ``folders`` above it are synced, too.
+
+    Raises:
+        FileExistsError: it is there; of two that write it at once, one sees this.
+        OSError: it cannot be written.
+    """
+    if on_store(path):
+        from store.pipeline import objects  # noqa: PLC0415
+
+        objects.create(path, data)
+        return
+    target = Path(path.removeprefix(LOCAL))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{uuid.uuid4().hex}")
+    try:
+        part.write_bytes(data)
+        _sync(part)
+        os.link(part, target)  # fails if the target exists; delta-rs publishes in the same way
+    finally:
+        part.unlink(missing_ok=True)
+    settle([f"{LOCAL}{target}"], folders)
+
+
+def chunks(path: str) -> Iterator[bytes]:
+    """All of a file in pieces, from an object store in one request.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+    """
+    if on_store(path):
+        from store.pipeline import objects  # noqa: PLC0415
+
+        yield from objects.chunks(path)
+        return
+    with Path(path.removeprefix(LOCAL)).open("rb") as source:
+        while data := source.read(_READ_BYTES):
+            yield data
+
+
+@contextmanager
+def at_hand(path: str) -> Iterator[str]:
+    """A file that will be read as a whole more than once: from an object store it is fetched once,
+    to a temporary file.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+    """
+    if not on_store(path):
+        yield path
+        return
+    with tempfile.NamedTemporaryFile(prefix="storenode-") as copy:
+        for data in chunks(path):
+            copy.write(data)
+        copy.flush()
+        yield copy.name
+
+
+def listed(folder: str) -> list[Stored]:
+    """The files below a folder, which may not exist.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if on_store(folder):
+        from store.pipeline import objects  # noqa: PLC0415
+
+        return [
+            Stored(name, int(each["last_modified"].timestamp() * 1e9))
+            for name, each in objects.listed(folder)
+        ]
+    found = []
+    for each in Path(folder).rglob("*"):
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            if each.is_file():
+                found.append(Stored(str(each.relative_to(folder)), each.stat().st_mtime_ns))
+    return found
+
+
+def delete(folder: str, names: Iterable[str]) -> None:
+    """Delete files by their paths within a folder, on the disk before this returns; some may be
+    gone already.
+
+    Raises:
+        OSError: one cannot be deleted.
+    """
+    if on_store(folder):
+        from store.pipeline import objects  # noqa: PLC0415
+
+        objects.delete(folder, names)
+        return
+    for name in names:
+        Path(folder, name).unlink(missing_ok=True)
+    if Path(folder).is_dir():
+        sync_folder(Path(folder))
+
+
+def delete_folder(parent: str, name: str) -> None:
+    """Delete a folder and all that is in it.
+
+    Raises:
+        OSError: something cannot be deleted.
+    """
+    if on_store(parent):
+        delete(f"{parent}/{name}", [each.path for each in listed(f"{parent}/{name}")])
+    else:
+        shutil.rmtree(Path(parent, name))
+
+
+def move_folder(parent: str, name: str, target: str) -> None:
+    """Move a folder to another path within the same one; on an object store one file at a time.
+
+    Raises:
+        OSError: something cannot be moved.
+    """
+    if on_store(parent):
+        from store.pipeline import objects  # noqa: PLC0415
+
+        objects.move(parent, name, target)
+        return
+    old, new = Path(parent, name), Path(parent, target)
+    old.rename(new)
+    sync_folder(old.parent)
+    sync_folder(new.parent)
+
+
+def delta_options(path: str) -> dict[str, str] | None:
+    """What delta-rs needs besides a path."""
+    if not on_store(path):
+        return None
+    from store.pipeline import objects  # noqa: PLC0415
+
+    return objects.delta_options(path)
+
+
+def require_reachable(path: str) -> None:
+    """Make sure soon that the store of a path answers, if it is on one.
+
+    Raises:
+        OSError: it does not.
+    """
+    if on_store(path):
+        from store.pipeline import objects  # noqa: PLC0415
+
+        objects.require_reachable(path)
 
 
 def settle(paths: Iterable[str], folders: int) -> None:
@@ -64,7 +215,7 @@ def settle(paths: Iterable[str], folders: int) -> None:
     Raises:
         OSError: the disk did not take it.
     """
-    files = [Path(path.removeprefix(_LOCAL)) for path in paths if path.startswith(_LOCAL)]
+    files = [Path(path.removeprefix(LOCAL)) for path in paths if path.startswith(LOCAL)]
     for file in files:
         _sync(file)
     for folder in dict.fromkeys(above for file in files for above in file.parents[:folders]):
@@ -90,37 +241,3 @@ def _sync(place: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
-
-
-class _Sink:
-    """A file of delta-rs, which takes bytes, where pyarrow has buffers."""
-
-    def __init__(self, held: Any) -> None:  # noqa: ANN401 - the class has no types
-        self._held = held
-
-    @property
-    def closed(self) -> bool:
-        return bool(self._held.closed)
-
-    def write(self, data: pa.Buffer) -> int:
-        return int(self._held.write(bytes(data)))
-
-    def flush(self) -> None:
-        self._held.flush()
-
-    def close(self) -> None:
-        self._held.close()
-
-
-def _parts(path: str) -> tuple[str, str]:
-    """The root of a store, as delta-rs calls it, and the rest of a path."""
-    parts = urlsplit(for_delta(path), allow_fragments=False)
-    return f"{parts.scheme}://{parts.netloc}/", parts.path.lstrip("/")
-
-
-@lru_cache(_KNOWN_STORES)
-def _store(root: str) -> Any:  # noqa: ANN401 - the class has no types
-    # Where archives are on mounted file systems, no worker needs it.
-    from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415
-
-    return DeltaStorageHandler(root)._handler

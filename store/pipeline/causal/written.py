@@ -15,7 +15,8 @@ from store.pipeline.causal.reported import Tables
 from store.pipeline.causal.rows import CYCLE, HEAD, INCOMPLETE, ORPHAN, VIOLATION
 from store.pipeline.contents import require_nothing
 from store.pipeline.errors import PipelineError
-from store.pipeline.paths import for_spark, require_new, require_new_directory
+from store.pipeline.outputs import write_rows
+from store.pipeline.paths import require_new, require_new_directory
 
 _FOUND: Final = "what is found"
 _LISTED: Final = {"incomplete": (INCOMPLETE,), "heads": (HEAD,), "orphans": (ORPHAN,)}
@@ -58,7 +59,7 @@ class Outputs:
         """
         if self._output is not None:
             for name, rows in _tables(tables).items():
-                rows.write.mode("append").parquet(for_spark(f"{self._output}/{name}"))
+                write_rows(rows, f"{self._output}/{name}")
         if self._missing is not None:
             _write_ids(self._missing, _ids(tables.references))
 

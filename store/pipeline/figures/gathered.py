@@ -35,6 +35,51 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelPast:
+    """How complete the past of a channel is.
+
+    Up to ``complete_ns`` nothing lacks (None: from nowhere on). ``missing`` parents are named since
+    ``since_ns`` by messages of ``senders`` senders, of whom ``named`` are the foremost (None: a
+    message without a sender). ``incomplete`` messages have something missing in their past.
+    """
+
+    channel: str
+    messages: int
+    missing: int
+    incomplete: int
+    complete_ns: int | None
+    since_ns: int | None
+    senders: int
+    named: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A missing parent: who named it first, and when; ``hint`` is the hash that was named."""
+
+    channel: str
+    message_id: str
+    named_by: int
+    sender: str | None
+    since_ns: int | None
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Completeness:
+    """What an audit found: in all channels, in the least complete ones, and the first parents that
+    are missing. ``faults`` are violations, cycles and conflicts.
+    """
+
+    channels: int
+    missing: int
+    incomplete: int
+    faults: int
+    pasts: tuple[ChannelPast, ...]
+    lost: tuple[Lost, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Something that grows: an archive or a database, and what is asked of it."""
 
@@ -73,6 +118,7 @@ class Gathered:
     compared: Compared | None
     arrivals: Arrivals | None
     places: tuple[Place, ...]
+    completeness: Completeness | None = None
     node: str | None = None
     peers: tuple[Peer, ...] = ()
     peer_count: int = 0
@@ -86,6 +132,7 @@ class Gathered:
             "compared": None if self.compared is None else _compared(self.compared),
             "lateness": None if self.arrivals is None else _arrivals(self.arrivals),
             "places": [_place(each) for each in self.places],
+            "completeness": None if self.completeness is None else _audited(self.completeness),
             "node": self.node,
             "peers": [_peer(each) for each in self.peers],
         }
@@ -159,6 +206,32 @@ def _compared(compared: Compared) -> dict[str, Any]:
     }
 
 
+def _audited(found: Completeness) -> dict[str, Any]:
+    return {
+        "channels": found.channels,
+        "missing": found.missing,
+        "incomplete": found.incomplete,
+        "faults": found.faults,
+        "least_complete": [
+            {
+                "channel": each.channel[:MAX_NAME_CHARS],
+                "messages": each.messages,
+                "missing": each.missing,
+                "incomplete": each.incomplete,
+                "complete_up_to": _maybe_time(each.complete_ns),
+                "missing_since": _maybe_time(each.since_ns),
+                "naming_senders": each.senders,
+                "named_by": [name and name[:MAX_NAME_CHARS] for name in each.named],
+            }
+            for each in found.pasts
+        ],
+    }
+
+
+def _maybe_time(ns: int | None) -> str | None:
+    return None if ns is None else time_text(ns)
+
+
 def _arrivals(arrivals: Arrivals) -> dict[str, Any]:
     return {
         "unknown": arrivals.unknown,
@@ -193,8 +266,9 @@ def _place(place: Place) -> dict[str, Any]:
         "mean_of_days": outlook.days,
         "messages_a_day": outlook.messages_a_day,
         "bytes_a_day": outlook.bytes_a_day,
-        "settled_bytes": outlook.settled_bytes,
-        "held_days": outlook.held_days,
+        "bytes_under_retention": outlook.age_bytes,
+        "days_under_retention_size": outlook.size_days,
+        "size_drops_first": outlook.drops_by_size(place.limits),
         "full_in_days": outlook.full_in_days,
     }
 

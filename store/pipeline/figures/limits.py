@@ -5,7 +5,9 @@ from typing import Final
 from store.pipeline.limits import DAY_NS, HOUR_NS
 
 TOP: Final = 15
-"""Channels and topics that are listed; the others are counted together."""
+MAX_RANKED: Final = 300
+"""Channels and topics that are drawn as bars, and that are listed in all; the others are counted
+together."""
 
 MAX_NAME_CHARS: Final = 120
 """Of a channel's or topic's name; the rest is cut off."""
@@ -29,8 +31,17 @@ MIN_EXPECTED: Final = 10
 
 MIN_ACTIVE_HOURS: Final = 12
 MIN_ACTIVE_SHARE: Final = 2 / 3
-"""Hours with messages, and their share of the hours outside of the gap, of a shard whose silence
-means something."""
+MIN_SAMPLES: Final = 3
+"""Hours with messages that a shard must have for its silence to mean something; of the hours like a
+silent one, such as those of the same time of the week, how many there must be, and which share of
+them has messages."""
+
+MAX_AHEAD_SHARE: Final = 0.5
+"""Of its length, by how much the time axis is extended beyond the last message, for a silence."""
+
+LATE_S: Final = 60.0
+LATE_SHARE: Final = 0.05
+"""From which share of messages on, that are stored later than so many seconds, it is a warning."""
 
 OUTLOOK_DAYS: Final = 28
 """Whole days, the newest, that a rate is the mean of."""

@@ -61,6 +61,14 @@ def size(number: float) -> str:
     return f"{number:,.3g} {units[-1]}"
 
 
+def given_size(number: int) -> str:
+    """A size that somebody has chosen, in the unit that it was probably given in: `200 GiB`."""
+    for places, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if number and number % (1 << places) == 0:
+            return f"{number >> places:,} {unit}"
+    return size(number)
+
+
 def short_count(number: float) -> str:
     """A number for the scale of a drawing, such as `1.5M`."""
     for unit in ("", "k", "M", "G"):

@@ -27,9 +27,9 @@ class Outlook:
     """What a place holds and gains, and where that leads to.
 
     ``days`` whole days, the newest, are what ``messages_a_day`` and ``bytes_a_day`` are the means
-    of; 0: there is none yet, and nothing can be said. ``settled_bytes`` is what it holds in the
-    long run under the retention by age, ``held_days`` what it reaches back to under that by size,
-    and ``full_in_days`` when the disk is full; None: no such limit, or never.
+    of; 0: there is none yet, and nothing can be said. ``age_bytes`` is what the retention by age
+    leaves in the long run, ``size_days`` how far back that by size lets it reach, each by itself;
+    ``full_in_days`` is when the disk is full under both; None: no such limit, or never.
     """
 
     messages: int
@@ -37,9 +37,14 @@ class Outlook:
     days: int
     messages_a_day: float
     bytes_a_day: float
-    settled_bytes: float | None = None
-    held_days: float | None = None
+    age_bytes: float | None = None
+    size_days: float | None = None
     full_in_days: float | None = None
+
+    def drops_by_size(self, limits: Limits) -> bool:
+        """Whether the retention by size drops messages before that by age does."""
+        size = limits.retention_bytes
+        return size is not None and (self.age_bytes is None or size < self.age_bytes)
 
 
 def outlook_of(messages_by_day: Mapping[int, int], stored_bytes: int, limits: Limits) -> Outlook:
@@ -65,32 +70,29 @@ def outlook_of(messages_by_day: Mapping[int, int], stored_bytes: int, limits: Li
         days,
         a_day,
         bytes_a_day,
-        _settled(bytes_a_day, limits),
-        _held(bytes_a_day, limits),
+        _by_age(bytes_a_day, limits),
+        _by_size(bytes_a_day, limits),
         _full(stored_bytes, bytes_a_day, limits),
     )
 
 
-def _settled(bytes_a_day: float, limits: Limits) -> float | None:
+def _by_age(bytes_a_day: float, limits: Limits) -> float | None:
     if limits.retention_ns is None:
         return None
     # Partitions are days: the oldest goes when all of it is too old.
-    settled = bytes_a_day * (limits.retention_ns / DAY_NS + 1)
-    return settled if limits.retention_bytes is None else min(settled, limits.retention_bytes)
+    return bytes_a_day * (limits.retention_ns / DAY_NS + 1)
 
 
-def _held(bytes_a_day: float, limits: Limits) -> float | None:
+def _by_size(bytes_a_day: float, limits: Limits) -> float | None:
     if limits.retention_bytes is None or not bytes_a_day:
         return None
-    held = limits.retention_bytes / bytes_a_day
-    return held if limits.retention_ns is None else min(held, limits.retention_ns / DAY_NS)
+    return limits.retention_bytes / bytes_a_day
 
 
 def _full(stored_bytes: int, bytes_a_day: float, limits: Limits) -> float | None:
     if limits.disk_bytes is None or not bytes_a_day:
         return None
-    settled = _settled(bytes_a_day, limits)
-    most = limits.retention_bytes if settled is None else settled
-    if most is not None and most <= limits.disk_bytes:
+    kept = (_by_age(bytes_a_day, limits), limits.retention_bytes)
+    if any(each is not None and each <= limits.disk_bytes for each in kept):
         return None
     return max(0.0, (limits.disk_bytes - stored_bytes) / bytes_a_day)

@@ -20,20 +20,25 @@ from store.pipeline.figures.arrivals import EDGES_S, Arrivals
 from store.pipeline.figures.findings import (
     FAR_DAYS,
     compared_finding,
+    completeness_finding,
     findings_of,
     gap_finding,
     lateness_finding,
     outlook_finding,
     peers_finding,
 )
-from store.pipeline.figures.gathered import Gathered, Place
-from store.pipeline.figures.limits import MAX_PEERS, OUTLOOK_DAYS
+from store.pipeline.figures.gathered import ChannelPast, Completeness, Gathered, Place
+from store.pipeline.figures.limits import MAX_PEERS, OUTLOOK_DAYS, TOP
 from store.pipeline.figures.plots import Drawing
 from store.pipeline.figures.traffic import Named, Ranking, Traffic
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from storenode.message.limits import NS_PER_S
 
 _TEMPLATE: Final = "page.html"
+_NONE: Final = "\N{EN DASH}"
+_FIRST: Final = "; drops first"
+_LATER: Final = "; has nothing left to drop"
+"""Which of two kinds of retention comes to an end of the history, and which never does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,9 @@ def _context(gathered: Gathered) -> Mapping[str, Any]:
         "lateness": None if traffic is None else _lateness(gathered.arrivals, traffic),
         "growth": None if traffic is None else _growth(gathered, traffic),
         "peers": None if gathered.node is None else _peers(gathered),
-        "levels": range(1, plots.LEVELS + 1),
+        "pasts": None if gathered.completeness is None else _pasts(gathered.completeness),
         "names": names,
+        "shown_rows": TOP,
     }
 
 
@@ -89,6 +95,8 @@ def _tiles(gathered: Gathered) -> list[tuple[str, str]]:
         (f"{traffic.topics.names:,}", "content topics"),
         (f"{traffic.gap_count:,}", "gaps"),
     ]
+    if gathered.completeness is not None:
+        tiles.append((f"{gathered.completeness.missing:,}", "missing parents"))
     if gathered.compared is not None:
         tiles.append((f"{gathered.compared.count:,}", "hours that differ"))
     return tiles
@@ -104,9 +112,11 @@ def _traffic(traffic: Traffic) -> dict[str, Any]:
         "step": step,
         "drawing": _markup(plots.draw_steps(traffic)),
         "steps": [(names.time(start), f"{traffic.steps.get(start, 0):,}") for start in axis.starts],
-        "channels": _bars(traffic.channels),
+        "channels": _bars(traffic.channels)[:TOP],
+        "more_channels": _more(traffic.channels),
         "channels_title": _leading(traffic.channels, "channel", traffic.messages),
-        "topics": _bars(traffic.topics),
+        "topics": _bars(traffic.topics)[:TOP],
+        "more_topics": _more(traffic.topics),
         "topics_title": _leading(traffic.topics, "content topic", traffic.messages),
         "not_sds": traffic.not_sds,
         "ranked": traffic.channels,
@@ -129,6 +139,12 @@ def _bars(ranking: Ranking) -> list[Bar]:
     return [_bar(each, most, total) for each in ranking.top]
 
 
+def _more(ranking: Ranking) -> list[tuple[str, str, str]]:
+    """What is listed, and not drawn as a bar."""
+    bars = _bars(ranking)[TOP:]
+    return [(" · ".join(reversed(each.names)), each.messages, each.last) for each in bars]
+
+
 def _bar(named: Named, most: int, total: int) -> Bar:
     return Bar(
         tuple(names.shown(name) for name in named.names),
@@ -146,6 +162,7 @@ def _gaps(gathered: Gathered, traffic: Traffic) -> dict[str, Any]:
         "title": gap_finding(traffic).text,
         "drawing": _markup(plots.draw_heat(traffic, compared)),
         "step": _step(traffic.axis.step_ns),
+        "levels": plots.level_edges(traffic),
         "listed": [
             (
                 names.shard_name(gap.shard),
@@ -244,14 +261,20 @@ def _outlook(gathered: Gathered, place: Place) -> list[tuple[str, str]]:
                 f"{outlook.messages_a_day:,.0f} messages, {names.size(outlook.bytes_a_day)}",
             )
         )
+    both = None not in (limits.retention_ns, limits.retention_bytes) and outlook.days
+    order = (_LATER, _FIRST) if outlook.drops_by_size(limits) else (_FIRST, _LATER)
+    by_age, by_size = order if both else ("", "")
     if limits.retention_ns is not None:
         age = names.span(limits.retention_ns / NS_PER_S)
-        rows.append((f"Under a retention of {age}", _settles(outlook.settled_bytes)))
+        told = _maybe(outlook.age_bytes, lambda size: f"would settle at {names.size(size)}")
+        rows.append((f"By age, a retention of {age}", told + by_age))
     if limits.retention_bytes is not None:
-        size = names.size(limits.retention_bytes)
-        rows.append((f"Under a retention of {size}", _reaches(outlook.held_days)))
+        size = names.given_size(limits.retention_bytes)
+        told = _maybe(outlook.size_days, lambda days: f"reaches back {names.count(days, 'day')}")
+        rows.append((f"By size, a retention of {size}", told + by_size))
     if limits.disk_bytes is not None:
-        rows.append((f"A disk of {names.size(limits.disk_bytes)}", _fills(gathered, place)))
+        disk = names.given_size(limits.disk_bytes)
+        rows.append((f"A disk of {disk}", _fills(gathered, place)))
     return rows
 
 
@@ -261,14 +284,6 @@ def _each(total: int, number: int) -> float | None:
 
 def _maybe(value: float | None, text: Callable[[float], str]) -> str:
     return "unknown" if value is None else text(value)
-
-
-def _settles(settled_bytes: float | None) -> str:
-    return _maybe(settled_bytes, lambda size: f"settles at {names.size(size)}")
-
-
-def _reaches(held_days: float | None) -> str:
-    return _maybe(held_days, lambda days: f"reaches back {names.count(days, 'day')}")
 
 
 def _fills(gathered: Gathered, place: Place) -> str:
@@ -285,6 +300,43 @@ def _fills(gathered: Gathered, place: Place) -> str:
     return f"is full in {names.count(outlook.full_in_days, 'day')}, {names.day(day)}"
 
 
+def _pasts(found: Completeness) -> dict[str, Any]:
+    bad = [each for each in found.pasts if each.missing or each.incomplete]
+    return {
+        "title": completeness_finding(found).text,
+        "rows": [
+            (
+                names.shown(each.channel),
+                "nowhere" if each.complete_ns is None else names.time(each.complete_ns),
+                f"{each.missing:,}",
+                _NONE if each.since_ns is None else names.time(each.since_ns),
+                _senders(each),
+                f"{each.incomplete:,} of {each.messages:,}",
+            )
+            for each in bad
+        ],
+        "whole": found.channels - len(bad),
+        "cut": len(bad) == len(found.pasts) < found.channels,
+        "lost": [
+            (
+                names.shown(each.message_id),
+                names.shown(each.channel),
+                _NONE if each.since_ns is None else names.time(each.since_ns),
+                _NONE if each.sender is None else names.shown(each.sender),
+                f"{each.named_by:,}",
+            )
+            for each in found.lost
+        ],
+        "lost_count": found.missing,
+    }
+
+
+def _senders(past: ChannelPast) -> str:
+    told = ", ".join("(no sender)" if each is None else names.shown(each) for each in past.named)
+    more = past.senders - len(past.named)
+    return f"{told} and {more:,} more" if more else told or _NONE
+
+
 def _peers(gathered: Gathered) -> dict[str, Any]:
     return {
         "title": peers_finding(gathered).text,
@@ -295,8 +347,8 @@ def _peers(gathered: Gathered) -> dict[str, Any]:
                 "yes" if each.connected else "no",
                 names.time(each.last_sync_ns) if each.last_sync_ns else "never",
                 _ago(gathered.made_ns - each.last_sync_ns) if each.last_sync_ns else "",
-                f"{each.lacks:,}",
-                f"{each.has:,}",
+                f"{each.lacks:,}" if each.last_sync_ns else _NONE,
+                f"{each.has:,}" if each.last_sync_ns else _NONE,
                 f"{each.failures:,}",
                 names.shown(each.last_error, "") if each.failures else "",
             )

@@ -153,7 +153,8 @@ def draw_heat(traffic: Traffic, compared: Compared | None) -> Drawing:
         _draw_cells(ax, traffic, rows, most)
         for gap in traffic.gaps:
             wanted = shards if gap.shard is None else [gap.shard]
-            boxes = [(rows.index(each), gap.start_ns, gap.end_ns) for each in wanted]
+            end_ns = min(gap.end_ns, traffic.axis.high_ns)
+            boxes = [(rows.index(each), gap.start_ns, end_ns) for each in wanted]
             _boxes(ax, boxes, "gap")
         hours = [(0, each.start_ns, each.start_ns + HOUR_NS) for each in differing]
         _boxes(ax, hours, "differs")
@@ -175,6 +176,13 @@ def draw_heat(traffic: Traffic, compared: Compared | None) -> Drawing:
 def level_of(cell: Cell, most: float) -> int:
     """The shade of a cell, from 1 to `LEVELS`, by the root of its part of the greatest rate."""
     return max(1, min(LEVELS, math.ceil(LEVELS * math.sqrt(_rate(cell) / most))))
+
+
+def level_edges(traffic: Traffic) -> list[tuple[int, str]]:
+    """The shades, and up to how many messages an hour each stands for."""
+    most = max(map(_rate, traffic.cells.values()))
+    edges = (most * (level / LEVELS) ** 2 for level in range(1, LEVELS + 1))
+    return [(level, short_count(float(f"{edge:.2g}"))) for level, edge in enumerate(edges, 1)]
 
 
 def draw_classes(labels: Sequence[str], shares: Sequence[float]) -> Drawing:

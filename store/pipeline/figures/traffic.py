@@ -12,22 +12,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from store.domain.partitioning import Bounds
 from store.pipeline.contents import read_files
 from store.pipeline.database import State
 from store.pipeline.figures.axis import Axis, axis_of, usual_days
 from store.pipeline.figures.limits import (
+    MAX_AHEAD_SHARE,
     MAX_GAPS,
     MAX_NAME_CHARS,
-    MIN_ACTIVE_HOURS,
-    MIN_ACTIVE_SHARE,
-    MIN_EXPECTED,
-    TOP,
+    MAX_RANKED,
 )
-from store.pipeline.fingerprints import start_of
+from store.pipeline.figures.silence import silences
+from store.pipeline.fingerprints import numbers_of, start_of
 from store.pipeline.lake import Lake
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS
 from store.pipeline.slices import good_slice_rows, plan_slices, to_text
@@ -38,6 +39,14 @@ _KEYS: Final = ("start_ns", "shard", "pubsub_topic", "content_topic", "channel")
 _BY_HOUR: Final = ("start_ns", "shard")
 _BY_TOPIC: Final = ("pubsub_topic", "content_topic")
 _BY_CHANNEL: Final = ("channel",)
+_GAPS: Final = pa.schema(
+    [
+        pa.field("shard", pa.int32()),
+        pa.field("low_ns", pa.int64()),
+        pa.field("next_ns", pa.int64()),
+        pa.field("expected", pa.int64()),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,10 @@ class Ranking:
     def names(self) -> int:
         """How many there are."""
         return len(self.top) + self.other_names
+
+    def after(self, first: int) -> int:
+        """Messages of all but the ``first`` largest."""
+        return self.messages - sum(each.messages for each in self.top[:first])
 
     @property
     def messages(self) -> int:
@@ -142,11 +155,10 @@ class Traffic:
 def lake_messages(session: SparkSession, lake: Lake, low_ns: int, high_ns: int) -> DataFrame | None:
     """The messages of an open archive as `traffic_of` takes them; None: there are none."""
     low, high = low_ns // DAY_NS, -(-high_ns // DAY_NS)
-    paths = [each.path for each in lake.files() if low <= each.day < high]
-    if not paths:
+    files = [each for each in lake.files() if low <= each.day < high]
+    if not files:
         return None
-    shard = F.regexp_extract("_metadata.file_path", r"/shard=(-?\d+)/", 1).cast("int")
-    return _sized(read_files(session, paths, _READ).withColumn("shard", shard), low_ns, high_ns)
+    return _sized(read_files(session, files, (*_READ, "shard"), low_ns, high_ns), low_ns, high_ns)
 
 
 def database_messages(
@@ -179,17 +191,21 @@ def _sized(rows: DataFrame, low_ns: int, high_ns: int) -> DataFrame:
     return rows.withColumn("size", F.octet_length("payload")).drop("payload")
 
 
-def traffic_of(messages: DataFrame) -> Traffic | None:
-    """Gather the figures; None: there are no messages."""
+def traffic_of(messages: DataFrame, end_ns: int) -> Traffic | None:
+    """Gather the figures; None: there are no messages.
+
+    ``end_ns`` is up to when messages would be here if there were any: a silence may last so long.
+    """
     with _grouped(messages) as groups:
         days = _days(groups)
         if not days:
             return None
         first, last = usual_days({day: count for day, (count, _) in days.items()})
-        axis = _axis(groups, first, last)
+        end_ns = end_ns // HOUR_NS * HOUR_NS
+        axis = _axis(groups, first, last, end_ns)
         hours = _only(groups, _BY_HOUR).where(_drawn(axis.first_ns, axis.last_ns))
         cells = _cells(hours, axis)
-        gaps, gap_count = _gaps(hours, axis)
+        gaps, gap_count = _gaps(hours, end_ns)
         channels = _only(groups, _BY_CHANNEL)
         return Traffic(
             axis,
@@ -235,10 +251,12 @@ def _days(groups: DataFrame) -> dict[int, tuple[int, int]]:
     return {row[0]: (row[1], row[2]) for row in found.toLocalIterator()}
 
 
-def _axis(groups: DataFrame, first_day: int, last_day: int) -> Axis:
+def _axis(groups: DataFrame, first_day: int, last_day: int, end_ns: int) -> Axis:
+    """All that is usual, and the silence after it as far as it leaves room for that."""
     rows = _only(groups, _BY_HOUR).where(_drawn(first_day * DAY_NS, (last_day + 1) * DAY_NS))
     row = rows.agg(F.min("start_ns"), F.max("start_ns")).collect()[0]
-    return axis_of(row[0], row[1])
+    ahead = int(MAX_AHEAD_SHARE * (row[1] - row[0]))
+    return axis_of(row[0], max(row[1], min(end_ns - 1, row[1] + ahead)))
 
 
 def _drawn(first_ns: int, last_ns: int) -> Column:
@@ -263,14 +281,14 @@ def _steps(cells: dict[tuple[int, int], Cell]) -> dict[int, int]:
     return steps
 
 
-def _gaps(hours: DataFrame, axis: Axis) -> tuple[tuple[Gap, ...], int]:
+def _gaps(hours: DataFrame, end_ns: int) -> tuple[tuple[Gap, ...], int]:
     """The gaps that cost most, and how many there are.
 
     What is silent everywhere is listed once, and not for every shard.
     """
     whole = hours.groupBy("start_ns").agg(F.sum("messages").alias("messages"))
-    everywhere = _silences(whole.withColumn("shard", F.lit(None).cast("int")), axis)
-    single = _silences(hours.select("start_ns", "messages", "shard"), axis)
+    everywhere = _silent(whole.withColumn("shard", F.lit(None).cast("int")), end_ns)
+    single = _silent(hours.select("start_ns", "messages", "shard"), end_ns)
     single = single.join(everywhere, ["low_ns", "next_ns"], "left_anti")
     found = everywhere.unionByName(single).cache()
     try:
@@ -284,42 +302,27 @@ def _gap(row: Row) -> Gap:
     return Gap(row["shard"], row["low_ns"], row["next_ns"], int(row["expected"]))
 
 
-def _silences(hours: DataFrame, axis: Axis) -> DataFrame:
+def _silent(hours: DataFrame, end_ns: int) -> DataFrame:
     """(shard, low_ns, next_ns, expected) of the gaps between the hours that have messages."""
-    shard = Window.partitionBy("shard")
-    following = F.lead("start_ns").over(shard.orderBy("start_ns"))
-    rows = hours.select(
-        "shard",
-        (F.col("start_ns") + F.lit(HOUR_NS)).alias("low_ns"),
-        F.coalesce(following, F.lit(axis.last_ns)).alias("next_ns"),
-        F.count(F.lit(1)).over(shard).alias("active"),
-        F.sum("messages").over(shard).alias("messages"),
-        F.min("start_ns").over(shard).alias("first_ns"),
-    )
-    silent = _hours("next_ns", "low_ns")
-    others = (F.lit(axis.last_ns) - F.col("first_ns")) / F.lit(HOUR_NS) - silent
-    expected = F.floor(F.col("messages") / others * silent)
-    return (
-        rows.select("*", expected.alias("expected"))
-        .where(
-            (silent > 0)
-            & (F.col("active") >= MIN_ACTIVE_HOURS)
-            & (F.col("active") / others >= MIN_ACTIVE_SHARE)
-            & (F.col("expected") >= MIN_EXPECTED)
+
+    def gaps_of(rows: pa.Table) -> pa.Table:
+        shard = rows["shard"][0].as_py()
+        starts, messages = (
+            numbers_of(rows[name].combine_chunks()) for name in ("start_ns", "messages")
         )
-        .select("shard", "low_ns", "next_ns", "expected")
-    )
+        found = silences(starts, messages, end_ns)
+        columns = zip(*found, strict=True) if found else ([], [], [])
+        return pa.table([[shard] * len(found), *map(list, columns)], schema=_GAPS)
 
-
-def _hours(high: str, low: str) -> Column:
-    return (F.col(high) - F.col(low)) / F.lit(HOUR_NS)
+    wanted = hours.select("shard", "start_ns", "messages")
+    return wanted.groupBy("shard").applyInArrow(gaps_of, from_arrow_schema(_GAPS))
 
 
 def _ranking(groups: DataFrame, keys: tuple[str, ...]) -> Ranking:
     total = groups.agg(F.count(F.lit(1)), F.sum("messages"), F.sum("bytes")).collect()[0]
     # One character more than is shown tells what was cut off.
     names = [F.substring(name, 1, MAX_NAME_CHARS + 1).alias(name) for name in keys]
-    ordered = groups.orderBy(F.desc("messages"), F.desc("bytes"), *keys).limit(TOP)
+    ordered = groups.orderBy(F.desc("messages"), F.desc("bytes"), *keys).limit(MAX_RANKED)
     rows = ordered.select(*names, "messages", "bytes", "first_ns", "last_ns").collect()
     top = tuple(_named(row, keys) for row in rows)
     return Ranking(

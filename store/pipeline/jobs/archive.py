@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from store.domain.partitioning import Bounds
 from store.pipeline.appending import Appender
+from store.pipeline.columns import NAMES
 from store.pipeline.contents import known_hours
 from store.pipeline.database import (
     FOREVER,
@@ -241,6 +242,7 @@ class _Run:
         job = self._job
         options = read_options(
             job.url,
+            columns=",".join(NAMES),
             position=state.position,
             slices=to_text(self._slices(state, hours)),
             connections=job.connections,

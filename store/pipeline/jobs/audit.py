@@ -17,6 +17,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
+from store.pipeline.audits import note_audit
 from store.pipeline.causal.audited import audited, channels_of
 from store.pipeline.causal.claims import Claims
 from store.pipeline.causal.conflicts import conflicting
@@ -38,6 +39,7 @@ from store.pipeline.causal.rows import (
 from store.pipeline.causal.written import Outputs
 from store.pipeline.database import FOREVER
 from store.pipeline.errors import SPARK_ERRORS, of_spark
+from store.pipeline.lake import Lake
 from store.pipeline.progress import Say, shown, silent
 from store.pipeline.sides import DatabaseSide, LakeSide, Side
 
@@ -55,6 +57,7 @@ class Auditing:
 
     ``output`` is a directory for everything that is found, ``missing`` a file for the IDs that are
     missing, which ``storenode sync --ids`` reads; both must not exist.
+    ``record``: the archive, to add what is found to its table of audits.
     """
 
     side: Side
@@ -63,6 +66,7 @@ class Auditing:
     output: str | None = None
     missing: str | None = None
     say: Say = silent
+    record: Lake | None = None
 
 
 def audit(session: SparkSession, job: Auditing) -> Audited:
@@ -82,6 +86,8 @@ def audit(session: SparkSession, job: Auditing) -> Audited:
             if outputs.wanted:
                 with shown(session, job.say, "write"):
                     outputs.write(tables)
+            if job.record is not None:
+                note_audit(job.record, tables.channels)
             result.output, result.missing_file = job.output, job.missing
             return result
     except SPARK_ERRORS as error:

@@ -15,7 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 from store.pipeline.contents import require_nothing
 from store.pipeline.errors import SPARK_ERRORS, of_spark
 from store.pipeline.fingerprints import LEVELS_NS, differing
-from store.pipeline.paths import for_spark, require_new_directory
+from store.pipeline.outputs import write_rows
+from store.pipeline.paths import require_new_directory
 from store.pipeline.progress import Say, shown, silent
 from store.pipeline.sides import ID_COLUMNS, Side
 
@@ -108,7 +109,7 @@ def diff(
             found = _bounded(found, low_ns, high_ns).cache()
             _count(found, result)
             if target is not None:
-                found.write.mode("append").partitionBy("lacks").parquet(for_spark(target))
+                write_rows(found, target, "lacks", SIDES)
             found.unpersist()
     except SPARK_ERRORS as error:
         raise of_spark(error) from error

@@ -8,7 +8,9 @@ crash changes nothing, and checkpoints only spare work.
 from __future__ import annotations
 
 import json
+import tempfile
 import time
+import uuid
 from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString
 
@@ -18,13 +20,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from store.db.locks import ARCHIVING
 from store.pipeline.appending import Appender
+from store.pipeline.columns import NAMES
 from store.pipeline.database import connected, lock_archiving, read_archived, read_state
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from store.pipeline.fingerprints import start_of
 from store.pipeline.jobs.archive import Archived, Archiving, archive_locked, note
 from store.pipeline.lake import Lake
 from store.pipeline.limits import HOUR_NS
-from store.pipeline.paths import for_spark
+from store.pipeline.paths import for_spark, on_store
 from store.pipeline.source import FORMAT, read_options
 
 INTERVAL_S: Final = 60
@@ -173,14 +176,19 @@ class Following:
 
     def _start(self, session: SparkSession, interval_s: int) -> StreamingQuery:
         job = self._job
-        options = read_options(job.url, start=self._first.position, connections=job.connections)
+        options = read_options(
+            job.url,
+            columns=",".join(NAMES),
+            start=self._first.position,
+            connections=job.connections,
+        )
         rows = session.readStream.format(FORMAT).options(**options).load()
         store_id = read_state(self._connection, 0, 0).store_id
         keeper = self._connection.info.backend_pid
         add = Batches(job.url, job.lake.path, keeper, job.mark_here)
         return (
             rows.writeStream.foreachBatch(add)
-            .option("checkpointLocation", for_spark(f"{job.lake.path}/stream-{store_id}"))
+            .option("checkpointLocation", _checkpoint(job.lake.path, store_id))
             .trigger(processingTime=f"{interval_s} seconds")
             .start()
         )
@@ -202,6 +210,16 @@ def follow(session: SparkSession, job: Archiving, interval_s: int = INTERVAL_S) 
         except KeyboardInterrupt:
             following.stop()
             return following.so_far()
+
+
+def _checkpoint(archive: str, store_id: str) -> str:
+    """Where Spark keeps what a stream has read, which only spares work.
+
+    On object stores Spark would need Hadoop's libraries: then it is a temporary directory.
+    """
+    if on_store(archive):
+        return for_spark(f"{tempfile.gettempdir()}/storenode-stream-{store_id}-{uuid.uuid4().hex}")
+    return for_spark(f"{archive}/stream-{store_id}")
 
 
 def _files(lake: Lake) -> dict[str, int]:

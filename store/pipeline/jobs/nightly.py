@@ -46,5 +46,5 @@ def nightly(session: SparkSession, job: Archiving, manifest: str | None = None) 
     archived = archive(session, job)
     lake, say = job.lake, job.say
     verified = verify(session, Verifying(lake, job.url, say=say, manifest=manifest))
-    audited = audit(session, Auditing(LakeSide(session, lake), say=say))
+    audited = audit(session, Auditing(LakeSide(session, lake), say=say, record=lake))
     return Night({"archive": archived, "verify": verified, "audit": audited})

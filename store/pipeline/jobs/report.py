@@ -19,20 +19,32 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from store.domain.partitioning import Bounds
+from store.pipeline.causal.reported import Audited
 from store.pipeline.contents import known_hours
 from store.pipeline.database import FOREVER, State, connected, read_state
 from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
 from store.pipeline.figures.arrivals import Arrivals, arrivals_of
-from store.pipeline.figures.gathered import Compared, Difference, Gathered, Peer, Place
+from store.pipeline.figures.gathered import (
+    ChannelPast,
+    Compared,
+    Completeness,
+    Difference,
+    Gathered,
+    Lost,
+    Peer,
+    Place,
+)
 from store.pipeline.figures.limits import MAX_PEERS
 from store.pipeline.figures.outlook import Limits, outlook_of
 from store.pipeline.figures.page import page_of
 from store.pipeline.figures.traffic import Traffic, database_messages, lake_messages, traffic_of
 from store.pipeline.fingerprints import NOTHING, Fingerprints, coarser, differing
+from store.pipeline.jobs.audit import Auditing, audit
 from store.pipeline.lake import Lake
 from store.pipeline.limits import DAY_NS, HOUR_NS, MAX_CONNECTIONS, MAX_LISTED
 from store.pipeline.paths import require_new
 from store.pipeline.progress import Say, shown, silent
+from store.pipeline.sides import DatabaseSide, LakeSide, Side
 
 _MODE: Final = 0o644
 _STORED_BYTES: Final = """
@@ -47,7 +59,7 @@ class Reporting:
 
     ``lake`` None: on the database alone. ``database`` and ``disk`` are what the places are meant to
     keep: ``disk_bytes`` of the archive where there is one. ``node`` names the node that ``peers``
-    were asked from; None: none was asked.
+    were asked from; None: none was asked. ``audit``: look for causal gaps, too.
     """
 
     output: Path
@@ -60,6 +72,7 @@ class Reporting:
     peers: Sequence[Peer] = ()
     connections: int = MAX_CONNECTIONS
     say: Say = silent
+    audit: bool = True
 
 
 @dataclass(frozen=True)
@@ -93,8 +106,10 @@ def report(session: SparkSession, job: Reporting) -> Reported:
     """
     require_output(job.output)
     try:
+        gathering = _Gathering(session, job)
+        completeness = gathering.audited() if job.audit else None
         with shown(session, job.say, "report"):
-            gathered = _Gathering(session, job).gather()
+            gathered = gathering.gather(completeness)
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
     _write(job.output, page_of(gathered))
@@ -117,27 +132,42 @@ class _Gathering:
         self._lake = None if job.lake is None else job.lake.open()
         self._state: State | None = None
         self._stored_bytes = 0
+        self._lacking_ns = FOREVER
         if job.url is not None:
             with connected(job.url) as connection:
                 self._state = read_state(connection)
                 self._stored_bytes = _stored_bytes(connection)
 
-    def gather(self) -> Gathered:
+    def audited(self) -> Completeness:
+        """What an audit of the same messages finds."""
         job = self._job
-        traffic = self._traffic()
+        if self._lake is not None:
+            side: Side = LakeSide(self._session, self._lake)
+        else:
+            assert job.url is not None
+            side = DatabaseSide(self._session, job.url, "the database", job.connections)
+        found = audit(self._session, Auditing(side, job.low_ns, job.high_ns, say=job.say))
+        return completeness_of(found)
+
+    def gather(self, completeness: Completeness | None) -> Gathered:
+        """Everything else."""
+        job = self._job
+        compared = self._compared()
+        traffic = self._traffic(compared)
         return Gathered(
             "the database" if self._lake is None else self._lake.path,
             time.time_ns(),
             traffic,
-            self._compared(),
+            compared,
             self._arrivals(traffic),
             tuple(self._places()),
+            completeness,
             job.node,
             tuple(job.peers[:MAX_PEERS]),
             len(job.peers),
         )
 
-    def _traffic(self) -> Traffic | None:
+    def _traffic(self, compared: Compared | None) -> Traffic | None:
         job = self._job
         if self._lake is not None:
             rows = lake_messages(self._session, self._lake, job.low_ns, job.high_ns)
@@ -152,7 +182,20 @@ class _Gathering:
                 job.high_ns,
                 connections=job.connections,
             )
-        return None if rows is None else traffic_of(rows)
+        return None if rows is None else traffic_of(rows, self._end_ns(compared))
+
+    def _end_ns(self, compared: Compared | None) -> int:
+        """Up to when the messages are all here.
+
+        Of an archive that is the time of its newest commit, or beside a database the present or
+        the first hour of the database that is after all of the archive.
+        """
+        end_ns = min(self._job.high_ns, time.time_ns())
+        if self._lake is None:
+            return end_ns
+        if compared is None:
+            return min(end_ns, self._lake.changed_ns)
+        return min(end_ns, self._lacking_ns)
 
     def _compared(self) -> Compared | None:
         if self._lake is None or self._state is None:
@@ -160,6 +203,8 @@ class _Gathering:
         held = known_hours(self._session, self._lake, keep=False)
         wanted = self._sealed(self._state.fingerprints)
         wrong = [hour for hour in differing(wanted, held) if hour in wanted]
+        newest = max(held, default=0)
+        self._lacking_ns = min((hour for hour in wrong if hour > newest), default=FOREVER)
         listed = (
             Difference(hour, held.get(hour, NOTHING).messages, wanted[hour].messages)
             for hour in sorted(wrong)[-MAX_LISTED:]
@@ -208,6 +253,43 @@ class _Gathering:
             outlook = outlook_of(by_day, sum(each.size_bytes for each in files), kept)
             places.insert(0, Place("the archive", kept, outlook))
         return places
+
+
+def completeness_of(found: Audited) -> Completeness:
+    """An audit's result as a report has it."""
+    counts = found.counts
+    pasts = (
+        ChannelPast(
+            each["channel"],
+            each["messages"],
+            each["missing"],
+            each["incomplete"],
+            None if each["last_complete"] is None else each["last_complete"]["ts"],
+            each["missing_since"],
+            each["naming_senders"],
+            tuple(each["named_by"]),
+        )
+        for each in found.channels
+    )
+    lost = (
+        Lost(
+            each["channel"],
+            each["message_id"],
+            each["named_by"],
+            each["sender"],
+            each["ts"],
+            each["hint"],
+        )
+        for each in found.missing
+    )
+    return Completeness(
+        counts["channels"],
+        counts["missing"],
+        counts["incomplete"],
+        counts["violations"] + counts["cycles"] + counts["conflicts"],
+        tuple(pasts),
+        tuple(lost),
+    )
 
 
 def _by_day(hours: Fingerprints) -> dict[int, int]:

@@ -19,14 +19,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from store.pipeline.checking import CHECKED, ROW_FAULTS, row_faults
 from store.pipeline.columns import file_columns
-from store.pipeline.contents import KEY, part_of, read_files
+from store.pipeline.contents import KEY, read_files
 from store.pipeline.database import FOREVER, connected, lock_restoring, read_state, restored_since
 from store.pipeline.encode import COLUMNS
 from store.pipeline.errors import SPARK_ERRORS, USAGE, PipelineError, of_spark
 from store.pipeline.fingerprints import numbers_of
 from store.pipeline.lake import Lake
 from store.pipeline.limits import DAY_NS, MAX_CONNECTIONS
-from store.pipeline.paths import checked, for_spark, literally
+from store.pipeline.outputs import read_rows
+from store.pipeline.paths import checked
 from store.pipeline.progress import Say, shown, silent
 from store.pipeline.source import FORMAT
 
@@ -101,12 +102,10 @@ def restore(session: SparkSession, job: Restoring) -> Restored:
 
 def _wanted(session: SparkSession, job: Restoring) -> DataFrame | None:
     low, high = job.low_ns // DAY_NS, -(-job.high_ns // DAY_NS)
-    files = [each.path for each in job.lake.open().files() if low <= each.day < high]
+    files = [each for each in job.lake.open().files() if low <= each.day < high]
     if not files:
         return None
-    rows = read_files(session, files, file_columns())
-    rows = rows.withColumn("path", F.col("_metadata.file_path"))
-    rows = rows.where((F.col("ts") >= job.low_ns) & (F.col("ts") < job.high_ns))
+    rows = read_files(session, files, (*file_columns(), "shard"), job.low_ns, job.high_ns)
     if job.diff is None:
         return rows
     return rows.join(_ids(session, job.diff), list(KEY), "left_semi")
@@ -126,7 +125,7 @@ def require_diff(path: str) -> str:
 
 def _ids(session: SparkSession, path: str) -> DataFrame:
     try:
-        found = session.read.parquet(literally(for_spark(require_diff(path))))
+        found = read_rows(session, require_diff(path), KEY)
         names = set(found.columns)
     except SPARK_ERRORS as error:
         raise _no_diff(path) from error
@@ -145,7 +144,7 @@ def _no_diff(path: str) -> PipelineError:
 
 def _checked(rows: DataFrame) -> int:
     """Number of rows, all of which are the messages that they say."""
-    shard = part_of(F.col("path"), "/shard=").cast("long").alias("directory")
+    shard = F.col("shard").cast("long").alias("directory")
     found = rows.select(*CHECKED, shard).mapInArrow(_counted, from_arrow_schema(_COUNTS))
     counts = found.groupBy().sum().collect()[0]
     number, *faults = (each or 0 for each in counts)

@@ -25,7 +25,7 @@ from pyspark.sql import Row, SparkSession
 from store.pipeline.checking import CHECKED, HASHED, ROW_FAULTS, WRONG_HASH, row_faults
 from store.pipeline.contents import over_files
 from store.pipeline.database import FOREVER, connected, read_marks, read_state
-from store.pipeline.errors import SPARK_ERRORS, PipelineError, of_spark
+from store.pipeline.errors import SPARK_ERRORS, PipelineError, StoreError, of_file, of_spark
 from store.pipeline.files import batches_of
 from store.pipeline.fingerprints import (
     NOTHING,
@@ -44,6 +44,7 @@ from store.pipeline.recording import digest_of
 from store.pipeline.repeated import repeated
 from store.pipeline.reports import time_text
 from store.pipeline.requiring import Held, Required, required, shortfalls
+from store.pipeline.storage import at_hand
 
 WRONG_DAY: Final = "hour in the directory of another day"
 TWICE: Final = "there more than once"
@@ -275,9 +276,12 @@ def _checked(kinds: Sequence[str], files: list[LakeFile]) -> Iterator[pa.RecordB
     for file in files:
         path = relative(file.path)
         try:
-            found, faults = _look(file, kinds)
-            digest = digest_of(file.path)
-        except PipelineError:
+            with at_hand(file.path) as here:
+                found, faults = _look(file, here, kinds)
+                digest = digest_of(here)
+        except StoreError as error:  # which says nothing about the file
+            raise of_file(file.path, error) from error
+        except (PipelineError, FileNotFoundError):
             yield _row(UNREADABLE, path, 1, [path])
             continue
         yield _row(DIGEST, path, 0, [digest])
@@ -299,13 +303,13 @@ def _row(kind: str, path: str, count: int, where: list[str]) -> pa.RecordBatch:
 
 
 def _look(
-    file: LakeFile, kinds: Sequence[str]
+    file: LakeFile, here: str, kinds: Sequence[str]
 ) -> tuple[Fingerprints, dict[str, tuple[int, list[str]]]]:
     """What a file holds by hour; of each kind of fault the number, and some that have it."""
     found: Fingerprints = {}
     faults: dict[str, tuple[int, list[str]]] = {}
     names = HASHED if tuple(kinds) == (WRONG_HASH,) else CHECKED
-    for rows in batches_of(file.path, names):
+    for rows in batches_of(here, names):
         if names is CHECKED:
             add_rows(found, rows, HOUR_NS)
         for kind, which in row_faults(rows, [file.shard], kinds).items():

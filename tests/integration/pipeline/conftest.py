@@ -36,7 +36,17 @@ QUICKLY = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The file that says how this process and Spark's workers reach an object store."""
+    path = tmp_path_factory.mktemp("aws") / "config"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_CONFIG_FILE", str(path))
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path.with_name("none")))
+        yield path
+
+
+@pytest.fixture(scope="session")
+def spark(profile: Path) -> Iterator[SparkSession]:  # noqa: ARG001 - workers inherit it
     """The session that all tests share."""
     with spark_session("local[2]", QUICK_START) as session:
         yield session

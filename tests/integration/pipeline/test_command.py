@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
+from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
 from storenode.cli.main import main
@@ -51,6 +53,8 @@ def test_an_archive_is_made_by_the_command(url: str, tmp_path: Path) -> None:
         ),
         (["archive", "{torn}", "--database-url", "{url}"], {}, 1, "could not be read or written"),
         (["repair", "{tmp}"], {}, 2, "There is no manifest in TMP"),
+        (["verify", "{lake}", "--metrics-file", "{tmp}/no/x"], {}, 2, "metrics cannot be written"),
+        (["audit", "--record", "--database-url", "{url}"], {}, 2, "--record needs ARCHIVE"),
         (["verify", "{torn}"], {}, 1, "could not be read or written"),
         (["diff", "{lake}", "{lake}", "--output", "{tmp}"], {}, 2, "TMP exists already"),
         (["diff", "{lake}", "{lake}", "--output", "{tmp}/no/x"], {}, 2, "There is no directory"),
@@ -114,9 +118,10 @@ def test_fingerprints_that_are_known_need_no_spark(
 def test_a_night_has_one_session_and_three_reports(
     spark: SparkSession, url: str, lake_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    metrics = lake_path.with_name("night.prom")
     given = ["pipeline", "nightly", str(lake_path), "--database-url", url, "--json", "--quiet"]
     with pytest.raises(SystemExit) as ended:
-        main(given)
+        main([*given, "--metrics-file", str(metrics)])
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["sound", "archive", "verify", "audit"]
     assert (found["archive"]["hours_marked"] > 0, found["verify"]["sound"]) == (True, True)
@@ -124,6 +129,21 @@ def test_a_night_has_one_session_and_three_reports(
     # One message of the world names parents that nobody has.
     assert (ended.value.code, found["sound"], found["audit"]["sound"]) == (1, False, False)
     assert spark.range(3).count() == 3
+    values = {
+        (sample.name.removeprefix("storenode_pipeline_"), sample.labels.get("figure")): sample.value
+        for family in text_string_to_metric_families(metrics.read_text())
+        for sample in family.samples
+    }
+    assert (values["exit_code", None], values["duration_seconds", None] > 0) == (1, True)
+    assert values["figure", "verify_messages"] == found["verify"]["messages"]
+    assert values["figure", "audit_missing"] == found["audit"]["missing"] > 0
+    assert ("last_success_timestamp_seconds", None) not in values
+    noted = DeltaTable(lake_path / "audits").to_pyarrow_table().to_pylist()
+    everything, *channels = sorted(noted, key=lambda row: row["channel"] or "")
+    assert (everything["channel"], everything["missing"]) == (None, found["audit"]["missing"])
+    assert len(channels) == found["audit"]["channels"]
+    whole = next(row for row in channels if row["channel"] == "history")
+    assert (whole["missing"], whole["complete_to"].tzname()) == (0, "UTC")
 
 
 @pytest.fixture

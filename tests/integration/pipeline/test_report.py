@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,8 @@ from pyspark.sql import SparkSession
 from store.cli.admin import ask_status, peers_of
 from store.pipeline.errors import PipelineError
 from store.pipeline.figures.arrivals import EDGES_S
-from store.pipeline.figures.gathered import Gathered
-from store.pipeline.figures.limits import MAX_NAME_CHARS, TOP
+from store.pipeline.figures.gathered import ChannelPast, Gathered, Lost
+from store.pipeline.figures.limits import MAX_NAME_CHARS, MAX_RANKED
 from store.pipeline.figures.traffic import Gap, Traffic
 from store.pipeline.jobs.report import Reporting, report
 from store.pipeline.lake import Lake
@@ -184,14 +185,44 @@ def test_planted_gaps_are_found_and_nothing_else(
 ) -> None:
     url, start = new_database(), TODAY - 3 * DAY
     asyncio.run(write(url, [admitted(hourly())]))
-    traffic = of_messages(spark, url, tmp_path / "page.html")
+    until = {"high_ns": start + SPAN_HOURS * HOUR + 1, "audit": False}
+    traffic = of_messages(spark, url, tmp_path / "page.html", **until)
     found = {
         each.shard: ((each.start_ns - start) // HOUR, (each.end_ns - start) // HOUR)
         for each in traffic.gaps
     }
     assert found == {shard: (hours.start, hours.stop) for shard, hours in SILENT.items()}
     assert traffic.gap_count == len(SILENT)
-    assert Gap(2, start + 50 * HOUR, start + 60 * HOUR, 115) in traffic.gaps
+    assert Gap(2, start + 50 * HOUR, start + 60 * HOUR, 120) in traffic.gaps
+    silent = of_messages(spark, url, tmp_path / "silent.html", audit=False)
+    last = next(each for each in silent.gaps if each.shard is None)
+    assert last.start_ns == start + SPAN_HOURS * HOUR
+    assert 0 <= time.time_ns() - last.end_ns < 2 * HOUR, "it lasts"
+
+
+def test_what_is_missing_is_told_by_channel(
+    spark: SparkSession, new_database: Callable[[], str], tmp_path: Path
+) -> None:
+    url, at = new_database(), TODAY - DAY
+    made = [
+        entry(
+            codec.encode("room", f"m-{number}", sender_id="alice", lamport=number),
+            timestamp=at + number,
+        )
+        for number in range(5)
+    ]
+    late = codec.encode(
+        "room", "late", sender_id="bob", lamport=9, parents=[("m-4", None), ("lost", None)]
+    )
+    made += [entry(late, timestamp=at + 9), entry(codec.encode("ok", "x"), timestamp=at + 10)]
+    asyncio.run(write(url, [admitted(made)]))
+    found = reported(spark, tmp_path / "page.html", None, url).completeness
+    assert found is not None
+    assert (found.channels, found.missing, found.incomplete, found.faults) == (2, 1, 1, 0)
+    assert found.pasts[0] == ChannelPast("room", 6, 1, 1, at + 4, at + 9, 1, ("bob",))
+    assert found.lost == (Lost("room", "lost", 1, "bob", at + 9, None),)
+    without = reported(spark, tmp_path / "other.html", None, url, audit=False)
+    assert without.completeness is None
 
 
 def test_ten_thousand_hostile_channels_fit_on_a_page(
@@ -208,7 +239,7 @@ def test_ten_thousand_hostile_channels_fit_on_a_page(
     asyncio.run(write(url, [admitted(made)]))
     traffic = of_messages(spark, url, page)
     assert traffic.channels.names == len(names)
-    assert traffic.channels.other_names == len(names) - TOP
+    assert traffic.channels.other_names == len(names) - MAX_RANKED
     assert traffic.channels.messages == len(made)
     assert {each.names[0] for each in traffic.channels.top[:4]} == {
         name[: MAX_NAME_CHARS + 1] for name in names[:4]

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import redirect_stdout
+from datetime import UTC, date, datetime
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
 from pyspark.errors import PySparkException
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.datasource import EqualTo, Filter, IsNotNull, LessThan
 
+from store.pipeline import lake as lake_module
+from store.pipeline.archive_source import ArchiveReader, FilesPartition
 from store.pipeline.decode import shard_of
 from store.pipeline.errors import of_spark
-from store.pipeline.source import FORMAT
+from store.pipeline.jobs.archive import Archiving, archive
+from store.pipeline.jobs.verify import Verifying, verify
+from store.pipeline.lake import Lake
+from store.pipeline.source import FORMAT, Options
 from storenode.message.hashing import message_hash
 from storenode.sds.codec import decode
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
@@ -75,7 +87,7 @@ def plainly(row: Row) -> dict[str, Any]:
             (each["id"], None if each["hint"] is None else bytes(each["hint"]))
             for each in values["parents"]
         ]
-    del values["day"]
+    del values["day"], values["timestamp"]
     return values
 
 
@@ -150,3 +162,109 @@ def test_an_overwrite_is_refused(spark: SparkSession, url: str) -> None:
     with pytest.raises(PySparkException) as caught:
         found.write.format(FORMAT).mode("overwrite").options(url=url).save()
     assert "only added to" in of_spark(caught.value).sentence
+
+
+PREDICATES = (
+    "channel = 'history'",
+    "channel = 'history' and sender is not null and lamport > 20",
+    "channel in ('history', 'none', null)",
+    "channel is null and shard = 3",
+    "message_id like 'id-1%'",
+    f"ts >= {TODAY - DAY} and ts < {TODAY}",
+    f"ts > {NOW - HOUR} or ts = 1",
+    "day = date'1970-01-01'",
+    f"timestamp <= timestamp'{datetime.fromtimestamp((TODAY - DAY) // 10**9, UTC)}'",
+    f"timestamp > timestamp'{datetime.fromtimestamp((TODAY - DAY) // 10**9, UTC)}'",
+    "pubsub_topic = 'named' and ephemeral is null",
+    "content_topic like '/ж/%'",
+    "hash = X'{hash}'",
+    "hash <> X'{hash}' and version = 4294967295",
+    "ts = 9223372036854775807",
+)
+
+
+@pytest.mark.parametrize("place", ["archive", "database"])
+def test_conditions_are_judged_where_messages_are_read(
+    spark: SparkSession, url: str, archived: Path, place: str
+) -> None:
+    given = {"path": str(archived)} if place == "archive" else {"url": url}
+    source = spark.read.format(FORMAT).options(**given)
+    everything = source.load().toArrow()
+    assert everything.num_rows == len(messages())
+    copy = spark.createDataFrame(everything)
+    (row,) = copy.where("ts = 1").collect()
+    assert row["timestamp"] == datetime.fromtimestamp(0)  # noqa: DTZ006 - as Spark gives it
+    for text in PREDICATES:
+        predicate = text.replace("{hash}", bytes(row["hash"]).hex())
+        wanted = {bytes(each["hash"]) for each in copy.where(predicate).collect()}
+        found = source.load().where(predicate)
+        assert {bytes(each["hash"]) for each in found.collect()} == wanted, predicate
+        if " or " not in predicate and "<>" not in predicate:
+            assert "Filter" not in plan_of(found).replace("PushedFilters", ""), predicate
+    plan = plan_of(source.load().where("channel = 'history'"))
+    assert "PushedFilters: [IsNotNull(channel), EqualTo(channel,history)]" in plan
+    few = source.schema("timestamp timestamp, channel string").load()
+    assert few.columns == ["timestamp", "channel"]
+    assert "ReadSchema: struct<timestamp:timestamp,channel:string>" in plan_of(few)
+    assert few.where("channel = 'history'").count() == 120
+
+
+def plan_of(rows: DataFrame) -> str:
+    with redirect_stdout(StringIO()) as told:
+        rows.explain("formatted")
+    return told.getvalue()
+
+
+def test_files_that_hold_nothing_of_it_are_not_read(archived: Path) -> None:
+    def files(*filters: Filter) -> set[tuple[int, int]]:
+        reader = ArchiveReader(Options({"path": str(archived)}))
+        assert list(reader.pushFilters(list(filters))) == []
+        parts = reader.partitions()
+        assert all(isinstance(part, FilesPartition) for part in parts)
+        return {each.key for part in parts for each in part.files}  # type: ignore[attr-defined]
+
+    everything = files()
+    assert {0} == {day for day, _ in files(LessThan(("ts",), DAY))}
+    assert files(EqualTo(("pubsub_topic",), "named")) == {
+        (day, shard) for day, shard in everything if shard == -1
+    }
+    assert files(EqualTo(("shard",), 7), IsNotNull(("ts",))) == {(0, 7)}
+    assert files(EqualTo(("day",), date(2999, 1, 1))) == set()
+
+
+def test_an_archive_is_followed_by_version(
+    spark: SparkSession, url: str, lake_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[list[int]] = []
+
+    def take(rows: DataFrame, _number: int) -> None:
+        batches.append(sorted(row["ts"] for row in rows.collect()))
+
+    def follow() -> list[list[int]]:
+        batches.clear()
+        rows = spark.readStream.format(FORMAT).load(str(lake_path)).where("ts > 1")
+        writer = rows.select("ts").writeStream.foreachBatch(take).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(tmp_path / "stream")).start().awaitTermination()
+        return [each for each in batches if each]
+
+    (first,) = follow()
+    assert len(first) == len(messages()) - 1
+    more(url, plain(80_000, TODAY - DAY + 5), plain(80_001, TODAY - HOUR))
+    monkeypatch.setattr(lake_module, "COMPACT_AT_FILES", 2)
+    done = archive(spark, Archiving(url, Lake(str(lake_path))))
+    assert (done.published, done.compacted > 0) == (2, True)
+    assert follow() == [[TODAY - DAY + 5, TODAY - HOUR]]
+    assert follow() == []
+
+
+def test_columns_that_a_newer_version_added_are_passed_over(
+    spark: SparkSession, url: str, lake_path: Path
+) -> None:
+    table = DeltaTable(lake_path / "messages")
+    table.alter.add_columns([Field("later", PrimitiveType("string"))])
+    more(url, plain(80_002, TODAY - HOUR))
+    assert archive(spark, Archiving(url, Lake(str(lake_path)))).published == 1
+    assert verify(spark, Verifying(Lake(str(lake_path)), url)).sound
+    assert spark.read.format(FORMAT).load(str(lake_path)).count() == len(messages()) + 1
+    kept = [each.name for each in DeltaTable(lake_path / "messages").schema().fields]
+    assert kept[-1] == "later"

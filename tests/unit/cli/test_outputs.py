@@ -17,7 +17,7 @@ import pytest
 import structlog
 from rich.text import Text
 
-from store.cli import db, pipeline
+from store.cli import db, jobs
 from store.cli.run import _announce
 from store.demo import views
 from store.demo.node import NodeFailed
@@ -41,7 +41,7 @@ KNOWN = {
     "storenode/cli/main.py": {"main"},
     "store/cli/db.py": {"Target.print", "partitions", "_progress.show"},
     "store/cli/demo.py": {"demo"},
-    "store/cli/pipeline.py": {"Runner.say"},
+    "store/cli/jobs.py": {"Runner.say"},
     "store/cli/run.py": {"_announce"},
     "store/demo/views.py": {"Screen.conclude", "Plain.showing", "Plain.conclude", "Plain._told"},
     "store/embedded/launcher.py": {"main"},
@@ -160,7 +160,7 @@ OUTPUTS: dict[str, Callable[[], None]] = {
     "a report for people": lambda: db.Target(None, Path(), as_json=False).print({}, [HOSTILE]),
     "a report as JSON": lambda: db.Target(None, Path(), as_json=True).print({"x": HOSTILE}, []),
     "partitions": partitions,
-    "the progress of a job": lambda: pipeline.Runner.say(
+    "the progress of a job": lambda: jobs.Runner.say(
         SimpleNamespace(_quiet=False),  # type: ignore[arg-type]
         HOSTILE,
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from store.pipeline.figures.axis import axis_of, usual_days
 from store.pipeline.figures.findings import NOTE, WARNING, outlook_finding
 from store.pipeline.figures.gathered import Place
 from store.pipeline.figures.limits import MAX_NAME_CHARS, MAX_STEPS, OUTLIERS
+from store.pipeline.figures.names import given_size
 from store.pipeline.figures.outlook import Limits, Outlook, outlook_of
 from store.pipeline.limits import DAY_NS, HOUR_NS
 
@@ -100,7 +102,7 @@ STEADY = {1_010: 7} | dict.fromkeys(range(1_011, 1_021), 100) | {1_021: 30}
 def test_the_outlook_is_that_of_whole_days() -> None:
     outlook = outlook_of(STEADY, 1_037 * 1_000, Limits())
     assert (outlook.days, outlook.messages_a_day, outlook.bytes_a_day) == (10, 100, 100_000)
-    assert (outlook.settled_bytes, outlook.held_days, outlook.full_in_days) == (None, None, None)
+    assert (outlook.age_bytes, outlook.size_days, outlook.full_in_days) == (None, None, None)
     far = outlook_of(STEADY | {0: 1}, 1_038 * 1_000, Limits())
     assert (far.days, far.messages_a_day) == (10, 100)
     silent = outlook_of(STEADY | {1_050: 100}, 1_137 * 1_000, Limits())
@@ -108,26 +110,55 @@ def test_the_outlook_is_that_of_whole_days() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "settled", "held", "full"),
+    ("limits", "by_age", "by_size", "full", "size_first"),
     [
-        (Limits(retention_ns=9 * DAY_NS), MB, None, None),
-        (Limits(retention_bytes=5 * MB), None, 50, None),
-        (Limits(retention_ns=9 * DAY_NS, retention_bytes=MB // 2), MB // 2, 5, None),
-        (Limits(retention_ns=4 * DAY_NS, retention_bytes=5 * MB), MB // 2, 4, None),
-        (Limits(disk_bytes=2_037_000), None, None, 10),
-        (Limits(disk_bytes=MB), None, None, 0),
-        (Limits(retention_ns=9 * DAY_NS, disk_bytes=2 * MB), MB, None, None),
-        (Limits(retention_ns=99 * DAY_NS, disk_bytes=2_037_000), 10 * MB, None, 10),
-        (Limits(retention_bytes=2 * MB, disk_bytes=2 * MB), None, 20, None),
+        (Limits(retention_ns=9 * DAY_NS), MB, None, None, False),
+        (Limits(retention_bytes=5 * MB), None, 50, None, True),
+        (Limits(retention_ns=9 * DAY_NS, retention_bytes=MB // 2), MB, 5, None, True),
+        (Limits(retention_ns=4 * DAY_NS, retention_bytes=5 * MB), MB // 2, 50, None, False),
+        (Limits(disk_bytes=2_037_000), None, None, 10, False),
+        (Limits(disk_bytes=MB), None, None, 0, False),
+        (Limits(retention_ns=9 * DAY_NS, disk_bytes=2 * MB), MB, None, None, False),
+        (Limits(retention_ns=99 * DAY_NS, disk_bytes=2_037_000), 10 * MB, None, 10, False),
+        (Limits(retention_bytes=2 * MB, disk_bytes=2 * MB), None, 20, None, True),
     ],
 )
 def test_what_limits_make_of_it(
-    limits: Limits, settled: float | None, held: float | None, full: float | None
+    limits: Limits,
+    by_age: float | None,
+    by_size: float | None,
+    full: float | None,
+    size_first: bool,
 ) -> None:
     outlook = outlook_of(STEADY, 1_037 * 1_000, limits)
-    assert outlook.settled_bytes == settled
-    assert outlook.held_days == held
+    assert outlook.age_bytes == by_age
+    assert outlook.size_days == by_size
     assert outlook.full_in_days == full
+    assert outlook.drops_by_size(limits) == size_first
+
+
+def test_each_retention_says_what_it_drops_by_itself() -> None:
+    limits = Limits(retention_ns=30 * DAY_NS, retention_bytes=30 * 2**20)
+    outlook = outlook_of(STEADY, 1_037 * 100_000, limits)
+    found = outlook_finding(Place("the database", limits, outlook)).text
+    assert "the retention by size (30 MiB) drops what is older than about 3 days" in found
+    wide = replace(limits, retention_bytes=2**40)
+    found = outlook_finding(Place("the database", wide, outlook)).text
+    assert "the retention by age drops what is older than 30 days, and leaves 310 MB" in found
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (200 * 2**30, "200 GiB"),
+        (2**40, "1 TiB"),
+        (10**9, "1 GB"),
+        (1_536, "1.54 kB"),
+        (0, "0 bytes"),
+    ],
+)
+def test_a_size_is_shown_as_it_was_given(size: int, text: str) -> None:
+    assert given_size(size) == text
 
 
 @pytest.mark.parametrize("days", [{}, {5: 10}, {5: 10, 6: 10}])

@@ -10,8 +10,19 @@ import pytest
 
 from store.pipeline.figures.arrivals import EDGES_S, Arrivals, Lateness
 from store.pipeline.figures.axis import Axis, axis_of
-from store.pipeline.figures.gathered import Compared, Difference, Gathered, Peer, Place
-from store.pipeline.figures.limits import MAX_GAPS, MAX_PEERS, MAX_STEPS, TOP
+from store.pipeline.figures.findings import GOOD, WARNING, lateness_finding
+from store.pipeline.figures.gathered import (
+    ChannelPast,
+    Compared,
+    Completeness,
+    Difference,
+    Gathered,
+    Lost,
+    Peer,
+    Place,
+)
+from store.pipeline.figures.limits import MAX_GAPS, MAX_PEERS, MAX_RANKED, MAX_STEPS
+from store.pipeline.figures.names import time
 from store.pipeline.figures.outlook import Limits, outlook_of
 from store.pipeline.figures.page import page_of
 from store.pipeline.figures.traffic import Cell, Gap, Named, Ranking, Traffic
@@ -38,7 +49,7 @@ MAX_PAGE_BYTES = 2_500_000
 def ranking(names: list[str], parts: int) -> Ranking:
     top = tuple(
         Named((*["/pubsub"] * (parts - 1), name), 100 - place, 5_000, START, START + place)
-        for place, name in enumerate(names[:TOP])
+        for place, name in enumerate((names * MAX_RANKED)[:MAX_RANKED])
     )
     return Ranking(top, 10_000, 20_000, 400)
 
@@ -75,6 +86,20 @@ def arrivals(axis: Axis) -> Arrivals:
     )
 
 
+def completeness(names: list[str]) -> Completeness:
+    pasts = tuple(
+        ChannelPast(
+            names[place % len(names)], 9, 3, 2, None if place else START, START, 5, (None, names[0])
+        )
+        for place in range(MAX_LISTED)
+    )
+    lost = tuple(
+        Lost(names[place % len(names)], names[0], 2, names[-1], START, None)
+        for place in range(MAX_LISTED)
+    )
+    return Completeness(1_000, 154, 200, 1, pasts, lost)
+
+
 def gathered(shards: int = 3, names: list[str] = HOSTILE, steps: int = MAX_STEPS) -> Gathered:
     axis = axis_of(START, START + steps * HOUR_NS - 1)
     found = traffic(shards, axis, names)
@@ -92,6 +117,7 @@ def gathered(shards: int = 3, names: list[str] = HOSTILE, steps: int = MAX_STEPS
         Compared(500, 200, listed),
         arrivals(axis),
         (Place("the archive", limits, outlook),),
+        completeness(names),
         "127.0.0.1:7421",
         peers,
         MAX_PEERS + 1,
@@ -167,7 +193,7 @@ def test_every_drawing_is_named_and_made_for_both_kinds_of_screens() -> None:
 
 
 def test_the_largest_page_is_bounded() -> None:
-    page = page_of(gathered(65, ["\U0001f600" * 121] * TOP))
+    page = page_of(gathered(65, ["\U0001f600" * 121] * 15))
     assert len(page.encode()) < MAX_PAGE_BYTES
 
 
@@ -197,6 +223,45 @@ def test_peers_that_never_reconciled_come_first_to_mind() -> None:
     peers = (Peer("two@h:1", False, 0, 3, "gone", 0, 0), Peer("one@h:1", True, START, 0, "", 0, 0))
     page = page_of(replace(gathered(), peers=peers, peer_count=2))
     assert "1 of 2 peers never reconciled with the node since it started: two@h:1." in page
+    assert "Failing: two@h:1." in page
+    for label in ("It lacks", "It has more"):
+        assert f'<td data-label="{label}" class="number">\u2013</td>' in page
     recent = (Peer("one@h:1", True, START + 10 * DAY_NS - 60 * NS_PER_S, 0, "", 0, 0),)
     page = page_of(replace(gathered(), peers=recent, peer_count=1))
     assert "the one longest ago 60 s before this report." in page
+
+
+def test_what_a_channel_lacks_is_said_with_since_when_and_by_whom() -> None:
+    past = ChannelPast("room", 90, 3, 7, START, START + HOUR_NS, 4, ("alice", None))
+    lost = Lost("m-1", "room", 2, "alice", START + HOUR_NS, None)
+    found = Completeness(
+        2, 3, 7, 0, (past, ChannelPast("ok", 5, 0, 0, START, None, 0, ())), (lost,)
+    )
+    page = page_of(replace(gathered(), completeness=found))
+    told = (
+        f"3 messages that others name as parents are missing, first named"
+        f" {time(START + HOUR_NS)} in room; 7 messages with an incomplete past."
+    )
+    assert told in page
+    rows = Elements(page[page.index('id="completeness"') : page.index('id="traffic"')]).texts
+    wanted = ["room", time(START), "3", time(START + HOUR_NS), "alice, (no sender) and 2 more"]
+    assert [each for each in rows if each in wanted][: len(wanted)] == wanted
+    assert "1 further channel lacks nothing." in rows
+    whole = replace(found, missing=0, incomplete=0, pasts=(), lost=())
+    page = page_of(replace(gathered(), completeness=whole))
+    assert "Every message that another names is held, in 2 channels." in page
+
+
+def test_every_link_leads_to_a_part_of_the_page() -> None:
+    ids = {value for name, value in ELEMENTS.attributes if name == "id"}
+    links = {value for name, value in ELEMENTS.attributes if name == "href" and value[:1] == "#"}
+    assert {"#completeness", "#gaps", "#lateness", "#growth", "#peers"} <= links
+    assert {link.removeprefix("#") for link in links} <= ids
+
+
+@pytest.mark.parametrize(("late", "kind"), [(4, GOOD), (5, WARNING)])
+def test_lateness_is_a_warning_from_a_share_on(late: int, kind: str) -> None:
+    classes = [0] * (len(EDGES_S) + 1)
+    classes[1], classes[EDGES_S.index(60.0) + 1] = 100 - late, late
+    found = lateness_finding(Arrivals({}, tuple(classes), {}, 0))
+    assert (found.kind, f"{late}.0% later than 60 s" in found.text) == (kind, True)

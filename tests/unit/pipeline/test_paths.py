@@ -9,35 +9,49 @@ import pytest
 from store.pipeline.errors import PipelineError
 from store.pipeline.paths import (
     checked,
-    for_delta,
     for_spark,
     literally,
     require_new,
     require_new_directory,
     require_room,
     require_visible,
+    spelled,
+    spellings,
 )
 
 
 @pytest.mark.parametrize(
-    ("given", "path", "spark", "delta"),
+    ("given", "path", "spark"),
     [
-        ("/archive/one/", "/archive/one", "file:///archive/one", "/archive/one"),
-        ("file:///archive/one", "/archive/one", "file:///archive/one", "/archive/one"),
-        ("file:/archive/one", "/archive/one", "file:///archive/one", "/archive/one"),
-        ("/co:lon/a b#c", "/co:lon/a b#c", "file:///co:lon/a b#c", "/co:lon/a b#c"),
-        ("s3a://bucket/one//", "s3a://bucket/one", "s3a://bucket/one", "s3://bucket/one"),
-        ("hdfs://host:9000/one", "hdfs://host:9000/one", "hdfs://host:9000/one", None),
-        ("/", "/", "file:///", "/"),
+        ("/archive/one/", "/archive/one", "file:///archive/one"),
+        ("file:///archive/one", "/archive/one", "file:///archive/one"),
+        ("file:/archive/one", "/archive/one", "file:///archive/one"),
+        ("/co:lon/a b#c", "/co:lon/a b#c", "file:///co:lon/a b#c"),
+        ("s3a://bucket/one//", "s3://bucket/one", "s3://bucket/one"),
+        ("s3://bucket/one", "s3://bucket/one", "s3://bucket/one"),
+        ("gs://bucket", "gs://bucket", "gs://bucket"),
+        ("abfss://c@a.dfs.core.windows.net/x", *(2 * ("abfss://c@a.dfs.core.windows.net/x",))),
+        ("/", "/", "file:///"),
     ],
 )
-def test_a_path_is_the_same_place_for_both(
-    given: str, path: str, spark: str, delta: str | None
-) -> None:
+def test_a_path_is_the_same_place_for_both(given: str, path: str, spark: str) -> None:
     found = checked(given)
     assert found == path
     assert for_spark(found) == spark
-    assert for_delta(found) == (found if delta is None else delta)
+
+
+@pytest.mark.parametrize(
+    "path", ["hdfs://host:9000/one", "gcs://b/x", "http://h/x", "s3://", "gs:///"]
+)
+def test_another_kind_of_store_is_refused_with_those_that_there_are(path: str) -> None:
+    with pytest.raises(PipelineError, match="s3://BUCKET/PATH, gs://BUCKET/PATH or abfss://"):
+        checked(path)
+
+
+def test_a_store_is_known_by_all_that_it_was_called(tmp_path: Path) -> None:
+    assert spellings("s3://b/x") == ["s3://b/x", "s3a://b/x", "s3n://b/x"]
+    assert [spelled(each) for each in spellings("s3://b/x")] == ["s3://b/x"] * 3
+    assert spellings(str(tmp_path)) == [str(tmp_path)]
 
 
 def test_a_path_of_this_machine_is_absolute(
@@ -71,7 +85,7 @@ def test_what_spark_would_take_for_a_pattern_means_itself() -> None:
 def test_files_that_this_process_does_not_see_are_told(tmp_path: Path) -> None:
     tmp_path.joinpath("part").write_bytes(b"")
     require_visible(str(tmp_path), ["part"])
-    require_visible("s3a://bucket/archive", ["part"])
+    require_visible("s3://bucket/archive", ["part"])
     with pytest.raises(PipelineError, match="Nothing was published"):
         require_visible(str(tmp_path), ["part", "run-1/part"])
 
@@ -106,7 +120,7 @@ def test_where_nothing_can_be_written_is_told(
 
 def test_a_new_directory_is_one_that_spark_can_be_told(tmp_path: Path) -> None:
     assert require_new_directory(f"file://{tmp_path}/new/", "IDs") == f"{tmp_path}/new"
-    assert require_new_directory("s3a://bucket/new", "IDs") == "s3a://bucket/new"
+    assert require_new_directory("s3a://bucket/new", "IDs") == "s3://bucket/new"
     with pytest.raises(PipelineError, match="no directory"):
         require_new_directory(str(tmp_path / "none" / "new"), "IDs")
     with pytest.raises(PipelineError, match="not a database"):
@@ -121,4 +135,4 @@ def test_an_archive_cannot_be_in_a_file(tmp_path: Path) -> None:
             require_room(str(path))
         assert caught.value.code == 2
     require_room(str(tmp_path / "none" / "lake"))
-    require_room("s3a://bucket/lake")
+    require_room("s3://bucket/lake")

@@ -1,0 +1,256 @@
+"""What all commands of `storenode pipeline` share: options, Spark, the database, exit codes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import update_wrapper
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from store.cli.db import Target, on_database
+from storenode.cli.client.output import note
+from storenode.cli.client.session import credential_options
+from storenode.cli.client.text import TIME, safe
+from storenode.cli.errors import FAILED, OK, USAGE, CliError
+from storenode.cli.options.layers import option
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from store.pipeline.reports import Report
+    from store.pipeline.sides import Side
+
+MOST_CONNECTIONS: Final = 64
+FOREVER: Final = 2**63 - 1
+NEW_FILE: Final = click.Path(path_type=Path)
+LIBRARIES: Final = (
+    "deltalake",
+    "jinja2",
+    "matplotlib",
+    "obstore",
+    "pandas",
+    "pyarrow",
+    "pyspark",
+    "scipy",
+)
+"""Of the extra; without the ADBC driver, jobs read by psycopg."""
+
+
+Decorator = Callable[[Callable[..., int]], Callable[..., int]]
+
+_JOB_OPTIONS: Final[tuple[Decorator, ...]] = (
+    option(
+        "--master",
+        metavar="URL",
+        help="Spark master, such as spark://HOST:7077, or sc://HOST:15002 for a Spark Connect"
+        " server; without it all cores of this machine.",
+    ),
+    option(
+        "--connections",
+        type=click.IntRange(1, MOST_CONNECTIONS),
+        default=8,
+        show_default=True,
+        help="Tasks that may use the database at a time.",
+    ),
+    option(
+        "--spark-conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark, repeatable."
+    ),
+    option("--quiet", is_flag=True, help="Show no progress on standard error."),
+    option(
+        "--metrics-file",
+        metavar="FILE",
+        type=NEW_FILE,
+        help="Write how the job went to FILE, in Prometheus's text format, as the textfile"
+        " collector of the node exporter reads it.",
+    ),
+)
+_RANGE_OPTIONS: Final[tuple[Decorator, ...]] = (
+    option("--from", "since", type=TIME, help="Start of the time range: RFC 3339, or nanoseconds."),
+    option("--to", "until", type=TIME, help="End of the time range, exclusive."),
+)
+
+
+class Runner:
+    """How a command runs its job: on which Spark, on which database, and what it shows."""
+
+    def __init__(
+        self,
+        target: Target,
+        master: str | None,
+        connections: int,
+        settings: dict[str, str],
+        *,
+        quiet: bool,
+    ) -> None:
+        self.target = target
+        self.connections = connections
+        self._master = master
+        self._settings = settings
+        self._quiet = quiet
+        self.told: dict[str, Any] = {}
+
+    def require_spark(self) -> None:
+        """Make sure that there is what Spark needs, before anything else is looked at."""
+        from store.pipeline.masters import require_spark  # noqa: PLC0415
+
+        require_spark(self._master)
+
+    @contextmanager
+    def session(self) -> Iterator[SparkSession]:
+        """A Spark session for the length of a block."""
+        from store.pipeline.interrupts import interrupt_here  # noqa: PLC0415
+        from store.pipeline.session import spark_session  # noqa: PLC0415
+
+        self.say("Spark starts")
+        with spark_session(self._master, self._settings) as session:
+            interrupt_here()
+            yield session
+
+    def say(self, line: str) -> None:
+        """Show a line about the progress."""
+        if not self._quiet:
+            click.echo(safe(line), err=True)
+
+    @contextmanager
+    def url(self) -> Iterator[str]:
+        """The URL of the database, which serves and has the right schema."""
+        from store.pipeline.database import connected  # noqa: PLC0415
+
+        with self.target.url() as url:
+            with connected(url):
+                pass
+            yield url
+
+    @contextmanager
+    def place(self, archive: str | None) -> Iterator[Callable[[SparkSession], Side]]:
+        """An archive, which is there; None: the database, which serves."""
+        from store.pipeline.lake import Lake  # noqa: PLC0415
+        from store.pipeline.sides import DatabaseSide, LakeSide  # noqa: PLC0415
+
+        if archive is not None:
+            lake = Lake(archive).open()
+            yield lambda session: LakeSide(session, lake)
+            return
+        with self.url() as url:
+            yield lambda session: DatabaseSide(session, url, "the database", self.connections)
+
+    def finish(self, report: Report) -> int:
+        """Print a report; the exit code that it stands for."""
+        self.told = report.as_json()
+        self.target.print(self.told, report.lines())
+        return OK if report.sound else FAILED
+
+
+def job(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command a `Runner`, and turn errors of jobs into exit codes."""
+
+    def run(runner: Runner, **options: Any) -> int:  # noqa: ANN401
+        runner.require_spark()
+        return command(runner, **options)
+
+    return job_that_may_need_spark(update_wrapper(run, command))
+
+
+def job_that_may_need_spark(command: Callable[..., int]) -> Callable[..., int]:
+    """As `job`, of a command that finds out by itself whether it needs Spark."""
+
+    def run(
+        target: Target,
+        *,
+        master: str | None,
+        connections: int,
+        spark_conf: tuple[str, ...],
+        quiet: bool,
+        metrics_file: Path | None,
+        **options: Any,  # noqa: ANN401
+    ) -> int:
+        _require_libraries()
+        from store.pipeline.errors import PipelineError  # noqa: PLC0415
+        from store.pipeline.interrupts import TERMINATED, Terminated, ended_by_signals  # noqa: PLC0415
+
+        settings = dict(_setting(each) for each in spark_conf)
+        runner = Runner(target, master, connections, settings, quiet=quiet)
+        try:
+            with ended_by_signals(), _measured(metrics_file, command.__name__, runner) as measured:
+                measured.code = command(runner, **options)
+                return measured.code
+        except PipelineError as error:
+            raise CliError(error.code, error.sentence) from error
+        except Terminated:
+            return TERMINATED
+
+    return _with(_JOB_OPTIONS, on_database(update_wrapper(run, command)))
+
+
+@dataclass
+class _Measured:
+    code: int = FAILED
+
+
+@contextmanager
+def _measured(file: Path | None, job: str, runner: Runner) -> Iterator[_Measured]:
+    """Write the metrics of what is done in the block, if there is a file for them."""
+    from store.pipeline.errors import PipelineError  # noqa: PLC0415
+    from store.pipeline.measured import Ran, require_metrics_file, write_metrics  # noqa: PLC0415
+
+    measured, began_s = _Measured(), time.time()
+    if file is not None:
+        require_metrics_file(file)
+    try:
+        yield measured
+    except (CliError, PipelineError) as error:
+        measured.code = error.code
+        raise
+    finally:
+        if file is not None:
+            try:
+                ran = Ran(job, began_s, time.time(), measured.code, runner.told)
+                write_metrics(file, ran)
+            except OSError as error:
+                note(f"The metrics could not be written to {file} ({error.strerror}).")
+
+
+def between(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command a range of time."""
+
+    def run(*, since: int | None, until: int | None, **options: Any) -> int:  # noqa: ANN401
+        low, high = 0 if since is None else since, FOREVER if until is None else until
+        if not 0 <= low < high:
+            raise CliError(USAGE, "--from must be before --to, and neither before 1970.")
+        return command(low_ns=low, high_ns=high, **options)
+
+    return _with(_RANGE_OPTIONS, update_wrapper(run, command))
+
+
+def _with(options: Sequence[Decorator], command: Callable[..., int]) -> Callable[..., int]:
+    for each in reversed(options):
+        command = each(command)
+    return command
+
+
+def with_credentials(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options of a caller of a node."""
+    return _with(credential_options(), command)
+
+
+def _require_libraries() -> None:
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise CliError(
+            USAGE,
+            f"The pipeline needs {missing[0]}, which is not installed: install storenode with the"
+            " extra `pipeline`, as with `pip install 'storenode[pipeline]'`.",
+        )
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise CliError(USAGE, "--spark-conf must be NAME=VALUE, such as spark.driver.memory=4g.")
+    return name.strip(), value.strip()

@@ -1,0 +1,79 @@
+"""What audits of an archive have found, by channel and over time, as a table of its own.
+
+::
+
+    ARCHIVE/audits/     a Delta table: a row for each audit and channel, and one for all channels
+
+It is written for dashboards; no job reads it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import write_deltalake
+from deltalake.exceptions import DeltaError
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
+
+from store.pipeline.errors import of_store
+from store.pipeline.lake import Lake
+from store.pipeline.storage import delta_options
+
+MAX_CHANNELS: Final = 10_000
+"""Channels of one audit that have a row, the least complete first."""
+
+_COUNTS: Final = ("messages", "missing", "incomplete", "orphans", "violations", "cycles")
+_TIME: Final = pa.timestamp("us", "UTC")
+AUDITS: Final = pa.schema(
+    [
+        pa.field("audited_at", _TIME, nullable=False),
+        pa.field("channel", pa.string()),
+        *(pa.field(name, pa.int64(), nullable=False) for name in _COUNTS),
+        pa.field("complete_to", _TIME),
+    ]
+)
+"""``channel`` null: all channels together. ``complete_to`` is the time of the last complete point:
+up to there nothing is missing; null: from nowhere on, or of all channels.
+"""
+
+
+def note_audit(lake: Lake, channels: DataFrame) -> None:
+    """Add what an audit found; ``channels`` as by `causal.audited.channels_of`.
+
+    Raises:
+        PipelineError: it cannot be written.
+    """
+    everything = channels.agg(*(_sum(name) for name in _COUNTS)).select(
+        F.lit(None).cast("string").alias("channel"), *_COUNTS, _no_time().alias("point_ts")
+    )
+    worst = channels.orderBy(F.desc(F.col("missing") + F.col("incomplete")), "channel").select(
+        "channel", *_COUNTS, "point_ts"
+    )
+    found = everything.unionByName(worst.limit(MAX_CHANNELS)).toArrow()
+    now = pa.scalar(time.time_ns() // 1_000, pa.int64()).cast(_TIME)
+    micros = pc.divide(found["point_ts"], 1_000).cast(_TIME)
+    columns = [pa.repeat(now, len(found)), *(found[name] for name in ("channel", *_COUNTS)), micros]
+    table = pa.table(columns, schema=AUDITS)
+    path = f"{lake.path}/audits"
+    try:
+        write_deltalake(
+            path,
+            table,
+            mode="append",
+            name="storenode audits",
+            storage_options=delta_options(lake.path),
+        )
+    except (DeltaError, OSError, ValueError) as error:
+        raise of_store(path, error, "table of audits") from error
+
+
+def _sum(name: str) -> Column:
+    return F.coalesce(F.sum(name), F.lit(0)).alias(name)
+
+
+def _no_time() -> Column:
+    return F.lit(None).cast("long")

@@ -1,0 +1,142 @@
+"""An archive on an object store: a real S3 server, from the first archive to an empty database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from store.db.schema.migrate import upgrade
+from store.pipeline import lake as lake_module
+from store.pipeline import storage
+from store.pipeline.errors import PipelineError
+from store.pipeline.jobs.archive import Archived, Archiving, archive
+from store.pipeline.jobs.diff import diff
+from store.pipeline.jobs.repair import Repairing, repair
+from store.pipeline.jobs.restore import Restoring, restore
+from store.pipeline.jobs.verify import Verifying, verify
+from store.pipeline.lake import Lake
+from store.pipeline.manifest import Entry, manifest_of
+from store.pipeline.sides import DatabaseSide, LakeSide
+from tests.integration.pipeline.test_restore import pruned
+from tests.integration.pipeline.world import held, marks, messages, more, plain, when
+from tests.support.object_store import ObjectStore, running_store
+from tests.support.postgres import PostgresServer
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, profile: Path) -> Iterator[ObjectStore]:
+    """A server that this process and the workers reach by their profile."""
+    with running_store(tmp_path_factory.mktemp("s3")) as found:
+        profile.write_text(found.profile())
+        storage.create(f"{found.url}/made", b"")  # with the first object the server makes a bucket
+        yield found
+        profile.unlink()
+
+
+def archived(spark: SparkSession, url: str, path: str) -> Archived:
+    return archive(spark, Archiving(url, Lake(path)))
+
+
+def test_an_archive_on_s3_from_the_first_message_to_an_empty_database(
+    spark: SparkSession,
+    url: str,
+    postgres: PostgresServer,
+    store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = f"{store.url}/history/one"
+    first = archived(spark, url, path.replace("s3:", "s3a:"))
+    assert (first.published, first.sound) == (len(messages()), True)
+    assert sum(marks(url).values()) >= len(messages()) - 200, "all hours but the last ones"
+
+    late = [plain(10_000 + number, when(number) + 1) for number in range(3)]
+    more(url, *late)
+    monkeypatch.setattr(lake_module, "COMPACT_AT_FILES", 2)
+    second = archived(spark, url, path)
+    assert (second.published, second.compacted, second.elsewhere) == (3, 4, None)
+
+    sound = verify(spark, Verifying(Lake(path), url))
+    assert (sound.faults, sound.messages) == ([], len(messages()) + 3)
+    assert diff(spark, LakeSide(spark, Lake(path)), DatabaseSide(spark, url, "it")).sound
+
+    storage.move_folder(path, "messages/_delta_log", "gone")
+    with pytest.raises(PipelineError, match="log that names them"):
+        archived(spark, url, path)
+    assert repair(spark, Repairing(Lake(path))).anew
+    assert verify(spark, Verifying(Lake(path), url)).sound
+
+    everything = held(url)
+    assert asyncio.run(pruned(url, 1)), "retention drops what the archive on the store holds"
+    assert held(url) < everything
+    empty = postgres.url(postgres.create_database())
+    upgrade(empty)
+    lacking = f"{store.url}/lacking"
+    found = diff(
+        spark, LakeSide(spark, Lake(path)), DatabaseSide(spark, empty, "it"), output=lacking
+    )
+    assert found.lacking == {"first": 0, "second": len(everything)}
+    assert restore(spark, Restoring(Lake(path), empty, diff=lacking)).new == len(everything)
+    assert held(empty) == everything
+    assert restore(spark, Restoring(Lake(path), url)).given == len(everything)
+    assert held(url) == everything
+
+
+def test_of_two_writers_one_is_refused_by_the_store(
+    spark: SparkSession, url: str, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{store.url}/two"
+    archived(spark, url, path)
+    one, other = Lake(path).open(), Lake(path).open()
+    (file, *_) = one.files()
+    one.replace([file], [])
+    with pytest.raises(PipelineError, match="Another job has written to the archive"):
+        other.replace([file], [])
+    ahead, behind = manifest_of(path), manifest_of(path)
+    entry = Entry(ahead.version, {}, [], {})
+    ahead.append(entry)
+    with pytest.raises(PipelineError, match="Another job has written to"):
+        behind.append(entry)
+    assert manifest_of(path).broken == []
+    monkeypatch.setattr(storage, "create", lambda *_: None)
+    with pytest.raises(PipelineError, match="does not support conditional writes"):
+        Lake(path).open().begin_run()
+
+
+def test_requests_are_few(spark: SparkSession, url: str, store: ObjectStore) -> None:
+    path = f"{store.url}/few"
+    files = archived(spark, url, path).files
+    assert files >= 8
+
+    def asked(work: Callable[[], object]) -> int:
+        before = store.requests()
+        work()
+        return store.requests() - before
+
+    log_and_manifest = 30
+    assert asked(lambda: verify(spark, Verifying(Lake(path)))) <= files + log_and_manifest
+
+
+@pytest.mark.parametrize(
+    ("changed", "path", "told"),
+    [
+        ({"aws_secret_access_key": "other"}, "s3://archives/x", "refuses these credentials"),
+        ({"aws_access_key_id": "nobody"}, "s3://archives/x", "refuses these credentials"),
+        ({}, "s3://no-such-bucket/x", "there is no such bucket"),
+        ({"endpoint_url": "http://127.0.0.1:9"}, "s3://archives/y", "cannot be reached"),
+    ],
+)
+def test_what_is_wrong_with_a_store_is_one_sentence(
+    store: ObjectStore, profile: Path, changed: dict[str, str], path: str, told: str
+) -> None:
+    profile.write_text(store.profile(**changed))
+    try:
+        with pytest.raises(PipelineError, match=told) as caught:
+            Lake(path).require_usable()
+    finally:
+        profile.write_text(store.profile())
+    assert "\n" not in caught.value.sentence
+    assert len(caught.value.sentence) < 300

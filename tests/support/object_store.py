@@ -1,0 +1,111 @@
+"""An S3 server of the tests' own: SeaweedFS, on ports of 127.0.0.1."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sysconfig
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.ports import HeldPort
+
+PROGRAM: Final = Path(sysconfig.get_path("scripts"), "weed")
+BUCKET: Final = "archives"
+_KEY: Final = "the-key"
+_SECRET: Final = "the-secret"
+_START_S: Final = 60.0
+
+
+class ObjectStore:
+    """The server; a bucket is there from the first object in it."""
+
+    def __init__(self) -> None:
+        self.ports = [HeldPort() for _ in range(9)]
+        self.s3, self.metrics = self.ports[0], self.ports[1]
+        self.url = f"s3://{BUCKET}"
+
+    def profile(self, **changed: str) -> str:
+        """The file of a profile that reaches it, but for what is changed."""
+        given = {
+            "endpoint_url": f"http://{self.s3.address}",
+            "aws_access_key_id": _KEY,
+            "aws_secret_access_key": _SECRET,
+            "region": "us-east-1",
+            **changed,
+        }
+        return "\n".join(["[default]", *(f"{name} = {text}" for name, text in given.items())])
+
+    def requests(self) -> int:
+        """How many requests it has answered."""
+        with urllib.request.urlopen(f"http://{self.metrics.address}/metrics") as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+            return sum(
+                int(sample.value)
+                for family in families
+                for sample in family.samples
+                if sample.name == "SeaweedFS_s3_request_total"
+            )
+
+    def command(self, folder: Path) -> list[str]:
+        """The program with its options."""
+        config = folder / "s3.json"
+        identity = {
+            "name": "tests",
+            "credentials": [{"accessKey": _KEY, "secretKey": _SECRET}],
+            "actions": ["Admin", "Read", "Write", "List"],
+        }
+        config.write_text(json.dumps({"identities": [identity]}))
+        names = (
+            "s3.port",
+            "metricsPort",
+            "s3.port.grpc",
+            "master.port",
+            "master.port.grpc",
+            "volume.port",
+            "volume.port.grpc",
+            "filer.port",
+            "filer.port.grpc",
+        )
+        ports = [f"-{name}={port.number}" for name, port in zip(names, self.ports, strict=True)]
+        return [
+            *(str(PROGRAM), "-logtostderr=true", "server", f"-dir={folder}"),
+            *("-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-metricsIp=127.0.0.1"),
+            *("-filer", "-s3", f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0"),
+            *("-master.telemetry=false", "-volume.max=16", "-master.volumeSizeLimitMB=64"),
+            *ports,
+        ]
+
+    def wait(self, server: subprocess.Popen[bytes]) -> None:
+        """Wait until it answers."""
+        until = time.monotonic() + _START_S
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://{self.s3.address}/healthz", timeout=1):
+                    return
+            except (urllib.error.URLError, OSError):
+                assert server.poll() is None, "the S3 server has ended"
+                assert time.monotonic() < until, "the S3 server does not answer"
+                time.sleep(0.05)
+
+
+@contextmanager
+def running_store(folder: Path) -> Iterator[ObjectStore]:
+    """A server with its data in a folder."""
+    store = ObjectStore()
+    log = folder / "log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(store.command(folder), stdout=output, stderr=output)
+    try:
+        store.wait(server)
+        yield store
+    finally:
+        server.kill()  # it takes ten seconds to end by itself, and leaves nothing behind
+        server.wait()

@@ -29,8 +29,12 @@ class Output:
 
     def line(self, text: str) -> None:
         """Print one line; what does not print, or the terminal's encoding lacks, is escaped."""
+        self.shown(safe(text))
+
+    def shown(self, text: str) -> None:
+        """Print one line of text that may be printed; what the encoding lacks is escaped."""
         try:
-            sys.stdout.buffer.write(safe(text).encode(self._encoding, "backslashreplace") + b"\n")
+            sys.stdout.buffer.write(text.encode(self._encoding, "backslashreplace") + b"\n")
         except BrokenPipeError:
             raise
         except OSError as error:

@@ -12,7 +12,7 @@ from functools import cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar, cast
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from storenode.client.messages import hash_of
@@ -53,7 +53,7 @@ def to_plain(message: Message) -> Plain:
 def to_json(message: Message) -> str:
     """The text of `to_plain` as one line of ASCII, as `json.dumps` writes it, in less time."""
     parts = []
-    for name, head, has_presence, value_of in _plan(type(message)):
+    for name, head, has_presence, value_of in _plan(message.DESCRIPTOR):
         if not has_presence or message.HasField(name):
             parts.append(head + value_of(getattr(message, name)))
     return f"{{{', '.join(parts)}}}"
@@ -104,9 +104,9 @@ _Plan = tuple[tuple[str, str, bool, Callable[[Any], str]], ...]
 
 
 @cache
-def _plan(kind: type[Message]) -> _Plan:
-    """How a class of the schema is written: its fields, each with what writes its value."""
-    fields = cast("Sequence[FieldDescriptor]", kind.DESCRIPTOR.fields)
+def _plan(kind: Descriptor) -> _Plan:
+    """How a message of the schema is written: its fields, each with what writes its value."""
+    fields = cast("Sequence[FieldDescriptor]", kind.fields)
     return tuple(
         (
             field.name,

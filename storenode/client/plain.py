@@ -106,7 +106,6 @@ _Plan = tuple[tuple[str, str, bool, Callable[[Any], str]], ...]
 @cache
 def _plan(kind: Descriptor) -> _Plan:
     """How a message of the schema is written: its fields, each with what writes its value."""
-    fields = cast("Sequence[FieldDescriptor]", kind.fields)
     return tuple(
         (
             field.name,
@@ -114,7 +113,7 @@ def _plan(kind: Descriptor) -> _Plan:
             field.has_presence,
             _writer(field),
         )
-        for field in fields
+        for field in kind.fields
     )
 
 

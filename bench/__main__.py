@@ -18,6 +18,7 @@ BENCHMARKS = (
     "publish",
     "single",
     "scan",
+    "cli",
     "hashes",
     "causal_history",
     "pages",

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -17,6 +17,7 @@ from uuid import UUID
 import click
 import psycopg
 
+from store.cli.sizes import lines_of
 from store.config.node import NodeConfig
 from store.config.options import options_of
 from store.db.checks.check import CheckReport
@@ -24,6 +25,7 @@ from store.db.checks.check import check as check_database
 from store.db.errors import SchemaError, sentence
 from store.db.maintenance.maintainer import database_ns, newest_commit_ns
 from store.db.maintenance.retention import Inventory, PruneReport, prune, read_inventory
+from store.db.maintenance.sizes import read_sizes
 from store.db.pool import complete_url
 from store.db.primary.guard import PrimaryGuard
 from store.db.primary.hosts import hosts_of, probed
@@ -147,7 +149,7 @@ def on_database(command: Callable[..., int]) -> Callable[..., int]:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def db() -> None:
-    """Manage the database: upgrade the schema, check consistency, drop partitions."""
+    """Manage the database: upgrade the schema, check consistency, show sizes, drop partitions."""
 
 
 @db.command(cls=LayeredCommand)
@@ -279,6 +281,20 @@ def partitions(target: Target) -> int:
             click.echo(json.dumps(_partition_json(each)))
     else:
         click.echo("\n".join(map(safe, _partition_lines(inventory))))
+    return OK
+
+
+@db.command(cls=LayeredCommand)
+@on_database
+def sizes(target: Target) -> int:
+    """Show where the bytes go, by table and index, in all and per message.
+
+    Reads sizes of files, the summaries, and a sample of the rows; nodes may go on meanwhile.
+    """
+    with target.url() as url:
+        migrate.require_served(url)
+        found = asyncio.run(_with_connection(url, read_sizes))
+    target.print(asdict(found), [*lines_of(found)])
     return OK
 
 

@@ -6,10 +6,13 @@ names. Fields with presence appear when they are set, all others always.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar, cast
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from storenode.client.messages import hash_of
@@ -45,6 +48,15 @@ def to_plain(message: Message) -> Plain:
         else:
             plain[field.name] = _plain_value(field, value)
     return plain
+
+
+def to_json(message: Message) -> str:
+    """The text of `to_plain` as one line of ASCII, as `json.dumps` writes it, in less time."""
+    parts = []
+    for name, head, has_presence, value_of in _plan(message.DESCRIPTOR):
+        if not has_presence or message.HasField(name):
+            parts.append(head + value_of(getattr(message, name)))
+    return f"{{{', '.join(parts)}}}"
 
 
 def message_from_plain(plain: object) -> WakuMessageAndTopic:
@@ -86,6 +98,38 @@ def _plain_value(field: FieldDescriptor, value: Any) -> Any:  # noqa: ANN401 - a
         known = field.enum_type.values_by_number.get(value)
         return value if known is None else known.name
     return value
+
+
+_Plan = tuple[tuple[str, str, bool, Callable[[Any], str]], ...]
+
+
+@cache
+def _plan(kind: Descriptor) -> _Plan:
+    """How a message of the schema is written: its fields, each with what writes its value."""
+    return tuple(
+        (
+            field.name,
+            f"{encode_basestring_ascii(field.name)}: ",
+            field.has_presence,
+            _writer(field),
+        )
+        for field in kind.fields
+    )
+
+
+def _writer(field: FieldDescriptor) -> Callable[[Any], str]:
+    if not field.is_repeated and field.enum_type is None:
+        if field.message_type is not None:
+            return to_json
+        if field.type == FieldDescriptor.TYPE_BYTES:
+            return lambda value: f'"{value.hex()}"'
+        if field.type == FieldDescriptor.TYPE_STRING:
+            return encode_basestring_ascii
+        if field.cpp_type in _INTEGERS:
+            return int.__repr__
+    if field.is_repeated:
+        return lambda value: json.dumps([_plain_value(field, item) for item in value])
+    return lambda value: json.dumps(_plain_value(field, value))
 
 
 def _from_plain(message: _M, plain: Mapping[Any, Any]) -> _M:

@@ -78,9 +78,11 @@ def chat(
     """Chat in a channel. All participants see the same lines in the same order.
 
     In front of an own line: … not sent yet, · stored by a node, ? probably received, ✓ received
-    by a participant, ✗ refused or given up. Page Up and Page Down scroll, Ctrl-C leaves.
-    Without a terminal, lines of the input are said, and what anybody says is printed as it
-    comes.
+    by a participant, ✗ refused or given up. /help lists commands and keys, /quit or Ctrl-C
+    leaves. The line at the bottom says whether anything is missing; /missing says what.
+
+    Without a terminal, lines of the input are said as they are, and what anybody says is printed
+    as it comes, with times in UTC and rows after the first of a message indented.
     """
     token, tls = token_of(token_file), tls_of(tls_ca, tls_cert, tls_key)
     places = [StoreNode(address, token, tls) for address in nodes]
@@ -118,16 +120,16 @@ async def _talk(
         config=ChannelConfig(channel_id, name, filter=shape),
     ) as channel:
         if sys.stdin.isatty() and sys.stdout.isatty():
-            await _on_screen(channel, f"{safe(name)} in {safe(channel_id)}")
+            await _on_screen(channel, name, channel_id)
         else:
-            await PlainChat(channel).run()
+            await PlainChat(channel, name, keeps=state is not None).run()
 
 
-async def _on_screen(channel: Channel, title: str) -> None:
+async def _on_screen(channel: Channel, name: str, channel_id: str) -> None:
     try:
         from storenode.cli.chat.screen import ScreenChat  # noqa: PLC0415 - an extra may lack it
     except ModuleNotFoundError as error:
         raise CliError(
             USAGE, "The chat needs prompt-toolkit: install storenode with its extra `chat`."
         ) from error
-    await ScreenChat(channel, title).run()
+    await ScreenChat(channel, name, channel_id).run()

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from storenode.cli.chat.limits import CATCH_UP_TIMEOUT_S, LEAVE_TIMEOUT_S
-from storenode.cli.chat.transcript import Line, Transcript
+from storenode.cli.chat.commands import Answer, Commands
+from storenode.cli.chat.limits import (
+    CATCH_UP_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    LEAVE_TIMEOUT_S,
+    MAX_SHOWN_LINES,
+)
+from storenode.cli.chat.people import counted, now_ms
+from storenode.cli.chat.transcript import Kind, Line, Transcript
 from storenode.cli.client.output import Output, note
 from storenode.cli.client.source import lines
 from storenode.cli.client.text import safe
 from storenode.cli.errors import FAILED, UNREACHABLE, CliError
-from storenode.sds.aio.events import Connected, Disconnected
+from storenode.sds.aio.events import Connected, Disconnected, Message
 from storenode.sds.channel import ChannelFullError
 
 if TYPE_CHECKING:
@@ -23,11 +31,16 @@ _STANDARD_INPUT = 0
 
 
 class PlainChat:
-    """Prints what comes as it comes; what belongs further up says so."""
+    """Prints what comes as it comes; what belongs further up says so.
 
-    def __init__(self, channel: Channel) -> None:
+    ``keeps``: the channel has a state, from which the next run goes on.
+    """
+
+    def __init__(self, channel: Channel, name: str, *, keeps: bool) -> None:
         self._channel = channel
-        self._transcript = Transcript()
+        self._keeps = keeps
+        self._transcript = Transcript(name, now_ms())
+        self._commands = Commands(channel, self._transcript.people)
         self._out = Output(as_json=False)
 
     async def run(self) -> None:
@@ -39,10 +52,10 @@ class PlainChat:
         async with self._channel.events() as events:
             printer = asyncio.create_task(self._print(events))
             try:
+                await self._connect()
                 await self._catch_up()
-                async for some in lines(_STANDARD_INPUT):
-                    for line in some:
-                        await self._say(line)
+                self._show(self._transcript.caught_up())
+                await self._say_all()
                 await self._settle()
                 events.close()
                 await printer
@@ -50,11 +63,50 @@ class PlainChat:
                 printer.cancel()
                 await asyncio.wait({printer})
 
+    async def _connect(self) -> None:
+        """Say at once why no node is reachable, and wait a little for one.
+
+        Raises:
+            CliError: none is, and lines would be lost.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                status = await self._channel.wait_for(
+                    lambda status: status.node is not None or bool(status.trouble)
+                )
+                if status.node is None:
+                    note(f"{safe(status.trouble)} Trying for {CONNECT_TIMEOUT_S:.0f} s.")
+                    await self._channel.wait_for(lambda status: status.node is not None)
+        except TimeoutError:
+            if not self._keeps:
+                raise self._offline("Nothing was sent") from None
+
     async def _catch_up(self) -> None:
         """What is said now answers what was said before, if that can be had."""
+        if self._channel.status.node is None:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(CATCH_UP_TIMEOUT_S):
                 await self._channel.wait_for(lambda status: status.synced)
+
+    async def _say_all(self) -> None:
+        """Lines of a pipe are said as they are; at a terminal some are commands."""
+        interactive = sys.stdin.isatty()
+        async for some in lines(_STANDARD_INPUT):
+            for line in some:
+                said = self._command(line) if interactive else line
+                if said is None:
+                    return
+                await self._say(said)
+
+    def _command(self, line: bytes) -> bytes | None:
+        """What is left to be said of a line; None when the user leaves."""
+        said = self._commands.said(line.decode("utf-8", "surrogateescape"))
+        if not isinstance(said, Answer):
+            return said.encode("utf-8", "surrogateescape")
+        for row in said.rows:
+            note(row)
+        return None if said.leave else b""
 
     async def _say(self, line: bytes) -> None:
         if not line.strip():
@@ -65,14 +117,14 @@ class PlainChat:
             raise CliError(FAILED, f"A line was not sent: {safe(str(error))}.") from error
 
     async def _print(self, events: Events) -> None:
-        held = await self._channel.log(1_000)
+        held = await self._channel.log(MAX_SHOWN_LINES)
         # Some of it may have come while it was read: from where is said before it, and once.
         node = self._channel.status.node
         told = None if node is None else Connected(node)
         if told is not None:
             self._tell(told)
         for message in held:
-            self._show(self._transcript.take(message))
+            self._show(self._transcript.held(message))
         async for event in events:
             if event != told:
                 self._tell(event)
@@ -80,20 +132,26 @@ class PlainChat:
                 told = None
 
     def _tell(self, event: ChannelEvent) -> None:
-        line = self._transcript.take(event)
-        if line is not None and not line.remark:
-            later = getattr(event, "entries_after", 0)
-            self._show(line, f" ({later:,} above)" if later else "")
-        elif line is not None:
-            note(line.text)
+        later = event.entries_after if isinstance(event, Message) else 0
+        more = f" ({later:,} above)" if later else ""
+        self._show(self._transcript.take(event, live=self._channel.status.live), more)
 
-    def _show(self, line: Line | None, more: str = "") -> None:
-        if line is not None:
-            self._out.line(line.text + more)
-            self._out.flush()
+    def _show(self, said: list[Line], more: str = "") -> None:
+        for line in said:
+            *rows, last = line.plain()
+            if line.kind is Kind.MESSAGE:
+                for row in (*rows, last + more):
+                    self._out.shown(row)
+                self._out.flush()
+            else:
+                for row in (*rows, last):
+                    note(row)
 
     async def _settle(self) -> None:
         """Have everything published and everything of others printed."""
+        if self._channel.status.node is None and self._keeps:
+            kept = counted(self._channel.status.unpublished, "line")
+            raise self._offline(f"{kept} kept in the state, to be sent by the next run")
         try:
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 await self._channel.wait_for(
@@ -101,9 +159,15 @@ class PlainChat:
                 )
         except TimeoutError:
             status = self._channel.status
+            if status.node is None:
+                unsent = counted(status.unpublished, "line")
+                raise self._offline(f"{unsent} not sent") from None
             raise CliError(
-                UNREACHABLE if status.node is None else FAILED,
-                f"The chat ends as it is ({status}): {safe(status.trouble) or 'try again'}",
+                FAILED, f"The chat ends as it is ({status}): {safe(status.trouble) or 'try again'}"
             ) from None
         # What is saved by now was handed out.
         await self._channel.log(1)
+
+    def _offline(self, said: str) -> CliError:
+        trouble = safe(self._channel.status.trouble) or "No node has answered."
+        return CliError(UNREACHABLE, f"{said}: {trouble}")

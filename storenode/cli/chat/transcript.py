@@ -1,37 +1,33 @@
-"""What a chat shows: lines in the order of the log, with a mark each, and remarks in between."""
+"""What a chat shows: messages in the order of the log, and remarks in between."""
 
 from __future__ import annotations
 
+import re
 from bisect import insort
 from dataclasses import dataclass
 from enum import Enum
 
-from storenode.cli.chat.limits import MAX_SHOWN_LINES, MAX_TEXT_CHARS
+from storenode.cli.chat.limits import FAR_UP_ENTRIES, MAX_SHOWN_LINES, MAX_TOLD_IDS
+from storenode.cli.chat.people import People, clock_of, counted, now_ms
+from storenode.cli.chat.text import rows_of
+from storenode.cli.chat.words import remark_of
 from storenode.cli.client.text import format_time, safe
 from storenode.message.limits import NS_PER_S
-from storenode.sds.aio.events import (
-    ChannelEvent,
-    Connected,
-    Disconnected,
-    Message,
-    NotStored,
-    Repaired,
-)
-from storenode.sds.behind import MAX_SEARCHES
+from storenode.sds.aio.events import ChannelEvent, Message, NotStored
 from storenode.sds.events import (
     Acknowledged,
     Behind,
     CaughtUp,
     GaveUp,
-    Lost,
     Missing,
     PossiblyAcknowledged,
+    Received,
     Sent,
 )
 from storenode.sds.pages import Key
 
 _MAX_TIME_MS = 253_402_300_799_000
-_MS_PER_S = 1_000
+_NS_PER_MS = NS_PER_S // 1_000
 
 
 class Mark(Enum):
@@ -48,38 +44,73 @@ class Mark(Enum):
 _RANK = [Mark.WAITING, Mark.STORED, Mark.POSSIBLY, Mark.FAILED, Mark.ACKNOWLEDGED]
 
 
-@dataclass(slots=True)
+class Kind(Enum):
+    """What a line is."""
+
+    MESSAGE = "message"
+    REMARK = "remark"
+    WARNING = "warning"
+    UNREAD = "unread"
+
+
+@dataclass(slots=True, eq=False)
 class Line:
-    """One line; ``turn`` orders remarks after the message that they followed."""
+    """A message or remark, in rows of text that may be printed.
+
+    ``turn`` orders what has the place of one message: the marker of what is unread, the message,
+    remarks after it. ``when_ms`` is Unix time, of a message as its sender claims.
+    """
 
     key: Key
     turn: int
-    text: str
+    kind: Kind
+    when_ms: int
+    rows: list[str]
+    sender: str = ""
     mark: Mark = Mark.NONE
-    remark: bool = False
+    own: bool = False
+    mention: bool = False
 
     @property
     def place(self) -> tuple[Key, int]:
         """Where it is shown."""
         return self.key, self.turn
 
-    def __str__(self) -> str:
-        return f"  * {self.text}" if self.remark else f"{self.mark.value} {self.text}"
+    def plain(self) -> list[str]:
+        """The line for pipes; only its first row begins with something else than blanks."""
+        if self.kind is not Kind.MESSAGE:
+            return self.rows
+        when = format_time(self.when_ms * _NS_PER_MS)[:19].replace("T", " ")
+        head = f"{when}  {self.sender}: "
+        return [head + self.rows[0], *(" " * len(head) + row for row in self.rows[1:])]
 
 
 class Transcript:
-    """Lines by the order of the log: 500 at most, the oldest make room."""
+    """Lines by the order of the log: 500 at most, the oldest make room.
 
-    def __init__(self) -> None:
+    ``own`` is the name of the user, from ``since_ms`` on.
+    """
+
+    def __init__(self, own: str, since_ms: int) -> None:
         self.lines: list[Line] = []
+        self.people = People(own)
+        self.unread: Line | None = None
+        self._since_ms = since_ms
         self._by_id: dict[str, Line] = {}
         self._turn = 0
+        self._missing: set[str] = set()
+        self._earlier: bool | None = None
+        self._name = re.compile(rf"(?<!\w){re.escape(own)}(?!\w)", re.IGNORECASE)
 
-    def take(self, event: ChannelEvent) -> Line | None:
-        """Note an event; the line that is new, if any."""
+    def held(self, message: Message) -> list[Line]:
+        """Take a message of the log; the lines that are new."""
+        return self._message(message, message.own)
+
+    def take(self, event: ChannelEvent, *, live: bool = False) -> list[Line]:
+        """Note an event; the lines that are new. ``live``: what was said before is through."""
         match event:
             case Message():
-                return self._message(event)
+                return self._came(event, live=live)
             case Sent():
                 self._mark(event.message_id, Mark.STORED)
             case PossiblyAcknowledged():
@@ -88,72 +119,127 @@ class Transcript:
                 self._mark(event.message_id, Mark.ACKNOWLEDGED)
             case GaveUp() | NotStored():
                 self._mark(event.message_id, Mark.FAILED)
+            case Received():
+                self.people.heard(event.sender_id, now_ms())
+            case Behind():
+                self.people.ahead(event.sender_id, event.at_least, event.searches)
+            case CaughtUp():
+                self.people.level(event.sender_id)
+            case Missing():
+                return self._lacking(event)
         said = remark_of(event)
-        return None if said is None else self.remark(said)
+        return [] if said is None else [self.remark(said)]
 
-    def remark(self, text: str) -> Line:
+    def remark(self, *rows: str, warning: bool = False) -> Line:
         """Add a remark at the end."""
         last = self.lines[-1].key if self.lines else (0, "")
-        return self._insert(Line(last, self._next_turn(), text, remark=True))
+        self._turn += 1
+        kind = Kind.WARNING if warning else Kind.REMARK
+        return self._insert(Line(last, self._turn, kind, now_ms(), list(rows)))
 
-    def _message(self, message: Message) -> Line | None:
+    def mark_unread(self, line: Line) -> None:
+        """Have the marker of what is unread before a line, and there only."""
+        self.mark_read()
+        self.unread = self._insert(Line(line.key, -1, Kind.UNREAD, line.when_ms, ["unread"]))
+
+    def mark_read(self) -> None:
+        """Take the marker of what is unread away."""
+        if self.unread in self.lines:
+            self.lines.remove(self.unread)
+        self.unread = None
+
+    def _came(self, message: Message, *, live: bool) -> list[Line]:
+        # Own messages that this participant sent come unpublished, and then once more as an echo
+        # that is not told: what comes published under the own name was sent by another one.
+        known = message.message_id in self._by_id
+        mine = message.own and not message.published
+        lines = self._message(message, mine)
+        if message.own and not mine and not known:
+            lines += self._namesake(message, live=live)
+        elif lines and live and message.entries_after >= FAR_UP_ENTRIES:
+            above = counted(message.entries_after, "message")
+            who, when = lines[0].sender, clock_of(lines[0].when_ms)
+            lines.append(
+                self.remark(f"a late message of {who}, said at {when}, is {above} further up")
+            )
+        return lines
+
+    def _message(self, message: Message, mine: bool) -> list[Line]:
         if message.message_id in self._by_id:
-            return None
+            return []
+        self.people.heard(message.sender_id, message.lamport)
         own = Mark.STORED if message.published else Mark.WAITING
-        mark = own if message.own else Mark.NONE
-        line = Line(message.key, 0, text_of(message), mark)
+        rows = rows_of(message.content)
+        if message.unmet:
+            rows.append("(answers something that is lost)")
+        sender = safe(message.sender_id) or "somebody"
+        line = Line(
+            message.key,
+            0,
+            Kind.MESSAGE,
+            min(message.lamport, _MAX_TIME_MS),
+            rows,
+            sender if mine or not message.own else f"{sender} (not here)",
+            own if mine else Mark.NONE,
+            mine,
+            not message.own and any(map(self._name.search, rows)),
+        )
         self._by_id[message.message_id] = line
-        return self._insert(line)
+        return [self._insert(line)]
+
+    def _namesake(self, message: Message, *, live: bool) -> list[Line]:
+        if not live or message.lamport <= self._since_ms:
+            if self._earlier is None:
+                self._earlier = True
+            return []
+        if self.people.namesakes:
+            return []
+        self.people.namesakes = True
+        name = safe(self.people.own)
+        return [
+            self.remark(
+                f"Somebody else writes as {name} right now, and what either says is taken for the "
+                "other's. One of you has to leave and come back under another name (--name).",
+                warning=True,
+            )
+        ]
+
+    def caught_up(self) -> list[Line]:
+        """What was said before is through: warn of earlier lines under the own name, once."""
+        if not self._earlier:
+            return []
+        self._earlier = False
+        name = safe(self.people.own)
+        return [
+            self.remark(
+                f"Earlier lines under the name {name} were not said from here. If they are not "
+                "yours, from a run without --state, choose another name (--name).",
+                warning=True,
+            )
+        ]
+
+    def _lacking(self, event: Missing) -> list[Line]:
+        names = {each.message_id for each in event.messages}
+        fresh = len(names - self._missing)
+        self._missing = names if len(self._missing) > MAX_TOLD_IDS else self._missing | names
+        if not fresh:
+            return []
+        noun = counted(fresh, "message")
+        return [self.remark(f"{noun} that others answer to {_is(fresh)} missing: being fetched")]
 
     def _mark(self, message_id: str, mark: Mark) -> None:
         line = self._by_id.get(message_id)
-        if line is not None and _RANK.index(mark) > _RANK.index(line.mark):
+        if line is not None and line.own and _RANK.index(mark) > _RANK.index(line.mark):
             line.mark = mark
 
     def _insert(self, line: Line) -> Line:
         insort(self.lines, line, key=lambda each: each.place)
         if len(self.lines) > MAX_SHOWN_LINES:
             gone = self.lines.pop(0)
-            self._by_id = {key: each for key, each in self._by_id.items() if each is not gone}
+            if gone.kind is Kind.MESSAGE:
+                del self._by_id[gone.key[1]]
         return line
 
-    def _next_turn(self) -> int:
-        self._turn += 1
-        return self._turn
 
-
-def text_of(message: Message) -> str:
-    """A message as a line: when, who, what. The time is what the sender claims."""
-    lamport_ms = min(message.lamport, _MAX_TIME_MS)
-    when = format_time(lamport_ms * (NS_PER_S // _MS_PER_S))[:19].replace("T", " ")
-    said = safe(message.content.decode("utf-8", "replace"))[:MAX_TEXT_CHARS]
-    gap = " (answers what is lost)" if message.unmet else ""
-    return f"{when}  {safe(message.sender_id) or 'somebody'}: {said}{gap}"
-
-
-def remark_of(event: ChannelEvent) -> str | None:
-    """What is said of an event besides the messages; None for most."""
-    said: str | None = None
-    match event:
-        case Connected():
-            said = f"connected to {safe(event.node)}"
-        case Disconnected():
-            said = f"{safe(event.node)} is unreachable: {safe(event.sentence)}"
-        case NotStored():
-            said = f"a message was refused: {safe(event.reason)}"
-        case GaveUp():
-            said = f"a message was sent {event.sends} times without an acknowledgement"
-        case Missing():
-            said = f"{len(event.messages):,} missing"
-        case Repaired():
-            said = f"repair: {event.found:,} of {event.asked:,} came, in {event.calls} calls"
-        case Behind() if event.searches == 1:
-            who = safe(event.sender_id)
-            said = f"{who} has {event.at_least:,} or more messages that are not here: searching"
-        case Behind() if event.searches == MAX_SEARCHES:
-            said = f"still not found what {safe(event.sender_id)} has: searching everything"
-        case CaughtUp():
-            said = f"all that {safe(event.sender_id)} has is known here again"
-        case Lost():
-            said = f"{len(event.message_ids):,} lost for good"
-    return said
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"

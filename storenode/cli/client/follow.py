@@ -61,8 +61,7 @@ async def follow(
     try:
         async with aclosing(pages):
             async for page in pages:
-                for item in page.messages[:left]:
-                    session.out.stored(item)
+                session.out.stored(page.messages[:left])
                 if left is None or len(page.messages) <= left:
                     # Ahead of a page cut short, since its own cursor would skip the rest of it.
                     resume = page.cursor

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from storenode.cli.client.text import format_time, preview, safe, short
 from storenode.cli.errors import FAILED, CliError
-from storenode.client.plain import to_plain
+from storenode.client.plain import to_json
 from storenode.client.sds_messages import sds_view
 
 if TYPE_CHECKING:
@@ -29,8 +29,12 @@ class Output:
 
     def line(self, text: str) -> None:
         """Print one line; what does not print, or the terminal's encoding lacks, is escaped."""
+        self.shown(safe(text))
+
+    def shown(self, text: str) -> None:
+        """Print lines of text that may be printed; what the encoding lacks is escaped."""
         try:
-            sys.stdout.buffer.write(safe(text).encode(self._encoding, "backslashreplace") + b"\n")
+            sys.stdout.buffer.write(text.encode(self._encoding, "backslashreplace") + b"\n")
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -47,21 +51,18 @@ class Output:
 
     def json(self, value: Mapping[str, Any]) -> None:
         """Print one JSON object, in ASCII without control characters."""
-        # The encoder escapes all but DEL, which is ASCII and no printing character.
-        self.line(json.dumps(value, separators=(", ", ": ")).replace("\x7f", "\\u007f"))
+        self.shown(_printing(json.dumps(value)))
 
     def message(self, message: Message) -> None:
         """Print any message of the schema as JSON."""
-        self.json(to_plain(message))
+        self.shown(_printing(to_json(message)))
 
-    def stored(self, item: WakuMessageKeyValue) -> None:
-        """Print a stored message, or its hash when it came without data."""
-        if self.as_json:
-            self.message(item)
-        elif item.HasField("message"):
-            self.line(_stored_line(item))
-        else:
-            self.line(item.message_hash.hex())
+    def stored(self, items: Sequence[WakuMessageKeyValue]) -> None:
+        """Print stored messages, or the hashes of those that came without data."""
+        if items:
+            text_of = to_json if self.as_json else _stored_text
+            text = "\n".join(map(text_of, items))
+            self.shown(_printing(text) if self.as_json else text)
 
     def sds(self, item: SdsStoredMessage, *, data: bool = True) -> None:
         """Print a stored SDS message, or with ``data`` false only its entry."""
@@ -86,7 +87,14 @@ def note(text: str) -> None:
     print(safe(text), file=sys.stderr, flush=True)
 
 
-def _stored_line(item: WakuMessageKeyValue) -> str:
+def _printing(text: str) -> str:
+    """What the encoder of JSON leaves as it is: DEL, which is ASCII and no printing character."""
+    return text.replace("\x7f", "\\u007f")
+
+
+def _stored_text(item: WakuMessageKeyValue) -> str:
+    if not item.HasField("message"):
+        return item.message_hash.hex()
     message = item.message
     return (
         f"{format_time(message.timestamp)}  {short(item.message_hash)}  "

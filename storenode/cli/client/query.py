@@ -94,8 +94,7 @@ async def query(
     said: list[AnswerCoverage] = []
     async with aclosing(session.client.query_pages(request)) as pages:
         async for page in pages:
-            for item in page.messages:
-                session.out.stored(item)
+            session.out.stored(page.messages)
             if page.HasField("coverage"):
                 said.append(page.coverage)
             more = page.HasField("pagination_cursor")

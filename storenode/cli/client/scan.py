@@ -69,8 +69,7 @@ async def scan(
             if page.HasField("coverage"):
                 said.append(page.coverage)
                 continue
-            for item in page.messages[:left]:
-                session.out.stored(item)
+            session.out.stored(page.messages[:left])
             # A page cut short has no cursor of its own: going on from it would skip the rest.
             if cursors and (left is None or len(page.messages) <= left):
                 session.out.cursor("cursor", page.cursor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final
 
 from storenode.cli.client.limits import PREVIEW_CHARS, SHORT_HASH_CHARS
@@ -50,8 +51,13 @@ TIME: Final = Parsed("time", "TIME", parse_time_ns)
 def format_time(time_ns: int) -> str:
     """RFC 3339 in UTC with milliseconds; what is finer is left out."""
     seconds, rest_ns = divmod(time_ns, NS_PER_S)
-    moment = _EPOCH + timedelta(seconds=seconds)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest_ns // 1_000_000:03d}Z"
+    return f"{_second(seconds)}.{rest_ns // 1_000_000:03d}Z"
+
+
+@lru_cache(maxsize=16)
+def _second(seconds: int) -> str:
+    # Messages in the order of time have many in a second.
+    return (_EPOCH + timedelta(seconds=seconds)).isoformat()[:19]
 
 
 def parse_hex(text: str) -> bytes:

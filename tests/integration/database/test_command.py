@@ -96,7 +96,9 @@ def test_upgrade_and_current(storenode: Storenode, empty_database_url: str) -> N
     assert (again.code, again.out) == (0, f"The schema is at revision {newest} already.\n")
 
 
-@pytest.mark.parametrize("command", ["accept", "check", "partitions", "prune", "resummarize"])
+@pytest.mark.parametrize(
+    "command", ["accept", "check", "partitions", "prune", "resummarize", "sizes"]
+)
 def test_a_database_without_a_schema_is_told_apart(
     storenode: Storenode, empty_database_url: str, tmp_path: Path, command: str
 ) -> None:
@@ -154,6 +156,35 @@ def test_partitions_are_listed(storenode: Storenode, filled_url: str) -> None:
     people = storenode("partitions", "--database-url", filled_url)
     assert people.out.splitlines()[0].split()[:2] == ["TABLE", "PARTITION"]
     assert len(people.out.splitlines()) == len(rows) + 2
+
+
+def test_sizes_add_up_to_all_files_of_the_store(storenode: Storenode, filled_url: str) -> None:
+    ended = storenode("sizes", "--database-url", filled_url, "--json")
+    assert ended.code == 0
+    with psycopg.connect(filled_url) as connection:
+        whole = connection.execute(
+            "select sum(pg_total_relation_size(oid)) from pg_class"
+            " where relnamespace = 'storenode'::regnamespace and relkind = 'r'"
+        ).fetchone()
+        payloads = connection.execute(
+            "select avg(pg_column_size(payload)) from storenode.messages"
+        ).fetchone()
+    assert whole is not None
+    assert payloads is not None
+    sizes = ended.value
+    assert sizes["messages"] == 11
+    assert sizes["total_bytes"] == whole[0] == sum(part["size_bytes"] for part in sizes["parts"])
+    rows = {part["table"] for part in sizes["parts"] if part["part"] == ""}
+    assert {"messages", "hashes", "sds", "topics", "commits"} <= rows
+    indexes = {part["part"] for part in sizes["parts"] if part["table"] == "messages"}
+    assert {"messages_pkey", "messages_topic_idx", "messages_batch_idx"} <= indexes
+    means = {(each["table"], each["column"]): each["mean_bytes"] for each in sizes["columns"]}
+    assert means["messages", "payload"] == pytest.approx(float(payloads[0]))
+    assert sizes["log_bytes"] > 0
+    people = storenode("sizes", "--database-url", filled_url).out.splitlines()
+    assert people[0].startswith("11 messages in ")
+    (total,) = (line.split() for line in people if line.startswith("all "))
+    assert total[2:] == ["100.0%", f"{whole[0] / 11:,.1f}"]
 
 
 def test_prune_shows_first_and_then_does(storenode: Storenode, filled_url: str) -> None:

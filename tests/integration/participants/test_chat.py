@@ -13,14 +13,11 @@ from pathlib import Path
 import pytest
 
 from storenode.cli.chat import plain
-from storenode.cli.chat.limits import MAX_SHOWN_LINES
 from storenode.cli.chat.plain import PlainChat
-from storenode.cli.chat.transcript import Mark, Transcript
 from storenode.cli.client.output import Output
 from storenode.sds.aio.bus import Bus
 from storenode.sds.aio.channel import Channel
-from storenode.sds.aio.events import Message, Repaired
-from storenode.sds.events import Acknowledged, GaveUp, PossiblyAcknowledged, Sent
+from storenode.sds.aio.events import Message
 from tests.support.command import Command
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.terminal import Terminal
@@ -46,7 +43,7 @@ def test_two_people_see_each_others_lines_in_the_same_order(
     kept = ("--state", str(tmp_path / "alice.db"))
     with chatting(node, room, "alice", *kept) as alice, chatting(node, room, "bob") as bob:
         for each in (alice, bob):
-            each.wait(lambda text: "synced at" in text)
+            each.wait(lambda text: "up to date with" in text)
         said = []
         for number in range(3):
             for name, terminal, other in (("alice", alice, bob), ("bob", bob, alice)):
@@ -60,12 +57,83 @@ def test_two_people_see_each_others_lines_in_the_same_order(
             places = [shown.rindex(line) for line in said]
             assert places == sorted(places)
         # Bob's history has named what alice said: she sees the mark.
-        alice.wait(lambda text: re.search(r"✓ \S+ \S+  alice: alice says 0", text) is not None)
+        alice.wait(lambda text: "✓ alice: alice says 0" in text)
         alice.type("\x03")
         assert alice.process.wait(60) == 0
     with chatting(node, room, "alice", *kept) as alice:
         alice.wait(lambda text: "alice says 2" in text and "bob says 2" in text)
         alice.process.send_signal(signal.SIGKILL)
+
+
+def test_a_paste_emoji_commands_and_a_second_participant_of_one_name(
+    node: NodeProcess, room: str
+) -> None:
+    family = "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}"
+    with chatting(node, room, "alice") as alice, chatting(node, room, "bob") as bob:
+        for each in (alice, bob):
+            each.wait(partial(contains, "up to date with"))
+        bob.type("hi\r")
+        alice.wait(partial(contains, "bob: hi"))
+        pasted = "\r".join(f"row {number} of it" for number in range(200))
+        alice.type(f"\x1b[200~{pasted}\x1b[201~")
+        alice.wait(partial(contains, "200 rows: Enter sends"))
+        alice.type("\r")
+        shown = bob.wait(partial(contains, "row 199 of it"))
+        # One message: all of the 28 rows above the line of the state are full.
+        assert set(re.findall(r"row (\d+) of it", shown)) == {str(n) for n in range(172, 200)}
+        alice.type("/help\r/nonsense\r//literally\r")
+        alice.wait(lambda text: "/missing" in text and "There is no command /nonsense" in text)
+        alice.type(f"bo\t{family} come\x1b\rto dinner\r")
+        shown = bob.wait(lambda text: f"alice: bob: {family} come" in text and "to dinner" in text)
+        assert "alice: /literally" in shown
+        assert "/help" not in shown
+        assert "/nonsense" not in shown
+        with chatting(node, room, "bob") as other:
+            other.wait(partial(contains, "Earlier lines under the name bob were not said from"))
+            other.type("me too\r")
+            shown = bob.wait(partial(contains, "Somebody else writes as bob right now"))
+            assert "bob (not here): me too" in shown
+            assert "NAME USED TWICE" in shown
+        alice.type("/quit\r")
+        assert alice.process.wait(60) == 0
+
+
+def test_what_is_missing_is_said_in_words(node: NodeProcess, room: str) -> None:
+    command = Command.of(node)
+    with chatting(node, room, "alice") as alice:
+        alice.wait(partial(contains, "up to date with"))
+        topic = ("--content-topic", f"/sds/1/{room}/proto", "--channel", room)
+        named = ("--sender", "carol", "--message-id", "b", "--parent", "withheld")
+        command.ok("publish", *topic, *named, "an answer")
+        alice.wait(partial(contains, "1 missing, being fetched"))
+        alice.type("/missing\r/names\r")
+        shown = alice.wait(partial(contains, "carol: last heard at"))
+        assert "withheld, known by its ID alone" in shown
+        assert "Not shown until then: 1 message" in shown
+        # It comes, and with it what waited.
+        command.ok("publish", *topic, "--sender", "dora", "--message-id", "withheld", "a question")
+        shown = alice.wait(lambda text: "dora: a question" in text and "up to date" in text)
+        assert "carol: an answer" in shown
+
+
+def test_lines_of_a_pipe_learn_at_once_that_no_node_is_reachable(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    command = Command.of(node)
+    chat = ("chat", "--channel", room, "--name", "alice")
+    nowhere = ("--node", "127.0.0.1:1")
+    lost = command(*chat, *nowhere, stdin=b"hello\n")
+    assert (lost.code, lost.out) == (3, "")
+    reason, ended = lost.err.splitlines()
+    assert "127.0.0.1:1 (Connection refused)" in reason
+    assert "Trying for 3 s" in reason
+    assert ended.startswith("storenode: Nothing was sent: No node could be reached")
+    state = ("--state", str(tmp_path / "alice.db"))
+    kept = command(*chat, *nowhere, *state, stdin=b"hello\n")
+    assert (kept.code, "1 line kept in the state" in kept.err) == (3, True)
+    command.ok(*chat, *state)
+    said = command.ok("chat", "--channel", room, "--name", "bob").lines
+    assert [line.split("  ")[1] for line in said] == ["alice: hello"]
 
 
 def test_pipes_say_lines_and_print_what_was_said(node: NodeProcess, room: str) -> None:
@@ -88,7 +156,7 @@ async def test_where_lines_come_from_is_said_before_them_and_once(
     """Also what came while the log was read."""
     shown: asyncio.Queue[str] = asyncio.Queue()
     monkeypatch.setattr(plain, "note", shown.put_nowait)
-    monkeypatch.setattr(Output, "line", lambda _, text: shown.put_nowait(text))
+    monkeypatch.setattr(Output, "shown", lambda _, text: shown.put_nowait(text))
     bus = Bus()
 
     async def read_late(channel: Channel, count: int) -> list[Message]:
@@ -102,7 +170,8 @@ async def test_where_lines_come_from_is_said_before_them_and_once(
             read = Channel.log
             monkeypatch.setattr(Channel, "log", read_late)
             async with bob.events() as events:
-                printing = asyncio.create_task(PlainChat(bob)._print(events))
+                chat = PlainChat(bob, "bob", keeps=False)
+                printing = asyncio.create_task(chat._print(events))
                 assert await shown.get() == "connected to here"
                 assert (await shown.get()).endswith("alice: hello")
                 await alice.send(b"again")
@@ -124,50 +193,3 @@ def test_what_is_wrong_is_said_in_a_sentence(node: NodeProcess, room: str, tmp_p
     assert (folder.code, "cannot be used" in folder.err) == (1, True)
     empty = command("chat", "--channel", "", "--name", "alice")
     assert (empty.code, "channel_id has 0 bytes" in empty.err) == (2, True)
-
-
-def own(name: str, lamport: int) -> Message:
-    return Message(name, "alice", lamport, name.encode(), own=True, published=False)
-
-
-def test_marks_never_go_back() -> None:
-    transcript = Transcript()
-    line = transcript.take(own("a", 1))
-    assert line is not None
-    seen = [line.mark]
-    for event in (
-        Sent("a", None),
-        PossiblyAcknowledged("a", 1, 0.1),
-        Sent("a", None),
-        Acknowledged("a"),
-        GaveUp("a", 3),
-    ):
-        transcript.take(event)
-        seen.append(line.mark)
-    assert seen[:3] == [Mark.WAITING, Mark.STORED, Mark.POSSIBLY]
-    assert seen[3:] == [Mark.POSSIBLY, Mark.ACKNOWLEDGED, Mark.ACKNOWLEDGED]
-
-
-def test_late_lines_are_put_in_their_place_and_remarks_stay_where_they_were() -> None:
-    transcript = Transcript()
-    transcript.take(own("first", 1))
-    transcript.take(own("third", 3))
-    transcript.take(Repaired(2, 1, 1))
-    transcript.take(own("second", 2))
-    transcript.take(own("second", 2))
-    assert [line.text.rpartition(": ")[2] for line in transcript.lines] == [
-        "first",
-        "second",
-        "third",
-        "1 of 2 came, in 1 calls",
-    ]
-
-
-def test_old_lines_make_room() -> None:
-    transcript = Transcript()
-    for number in range(MAX_SHOWN_LINES + 10):
-        transcript.take(own(str(number), number))
-    assert len(transcript.lines) == MAX_SHOWN_LINES
-    assert transcript.lines[0].key == (10, "10")
-    # The largest clock there is has no date, and is a line all the same.
-    assert transcript.take(own("far", 2**64 - 1)) is not None

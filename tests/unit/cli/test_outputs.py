@@ -25,9 +25,10 @@ from store.demo.scene import Line
 from store.domain.partitioning import Bounds
 from store.observe import logging as observed
 from storenode.cli import errors, main
+from storenode.cli.chat.layout import laid_out
 from storenode.cli.chat.transcript import Transcript
 from storenode.cli.client.output import Output, note
-from storenode.sds.aio.events import Disconnected
+from storenode.sds.aio.events import Disconnected, Message
 from tests.support.pages import ROOT
 
 HOSTILE = "=cmd\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\u2066\u2028\x7f<b>\r\b"
@@ -36,7 +37,7 @@ HOSTILE = "=cmd\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp\u2066\u2028\x7f<b>\r\b"
 HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 KNOWN = {
-    "storenode/cli/client/output.py": {"Output.line", "note"},
+    "storenode/cli/client/output.py": {"Output.shown", "note"},
     "storenode/cli/errors.py": {"complain"},
     "storenode/cli/main.py": {"main"},
     "store/cli/db.py": {"Target.print", "partitions", "_progress.show"},
@@ -131,9 +132,14 @@ def on_console(width: int = 80) -> None:
 
 
 def in_a_chat() -> None:
-    line = Transcript().take(Disconnected(HOSTILE, HOSTILE))
-    assert line is not None
-    Output(as_json=False).line(str(line))
+    transcript = Transcript("me", 0)
+    remarks = transcript.take(Disconnected(HOSTILE, HOSTILE))
+    said = transcript.held(Message("1", HOSTILE, 1, HOSTILE.encode()))
+    for line in remarks + said:
+        for row in line.plain():
+            Output(as_json=False).shown(row)
+        for shown in laid_out(line, 40):
+            Output(as_json=False).shown("".join(part[1] for part in shown))
 
 
 def fields() -> None:

@@ -1,0 +1,141 @@
+"""What a line that begins with a slash does: nothing of it goes to the channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from storenode.cli.chat.limits import MAX_LISTED
+from storenode.cli.chat.people import counted, standing
+from storenode.cli.chat.words import lacks_of, owed_of, state_of
+from storenode.cli.client.text import safe
+
+if TYPE_CHECKING:
+    from storenode.cli.chat.people import People
+    from storenode.sds.aio.channel import Channel
+    from storenode.sds.events import MissingMessage
+
+_SHORT_ID_CHARS = 16
+
+KEYS: Final = (
+    (
+        "Keys: Enter sends, Alt-Enter begins a new row, Tab completes names and commands, Up and "
+        "Down recall what was written, Page Up and Page Down scroll, Ctrl-End goes to the newest "
+        "line, Ctrl-C discards what is being written, or leaves."
+    ),
+    (
+        "Marks of your own lines: … not sent yet, · stored by a node, ? probably received, ✓ "
+        "received by somebody, ✗ refused or given up."
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command says, and whether the user wants to leave."""
+
+    rows: tuple[str, ...] = ()
+    leave: bool = False
+
+
+class Commands:
+    """The commands of a chat; ``keys`` are explained where there are any."""
+
+    def __init__(self, channel: Channel, people: People, keys: tuple[str, ...] = ()) -> None:
+        self._channel = channel
+        self._people = people
+        self._keys = keys
+        self._known: dict[str, tuple[str, Callable[[], Answer]]] = {
+            "/help": ("this list", self._help),
+            "/names": ("who takes part, and who has what is not here", self._names),
+            "/missing": ("what is missing, and what is done about it", self._missing),
+            "/status": ("the connection, and what has become of your lines", self._status),
+            "/quit": ("leave", lambda: Answer(leave=True)),
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """All commands."""
+        return list(self._known)
+
+    def said(self, text: str) -> Answer | str:
+        """The answer of a command, or what is to be said in the channel.
+
+        Two slashes at the beginning say a line that begins with one.
+        """
+        if not text.startswith("/"):
+            return text
+        if text.startswith("//"):
+            return text[1:]
+        name = text.split(maxsplit=1)[0]
+        known = self._known.get(name.lower())
+        if known is None:
+            hint = f"To say a line that begins with a slash, write /{safe(name)}."
+            return Answer((f"There is no command {safe(name)}: /help lists them. {hint}",))
+        return known[1]()
+
+    def _help(self) -> Answer:
+        rows = [f"{name:<9} {what}" for name, (what, _) in self._known.items()]
+        return Answer((*rows, "//…       say a line that begins with a slash", *self._keys))
+
+    def _names(self) -> Answer:
+        others = self._people.by_name()
+        own = f"{safe(self._people.own)}: you"
+        if self._people.namesakes:
+            own += ", and somebody else who writes under the same name"
+        rows = [standing(name, person) for name, person in others[:MAX_LISTED]]
+        said = f"{counted(len(others) + 1, 'participant')} heard so far:"
+        return Answer((said, own, *rows, *_rest(len(others))))
+
+    def _missing(self) -> Answer:
+        missing = self._channel.missing()
+        status = self._channel.status
+        said = lacks_of(status)
+        if not said:
+            more = "" if status.live else "; the history is still being read"
+            return Answer((f"Nothing is missing as far as is known here{more}.",))
+        rows = [_lack(each) for each in missing[:MAX_LISTED]]
+        waiting = (
+            [f"Not shown until then: {counted(status.waiting, 'message')} in answer to it."]
+            if status.waiting
+            else []
+        )
+        ahead = [standing(*each) for each in self._people.by_name() if each[1].ahead]
+        how = (
+            ["The node is asked for them, and participants that have them send them again."]
+            if missing
+            else []
+        )
+        return Answer(
+            (
+                "; ".join(said) + ".",
+                *rows,
+                *_rest(len(missing)),
+                *waiting,
+                *how,
+                *ahead[:MAX_LISTED],
+            )
+        )
+
+    def _status(self) -> Answer:
+        status = self._channel.status
+        rows = [state_of(status) + "."]
+        if not owed_of(status):
+            rows.append("All of your lines were received by somebody, or you said none.")
+        if status.incomparable:
+            peers = counted(status.incomparable, "participant")
+            rows.append(
+                f"{peers} send nothing by which it shows whether something is missing here."
+            )
+        return Answer(tuple(rows))
+
+
+def _lack(message: MissingMessage) -> str:
+    who = f" of {safe(message.sender_id)}" if message.sender_id else ""
+    known = "" if message.hints else ", known by its ID alone"
+    return f"  {safe(message.message_id)[:_SHORT_ID_CHARS]}{who}{known}"
+
+
+def _rest(count: int) -> tuple[str, ...]:
+    return (f"  and {count - MAX_LISTED:,} more",) if count > MAX_LISTED else ()

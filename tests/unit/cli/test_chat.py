@@ -1,0 +1,215 @@
+"""What a chat shows, without a channel: marks, order, rows of a terminal, scrolling."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prompt_toolkit.formatted_text import StyleAndTextTuples
+from wcwidth import wcswidth
+
+from storenode.cli.chat.entry import completed
+from storenode.cli.chat.layout import cells, laid_out
+from storenode.cli.chat.limits import FAR_UP_ENTRIES, MAX_SHOWN_LINES, MAX_TEXT_ROWS
+from storenode.cli.chat.text import rows_of
+from storenode.cli.chat.transcript import Kind, Line, Mark, Transcript
+from storenode.cli.chat.view import View
+from storenode.sds.aio.events import Message, Repaired
+from storenode.sds.events import (
+    Acknowledged,
+    Behind,
+    CaughtUp,
+    GaveUp,
+    Missing,
+    MissingMessage,
+    PossiblyAcknowledged,
+    Sent,
+)
+
+FAMILY = "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}"
+PRIDE = "\N{WAVING WHITE FLAG}\ufe0f\u200d\N{RAINBOW}"
+WALES = "\N{WAVING BLACK FLAG}\U000e0067\U000e0062\U000e007f"
+
+
+def own(name: str, lamport: int) -> Message:
+    return Message(name, "alice", lamport, name.encode(), own=True, published=False)
+
+
+def said(name: str, lamport: int, text: str = "x", after: int = 0) -> Message:
+    return Message(name, "bob", lamport, text.encode(), entries_after=after)
+
+
+def texts(transcript: Transcript) -> list[str]:
+    return [line.rows[0] for line in transcript.lines]
+
+
+def test_marks_never_go_back() -> None:
+    transcript = Transcript("alice", 0)
+    (line,) = transcript.take(own("a", 1))
+    seen = [line.mark]
+    for event in (
+        Sent("a", None),
+        PossiblyAcknowledged("a", 1, 0.1),
+        Sent("a", None),
+        Acknowledged("a"),
+        GaveUp("a", 3),
+    ):
+        transcript.take(event)
+        seen.append(line.mark)
+    assert seen[:3] == [Mark.WAITING, Mark.STORED, Mark.POSSIBLY]
+    assert seen[3:] == [Mark.POSSIBLY, Mark.ACKNOWLEDGED, Mark.ACKNOWLEDGED]
+
+
+def test_late_lines_are_put_in_their_place_and_remarks_stay_where_they_were() -> None:
+    transcript = Transcript("alice", 0)
+    transcript.take(own("first", 1))
+    transcript.take(own("third", 3))
+    transcript.take(Repaired(2, 1, 1))
+    transcript.take(own("second", 2))
+    transcript.take(own("second", 2))
+    assert texts(transcript) == ["first", "second", "third", "fetched 1 of 2 missing messages"]
+    late = transcript.take(said("far", 1, after=FAR_UP_ENTRIES), live=True)
+    assert [line.kind for line in late] == [Kind.MESSAGE, Kind.REMARK]
+
+
+def test_old_lines_make_room() -> None:
+    transcript = Transcript("alice", 0)
+    for number in range(MAX_SHOWN_LINES + 10):
+        transcript.take(own(str(number), number))
+    assert len(transcript.lines) == MAX_SHOWN_LINES
+    assert transcript.lines[0].key == (10, "10")
+    # The largest clock there is has no date, and is a line all the same.
+    (far,) = transcript.take(own("far", 2**64 - 1))
+    assert laid_out(far, 80)
+
+
+def test_lines_under_the_own_name_that_were_not_said_here_are_told_apart() -> None:
+    transcript = Transcript("alice", since_ms=100)
+    (earlier,) = transcript.take(Message("1", "alice", 50, b"x", own=True))
+    assert (earlier.sender, earlier.mark, earlier.own) == ("alice (not here)", Mark.NONE, False)
+    assert [line.kind for line in transcript.caught_up()] == [Kind.WARNING]
+    assert transcript.caught_up() == []
+    told = [transcript.people.namesakes]
+    _, warning = transcript.take(Message("2", "alice", 150, b"x", own=True), live=True)
+    assert warning.kind is Kind.WARNING
+    assert [*told, transcript.people.namesakes] == [False, True]
+    assert len(transcript.take(Message("3", "alice", 151, b"x", own=True), live=True)) == 1
+    # What is said from here, or was in the state, is our own.
+    assert [each.sender for each in transcript.take(own("4", 152), live=True)] == ["alice"]
+    assert [each.own for each in transcript.held(Message("5", "alice", 1, b"x", own=True))] == [
+        True
+    ]
+
+
+def test_who_is_ahead_and_what_is_missing_is_told_once() -> None:
+    transcript = Transcript("alice", 0)
+    missing = Missing((MissingMessage("a"), MissingMessage("b")))
+    (remark,) = transcript.take(missing)
+    assert remark.rows == ["2 messages that others answer to are missing: being fetched"]
+    assert transcript.take(missing) == []
+    assert len(transcript.take(Behind("bob", 0, 4, 1))) == 1
+    assert transcript.people.others["bob"].ahead == 4
+    assert transcript.take(Behind("bob", 0, 3, 2)) == []
+    assert len(transcript.take(CaughtUp("bob"))) == 1
+    assert transcript.people.others["bob"].ahead == 0
+
+
+def test_mentions_are_whole_words() -> None:
+    transcript = Transcript("al", 0)
+    heard = ("hi Al!", "@al: you", "also", "Walt", "al")
+    lines = [transcript.held(said(str(at), at, text))[0] for at, text in enumerate(heard)]
+    assert [line.mention for line in lines] == [True, True, False, False, True]
+
+
+def test_one_marker_is_before_what_is_unread() -> None:
+    transcript = Transcript("alice", 0)
+    lines = [transcript.held(said(str(at), at))[0] for at in range(3)]
+    transcript.mark_unread(lines[1])
+    transcript.mark_unread(lines[2])
+    kinds = [line.kind for line in transcript.lines]
+    assert kinds == [Kind.MESSAGE, Kind.MESSAGE, Kind.UNREAD, Kind.MESSAGE]
+    transcript.mark_read()
+    assert transcript.lines == lines
+
+
+def test_rows_of_a_message_keep_emoji_and_nothing_else_that_does_not_print() -> None:
+    assert rows_of(b"a\r\nb\rc\n\td\n") == ["a", "b", "c", "    d"]
+    emoji = f"x {FAMILY} {PRIDE} {WALES}"
+    assert rows_of(emoji.encode()) == [emoji]
+    # Joiners between letters of Latin, at an end, in a row, and letters of a region alone.
+    hidden = "a\u200db \N{MAN}\u200d \N{MAN}\u200d\u200d\N{MAN} \U000e0067 \u202e"
+    (row,) = rows_of(hidden.encode())
+    assert row.isprintable()
+    assert row.count(r"\u200d") == 4
+    many = rows_of(b"x\n" * (MAX_TEXT_ROWS + 7))
+    assert (len(many), many[-1]) == (MAX_TEXT_ROWS + 1, "[7 more rows not shown]")
+    assert rows_of(b"x" * 64_001)[-1] == "[1 more characters not shown]"
+
+
+def columns_of(row: StyleAndTextTuples) -> int:
+    """What a terminal without emoji of several characters would use."""
+    return sum(max(wcswidth(part[1]), 0) for part in row if "ZeroWidth" not in part[0])
+
+
+@given(
+    st.lists(
+        st.sampled_from(["a", "b ", "字", "e\u0301", FAMILY, PRIDE, WALES, "❤\ufe0f", "👍🏽"])
+    ),
+    st.integers(12, 80),
+)
+def test_rows_are_never_wider_than_the_terminal(parts: list[str], width: int) -> None:
+    text = "".join(parts)
+    line = Line((1, "1"), 0, Kind.MESSAGE, 0, rows_of(text.encode()), "bob")
+    rows = laid_out(line, width)
+    for row in rows:
+        # One blank after an emoji at the end may follow: the last column is kept free for it.
+        assert columns_of(row) <= width + 1
+    shown = "".join(
+        re.sub(r"\x1b\[\d+[XG]", "", part[1]) for row in rows for part in row if part[1].strip()
+    )
+    assert shown.replace(" ", "").endswith(f"bob:{text}".replace(" ", ""))
+
+
+def test_an_emoji_is_drawn_in_one_go_and_the_cursor_put_after_it() -> None:
+    row = cells(f"x{FAMILY}y", 8, "")
+    drawn = ["x", "\x1b[2X", "\N{MAN}", FAMILY[1:] + "\x1b[12G", "y"]
+    assert [part[1] for part in row] == drawn
+    first, after = row[2][0], row[4][0]
+    # Both cells belong to this emoji: one is not drawn without the other.
+    assert first.strip() == after.strip()
+    assert first.strip().startswith("class:joined-")
+
+
+def test_names_and_commands_are_completed_as_far_as_is_certain() -> None:
+    def after(text: str) -> str:
+        return completed(text, ["Bob", "carla", "carl"], ["/names", "/missing"])
+
+    assert [after(text) for text in ("bo", "ask bo", "x\nbo", "ca", "/n", "x /n")] == [
+        *("Bob: ", "ask Bob ", "x\nBob ", "carl", "/names", "x /n")
+    ]
+    assert [after(text) for text in ("", "x ", "zoe")] == ["", "x ", "zoe"]
+
+
+def last_of(view: View, height: int = 5) -> list[str]:
+    return ["".join(part[1] for part in row)[8:] for row in view.rows(40, height)]
+
+
+def test_the_view_shows_full_screens_and_stays_where_it_was_scrolled_to() -> None:
+    transcript = Transcript("alice", 0)
+    transcript.take(said("a", 1, "\n".join(f"row {number}" for number in range(20))))
+    view = View(transcript)
+    assert last_of(view) == [f"row {number}" for number in range(15, 20)]
+    view.up(3)
+    assert last_of(view) == [f"row {number}" for number in range(12, 17)]
+    transcript.take(said("b", 2, "news"))
+    assert last_of(view) == [f"row {number}" for number in range(12, 17)]
+    assert (view.scrolled, view.below) == (True, 1)
+    view.up(1_000)
+    # The first row of all is the day.
+    assert last_of(view)[1:] == ["bob: row 0", "row 1", "row 2", "row 3"]
+    view.down(1)
+    assert last_of(view) == ["bob: row 0", *(f"row {number}" for number in range(1, 5))]
+    view.down(1_000)
+    assert last_of(view)[-1] == "bob: news"
+    assert not view.scrolled

@@ -1,0 +1,91 @@
+"""Stored messages as `scan` and `query` print them: page by page, to the byte as one by one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storenode.cli.client.output import Output
+from storenode.client.plain import to_json, to_plain
+from storenode.client.sds_messages import sds_payload
+from storenode.client.types import (
+    CausalHistoryPage,
+    PublishResult,
+    WakuMessage,
+    WakuMessageKeyValue,
+)
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+_BYTES = st.binary(max_size=40)
+_MESSAGES = st.builds(
+    WakuMessage,
+    payload=_BYTES,
+    content_topic=_TEXT,
+    version=st.none() | st.integers(0, 2**32 - 1),
+    timestamp=st.none() | st.integers(-(2**63), 2**63 - 1),
+    meta=st.none() | _BYTES,
+    ephemeral=st.none() | st.booleans(),
+)
+_STORED = st.builds(
+    WakuMessageKeyValue,
+    message_hash=_BYTES,
+    message=st.none() | _MESSAGES,
+    pubsub_topic=st.none() | _TEXT,
+)
+
+
+@given(_STORED | st.builds(PublishResult, outcome=st.integers(0, 99), reason=_TEXT))
+def test_json_is_what_the_plain_values_give(message: WakuMessageKeyValue | PublishResult) -> None:
+    assert to_json(message) == json.dumps(to_plain(message))
+
+
+def test_json_of_nested_and_repeated_messages_is_what_the_plain_values_give() -> None:
+    page = CausalHistoryPage(truncated=True)
+    for number in range(3):
+        page.messages.add().entry.message_id = f'"{number}\x7f\n'
+        page.missing.add(message_id="é", retrieval_hint=bytes([number]))
+    assert to_json(page) == json.dumps(to_plain(page))
+
+
+def stored() -> list[WakuMessageKeyValue]:
+    spoken = sds_payload("room", "id\x1b", b"hello\x07", sender_id="al\u202eice")
+    payloads = [b"text \x7f", b"\xff" * 90, b"", b"x" * 200, spoken]
+    found = [WakuMessageKeyValue(message_hash=bytes([9] * 32))]
+    for number, payload in enumerate(payloads):
+        # Also before 1970, and over the end of a second.
+        message = WakuMessage(
+            payload=payload,
+            content_topic="/a\x7f/1/é/x",
+            timestamp=(number - 2) * 999_999_999_999_999_999,
+        )
+        found.append(WakuMessageKeyValue(message_hash=bytes([number] * 32), message=message))
+    return found
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_page_is_printed_as_its_messages_one_by_one(
+    as_json: bool, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    items = stored()
+    out = Output(as_json=as_json)
+    out.stored(items)
+    out.flush()
+    together = capfdbinary.readouterr().out
+    for item in items:
+        out.stored([item])
+    out.stored([])
+    out.flush()
+    assert capfdbinary.readouterr().out == together
+    lines = together.decode().splitlines()
+    assert len(lines) == len(items)
+    assert all(line.isprintable() for line in lines)
+    if as_json:
+        assert [json.loads(line) for line in lines] == [to_plain(item) for item in items]
+    else:
+        assert lines[0] == "09" * 32
+        assert lines[1] == r"1906-08-16T20:26:40.000Z  000000000000  /a\x7f/1/é/x  text \x7f"
+        assert lines[3] == r"1970-01-01T00:00:00.000Z  020202020202  /a\x7f/1/é/x  "
+        assert lines[5].endswith(r"  [id\x1b] al\u202eice: hello\x07")

@@ -28,6 +28,7 @@ BENCHMARKS = (
     "gossip",
     "gossip_sim",
     "sds",
+    "lines",
     "catchup",
     "groups",
     "pipeline",

@@ -16,8 +16,10 @@ from storenode.sds.gaps import Gaps
 from storenode.sds.incoming import IncomingBuffer, Waiting
 from storenode.sds.log import Log
 from storenode.sds.outgoing import OutgoingBuffer
+from storenode.sds.pace import Pace
 from storenode.sds.pages import LogEntry
 from storenode.sds.repair import Answers, Requests
+from storenode.sds.showing import Showing
 
 
 def _never_due(*_: object) -> tuple[list[SdsMessage], list[Event]]:
@@ -110,6 +112,10 @@ def _found_after_one_search(self: _Lack, known: int) -> None:
     _explain(self, -1 if self.searches else known)
 
 
+def _never(*_: object, **__: object) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class GroupMutant:
     """An attribute of a class or module, what stands in for it, and what a run says of that."""
@@ -146,6 +152,10 @@ GROUP_MUTANTS = {
     "answers what was answered": GroupMutant(Answers, "seen", _nothing, "nobody waits for that"),
     "never asks": GroupMutant(Requests, "add", _nothing, "do not become equal"),
     "never tells of gaps": GroupMutant(Gaps, "take", _no_entries, "do not become equal"),
+    "never shows its filter": GroupMutant(Showing, "_take", _never, "do not become equal"),
+    "acknowledges once only": GroupMutant(
+        Pace, "delivered", _nothing, "do not become equal", compares=False
+    ),
     "believes that a search has found all": GroupMutant(
         _Lack, "explain", _found_after_one_search, "has caught up and lacks"
     ),

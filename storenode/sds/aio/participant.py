@@ -277,11 +277,11 @@ class Participant:
 
     def _packets(self, messages: Sequence[Fetched]) -> list[Packet]:
         if not self._cipher.whole:
-            return [Packet(each.payload, each.hint) for each in messages]
+            return [Packet(each.payload, each.hint or None) for each in messages]
         packets = []
         for each in messages:
             try:
-                packets.append(Packet(self._cipher.open(each.payload), each.hint))
+                packets.append(Packet(self._cipher.open(each.payload), each.hint or None))
             except CipherError:
                 self.core.counts.malformed += 1
         return packets

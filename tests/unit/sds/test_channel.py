@@ -242,7 +242,8 @@ def test_silence_is_broken_once_and_others_keep_still() -> None:
                 sent += 1
                 for other in group:
                     other.receive(now, [Packet(payload)])
-    assert 200 / 40 <= sent <= 200 / 20 + 6
+    # After 20 to 40 s, then after four times as long, and by the end twice at most.
+    assert 1 <= sent <= 3 + 6
 
 
 def test_ticks_before_the_next_due_time_do_nothing() -> None:

@@ -82,7 +82,7 @@ from storenode.sds.limits import (
 )
 from storenode.sds.log import Log
 from storenode.sds.naming import content_id, ephemeral_id, sync_id
-from storenode.sds.outgoing import Outgoing, OutgoingBuffer, witness_of
+from storenode.sds.outgoing import Outgoing, OutgoingBuffer
 from storenode.sds.pace import Pace
 from storenode.sds.pages import LogEntry
 from storenode.sds.repair import Answers, Requests
@@ -427,7 +427,7 @@ class MessageChannel:
         self.pace.heard(now_ms, news=news)
         for entry in message.history:
             if self.outgoing.remove(entry.message_id):
-                events.append(Acknowledged(entry.message_id))
+                events.append(Acknowledged(entry.message_id, 0.0, message.sender_id))
             # A sender that names its own message has not heard that anybody has it.
             known = self.log.recent(entry.message_id)
             if known is not None and known.sender_id != message.sender_id:
@@ -453,7 +453,7 @@ class MessageChannel:
         if self.outgoing.by_id:
             events += self.outgoing.witness(
                 bloom_filter,
-                witness_of(message),
+                message,
                 config.possible_acks,
                 config.max_ack_error,
                 config.resend_possible_ms - config.resend_ms,

@@ -16,7 +16,6 @@ from storenode.sds.gaps import Gaps
 from storenode.sds.incoming import IncomingBuffer, Waiting
 from storenode.sds.log import Log
 from storenode.sds.outgoing import OutgoingBuffer
-from storenode.sds.pace import Pace
 from storenode.sds.pages import LogEntry
 from storenode.sds.repair import Answers, Requests
 from storenode.sds.showing import Showing
@@ -54,10 +53,15 @@ _insert = Log.insert
 
 
 def _one_filter_is_enough(  # noqa: PLR0917 - as replaced
-    self: OutgoingBuffer, seen: bytes, witness: int, needed: int, max_error: float, resend_ms: int
+    self: OutgoingBuffer,
+    seen: bytes,
+    message: SdsMessage,
+    needed: int,
+    max_error: float,
+    resend_ms: int,
 ) -> list[Event]:
     events: list[Event] = []
-    for event in _witness(self, seen, witness, needed, max_error, resend_ms):
+    for event in _witness(self, seen, message, needed, max_error, resend_ms):
         if isinstance(event, PossiblyAcknowledged):
             self.remove(event.message_id)
             events.append(Acknowledged(event.message_id))
@@ -153,9 +157,6 @@ GROUP_MUTANTS = {
     "never asks": GroupMutant(Requests, "add", _nothing, "do not become equal"),
     "never tells of gaps": GroupMutant(Gaps, "take", _no_entries, "do not become equal"),
     "never shows its filter": GroupMutant(Showing, "_take", _never, "do not become equal"),
-    "acknowledges once only": GroupMutant(
-        Pace, "delivered", _nothing, "do not become equal", compares=False
-    ),
     "believes that a search has found all": GroupMutant(
         _Lack, "explain", _found_after_one_search, "has caught up and lacks"
     ),

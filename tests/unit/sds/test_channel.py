@@ -83,7 +83,7 @@ def test_a_history_acknowledges_and_a_filter_possibly() -> None:
     for name in ("a", "b", "c"):
         me.send(NOW, b"text", name)
     events = take(me, wire("x", after=["b"], seen=["b", "c"]))
-    assert of(Acknowledged, events) == [Acknowledged("b", 0.0)]
+    assert of(Acknowledged, events) == [Acknowledged("b", 0.0, "peer")]
     (possible,) = of(PossiblyAcknowledged, events)
     assert (possible.message_id, possible.filters) == ("c", 1)
     assert 0 < possible.error_probability < 1e-10

@@ -113,7 +113,7 @@ def test_who_is_sent_a_message_again_acknowledges_it_again() -> None:
     me.receive(NOW + 60_000, [Packet(again)])
     assert me.pace.owed == {"m": NOW + 30_000}
     events = take(peer, *payloads(me.send_sync(NOW + 30_000)), now=NOW + 30_000)
-    assert of(Acknowledged, events) == [Acknowledged("m")]
+    assert of(Acknowledged, events) == [Acknowledged("m", 0.0, "me")]
 
 
 def test_sync_messages_become_rarer_and_content_makes_them_frequent_again() -> None:

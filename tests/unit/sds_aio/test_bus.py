@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from time import time_ns
@@ -333,6 +335,31 @@ async def test_a_store_keeps_one_copy_of_what_is_sent_again() -> None:
     assert {decode_message(payload).message_id for payload in resends} == {sent}
     held = bus.held(Route("room", PUBSUB, CONTENT))
     assert [decode_message(each.payload).message_id for each in held].count(sent) == 1
+
+
+async def test_who_acknowledged_is_known_after_a_restart(tmp_path: Path) -> None:
+    bus, path = Bus(), tmp_path / "alice.db"
+
+    async def acknowledged(alice: Channel) -> list[str | None]:
+        return [message.acknowledged_by for message in await alice.log()]
+
+    async with joined(bus.transport("a"), "alice", state=path) as alice:
+        await alice.send(b"text")
+        assert await acknowledged(alice) == [None]
+        async with joined(bus.transport("b"), "bob"), asyncio.timeout(PATIENCE_S):
+            await alice.wait_for(lambda status: not status.unacknowledged)
+        assert await acknowledged(alice) == ["bob"]
+    async with joined(bus.transport("a"), "alice", state=path) as alice:
+        assert await acknowledged(alice) == ["bob"]
+        messages = alice.messages()
+        assert (await anext(messages)).acknowledged_by == "bob"
+        await messages.aclose()
+
+    # A state of the version before.
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("drop table sds_acknowledged")
+    async with joined(bus.transport("a"), "alice", state=path) as alice:
+        assert await acknowledged(alice) == [None]
 
 
 async def test_a_clock_that_is_set_back_does_not_hold_up_what_is_missing() -> None:

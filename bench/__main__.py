@@ -29,6 +29,7 @@ BENCHMARKS = (
     "gossip",
     "gossip_sim",
     "sds",
+    "lines",
     "catchup",
     "groups",
     "pipeline",

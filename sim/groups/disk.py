@@ -131,7 +131,12 @@ class SimState:
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
         """Messages of the log in order."""
-        found = [row for row in self._disk.in_order() if row["committed"] <= committed]
+        known = self._disk.tables["acknowledged"]
+        found = [
+            {**row, "acknowledged_by": known.get(row["message_id"], {}).get("sender_id")}
+            for row in self._disk.in_order()
+            if row["committed"] <= committed
+        ]
         if after is not None:
             return [row for row in found if _key(row) > after][:limit]
         return [row for row in found if before is None or _key(row) < before][-limit:]

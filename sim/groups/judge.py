@@ -97,6 +97,7 @@ class View:
         shown: causes that it was shown and that are not in its log.
         lost: what it was told is lost.
         sent_ns: own unacknowledged messages -> when they were sent last.
+        given_up: own messages that were never acknowledged.
         promised: what `Channel.send` has returned for; left: own messages that have left.
         shown_keys: the log as its application was shown it.
         handed: pages of a feed of which no cursor is written: cursor -> content.
@@ -117,6 +118,7 @@ class View:
         self.lost: set[str] = set()
         self.own: dict[str, int] = {}
         self.sent_ns: dict[str, int] = {}
+        self.given_up: set[str] = set()
         self.asked: dict[str, None] = {}
         self.capped = ""
         self.highest = 0
@@ -213,6 +215,9 @@ class GroupJudge:
             _demand(found == written, f"{view.name} does not go on from its {what}")
         forgotten = (view.left | view.promised) - view.ids
         _demand(not forgotten, f"{view.name} has forgotten {len(forgotten)} messages that it sent")
+        ended = set(view.own) & view.ids - core.outgoing.by_id.keys() - view.given_up
+        unsure = ended - _names(disk, "acknowledged")
+        _demand(not unsure, f"{view.name} has forgotten who acknowledged {len(unsure)} messages")
         own = {entry.message_id: entry.lamport for entry in entries if entry.sender_id == view.name}
         view.own, view.last_own = own, max(own.values(), default=0)
         view.lost &= core.lost.keys()
@@ -512,6 +517,7 @@ class GroupJudge:
     def _gave_up(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, GaveUp)
         self._end(view, event.message_id)
+        view.given_up.add(event.message_id)
 
     @staticmethod
     def _end(view: View, key: str) -> None:

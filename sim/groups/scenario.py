@@ -158,7 +158,8 @@ def _config(
         "anybody",
         filter=FilterShape(capacity, error_rate),
         history_entries=dice.choice((1, 2, 2, 4)),
-        filter_every=dice.choice((1, 1, 3)),
+        filter_every=dice.choice((1, 3, 200)),
+        filter_every_ms=20_000 * unit * quiet,
         gap_window=dice.choice((8, 128)) if follow else 128,
         resend_ms=3_000 * unit,
         resend_possible_ms=9_000 * unit,
@@ -180,7 +181,7 @@ def _limits(dice: Dice) -> RequestLimits:
     return RequestLimits(
         page_messages=3,
         sds_claimants=dice.choice((1, 2)),
-        causal_messages=dice.choice((2, 5)),
+        causal_messages=dice.choice((1, 5)),
     )
 
 

@@ -66,6 +66,8 @@ Request = Since | ByHint | ById | Causes
 def taken(message: Outbound) -> Fetched:
     """A message as whoever takes it has it."""
     payload, time_ns = message.payload, message.timestamp_ns
+    if message.ephemeral:
+        return Fetched(payload, b"", time_ns)
     hint = message_hash(ROUTE.pubsub_topic, payload, ROUTE.content_topic, None, time_ns)
     return Fetched(payload, hint, time_ns)
 
@@ -144,7 +146,8 @@ class StoreNode:
         if abs(message.timestamp_ns - self._world.timeline.now_ns) > drift_ns:
             self._world.mark("a store refused a message for its time")
             return Verdict(held=False, hint=b"", reason="The time is too far from the node's.")
-        self.shelf.add(message)
+        if message.hint:
+            self.shelf.add(message)
         return Verdict(held=True, hint=message.hint)
 
     def _stir(self) -> None:

@@ -38,11 +38,8 @@ class Ledger:
         """Somebody said something in a channel."""
         self.said.setdefault(channel_id, {})[message_id] = content
 
-    def offer(
-        self, route: Route, payload: bytes, timestamp_ns: int, *, answers: bool = False
-    ) -> None:
-        """Something is sent to a node; ``answers`` if it is the answer to a request for repair."""
+    def offer(self, route: Route, payload: bytes, timestamp_ns: int) -> bytes:
+        """Something is sent to a node; its hash."""
         digest = hash_of(route.pubsub_topic, payload, route.content_topic, timestamp_ns)
         self.offered.add(digest)
-        if answers:
-            self.answers.add(digest)
+        return digest

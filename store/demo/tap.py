@@ -40,6 +40,8 @@ class Passage:
     loses: Callable[[], bool]
     loses_again: Collection[Way] = ()
     """The ways by which what was lost once is lost again."""
+    said: dict[str, bytes] = field(default_factory=dict)
+    """The hashes of its own messages, by ID, as a node holds them."""
     lost: set[str] = field(default_factory=set)
     came: dict[str, Way] = field(default_factory=dict)
 
@@ -128,11 +130,18 @@ class TapLink(PassingLink):
     def _offer(self, outbound: Outbound) -> None:
         if outbound.ephemeral:
             return
+        digest = self.ledger.offer(self.route, outbound.payload, outbound.timestamp_ns)
         message = content_of(outbound.payload)
-        # An answer to a request for repair is the bare message. All else that these participants
-        # publish carries their filter.
-        answers = message is not None and message.bloom_filter is None
-        self.ledger.offer(self.route, outbound.payload, outbound.timestamp_ns, answers=answers)
+        if message is not None and self._answers(message, digest):
+            self.ledger.answers.add(digest)
+
+    def _answers(self, message: SdsMessage, digest: bytes) -> bool:
+        """Whether this is the answer to a request for repair: a node holds the message already."""
+        said = self.passage.said
+        first = said.get(message.message_id)
+        if first not in self.ledger.acknowledged:
+            said[message.message_id] = digest
+        return message.sender_id != self.passage.name or said[message.message_id] != digest
 
     def _lose(self, fetched: Fetched) -> bool:
         message = self._from_others(fetched)

@@ -15,20 +15,20 @@ Rules:
 | `SendSync`       | broadcast without content, unless there is nothing to say                   |
 | `Published`      | the hint of an own message becomes known                                    |
 | `Receive`        | content: acknowledgements, filter, then delivered or waits for its causes;  |
-|                  | sync: the same, never delivered; ephemeral: handed out; known: counted only |
+|                  | sync: the same, never delivered; ephemeral: handed out; known: owed again   |
 | `Tick`           | what waits is delivered, lost or told; resends; repair answers; sync; prune |
 
 Source: SDS, "Protocol steps", in the newest revision.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from heapq import heappop, heappush
 from math import ceil, inf
 from typing import assert_never
 
 from storenode.sds.behind import Lacks
 from storenode.sds.bloom import RollingFilter
+from storenode.sds.broadcasts import broadcast_of
 from storenode.sds.chance import Chance
 from storenode.sds.clock import Clock
 from storenode.sds.config import ChannelConfig
@@ -39,8 +39,6 @@ from storenode.sds.envelope import (
     SdsMessage,
     check_id,
     decode_message,
-    encode_message,
-    encode_older,
 )
 from storenode.sds.events import (
     Acknowledged,
@@ -70,24 +68,25 @@ from storenode.sds.events import (
     Sent,
     Tick,
 )
-from storenode.sds.gaps import GAP_GRACE_MS, Gaps
-from storenode.sds.history import history_of
+from storenode.sds.gaps import Gaps
+from storenode.sds.history import Heads, history_of
 from storenode.sds.ids import draw_salt
 from storenode.sds.incoming import IncomingBuffer, Waiting
 from storenode.sds.limits import (
     ASK_EVERY_MS,
     MAX_HINT_BYTES,
     MAX_LOST_IDS,
+    MAX_OWED_NAMED,
     MAX_REPAIR_ANSWERED,
-    MAX_SDS_MESSAGE_BYTES,
     UNATTENDED_SWEEPS,
 )
 from storenode.sds.log import Log
 from storenode.sds.naming import content_id, ephemeral_id, sync_id
-from storenode.sds.outgoing import Outgoing, OutgoingBuffer, witness_of
+from storenode.sds.outgoing import Outgoing, OutgoingBuffer
 from storenode.sds.pace import Pace
 from storenode.sds.pages import LogEntry
 from storenode.sds.repair import Answers, Requests
+from storenode.sds.showing import Showing
 
 
 class ChannelFullError(RuntimeError):
@@ -113,6 +112,8 @@ class MessageChannel:
         self.pace = Pace(now_ms, config)
         self.gaps = Gaps(config.filter, config.gap_every_ms)
         self.lacks = Lacks(config.filter, config.behind_after_ms)
+        self.heads = Heads()
+        self.showing = Showing(config.filter_every, config.filter_every_ms, now_ms)
         repair = config.repair
         self.requests = None if repair is None else Requests(repair, config.sender_id)
         self.answers = None if repair is None else Answers(repair, config.sender_id)
@@ -158,15 +159,16 @@ class MessageChannel:
             self._check_new(message_id)
         lamport = self.clock.tick(now_ms)
         now_ms = self._running(now_ms)
-        history = history_of(self.config, self.log, self.gaps, lamport)
+        config = self.config
+        history = self._history(lamport, last=config.history_entries)
         if message_id is None:
-            config = self.config
             message_id = content_id(config.channel_id, config.sender_id, lamport, history, content)
         message = self._message(message_id, lamport, history, now_ms, content)
         self.sends += 1
-        with_filter = self.sends % self.config.filter_every == 0
-        events: list[Event] = [self._broadcast(message, Reason.CONTENT, with_filter=with_filter)]
+        shown = self.showing.content(self.sends, now_ms)
+        events: list[Event] = [self._broadcast(message, Reason.CONTENT, shown=shown)]
         self._add_own(message, now_ms)
+        self.pace.spoke(now_ms, None if shown else history, news=True)
         self._tell_requests(message, events)
         return events
 
@@ -180,16 +182,21 @@ class MessageChannel:
             check_id("message_id", message_id)
         return self._send_sync(self._running(now_ms), message_id)
 
-    def _send_sync(self, now_ms: int, message_id: str | None = None) -> list[Event]:
+    def _send_sync(
+        self, now_ms: int, message_id: str | None = None, *, shows: bool = False
+    ) -> list[Event]:
         lamport = self.clock.tick(self.clock.unix_ms(now_ms))
-        history = history_of(self.config, self.log, self.gaps, lamport)
         config = self.config
+        history = self._history(lamport, last=0 if config.name_heads else config.history_entries)
         name = message_id or sync_id(config.channel_id, config.sender_id, lamport)
         message = self._message(name, lamport, history, now_ms, None)
-        self.pace.spoke(now_ms)
         if not message.history and not message.repair_request:
+            self.pace.spoke(now_ms, None, news=False)
             return []
-        events: list[Event] = [self._broadcast(message, Reason.SYNC)]
+        always = config.filter_every == 1 or not config.name_heads
+        shown = self.showing.sync(now_ms, wanted=shows or always)
+        events: list[Event] = [self._broadcast(message, Reason.SYNC, shown=shown)]
+        self.pace.spoke(now_ms, None if shown else history, news=False)
         self._tell_requests(message, events)
         return events
 
@@ -208,7 +215,7 @@ class MessageChannel:
         )
         check_id("message_id", name)
         message = SdsMessage(config.channel_id, name, config.sender_id, content=content)
-        return [self._broadcast(message, Reason.EPHEMERAL, with_filter=False)]
+        return [self._broadcast(message, Reason.EPHEMERAL, shown=False)]
 
     def published(self, message_id: str, hint: bytes | None) -> list[Event]:
         """The transport took an own message; later histories carry the new hint.
@@ -244,15 +251,14 @@ class MessageChannel:
         found, asks = self.lacks.sweep(self.filter, missing, lost, self.clock, now_ms)
         events += found
         if asks or min(self.pace.due_ms(chance), self._ask_due_ms()) <= now_ms:
-            events += self._send_sync(now_ms)
+            events += self._send_sync(now_ms, shows=asks)
         self._prune(events)
         return events
 
     def abandon(self, now_ms: int, message_ids: Iterable[str]) -> list[Event]:
         """Give up what the application knows to be irretrievable, of what is missing."""
         events: list[Event] = []
-        wants = self.incoming.wants
-        chosen = [key for key in dict.fromkeys(message_ids) if key in wants]
+        chosen = [key for key in dict.fromkeys(message_ids) if key in self.incoming.wants]
         self._lose(chosen, self._running(now_ms), events)
         return events
 
@@ -281,10 +287,17 @@ class MessageChannel:
         assert not any(message_id in self.log for message_id in self.incoming.wants)
         assert all(message_id in self.log for message_id in self.outgoing.by_id)
         assert len(self.lost) <= MAX_LOST_IDS
+        assert all(message_id in self.log for message_id in self.heads.ids)
         if self.requests is not None:
             assert self.requests.due.keys() <= self.incoming.wants.keys()
 
     # --- sending
+
+    def _history(self, lamport: int, *, last: int) -> tuple[Entry, ...]:
+        named = self.gaps.take(self.config.gap_entries) if self.gaps.told else []
+        if self.config.name_heads:
+            named += [*self.heads.ids, *list(self.pace.owed)[:MAX_OWED_NAMED]]
+        return history_of(self.config, self.log, named, lamport, last=last)
 
     def _check_new(self, message_id: str) -> None:
         check_id("message_id", message_id)
@@ -305,24 +318,8 @@ class MessageChannel:
             config.channel_id, message_id, config.sender_id, lamport, history, None, asked, content
         )
 
-    def _broadcast(
-        self, message: SdsMessage, reason: Reason, *, with_filter: bool = True
-    ) -> Broadcast:
-        older = self.config.older_revision
-        sent = replace(
-            message,
-            bloom_filter=self.filter.encode() if with_filter else None,
-            repair_request=() if older else message.repair_request,
-        )
-        payload = encode_older(sent) if older else encode_message(sent)
-        if len(payload) > MAX_SDS_MESSAGE_BYTES:
-            if with_filter and reason is Reason.RESEND:
-                return self._broadcast(message, reason, with_filter=False)
-            raise ValueError(
-                f"the message has {len(payload)} bytes with its filter and history: "
-                f"{MAX_SDS_MESSAGE_BYTES} fit"
-            )
-        return Broadcast(payload, message.message_id, reason)
+    def _broadcast(self, message: SdsMessage, reason: Reason, *, shown: bool) -> Broadcast:
+        return broadcast_of(self.config, message, reason, self.filter if shown else None)
 
     def _add_own(self, message: SdsMessage, now_ms: int) -> None:
         message_id, lamport = message.message_id, message.lamport or 0
@@ -333,8 +330,7 @@ class MessageChannel:
         self.outgoing.add(Outgoing(kept, probe, now_ms + self.config.resend_ms))
         if self.answers is not None:
             self.answers.keep(kept)
-        self._settle(message_id)
-        self.pace.spoke(now_ms)
+        self._settle(message)
 
     def _ask_due_ms(self) -> float:
         """When a sync message is needed to carry a repair request."""
@@ -369,17 +365,21 @@ class MessageChannel:
         elif kind is Kind.EPHEMERAL:
             assert message.content is not None
             events.append(EphemeralReceived(message.message_id, message.sender_id, message.content))
-        elif kind is Kind.CONTENT and self._is_known(message.message_id):
+        elif kind is Kind.CONTENT and self._is_known(now_ms, message.message_id, packet.hint):
             self.counts.duplicates += 1
         else:
             hint = packet.hint if len(packet.hint or b"") <= MAX_HINT_BYTES else None
             self._take(now_ms, message, hint, events, own=own)
 
-    def _is_known(self, message_id: str) -> bool:
+    def _is_known(self, now_ms: int, message_id: str, hint: bytes | None) -> bool:
         if message_id not in self.log and message_id not in self.incoming.ids:
             return False
         if self.answers is not None:
             self.answers.seen(message_id)
+        entry = self.log.recent(message_id)
+        if entry is not None and (not hint or hint != entry.hint):
+            # Another copy: its sender may not have heard that we have it.
+            self.pace.delivered(message_id, now_ms)
         return True
 
     def _take(
@@ -400,9 +400,7 @@ class MessageChannel:
         }
         if content:
             unmet.discard(message_id)
-        gone = (
-            [each.message_id for each in message.history if each.message_id in lost] if lost else []
-        )
+        gone = [each.message_id for each in message.history if each.message_id in lost]
         waiting = Waiting(message, hint, now_ms, unmet, gone) if unmet else None
         bounds = config.max_waiting, config.max_waiting_bytes, config.max_missing
         if waiting is not None and not self.incoming.fits(waiting, *bounds):
@@ -424,25 +422,24 @@ class MessageChannel:
 
     def _learn(self, now_ms: int, message: SdsMessage, events: list[Event]) -> None:
         """What another's message says about ours (SDS, "Review ACK status"), and repair."""
-        self.pace.heard(now_ms)
+        named = {entry.message_id for entry in message.history}
+        news = message.kind is Kind.CONTENT or not self.heads.ids.keys() <= named
+        self.pace.heard(now_ms, news=news)
         for entry in message.history:
             if self.outgoing.remove(entry.message_id):
-                events.append(Acknowledged(entry.message_id))
+                events.append(Acknowledged(entry.message_id, 0.0, message.sender_id))
             # A sender that names its own message has not heard that anybody has it.
-            if entry.sender_id != message.sender_id:
+            known = self.log.recent(entry.message_id)
+            if known is not None and known.sender_id != message.sender_id:
                 self.pace.acknowledged(entry.message_id)
-            if self.gaps.told:
-                self.gaps.named(entry.message_id)
+            self.gaps.named(entry.message_id)
         if message.bloom_filter is not None:
             self._review(now_ms, message, message.bloom_filter, events)
-        if message.repair_request and self.answers is not None and self.requests is not None:
-            self.counts.repair_requests_ignored += max(
-                len(message.repair_request) - MAX_REPAIR_ANSWERED, 0
-            )
+        if self.answers is not None and self.requests is not None:
             for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
                 self.requests.put_off(entry.message_id, now_ms)
-                if not self.answers.asked(entry.message_id, now_ms):
-                    self.counts.repair_requests_ignored += 1
+            ignored = self.answers.asked(message.repair_request, now_ms)
+            self.counts.repair_requests_ignored += ignored
 
     def _review(
         self, now_ms: int, message: SdsMessage, bloom_filter: bytes, events: list[Event]
@@ -452,19 +449,19 @@ class MessageChannel:
         if not config.filter.reads(bloom_filter):
             self.counts.filters_unreadable += 1
             return
+        self.showing.heard(now_ms)
         if self.outgoing.by_id:
             events += self.outgoing.witness(
                 bloom_filter,
-                witness_of(message),
+                message,
                 config.possible_acks,
                 config.max_ack_error,
                 config.resend_possible_ms - config.resend_ms,
             )
         if config.gap_entries and self.gaps.is_time(now_ms):
-            unix_ms = self.clock.unix_ms(now_ms)
-            until = min(message.lamport or 0, unix_ms) - GAP_GRACE_MS
             window = min(config.gap_window, config.filter.capacity // 4)
-            entries = self.gaps.entries(self.log, until, unix_ms, window)
+            unix_ms = self.clock.unix_ms(now_ms)
+            entries = self.gaps.entries(self.log, message.lamport or 0, unix_ms, window)
             self.gaps.look(bloom_filter, message.sender_id, entries, now_ms)
 
     def _wait(self, now_ms: int, waiting: Waiting, events: list[Event]) -> None:
@@ -506,11 +503,15 @@ class MessageChannel:
         self.pace.delivered(message_id, now_ms)
         if self.answers is not None:
             self.answers.keep(message.bare())
-        self._settle(message_id)
+        self._settle(message)
 
-    def _settle(self, message_id: str) -> None:
+    def _settle(self, message: SdsMessage) -> None:
         """A message is in the log: nothing waits for it any longer."""
+        message_id = message.message_id
+        named = message_id in self.lost
         self.lost.pop(message_id, None)
+        if not self.heads.add(message_id, message.history, named=named):
+            self.showing.due = True
         self.incoming.met(message_id)
         self._stop_asking(message_id)
 
@@ -563,6 +564,7 @@ class MessageChannel:
         if not message_ids:
             return
         self.counts.lost += len(message_ids)
+        self.showing.due = True
         events.append(Lost(tuple(message_ids)))
         for message_id in message_ids:
             self.lost[message_id] = None
@@ -577,20 +579,20 @@ class MessageChannel:
         again, gave_up = self.outgoing.due(
             now_ms, config.resend_ms, config.resend_possible_ms, config.max_sends
         )
-        events += [self._broadcast(message, Reason.RESEND) for message in again]
+        shown = config.filter_every == 1
+        events += [self._broadcast(each, Reason.RESEND, shown=shown) for each in again]
         events += gave_up
         if again:
-            self.pace.heard(now_ms)
+            self.pace.active(now_ms)
 
     def _answer(self, now_ms: int, events: list[Event]) -> None:
         if self.answers is None:
             return
         for message in self.answers.take(now_ms):
-            events.append(self._broadcast(message, Reason.REPAIR, with_filter=False))
+            events.append(self._broadcast(message, Reason.REPAIR, shown=False))
             events.append(RepairAnswered(message.message_id))
 
     def _prune(self, events: list[Event]) -> None:
-        if self.config.keep_entries is not None:
-            pages = self.log.prune(self.config.keep_entries)
-            if pages:
-                events.append(Pruned(tuple(pages)))
+        keep = self.config.keep_entries
+        if keep is not None and (pages := self.log.prune(keep)):
+            events.append(Pruned(tuple(pages)))

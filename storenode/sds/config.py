@@ -13,7 +13,7 @@ from storenode.sds.limits import (
 )
 
 _AT_LEAST_ONE: Final = (
-    *("history_entries", "possible_acks", "max_sends", "filter_every"),
+    *("history_entries", "possible_acks", "max_sends", "filter_every", "filter_every_ms"),
     *("max_waiting", "max_waiting_bytes", "max_missing", "max_outgoing"),
 )
 
@@ -57,10 +57,15 @@ class ChannelConfig:
       that we lack it; None: filters are not compared.
     - ``missing_every_ms``: how often what is missing is told again.
     - ``sync_min_ms``, ``sync_max_ms``: silence after which a sync message is sent, drawn anew
-      each time; ``sync_owed_ms``: how long acknowledgements may be owed in a busy channel;
+      each time, and four times as long after each in a row, up to ``sync_at_least_ms``;
+      ``sync_owed_ms``: how long acknowledgements may be owed in a busy channel;
       ``sync_at_least_ms``: how long a participant may be silent in any channel.
     - ``max_clock_ahead_ms``: how far a received clock may take the own one past the time.
-    - ``filter_every``: the filter goes with every n-th message of content, and with each sync.
+    - ``filter_every``: the filter goes with every n-th message of content; ``filter_every_ms``:
+      with a sync message, when nobody has shown one for so long; and when it is needed
+      (`storenode.sds.showing`).
+    - ``name_heads``: histories also name what no other message names, and what nobody has
+      acknowledged. Without it the filter goes with each sync message.
     - ``max_waiting``, ``max_waiting_bytes``, ``max_missing``: bounds of the incoming buffer.
     - ``max_outgoing``: unacknowledged messages; sending more is refused.
     - ``keep_entries``: entries of the log that stay at least, as do the newest 2,048 in any
@@ -89,7 +94,9 @@ class ChannelConfig:
     sync_owed_ms: int = 60_000
     sync_at_least_ms: int = 600_000
     max_clock_ahead_ms: int = 3_600_000
-    filter_every: int = 1
+    filter_every: int = 200
+    filter_every_ms: int = 21_600_000
+    name_heads: bool = True
     max_waiting: int = 10_000
     max_waiting_bytes: int = 64 * 1024 * 1024
     max_missing: int = 65_536

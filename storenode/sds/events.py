@@ -145,10 +145,15 @@ class PossiblyAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """An own message arrived at somebody; certain (0.0) if a causal history named it."""
+    """An own message arrived at somebody; certain (0.0) if a causal history named it.
+
+    ``sender_id`` is whose message showed it. Others may have it too: nobody names again what
+    somebody has named.
+    """
 
     message_id: str
     error_probability: float = 0.0
+    sender_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,15 +41,16 @@ class Gaps:
         """Whether a filter may be looked at again; looking takes a while."""
         return self.looked_ms is None or now_ms - self.looked_ms >= self.every_ms
 
-    def entries(self, log: Log, before_ms: int, now_ms: int, count: int) -> list[LogEntry]:
-        """What to compare with a filter now: at most twice ``count`` entries.
+    def entries(self, log: Log, of_ms: int, now_ms: int, count: int) -> list[LogEntry]:
+        """What to compare with a filter of a time now: at most twice ``count`` entries.
 
-        The last before a time, and some of all that a filter shows, further down with each look.
-        Those whose clock is ahead of now are among them: how old they are cannot be told, and to
-        wait until they are no longer ahead could take years.
+        The last from a while before it, and some of all that a filter shows, further down with
+        each look. Those whose clock is ahead of now are among them: how old they are cannot be
+        told, and to wait until they are no longer ahead could take years.
         """
         further = self._further(log, count)
-        found = log.preceding((max(before_ms, 0), ""), count)
+        before_ms = max(min(of_ms, now_ms) - GAP_GRACE_MS, 0)
+        found = log.preceding((before_ms, ""), count)
         first = found[0].key if found else (before_ms, "")
         return found + [each for each in further if each.key < first or each.lamport > now_ms]
 

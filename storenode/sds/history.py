@@ -1,24 +1,55 @@
-"""The causal history of a message that is sent now (SDS, "Send message")."""
+"""The causal history of a message that is sent now (SDS, "Send message").
+
+The last entries of the log alone hide what was said at the same time, and acknowledge only
+themselves. So the *heads* are named too: the messages that no other message in the log names. All
+heads together lead to the whole log, since each message leads to its causes; so whoever receives
+one message and fetches what it lacks has everything that its sender had, without any filter.
+"""
+
+from collections.abc import Iterable
 
 from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import Entry, size_of
-from storenode.sds.gaps import Gaps
-from storenode.sds.limits import MAX_HISTORY_BYTES
+from storenode.sds.limits import MAX_HEADS, MAX_HISTORY_BYTES
 from storenode.sds.log import Log
 
 
-def history_of(config: ChannelConfig, log: Log, gaps: Gaps, lamport: int) -> tuple[Entry, ...]:
-    """What precedes a message with this clock, in log order, and what somebody lacks.
+class Heads:
+    """IDs of the messages in the log that no other one names, oldest first."""
+
+    __slots__ = ("ids",)
+
+    def __init__(self) -> None:
+        self.ids: dict[str, None] = {}
+
+    def add(self, message_id: str, history: Iterable[Entry], *, named: bool = False) -> bool:
+        """A message is in the log; ``named`` if one that is there names it already.
+
+        False if there are too many heads: the oldest was forgotten.
+        """
+        for entry in history:
+            self.ids.pop(entry.message_id, None)
+        if not named:
+            self.ids[message_id] = None
+        if len(self.ids) <= MAX_HEADS:
+            return True
+        del self.ids[next(iter(self.ids))]
+        return False
+
+
+def history_of(
+    config: ChannelConfig, log: Log, named: Iterable[str], lamport: int, *, last: int
+) -> tuple[Entry, ...]:
+    """What precedes a message with this clock, in log order: the ``last`` entries and ``named``.
 
     Messages whose clock is ahead of ours do not precede it: one with the largest clock would be
     in every history from then on.
     """
-    entries = log.preceding((lamport, ""), config.history_entries)
-    if gaps.told:
-        named = {entry.message_id for entry in entries}
-        told = [log.recent(key) for key in gaps.take(config.gap_entries)]
-        extra = [entry for entry in told if entry and entry.message_id not in named]
-        entries = sorted(extra + entries, key=lambda entry: entry.key)
+    extra = (log.recent(key) for key in dict.fromkeys(named))
+    chosen = {entry.message_id: entry for entry in extra if entry is not None}
+    count = last if chosen else config.history_entries
+    chosen |= {entry.message_id: entry for entry in log.preceding((lamport, ""), count)}
+    entries = sorted(chosen.values(), key=lambda entry: entry.key)
     found = [Entry(entry.message_id, entry.hint, entry.sender_id or None) for entry in entries]
     left = MAX_HISTORY_BYTES - sum(map(size_of, found))
     while left < 0:

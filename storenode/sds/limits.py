@@ -65,6 +65,12 @@ waited for once more if a new message named it."""
 MAX_OWED_IDS: Final = 256
 """Delivered messages whose acknowledgement to others is tracked."""
 
+MAX_HEADS: Final = 32
+"""Messages that no other one names, of which all are named by each own message."""
+
+MAX_OWED_NAMED: Final = 32
+"""Messages that nobody has acknowledged, of which one own message names at most so many."""
+
 MAX_GAP_IDS: Final = 256
 """Messages noticed missing at others that wait to be named in a causal history."""
 

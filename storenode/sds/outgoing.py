@@ -71,13 +71,19 @@ class OutgoingBuffer:
         return [key for key, value in self.by_id.items() if holds(bloom_filter, value.probe)]
 
     def witness(
-        self, bloom_filter: bytes, witness: int, needed: int, max_error: float, resend_ms: int
+        self,
+        bloom_filter: bytes,
+        message: SdsMessage,
+        needed: int,
+        max_error: float,
+        resend_ms: int,
     ) -> list[Event]:
-        """Review against a filter; ``witness`` identifies the message that it came with.
+        """Review against a filter and the message that it came with.
 
         A possibly acknowledged message is due ``resend_ms`` later than it would have been.
         """
         events: list[Event] = []
+        witness = witness_of(message)
         hits = self.hits(bloom_filter)
         error = self.shape.false_positive_rate(bloom_filter) if hits else 1.0
         for message_id in hits:
@@ -92,7 +98,7 @@ class OutgoingBuffer:
             seen = len(outgoing.witnesses)
             if seen >= needed and outgoing.error <= max_error:
                 self.remove(message_id)
-                events.append(Acknowledged(message_id, outgoing.error))
+                events.append(Acknowledged(message_id, outgoing.error, message.sender_id))
             else:
                 events.append(PossiblyAcknowledged(message_id, seen, outgoing.error))
         return events

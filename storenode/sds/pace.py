@@ -1,27 +1,34 @@
 """When a sync message is sent.
 
 It is sent after a silence of the channel whose length is drawn anew each time; whoever drew the
-shortest speaks for all. In a channel that is never silent, a participant that only listens would
-never acknowledge anything, nor would others see in its filter what it lacks. So one is also sent
-when messages that were delivered here have long gone without anybody else's history naming them,
-and when the participant itself has been silent for very long.
+shortest speaks for all. While nothing but sync messages is sent, which tell nothing new, each
+silence is four times as long as the one before, up to a bound. In a channel that is never silent,
+a participant that only listens would never acknowledge anything, nor would others learn what it
+lacks. So one is also sent when messages that were delivered here have long gone without anybody
+else's history naming them, and when the participant itself has been silent for very long.
 
 Source: SDS, "Periodic sync message".
 """
 
+from collections.abc import Iterable
+from typing import Final
+
 from storenode.sds.chance import Chance
 from storenode.sds.config import ChannelConfig
+from storenode.sds.envelope import Entry
 from storenode.sds.limits import MAX_OWED_IDS
+
+_RARER: Final = 4
 
 
 class Pace:
     """Times are in milliseconds. What is drawn is None before the draw.
 
-    ``silence`` is that of the channel after which we speak; ``limits`` are how long we may owe
-    an acknowledgement, and how long we may be silent.
+    ``silence`` is that of the channel after which we speak, and ``rarer`` by what it is prolonged;
+    ``limits`` are how long we may owe an acknowledgement, and how long we may be silent.
     """
 
-    __slots__ = ("_config", "active_ms", "limits", "owed", "silence", "spoke_ms")
+    __slots__ = ("_config", "active_ms", "limits", "owed", "rarer", "silence", "spoke_ms")
 
     def __init__(self, now_ms: int, config: ChannelConfig) -> None:
         self._config = config
@@ -30,23 +37,34 @@ class Pace:
         self.owed: dict[str, int] = {}
         self.silence: float | None = None
         self.limits: tuple[float, float] | None = None
+        self.rarer = 1.0
 
-    def heard(self, now_ms: int) -> None:
-        """Somebody has broadcast."""
+    def active(self, now_ms: int) -> None:
+        """Something is broadcast."""
         self.active_ms = now_ms
         self.silence = None
 
-    def spoke(self, now_ms: int) -> None:
-        """We have broadcast, which acknowledges all that was delivered."""
-        self.heard(now_ms)
+    def heard(self, now_ms: int, *, news: bool) -> None:
+        """A message was broadcast; one without news makes sync messages rarer."""
+        self.active(now_ms)
+        config = self._config
+        rarest = max(config.sync_at_least_ms / config.sync_max_ms, 1.0)
+        self.rarer = 1.0 if news else min(self.rarer * _RARER, rarest)
+
+    def spoke(self, now_ms: int, history: Iterable[Entry] | None, *, news: bool) -> None:
+        """We have broadcast, which acknowledges what it names; None: all that was delivered."""
+        self.heard(now_ms, news=news)
         self.spoke_ms = now_ms
-        self.owed.clear()
+        if history is None:
+            self.owed.clear()
+        for entry in history or ():
+            self.owed.pop(entry.message_id, None)
         self.limits = None
 
     def delivered(self, message_id: str, now_ms: int) -> None:
         """A message of somebody else was delivered, and nobody has acknowledged it yet."""
         if len(self.owed) < MAX_OWED_IDS:
-            self.owed[message_id] = now_ms
+            self.owed.setdefault(message_id, now_ms)
 
     def acknowledged(self, message_id: str) -> None:
         """Somebody else's history names a message."""
@@ -56,7 +74,7 @@ class Pace:
         """When a sync message is due, if nothing happens until then."""
         config = self._config
         if self.silence is None:
-            self.silence = chance.uniform(config.sync_min_ms, config.sync_max_ms)
+            self.silence = self.rarer * chance.uniform(config.sync_min_ms, config.sync_max_ms)
         if self.limits is None:
             owing, longest = config.sync_owed_ms, config.sync_at_least_ms
             self.limits = chance.uniform(owing / 2, owing), chance.uniform(longest / 2, longest)

@@ -10,6 +10,7 @@ Source: the newest revision's extension SDS-R, and the published implementation 
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from heapq import heappop, heappush
@@ -20,6 +21,7 @@ from storenode.sds.limits import (
     MAX_ANSWERS_AT_ONCE,
     MAX_PENDING_ANSWERS,
     MAX_REMEMBERED_ANSWERS,
+    MAX_REPAIR_ANSWERED,
     MAX_REPAIR_REQUESTS,
 )
 
@@ -135,8 +137,12 @@ class Answers:
             self._bytes -= _size(oldest)
             self.pending.pop(oldest.message_id, None)
 
-    def asked(self, message_id: str, now_ms: int) -> bool:
-        """Another participant asked for a message; False when nothing comes of that."""
+    def asked(self, entries: Sequence[Entry], now_ms: int) -> int:
+        """Another participant asked for messages; of how many of these nothing comes."""
+        looked_at = entries[:MAX_REPAIR_ANSWERED]
+        return len(entries) - sum(self._asked(each.message_id, now_ms) for each in looked_at)
+
+    def _asked(self, message_id: str, now_ms: int) -> bool:
         message = self.kept.get(message_id)
         if message is None or message_id in self.pending or self._was_answered(message_id, now_ms):
             return False

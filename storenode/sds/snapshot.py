@@ -24,7 +24,9 @@ from storenode.sds.outgoing import Outgoing
 _T = TypeVar("_T")
 
 MAGIC: Final = b"SDSC"
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version 1 knows neither heads nor when the filter goes along; it is still read."""
+
 CHECKSUM_BYTES: Final = 16
 _FLOAT: Final = struct.Struct(">d")
 _MAX_SHIFT: Final = 63
@@ -52,6 +54,7 @@ def snapshot(channel: MessageChannel) -> bytes:
     write.list_(channel.incoming.wants.items(), write.want)
     _write_pace(write, channel)
     _write_repair(write, channel)
+    _write_telling(write, channel)
     body = MAGIC + bytes([VERSION]) + b"".join(write.parts)
     return body + _checksum(body)
 
@@ -68,12 +71,11 @@ def restore(config: ChannelConfig, data: bytes) -> MessageChannel:
         raise SnapshotError("these bytes are no snapshot of a channel")
     if len(body) <= len(MAGIC) or _checksum(body) != data[-CHECKSUM_BYTES:]:
         raise SnapshotError("the snapshot is damaged: restore an older one, or start anew")
-    if body[len(MAGIC)] != VERSION:
-        raise SnapshotError(
-            f"the snapshot has version {body[len(MAGIC)]}: this one reads {VERSION}"
-        )
+    version = body[len(MAGIC)]
+    if not 1 <= version <= VERSION:
+        raise SnapshotError(f"the snapshot has version {version}: this one reads up to {VERSION}")
     try:
-        return _restore(config, _Reader(body, len(MAGIC) + 1))
+        return _restore(config, _Reader(body, len(MAGIC) + 1), version)
     except SnapshotError:
         raise
     except (ValueError, IndexError, struct.error) as error:
@@ -86,7 +88,7 @@ class _NoChance:
         return min(a, b)
 
 
-def _restore(config: ChannelConfig, read: "_Reader") -> MessageChannel:
+def _restore(config: ChannelConfig, read: "_Reader", version: int) -> MessageChannel:
     _check_identity(read, config)
     channel = MessageChannel(config, 0, _NoChance())
     _read_log(read, channel)
@@ -105,6 +107,10 @@ def _restore(config: ChannelConfig, read: "_Reader") -> MessageChannel:
     channel.incoming.restore(read.list_(read.waiting), read.list_(read.want))
     _read_pace(read, channel)
     _read_repair(read, channel)
+    if version > 1:
+        _read_telling(read, channel)
+    else:
+        channel.showing.due = True
     read.end()
     known = len(channel.log) + channel.log.pruned + len(channel.incoming.waiting)
     channel.filter.complete = known <= len(channel.filter)
@@ -184,6 +190,20 @@ def _read_repair(read: "_Reader", channel: MessageChannel) -> None:
         channel.answers.keep(message)
     channel.answers.pending = {key: at for key, at in pending if key in channel.answers.kept}
     channel.answers.answered.update(answered)
+
+
+def _write_telling(write: "_Writer", channel: MessageChannel) -> None:
+    write.list_(channel.heads.ids, write.text)
+    write.number(channel.showing.due)
+    write.number(channel.showing.last_ms)
+    write.float_(channel.pace.rarer)
+
+
+def _read_telling(read: "_Reader", channel: MessageChannel) -> None:
+    channel.heads.ids = dict.fromkeys(read.list_(read.text))
+    channel.showing.due = bool(read.number())
+    channel.showing.last_ms = read.number()
+    channel.pace.rarer = read.float_()
 
 
 def _checksum(body: bytes) -> bytes:

@@ -65,6 +65,8 @@ class Replay:
             history_entries=options["causalHistorySize"],
             possible_acks=options["possibleAcksThreshold"],
             gap_entries=0,
+            filter_every=1,
+            name_heads=False,
             lost_after_ms=None,
             release_at_sweep=True,
             repair=None,

@@ -21,7 +21,7 @@ from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.state import StateError
 from storenode.sds.aio.transport import FeedPage, Link, Outbound, TransportError
 from storenode.sds.channel import MessageChannel
-from storenode.sds.events import Broadcast, Reason
+from storenode.sds.events import Acknowledged, Broadcast, Reason
 from storenode.sds.incoming import Waiting
 from tests.sim.group_mutants import GroupMutant
 
@@ -57,6 +57,10 @@ def _queue_all(self: Events, commit: int, events: Sequence[ChannelEvent]) -> Non
 
 def _forget_the_outbox(self: Ledger, items: Sequence[OutboxItem]) -> None:
     self._next_item = items[-1].number + 1 if items else 0
+
+
+def _note_nothing(self: Ledger, event: Acknowledged) -> None:
+    del self, event
 
 
 def _since_it_came(core: MessageChannel, waiting: Waiting) -> int:
@@ -185,6 +189,9 @@ GROUP_DRIVER_MUTANTS = {
     ),
     "forgets its outbox": _in_store(
         Ledger, "revived", _forget_the_outbox, "does not go on from its outbox"
+    ),
+    "forgets who acknowledged": GroupMutant(
+        Ledger, "_acknowledged", _note_nothing, "has forgotten who acknowledged"
     ),
     "gives up after a restart at once": GroupMutant(
         revive, "_missing_since_ms", _since_it_came, "gives up after"

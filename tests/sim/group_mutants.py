@@ -18,6 +18,7 @@ from storenode.sds.log import Log
 from storenode.sds.outgoing import OutgoingBuffer
 from storenode.sds.pages import LogEntry
 from storenode.sds.repair import Answers, Requests
+from storenode.sds.showing import Showing
 
 
 def _never_due(*_: object) -> tuple[list[SdsMessage], list[Event]]:
@@ -52,10 +53,15 @@ _insert = Log.insert
 
 
 def _one_filter_is_enough(  # noqa: PLR0917 - as replaced
-    self: OutgoingBuffer, seen: bytes, witness: int, needed: int, max_error: float, resend_ms: int
+    self: OutgoingBuffer,
+    seen: bytes,
+    message: SdsMessage,
+    needed: int,
+    max_error: float,
+    resend_ms: int,
 ) -> list[Event]:
     events: list[Event] = []
-    for event in _witness(self, seen, witness, needed, max_error, resend_ms):
+    for event in _witness(self, seen, message, needed, max_error, resend_ms):
         if isinstance(event, PossiblyAcknowledged):
             self.remove(event.message_id)
             events.append(Acknowledged(event.message_id))
@@ -110,6 +116,10 @@ def _found_after_one_search(self: _Lack, known: int) -> None:
     _explain(self, -1 if self.searches else known)
 
 
+def _never(*_: object, **__: object) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class GroupMutant:
     """An attribute of a class or module, what stands in for it, and what a run says of that."""
@@ -146,6 +156,7 @@ GROUP_MUTANTS = {
     "answers what was answered": GroupMutant(Answers, "seen", _nothing, "nobody waits for that"),
     "never asks": GroupMutant(Requests, "add", _nothing, "do not become equal"),
     "never tells of gaps": GroupMutant(Gaps, "take", _no_entries, "do not become equal"),
+    "never shows its filter": GroupMutant(Showing, "_take", _never, "do not become equal"),
     "believes that a search has found all": GroupMutant(
         _Lack, "explain", _found_after_one_search, "has caught up and lacks"
     ),

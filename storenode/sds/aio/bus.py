@@ -51,7 +51,7 @@ class Bus:
     def add(self, route: Route, message: Fetched, *, keep: bool = True) -> None:
         """Put a message on the bus; one that is there already changes nothing."""
         if message.hint not in self._hints:
-            if keep:
+            if keep and message.hint:
                 self._hints.add(message.hint)
             self._held.append((route, message))
             self._news.set()
@@ -60,7 +60,7 @@ class Bus:
     def held(self, route: Route) -> list[Fetched]:
         """What is remembered of a channel, in the order of its coming."""
         found = self._held if self.remembers else []
-        return [message for on, message in found if on == route]
+        return [message for on, message in found if on == route and message.hint]
 
     def after(self, route: Route, place: int) -> list[Fetched]:
         """What came to a channel after a place, which counts all channels."""
@@ -134,7 +134,8 @@ class BusLink:
             self._check("publish")
             verdicts = []
             for each in batch:
-                message = Fetched(each.payload, self._hash(each), each.timestamp_ns)
+                hint = b"" if each.ephemeral else self._hash(each)
+                message = Fetched(each.payload, hint, each.timestamp_ns)
                 self._bus.add(self._route, message)
                 verdicts.append(Verdict(held=True, hint=message.hint))
             yield verdicts

@@ -37,6 +37,8 @@ class Message:
     ``entries_after`` is how far from the end of the log it was put when it came: 0 is its end.
     ``unmet`` are causes that are not there. ``readable`` is False, and ``content`` as it came,
     when the cipher could not open it. ``published`` is False while no node holds an own message.
+    ``acknowledged_by`` is who was the first known to have an own message, as of when the log was
+    read; None: nobody, or it is another's. The name may be empty.
     """
 
     message_id: str
@@ -49,6 +51,7 @@ class Message:
     own: bool = False
     published: bool = True
     readable: bool = True
+    acknowledged_by: str | None = None
 
     @property
     def key(self) -> Key:

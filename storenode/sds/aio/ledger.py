@@ -14,7 +14,15 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, Final
 
-from storenode.sds.aio.schema import CURSORS, LAMPORT_OFFSET, LOST, OUTBOX, UNACKNOWLEDGED, WAITING
+from storenode.sds.aio.schema import (
+    ACKNOWLEDGED,
+    CURSORS,
+    LAMPORT_OFFSET,
+    LOST,
+    OUTBOX,
+    UNACKNOWLEDGED,
+    WAITING,
+)
 from storenode.sds.chance import Chance
 from storenode.sds.channel import MessageChannel
 from storenode.sds.envelope import Kind, encode_message
@@ -47,6 +55,7 @@ TABLES: Final = {
     "unacknowledged": UNACKNOWLEDGED,
     "outbox": OUTBOX,
     "lost": LOST,
+    "acknowledged": ACKNOWLEDGED,
 }
 """The tables whose rows are replaced by key."""
 
@@ -94,6 +103,7 @@ class _Notes:
     cursors: Rows = field(default_factory=dict)
     waiting: dict[int, str | None] = field(default_factory=dict)
     unacknowledged: set[str] = field(default_factory=set)
+    acknowledged: Rows = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     pruned: Key | None = None
 
@@ -211,6 +221,7 @@ class Ledger:
                 key.encode(): self._outgoing_row(key) for key in notes.unacknowledged
             },
             "lost": {key.encode(): self._lost_row(key) for key in notes.lost},
+            "acknowledged": notes.acknowledged,
         }
         log = list(notes.log.values())
         for row in log:
@@ -265,7 +276,10 @@ class Ledger:
                     notes.waiting[self.serial] = event.message_id
                 case Delivered():
                     self._delivered(event)
-                case Acknowledged() | GaveUp() | PossiblyAcknowledged():
+                case Acknowledged():
+                    notes.unacknowledged.add(event.message_id)
+                    self._acknowledged(event)
+                case GaveUp() | PossiblyAcknowledged():
                     notes.unacknowledged.add(event.message_id)
                 case Broadcast() if event.reason is Reason.RESEND:
                     notes.unacknowledged.add(event.message_id)
@@ -280,6 +294,10 @@ class Ledger:
                     pass
         self.dirty = self.dirty or bool(events)
         return events
+
+    def _acknowledged(self, event: Acknowledged) -> None:
+        key, sender = event.message_id.encode(), event.sender_id.encode()
+        self._notes.acknowledged[key] = {"message_id": key, "sender_id": sender}
 
     def _found(self, message_id: str) -> None:
         if message_id in self.lost_rows:

@@ -278,7 +278,8 @@ class NodeLink:
             )
             hint = self._hash(message) if on_route and message.timestamp else b""
             if hint and hint == item.message_hash:
-                found.append(Fetched(message.payload, hint, message.timestamp))
+                kept = b"" if message.ephemeral else hint
+                found.append(Fetched(message.payload, kept, message.timestamp))
             else:
                 self.dropped += 1
         return found

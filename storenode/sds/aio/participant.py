@@ -209,6 +209,7 @@ class Participant:
         """A row of the log as the application sees it."""
         content, readable = self._open_content(row["content"])
         message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
+        by = row["acknowledged_by"]
         return Message(
             message_id,
             sender_id,
@@ -219,6 +220,7 @@ class Participant:
             own=sender_id == self.core.config.sender_id,
             published=message_id not in self.ledger.unpublished,
             readable=readable,
+            acknowledged_by=None if by is None else by.decode(),
         )
 
     def refresh(self) -> None:
@@ -277,11 +279,11 @@ class Participant:
 
     def _packets(self, messages: Sequence[Fetched]) -> list[Packet]:
         if not self._cipher.whole:
-            return [Packet(each.payload, each.hint) for each in messages]
+            return [Packet(each.payload, each.hint or None) for each in messages]
         packets = []
         for each in messages:
             try:
-                packets.append(Packet(self._cipher.open(each.payload), each.hint))
+                packets.append(Packet(self._cipher.open(each.payload), each.hint or None))
             except CipherError:
                 self.core.counts.malformed += 1
         return packets

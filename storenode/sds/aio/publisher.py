@@ -73,6 +73,7 @@ class Publisher:
         self._volatile: deque[_Item] = deque(maxlen=MAX_VOLATILE_ITEMS)
         self._news = asyncio.Event()
         self._tries: dict[int, int] = {}
+        self._refusals: set[str] = set()
         self._lately: deque[_Item] = deque(maxlen=MAX_REPUBLISHED)
         self._node = ""
         self._sent: deque[list[_Item]] = deque()
@@ -90,9 +91,14 @@ class Publisher:
         if broadcast.reason is Reason.SYNC:
             kept = [item for item in self._volatile if item.reason is not Reason.SYNC]
             self._volatile = deque(kept, MAX_VOLATILE_ITEMS)
-        outbound = Outbound(sealed, self._clock(), broadcast.reason is Reason.EPHEMERAL)
+        outbound = Outbound(sealed, self._clock(), self._passes(broadcast))
         self._volatile.append(_Item(None, broadcast.message_id, broadcast.reason, outbound))
         self._news.set()
+
+    def _passes(self, broadcast: Broadcast) -> bool:
+        """Whether nodes need not store it: one holds what is sent again, unless all refused it."""
+        again = broadcast.reason is Reason.RESEND and broadcast.message_id not in self._refusals
+        return again or broadcast.reason is Reason.EPHEMERAL
 
     async def run(self) -> None:
         """Publish for ever, at one node after the other."""
@@ -201,7 +207,8 @@ class Publisher:
         if item.number is not None:
             self._tries.pop(item.number, None)
             self._ledger.settle(item.number)
-        if item.reason in (Reason.CONTENT, Reason.RESEND):
+        if item.reason in (Reason.CONTENT, Reason.RESEND) and not item.outbound.ephemeral:
+            self._refusals.discard(item.message_id)
             self._lately.append(_Item(None, item.message_id, Reason.REPAIR, item.outbound))
             return self._ledger.published(item.message_id, hint)
         return ()
@@ -215,4 +222,6 @@ class Publisher:
             return (Ready(number),)
         self._tries.pop(number)
         self._ledger.settle(number)
+        self._refusals &= self._ledger.core.outgoing.by_id.keys()
+        self._refusals.add(message_id)
         return (NotStored(message_id, reason),)

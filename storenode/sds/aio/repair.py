@@ -56,7 +56,10 @@ class _Attempts:
 
 
 class Book:
-    """Which missing messages were asked for in vain, and when each is asked for again."""
+    """Which missing messages were asked for in vain, and when each is asked for again.
+
+    Times are those of the event loop, in milliseconds.
+    """
 
     def __init__(self) -> None:
         self._attempts: dict[str, _Attempts] = {}
@@ -132,14 +135,13 @@ class Repair:
     async def round(self) -> bool:
         """One round, when no other is under way; True if anything came of it."""
         async with self._turn:
-            now_ms = self._now_ms()
-            wanted = self._book.due(self._core.missing(), now_ms)
+            wanted = self._book.due(self._core.missing(), _loop_ms())
             if not wanted:
                 return False
             calls, ids = self.calls.total(), [each.message_id for each in wanted]
             answered = await self._ask_in_turn(wanted)
             left = [name for name in ids if name in self._core.incoming.wants]
-            self._book.failed(left, self._now_ms())
+            self._book.failed(left, _loop_ms())
             if answered:
                 self._abandon([name for name in left if self._is_old(name)])
             self._ended(len(ids), len(ids) - len(left), self.calls.total() - calls)
@@ -148,7 +150,7 @@ class Repair:
 
     async def _until_due(self) -> None:
         due_ms = self._book.next_due_ms()
-        timeout_s = None if due_ms is None else max(due_ms - self._now_ms(), 0) / 1_000
+        timeout_s = None if due_ms is None else max(due_ms - _loop_ms(), 0) / 1_000
         try:
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()
@@ -224,6 +226,11 @@ class Repair:
         waiters = self._core.incoming.waiters(message_id)
         newest = max((each.message.lamport or 0 for each in waiters), default=0)
         return newest < self._now_ms() - lost_after_ms
+
+
+def _loop_ms() -> int:
+    """The time of the event loop: pauses go on when somebody sets the clock."""
+    return int(asyncio.get_running_loop().time() * 1_000)
 
 
 def _entry(message: MissingMessage) -> Entry:

@@ -1,7 +1,8 @@
 """A ledger made from a state, so that a participant goes on where its last transaction left it.
 
-What is not kept is timing (when to speak next), sync messages that waited, and which messages can
-be answered to others who ask: all of that begins anew.
+What is not kept is timing (when to speak next), sync messages that waited, which messages no
+other one names, and which can be answered to others who ask: all of that begins anew. The first
+message of a new life therefore carries the filter.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def revive(state: DurableState, config: ChannelConfig, now_ms: int, chance: Chan
     if row["commits"]:
         try:
             _fill(state, ledger, row)
+            core.showing.due = True
         except (MessageError, KeyError, TypeError, ValueError) as error:
             raise StateError(f"The state {state.shown} is damaged: {error}") from error
     return ledger

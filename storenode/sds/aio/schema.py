@@ -117,4 +117,7 @@ OUTBOX: Final = Table(
 
 LOST: Final = Table("sds_lost", (("message_id", _BYTES),))
 
-ALL: Final = (PARTICIPANT, CURSORS, LOG, WAITING, UNACKNOWLEDGED, OUTBOX, LOST)
+ACKNOWLEDGED: Final = Table("sds_acknowledged", (("message_id", _BYTES), ("sender_id", _BYTES)))
+"""Own messages that somebody has, and whose message showed it first."""
+
+ALL: Final = (PARTICIPANT, CURSORS, LOG, WAITING, UNACKNOWLEDGED, OUTBOX, LOST, ACKNOWLEDGED)

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from storenode.sds.aio.ledger import TABLES, Batch, Row
 from storenode.sds.aio.schema import (
+    ACKNOWLEDGED,
     ALL,
     LAMPORT_OFFSET,
     LOG,
@@ -35,6 +36,10 @@ _HIDDEN: Final = "***"
 _CLAIM: Final = "update sds_participant set owner = ?"
 _COMMITS: Final = "select commits from sds_participant where id = 1 and owner = ?"
 _HINT: Final = "update sds_log set hint = ? where message_id = ?"
+_ACKNOWLEDGED: Final = "select sender_id from sds_acknowledged where message_id = ?"
+_UNKNOWN: Final = (
+    "delete from sds_acknowledged where message_id not in (select message_id from sds_log)"
+)
 _ALL: Final = 2**63 - 1
 _LATER: Final = "(lamport > ? or (lamport = ? and message_id > ?))"
 _EARLIER: Final = "(lamport < ? or (lamport = ? and message_id < ?))"
@@ -140,6 +145,8 @@ class DurableState(Protocol):
     ) -> list[Row]:
         """Messages of the log in order, of transactions up to one: the first after a place, or
         the last before one, or with neither the last of all.
+
+        Rows have ``acknowledged_by`` too: None for those that nobody has acknowledged.
         """
 
 
@@ -369,9 +376,7 @@ class State:
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
-        """Messages of the log in order, of transactions up to one: the first after a place, or
-        the last before one, or with neither the last of all.
-        """
+        """As `DurableState.page`."""
         where, order = "committed <= ?", "lamport desc, message_id desc"
         bounds: tuple[object, ...] = ()
         if after is not None:
@@ -383,6 +388,11 @@ class State:
         rest = f"where {where} order by {order} limit ?"
         with self._transaction() as transaction:
             found = transaction.rows(LOG, rest, committed, *bounds, limit)
+            own = self._identity.sender_id.encode()
+            for row in found:
+                mine = row["sender_id"] == own
+                by = transaction.one(_ACKNOWLEDGED, row["message_id"]) if mine else None
+                row["acknowledged_by"] = by
         return found if after is not None else found[::-1]
 
     @contextmanager
@@ -428,6 +438,9 @@ class State:
             transaction.insert(PARTICIPANT, [self._first_row()])
             return self._first_row()
         self._check(found[0])
+        if not transaction.one(exists, ACKNOWLEDGED.name):
+            # A state of the program before, which can still read it.
+            transaction.run(ACKNOWLEDGED.create())
         transaction.run(_CLAIM, self._owner)
         return found[0]
 
@@ -513,3 +526,4 @@ def _write(transaction: _Transaction, batch: Batch) -> None:
 def _forget(transaction: _Transaction, last: Key) -> None:
     """What left memory stays in a file, and is gone where there is none."""
     transaction.run(f"delete from sds_log where {_EARLIER}", *_values((last[0], last[1] + "\0")))  # noqa: S608
+    transaction.run(_UNKNOWN)

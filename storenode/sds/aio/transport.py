@@ -55,7 +55,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A message that a link gave; ``hint`` (32 bytes) is the hash of just these fields."""
+    """A message that a link gave.
+
+    ``hint`` (32 bytes) is the hash of just these fields; empty for one that no node stores.
+    """
 
     payload: bytes
     hint: bytes

@@ -84,7 +84,7 @@ async def test_two_participants_have_one_log_and_acknowledge_each_other(
         await bob.send(b"it is me")
         async for event in events:
             if isinstance(event, Acknowledged):
-                assert event == Acknowledged(first)
+                assert event == Acknowledged(first, 0.0, "bob")
                 break
         await alice.wait_for(lambda status: status.synced)
         assert await contents(alice) == await contents(bob) == [b"who is there?", b"it is me"]

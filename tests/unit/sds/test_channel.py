@@ -83,7 +83,7 @@ def test_a_history_acknowledges_and_a_filter_possibly() -> None:
     for name in ("a", "b", "c"):
         me.send(NOW, b"text", name)
     events = take(me, wire("x", after=["b"], seen=["b", "c"]))
-    assert of(Acknowledged, events) == [Acknowledged("b", 0.0)]
+    assert of(Acknowledged, events) == [Acknowledged("b", 0.0, "peer")]
     (possible,) = of(PossiblyAcknowledged, events)
     assert (possible.message_id, possible.filters) == ("c", 1)
     assert 0 < possible.error_probability < 1e-10
@@ -242,7 +242,8 @@ def test_silence_is_broken_once_and_others_keep_still() -> None:
                 sent += 1
                 for other in group:
                     other.receive(now, [Packet(payload)])
-    assert 200 / 40 <= sent <= 200 / 20 + 6
+    # After 20 to 40 s, then after four times as long, and by the end twice at most.
+    assert 1 <= sent <= 3 + 6
 
 
 def test_ticks_before_the_next_due_time_do_nothing() -> None:

@@ -18,12 +18,12 @@ def test_whoever_hears_draws_a_new_silence_and_keeps_its_limits() -> None:
     limits = pace.limits
     silences = set()
     for turn in range(5):
-        pace.heard(NOW + turn)
+        pace.heard(NOW + turn, news=True)
         silences.add(pace.due_ms(chance) - NOW - turn)
         assert pace.limits == limits
     assert len(silences) == 5
     assert all(20_000 <= silence <= 40_000 for silence in silences)
-    pace.spoke(NOW)
+    pace.spoke(NOW, None, news=True)
     pace.due_ms(chance)
     assert pace.limits != limits
 
@@ -31,7 +31,7 @@ def test_whoever_hears_draws_a_new_silence_and_keeps_its_limits() -> None:
 def test_a_participant_is_not_silent_for_ever() -> None:
     pace, chance = Pace(NOW, config(sync_at_least_ms=100_000)), dice()
     for turn in range(20):
-        pace.heard(NOW + turn * 10_000)
+        pace.heard(NOW + turn * 10_000, news=True)
     assert pace.due_ms(chance) >= NOW + 50_000
     assert pace.due_ms(chance) <= NOW + 100_000
 

@@ -18,7 +18,8 @@ E = TypeVar("E", bound=Event)
 
 
 def config(sender: str = "me", **given: object) -> ChannelConfig:
-    values: dict[str, Any] = {"filter": SMALL, "repair": None, "gap_entries": 0} | given
+    plain = {"repair": None, "gap_entries": 0, "filter_every": 1, "name_heads": False}
+    values: dict[str, Any] = {"filter": SMALL} | plain | given
     return ChannelConfig(CHANNEL, sender, **values)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from time import time_ns
@@ -22,7 +24,7 @@ from storenode.sds.aio.transport import Fetched, Route
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.channel import ChannelFullError
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.envelope import SdsMessage, decode_message, encode_message
+from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.events import Acknowledged, Missing, MissingMessage, Sent
 
 PATIENCE_S = 60.0
@@ -311,6 +313,75 @@ def test_missing_messages_are_asked_for_less_and_less() -> None:
     assert book.next_due_ms() is None
 
 
+async def test_a_store_keeps_one_copy_of_what_is_sent_again() -> None:
+    resends: list[bytes] = []
+
+    def drops(transport: str, message: Fetched) -> bool:
+        if transport == "b" and not message.hint:
+            resends.append(message.payload)
+        return transport == "a"
+
+    bus = Bus(drops=drops)
+    async with (
+        joined(bus.transport("a"), "alice", config=config_of("alice", repair=None)) as alice,
+        joined(bus.transport("b"), "bob") as bob,
+    ):
+        await alice.wait_for(lambda status: status.live)
+        await bob.wait_for(lambda status: status.live)
+        sent = await alice.send(b"text")
+        async with asyncio.timeout(PATIENCE_S):
+            while len(resends) < 3:
+                await bus.news()
+    assert {decode_message(payload).message_id for payload in resends} == {sent}
+    held = bus.held(Route("room", PUBSUB, CONTENT))
+    assert [decode_message(each.payload).message_id for each in held].count(sent) == 1
+
+
+async def test_who_acknowledged_is_known_after_a_restart(tmp_path: Path) -> None:
+    bus, path = Bus(), tmp_path / "alice.db"
+
+    async def acknowledged(alice: Channel) -> list[str | None]:
+        return [message.acknowledged_by for message in await alice.log()]
+
+    async with joined(bus.transport("a"), "alice", state=path) as alice:
+        await alice.send(b"text")
+        assert await acknowledged(alice) == [None]
+        async with joined(bus.transport("b"), "bob"), asyncio.timeout(PATIENCE_S):
+            await alice.wait_for(lambda status: not status.unacknowledged)
+        assert await acknowledged(alice) == ["bob"]
+    async with joined(bus.transport("a"), "alice", state=path) as alice:
+        assert await acknowledged(alice) == ["bob"]
+        messages = alice.messages()
+        assert (await anext(messages)).acknowledged_by == "bob"
+        await messages.aclose()
+
+    # A state of the version before.
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("drop table sds_acknowledged")
+    async with joined(bus.transport("a"), "alice", state=path) as alice:
+        assert await acknowledged(alice) == [None]
+
+
+async def test_a_clock_that_is_set_back_does_not_hold_up_what_is_missing() -> None:
+    bus = Bus(drops=_is_cause)
+    route, ahead_ns = Route("room", PUBSUB, CONTENT), 7_200 * 10**9
+    ahead = [True]
+
+    def clock() -> int:
+        return time_ns() + ahead[0] * ahead_ns
+
+    config = config_of("bob", repair=None, behind_after_ms=None, lost_after_ms=None)
+    async with joined(bus.transport("b"), "bob", config=config, clock=clock) as bob:
+        await bob.wait_for(lambda status: status.live)
+        async with bob.events() as events:
+            bus.add(route, _of_peer(route, "effect", ["cause"]))
+            while not isinstance(await anext(events), Repaired):
+                pass
+        ahead[0] = False
+        bus.add(route, _of_peer(route, "cause", []))
+        await logs_are_equal(bob, length=2)
+
+
 def test_when_all_have_failed_it_is_time_to_rest() -> None:
     bus = Bus()
     route = Route("room", "/p", "/c")
@@ -357,7 +428,20 @@ def _said(route: Route, name: str, before: list[str]) -> Fetched:
     lamport = NOW_MS + len(before)
     seen = filter_of(SHAPE, before)
     content = None if name == "sync" else b"text"
-    message = SdsMessage("room", name, "peer", lamport, (), seen, content=content)
-    payload, timestamp_ns = encode_message(message), lamport * 1_000_000
+    return _fetched(route, SdsMessage("room", name, "peer", lamport, (), seen, content=content))
+
+
+def _is_cause(_transport: str, message: Fetched) -> bool:
+    return decode_message(message.payload).message_id == "cause"
+
+
+def _of_peer(route: Route, name: str, causes: list[str]) -> Fetched:
+    history = tuple(map(Entry, causes))
+    lamport = NOW_MS + len(causes)
+    return _fetched(route, SdsMessage("room", name, "peer", lamport, history, content=b"text"))
+
+
+def _fetched(route: Route, message: SdsMessage) -> Fetched:
+    payload, timestamp_ns = encode_message(message), (message.lamport or 0) * 1_000_000
     hint = message_hash(route.pubsub_topic, payload, route.content_topic, None, timestamp_ns)
     return Fetched(payload, hint, timestamp_ns)

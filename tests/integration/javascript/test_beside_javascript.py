@@ -1,0 +1,34 @@
+"""Our participants beside those of the published JavaScript library, each reading the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.javascript.world import OURS, THEIRS, Case, Library, World
+
+LINES = 60
+EVERY_MS = 2_000
+SETTLE_MS = 900_000
+
+CASES = [
+    Case(seed, history, with_store)
+    for history in (2, 200)
+    for with_store in (True, False)
+    for seed in (1, 2)
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_no_gap_of_ours_is_silent(case: Case, library: Library) -> None:
+    world = World(library, case)
+    world.talk(LINES, EVERY_MS)
+    world.run(SETTLE_MS)
+    assert len(world.said) == LINES
+    assert world.errors == []
+    assert all(world.knows(name) for name in OURS)
+    if case.with_store:
+        assert all(world.whole(name) for name in OURS + THEIRS)
+    # Both are acknowledged by what the other sends.
+    theirs = {message_id for message_id, who in world.said.items() if who in THEIRS}
+    assert theirs <= world.acknowledged
+    assert not any(channel.outgoing.by_id for channel in world.ours.values())

@@ -1,0 +1,189 @@
+"""Two of our participants and two of the JavaScript library in one channel, in virtual time.
+
+A broadcast reaches each other participant after a while, or is lost, or comes twice or late; with
+a store everybody fetches from it by ID what its participant misses, and ours scan it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from heapq import heappop, heappush
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from storenode.sds.channel import MessageChannel
+from storenode.sds.config import ChannelConfig
+from storenode.sds.envelope import decode_message
+from storenode.sds.events import Behind, Broadcast, Event, Missing, Packet, Reason
+
+HERE: Final = Path(__file__).parent
+OURS: Final = ("ada", "bela")
+THEIRS: Final = ("cyd", "dora")
+START_MS: Final = 1_763_625_600_000
+TICK_MS: Final = 1_000
+TICK_THEIRS_MS: Final = 15_000
+"""How often an application of the library sweeps, and sends a sync message."""
+
+
+class Library:
+    """The process with the participants of the library."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            ["node", "participants.mjs"],
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, **request: object) -> dict[str, Any]:
+        """One request, and its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate(timeout=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is tried: the library's history, a share of broadcasts that is lost, and so on."""
+
+    seed: int
+    history: int
+    with_store: bool
+    lost: float = 0.15
+    twice: float = 0.1
+    latest_ms: int = 2_000
+
+
+@dataclass
+class World:
+    """All of it; ``said`` are the IDs of all messages, by who said them."""
+
+    library: Library
+    case: Case
+    now_ms: int = START_MS
+    said: dict[str, str] = field(default_factory=dict)
+    logs: dict[str, list[str]] = field(default_factory=dict)
+    acknowledged: set[str] = field(default_factory=set)
+    errors: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.dice = Random(self.case.seed)
+        self.ours = {
+            name: MessageChannel(ChannelConfig("room", name), START_MS, self.dice) for name in OURS
+        }
+        self._stored: dict[str, Packet] = {}
+        self._due: list[tuple[int, int, str, Packet]] = []
+        self._number = 0
+        for name in THEIRS:
+            self._ask(name, join={"history": self.case.history})
+
+    def talk(self, count: int, every_ms: int) -> None:
+        """Everybody says something in turn, by chance."""
+        for number in range(count):
+            who = self.dice.choice(OURS + THEIRS)
+            text = f"{who} says line {number}"
+            if who in self.ours:
+                self._follow(who, self.ours[who].send(self.now_ms, text.encode()))
+            else:
+                self._ask(who, send=text)
+            self.run(every_ms)
+
+    def run(self, for_ms: int) -> None:
+        """Let time pass."""
+        for _ in range(0, for_ms, TICK_MS):
+            self.now_ms += TICK_MS
+            while self._due and self._due[0][0] <= self.now_ms:
+                _, _, who, packet = heappop(self._due)
+                self._receive(who, [packet])
+            for name, channel in self.ours.items():
+                self._follow(name, channel.tick(self.now_ms, self.dice))
+            if (self.now_ms - START_MS) % TICK_THEIRS_MS == 0:
+                for name in THEIRS:
+                    self._ask(name, tick={"sync": True})
+
+    def whole(self, name: str) -> bool:
+        """Whether a participant has everything."""
+        return self.log(name) == set(self.said)
+
+    def knows(self, name: str) -> bool:
+        """Whether one of ours has everything, or knows that it lacks something."""
+        channel = self.ours[name]
+        return self.whole(name) or bool(channel.missing() or channel.lost or channel.lacks.peers)
+
+    def log(self, name: str) -> set[str]:
+        """IDs of what a participant has delivered."""
+        channel = self.ours.get(name)
+        if channel is None:
+            return set(self.logs[name])
+        return {entry.message_id for entry in channel.log.entries()}
+
+    def _receive(self, who: str, packets: Sequence[Packet]) -> None:
+        if who in self.ours:
+            self._follow(who, self.ours[who].receive(self.now_ms, packets))
+            return
+        for packet in packets:
+            hint = b64encode(packet.hint or b"").decode()
+            self._ask(who, receive=b64encode(packet.payload).decode(), hint=hint)
+
+    def _follow(self, who: str, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case Broadcast():
+                    again = event.reason is Reason.RESEND
+                    self._publish(who, event.payload, ephemeral=again)
+                case Missing():
+                    self._fetch(who, [each.message_id for each in event.messages])
+                case Behind():
+                    self._fetch(who, list(self._stored))
+                case _:
+                    pass
+
+    def _ask(self, who: str, **request: object) -> None:
+        answer = self.library.ask(now=self.now_ms, who=who, **request)
+        self.logs[who] = answer["log"]
+        self.errors += answer["errors"]
+        self.acknowledged.update(answer["acknowledged"])
+        for payload in answer["sent"]:
+            self._publish(who, b64decode(payload), ephemeral=False)
+        self._fetch(who, [message_id for message_id, _ in answer["missing"]])
+
+    def _publish(self, who: str, payload: bytes, *, ephemeral: bool) -> None:
+        message = decode_message(payload)
+        hint = None if ephemeral else sha256(b"%d" % self.now_ms + payload).digest()
+        packet = Packet(payload, hint)
+        if message.content and message.sender_id == who:
+            self.said.setdefault(message.message_id, who)
+        if hint is not None and who in self.ours:
+            self.ours[who].published(message.message_id, hint)
+        if message.content and not ephemeral:
+            self._stored.setdefault(message.message_id, packet)
+        for other in OURS + THEIRS:
+            copies = 1 + (self.dice.random() < self.case.twice)
+            if other != who and self.dice.random() >= self.case.lost:
+                for _ in range(copies):
+                    self._give(other, packet, self.dice.randint(0, self.case.latest_ms))
+
+    def _fetch(self, who: str, message_ids: Iterable[str]) -> None:
+        if self.case.with_store:
+            for message_id in message_ids:
+                if message_id in self._stored:
+                    self._give(who, self._stored[message_id], 100)
+
+    def _give(self, who: str, packet: Packet, after_ms: int) -> None:
+        self._number += 1
+        heappush(self._due, (self.now_ms + after_ms, self._number, who, packet))

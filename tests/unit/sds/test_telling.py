@@ -1,0 +1,194 @@
+"""What histories tell without filters, when filters go along, and how rare sync messages become."""
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from storenode.sds.channel import MessageChannel
+from storenode.sds.config import ChannelConfig
+from storenode.sds.envelope import SdsMessage, decode_message
+from storenode.sds.events import Acknowledged, Broadcast, Packet, Reason
+from storenode.sds.limits import MAX_HEADS
+from storenode.sds.snapshot import CHECKSUM_BYTES, _checksum, restore, snapshot
+from tests.unit.sds.worlds import (
+    CHANNEL,
+    NOW,
+    SMALL,
+    delivered,
+    dice,
+    log_ids,
+    of,
+    payloads,
+    take,
+    wire,
+)
+
+MINUTE = 60_000
+
+
+def telling(sender: str = "me", **given: object) -> MessageChannel:
+    """A channel as an application gets it, without repair by others."""
+    config = ChannelConfig(CHANNEL, sender, **({"repair": None} | given))  # type: ignore[arg-type]
+    return MessageChannel(config, NOW, dice())
+
+
+def sent(channel: MessageChannel, now: int = NOW) -> SdsMessage:
+    return decode_message(payloads(channel.send(now, b"ten bytes."))[0])
+
+
+def names(message: SdsMessage) -> list[str]:
+    return [entry.message_id for entry in message.history]
+
+
+def quiet(channel: MessageChannel, until: int, start: int = NOW) -> list[tuple[int, SdsMessage]]:
+    """The sync messages of a channel where nothing else happens, with their times."""
+    chance, found, now = random.Random(1), [], start
+    while (now := max(channel.next_due_ms(chance), now + 1)) <= until:
+        syncs = [x for x in of(Broadcast, channel.tick(now, chance)) if x.reason is Reason.SYNC]
+        found += [(now, decode_message(event.payload)) for event in syncs]
+    return found
+
+
+def test_a_line_of_chat_is_short_and_the_two_hundredth_carries_the_filter() -> None:
+    me, peer = telling(), telling("peer")
+    sizes, shown = [], []
+    for number in range(200):
+        (packet,) = payloads(peer.send(NOW + 2 * number, b"ten bytes."))
+        take(me, packet, now=NOW + 2 * number)
+        (packet,) = payloads(me.send(NOW + 2 * number + 1, b"ten bytes."))
+        take(peer, packet, now=NOW + 2 * number + 1)
+        sizes.append(len(packet))
+        shown.append(decode_message(packet).bloom_filter is not None)
+    assert [number for number, each in enumerate(shown) if each] == [199]
+    assert sum(sizes) / len(sizes) < 600
+    assert len(me.outgoing) == 1
+
+
+def test_what_nothing_names_is_named_however_much_followed_it() -> None:
+    alice, carol = telling("alice", gap_entries=0), telling("carol", gap_entries=0)
+    for member in (alice, carol):
+        take(member, wire("b0", sender="bob", lamport=NOW + 2))
+    take(alice, wire("lost", sender="dave", lamport=NOW))
+    for number in range(1, 10):
+        after = [f"b{number - 1}"]
+        for member in (alice, carol):
+            take(member, wire(f"b{number}", after=after, sender="bob", lamport=NOW + 2 + number))
+    (packet,) = payloads(alice.send_sync(NOW + 20))
+    assert decode_message(packet).bloom_filter is None
+    take(carol, packet)
+    assert [each.message_id for each in carol.missing()] == ["lost"]
+    message = sent(alice, NOW + 30)
+    assert {"lost", "b9"} <= set(names(message))
+    assert list(alice.heads.ids) == [message.message_id]
+
+
+def test_what_was_named_before_it_came_is_no_head() -> None:
+    me = telling(lost_after_ms=1_000)
+    take(me, wire("names it", after=["late"], lamport=NOW + 1))
+    me.tick(NOW + 1_500, dice())
+    assert delivered(take(me, wire("late"), now=NOW + 2_000)) == ["late"]
+    assert list(me.heads.ids) == ["names it"]
+
+
+def test_all_that_nobody_acknowledged_is_named_once() -> None:
+    me = telling(history_entries=1)
+    for number in range(5):
+        after = [f"m{number - 1}"] if number else []
+        take(me, wire(f"m{number}", after=after, lamport=NOW + number))
+    assert names(sent(me, NOW + 10)) == [f"m{number}" for number in range(5)]
+    assert len(names(sent(me, NOW + 11))) == 1
+
+
+def test_who_is_sent_a_message_again_acknowledges_it_again() -> None:
+    me, peer = telling(), telling("peer")
+    (packet,) = payloads(peer.send(NOW, b"text", "m"))
+    me.receive(NOW, [Packet(packet, b"hint")])
+    sent(me)
+    me.receive(NOW, [Packet(packet, b"hint")])
+    assert not me.pace.owed
+    (again,) = payloads(peer.tick(NOW + 30_000, dice()))
+    me.receive(NOW + 30_000, [Packet(again)])
+    me.receive(NOW + 60_000, [Packet(again)])
+    assert me.pace.owed == {"m": NOW + 30_000}
+    events = take(peer, *payloads(me.send_sync(NOW + 30_000)), now=NOW + 30_000)
+    assert of(Acknowledged, events) == [Acknowledged("m", 0.0, "me")]
+
+
+def test_sync_messages_become_rarer_and_content_makes_them_frequent_again() -> None:
+    me = telling()
+    take(me, wire("m"))
+    times = [now for now, _ in quiet(me, NOW + 120 * MINUTE)]
+    gaps = [(b - a) / MINUTE for a, b in zip([NOW, *times], times, strict=False)]
+    assert 1 / 3 <= gaps[0] <= 2 / 3
+    assert 4 / 3 <= gaps[1] <= 8 / 3
+    assert all(5 <= gap <= 10 for gap in gaps[2:])
+    start = NOW + 120 * MINUTE
+    take(me, wire("more", lamport=start), now=start)
+    (first, *_) = [now for now, _ in quiet(me, start + 5 * MINUTE, start)]
+    assert first <= start + 40_000
+
+
+def test_a_sync_message_that_lacks_a_head_is_answered_soon() -> None:
+    me = telling()
+    mine = sent(me).message_id
+    quiet(me, NOW + 60 * MINUTE)
+    start = NOW + 60 * MINUTE
+    take(me, wire("s", content=None, sender="b", after=[mine], lamport=start), now=start)
+    assert not me.pace.due_ms(dice()) <= start + 40_000
+    take(me, wire("s2", content=None, sender="b", lamport=start), now=start)
+    assert me.pace.due_ms(dice()) <= start + 40_000
+
+
+def test_a_filter_is_shown_when_nobody_has_shown_one_for_long() -> None:
+    me = telling(filter_every_ms=60 * MINUTE, filter=SMALL)
+    sent(me)
+    shown = [now for now, each in quiet(me, NOW + 200 * MINUTE) if each.bloom_filter]
+    assert len(shown) == 3
+    assert all(b - a >= 60 * MINUTE for a, b in pairwise([NOW, *shown]))
+    start = NOW + 200 * MINUTE
+    sync = wire("s", content=None, sender="b", seen=[], lamport=start)
+    take(me, sync, now=start)
+    shown = [now for now, each in quiet(me, start + 100 * MINUTE, start) if each.bloom_filter]
+    assert len(shown) == 1
+    assert shown[0] >= start + 60 * MINUTE
+
+
+def _gives_up(me: MessageChannel) -> None:
+    take(me, wire("m", after=["never"]))
+    me.abandon(NOW, ["never"])
+
+
+def _has_many_heads(me: MessageChannel) -> None:
+    for number in range(MAX_HEADS + 1):
+        take(me, wire(f"m{number}", lamport=NOW + number))
+
+
+@pytest.mark.parametrize("happens", [_gives_up, _has_many_heads])
+def test_the_filter_goes_along_when_histories_do_not_suffice(
+    happens: Callable[[MessageChannel], None],
+) -> None:
+    me = telling()
+    assert sent(me).bloom_filter is None
+    happens(me)
+    assert sent(me).bloom_filter is not None
+    assert sent(me).bloom_filter is None
+
+
+def test_a_channel_goes_on_telling_after_a_snapshot_also_one_of_the_version_before() -> None:
+    me = telling()
+    take(me, wire("m"))
+    me.showing.due = True
+    again = restore(me.config, snapshot(me))
+    assert (again.heads.ids, again.showing.due) == ({"m": None}, True)
+
+    me.heads.ids.clear()
+    me.showing.due = False
+    # What version 2 adds is at the end: no head, a number, a time and a float.
+    body = bytearray(snapshot(me)[:-CHECKSUM_BYTES])
+    body = body[: -(1 + 1 + 6 + 8)]
+    body[4] = 1
+    older = restore(me.config, bytes(body) + _checksum(bytes(body)))
+    assert log_ids(older) == ["m"]
+    assert sent(older).bloom_filter is not None

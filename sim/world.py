@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -133,7 +134,7 @@ class World:
         self._act(client.run() for client in self.clients)
         self._act([ask_nodes(self)] if self.scenario.ask_every_ns else ())
         self._act([seek(self)] if self.scenario.sds_share else ())
-        self._act([read_coverage(self, self.dice)])
+        self._act([read_coverage(self, self.own_dice())])
         self._let_pass(self.scenario.faults_ns)
         self._calm(faults)
         calm_ns = self.timeline.now_ns
@@ -157,6 +158,10 @@ class World:
         """How fast a node's steady clock goes."""
         most = self.scenario.faults.drift_ppm
         return self.dice.randint(-most, most) if most else 0
+
+    def own_dice(self) -> Dice:
+        """Chance for what only looks on: it takes none from the others."""
+        return copy(self.dice)
 
     @property
     def message_limit_bytes(self) -> int:
@@ -357,7 +362,7 @@ class World:
             database.check()
         for node in self.nodes:
             if node.process is not None:
-                work = ask_coverage(node, node.process, self.dice)
+                work = ask_coverage(node, node.process, self.own_dice())
                 self._await(node.process.begin_task("coverage", work))
         for node in self.nodes:
             if node.peering is not None and node.process is not None:

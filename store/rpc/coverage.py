@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from store.domain.coverage import (
     HOUR_NS,
@@ -15,6 +15,7 @@ from store.domain.coverage import (
     StoreCoverage,
     aligned,
 )
+from store.domain.intake import Intake, intake_of
 from store.domain.partitioning import DAY_NS
 from store.domain.query import LimitError, RequestError, time_range
 from store.rpc.call import Call
@@ -34,6 +35,12 @@ _STATES: Final = {
     CoverageState.DIFFERS: store_pb2.StoreCoverage.DIFFERS,
     CoverageState.UNCONFIRMED: store_pb2.StoreCoverage.UNCONFIRMED,
 }
+_INTAKES: Final = {
+    Intake.ONLINE: store_pb2.CoverageStep.ONLINE,
+    Intake.RESUMED: store_pb2.CoverageStep.RESUMED,
+    Intake.OFFLINE: store_pb2.CoverageStep.OFFLINE,
+    Intake.NEVER: store_pb2.CoverageStep.NEVER,
+}
 
 
 class CoverageService:
@@ -50,8 +57,11 @@ class CoverageService:
         while bounds := list(islice(steps, STEPS_A_PAGE)):
             async with call.node.coverage_turn:
                 found = await self._reads.steps(bounds)
-            page = store_pb2.CoveragePage(steps=[_step(each, counted=counted) for each in found])
-            yield page.SerializeToString()
+                intake = await _intake(call, bounds)
+            told = [
+                _step(each, at, counted=counted) for each, at in zip(found, intake, strict=True)
+            ]
+            yield store_pb2.CoveragePage(steps=told).SerializeToString()
 
 
 def _steps(wanted: store_pb2.GetCoverageRequest, now_ns: int) -> Iterator[Span]:
@@ -80,13 +90,27 @@ def _steps(wanted: store_pb2.GetCoverageRequest, now_ns: int) -> Iterator[Span]:
     return aligned(start_ns, end_ns, step_ns)
 
 
-def _step(step: CoverageStep, *, counted: bool) -> store_pb2.CoverageStep:
+_Intake: TypeAlias = "store_pb2.CoverageStep.Intake.ValueType"
+
+
+async def _intake(call: Call, bounds: Sequence[Span]) -> list[_Intake]:
+    """What the store did in ascending steps."""
+    record = call.node.intake
+    if record is None:
+        return [store_pb2.CoverageStep.INTAKE_UNSPECIFIED] * len(bounds)
+    intervals = await record.overlapping(bounds[0][0], bounds[-1][1])
+    now_ns = call.node.now_ns()
+    return [_INTAKES[intake_of(span, intervals, now_ns)] for span in bounds]
+
+
+def _step(step: CoverageStep, intake: _Intake, *, counted: bool) -> store_pb2.CoverageStep:
     return store_pb2.CoverageStep(
         time_start=step.start_ns,
         time_end=step.end_ns,
         messages=step.count if counted else None,
         fingerprint=step.fingerprint if counted else b"",
         before_horizon=not step.complete,
+        intake=intake,
         stores=[_store(each, counted=counted) for each in step.stores],
     )
 

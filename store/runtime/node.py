@@ -30,6 +30,7 @@ from store.rpc.context import RpcContext
 from store.rpc.health import Health
 from store.runtime.database import database_host
 from store.runtime.disk import DiskSpace
+from store.runtime.environment import system_environment
 from store.runtime.errors import NodeError, UnreachableError, WrongConfigurationError, ended
 from store.runtime.gossiping import Gossiping, open_gossip
 from store.runtime.hosts import HostWatch, note_hosts
@@ -70,6 +71,7 @@ from store.serving.drain import Drain
 from store.serving.tls import TlsError
 from store.serving.unsent import UnsentAnswers
 from store.sync.coverage import Coverage
+from store.sync.online import OnlineRecorder
 from storenode.cli.options.types import Address
 from storenode.message.limits import NS_PER_S
 
@@ -205,7 +207,13 @@ class Node:
         stack.push_async_callback(listeners.stop, 0)
         for listener in listeners.all:
             await listener.start()
+        online = OnlineRecorder(
+            wiring.online, system_environment("store.sync.online", self._metrics)
+        )
+        online.begin()
+        stack.push_async_callback(online.note)
         stack.push_async_callback(self._exchange_tasks.stop)
+        self._exchange_tasks.start("online", online.run)
         self._exchange_tasks.start("resume", peering.resumer.run)
         self._tasks.start_every(
             CONNECTIONS_INTERVAL_S, "connections", listeners.crowds(config).look
@@ -308,6 +316,7 @@ class Node:
             tracing=tracing,
             callers=self._callers,
             problems=lambda: self._status.problems,
+            intake=wiring.online,
             coverage=Coverage(wiring.reconcilable, wiring.statements, wiring.stored),
         )
 

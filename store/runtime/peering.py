@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from store.config.node import NodeConfig
-from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.reading.transfer_reads import TransferReader
 from store.domain.ports import PeerAddress
 from store.observe.metrics import Metrics
@@ -101,7 +100,7 @@ def open_peering(
     resumer = Resumer(
         _resume(config, peers),
         caller=caller,
-        online=DatabaseOnlineTimes(wiring.database),
+        online=wiring.online,
         writer=wiring.services.writer,
         policy=policy.current,
         environment=system_environment("store.sync.resume", metrics),

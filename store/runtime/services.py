@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from store.config.node import NodeConfig
 from store.db.commits.feed import DatabaseFeed, follow_cursors
 from store.db.maintenance.maintainer import Maintainer
+from store.db.maintenance.online import DatabaseOnlineTimes
 from store.db.pool import Database, Guard, PoolSettings
 from store.db.reading.reader import DatabaseReader
 from store.db.reconciliation.stored_ids import DatabaseIds
@@ -99,6 +100,7 @@ class Wiring:
     tracking: Tracking | None
     commits: CommitListeners
     statements: DatabaseStatements
+    online: DatabaseOnlineTimes
 
 
 async def open_wiring(
@@ -176,6 +178,7 @@ async def open_wiring(
         tracking,
         commits,
         DatabaseStatements(database),
+        DatabaseOnlineTimes(database),
     )
 
 

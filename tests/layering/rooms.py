@@ -108,7 +108,7 @@ DRIVERS = frozenset(
     | {"store.sync.session.verifying"}
     | {f"store.sync.{name}.driver" for name in ("resume", "schedule", "transfer")}
     | {"sim", "sim.gossiping", "sim.groups"}
-    | {"store.gossip.driver", "store.sync.index", "store.sync.lookup"}
+    | {"store.gossip.driver", "store.sync.index", "store.sync.lookup", "store.sync.online"}
 )
 
 # What is run by hand has a terminal, and seeds the generator that the rest is given.

@@ -144,19 +144,6 @@ def _runs_of_what_has_grown(
     return _runs_whatever_is_held(step, kept, held)
 
 
-def _runs_of_what_has_shrunk(
-    step: Span, statements: Sequence[Statement], held: _Held
-) -> Iterator[Run]:
-    kept = [each for each in statements if held[each.start_ns, each.end_ns][0] <= each.count]
-    return _runs_whatever_is_held(step, kept, held)
-
-
-def _runs_across_gaps(step: Span, statements: Sequence[Statement], held: _Held) -> Iterator[Run]:
-    runs = list(_RUNS(step, statements, held))
-    if runs:
-        yield replace(runs[0], end_ns=runs[-1].end_ns)
-
-
 def _digest_of_what_is_held(self: Agreement, result: Result, own: Sum) -> bytes:
     assert self.key is not None
     return digest_of(self.key, own, self.cut, result.window[1])
@@ -513,12 +500,6 @@ DRIVERS = {
     ),
     "withdraws no statement after a late message": Mutant(
         replace_with(coverage, "_runs", _runs_of_what_has_grown), "is equal over"
-    ),
-    "withdraws no statement after a loss": Mutant(
-        replace_with(coverage, "_runs", _runs_of_what_has_shrunk), "is equal over"
-    ),
-    "says equal across what is not known": Mutant(
-        replace_with(coverage, "_runs", _runs_across_gaps), "is equal over"
     ),
     "misses its wake-up": Mutant(
         replace_with(schedule.Synchronizer, "_wake_at", _wake_never),

@@ -176,3 +176,12 @@ sa.Table(
         "start_ns < end_ns AND octet_length(fingerprint) = 32", name="coverage_check"
     ),
 )
+
+sa.Table(
+    "online",
+    metadata,
+    sa.Column("start_ns", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("resumed", sa.Boolean, primary_key=True),
+    sa.Column("end_ns", sa.BigInteger, nullable=False),
+    sa.CheckConstraint("start_ns <= end_ns", name="online_check"),
+)

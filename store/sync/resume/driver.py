@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from store.domain.admission import Admission
 from store.domain.environment import Environment
+from store.domain.intake import Interval
 from store.domain.ports import (
     CursorOutOfRange,
     PeerAddress,
@@ -71,6 +72,9 @@ class OnlineTimes(Protocol):
             StoreUnavailable: the database did not take it.
         """
 
+    async def record(self, interval: Interval) -> None:
+        """Keep what was resumed; raises as `note`."""
+
 
 class Resumer:
     """One per node; runs as a task until the node stops."""
@@ -103,6 +107,7 @@ class Resumer:
         self._failed = failed
         self._finished = False
         self._persisted_s = 0.0
+        self._last_ns = 0
 
     def state(self) -> ResumeState | None:
         """For the node's status; None when there was no gap."""
@@ -138,7 +143,7 @@ class Resumer:
 
     async def _resume(self) -> None:
         horizon_ns = self._policy().horizon_ns or 0
-        last_online_ns = await self._online.last()
+        last_online_ns = self._last_ns = await self._online.last()
         inputs: deque[Input] = deque(
             [Begun(self._environment.now_ns(), last_online_ns, horizon_ns)]
         )
@@ -153,7 +158,7 @@ class Resumer:
                         )
                         inputs.append(Tick())
                     case Advance():
-                        await self._note(effect.last_online_ns)
+                        await self._advance(effect)
                     case Proceed():
                         self._proceed()
                     case Finished():
@@ -214,7 +219,7 @@ class Resumer:
         for effect in self._machine.step(self._environment.steady_ns(), page):
             match effect:
                 case Advance() if self._due():
-                    await self._note(effect.last_online_ns)
+                    await self._advance(effect)
                 case Proceed():
                     self._proceed()
                 case Leave():
@@ -229,9 +234,16 @@ class Resumer:
         self._persisted_s = now_s
         return True
 
-    async def _note(self, online_ns: int) -> None:
+    async def _advance(self, effect: Advance) -> None:
+        reached_ns = effect.last_online_ns
+        fetched = Interval(self._last_ns, reached_ns, resumed=True)
+        await self._note(reached_ns, fetched if 0 < self._last_ns < reached_ns else None)
+
+    async def _note(self, online_ns: int, fetched: Interval | None = None) -> None:
         try:
             await self._online.note(online_ns, self._environment.now_ns())
+            if fetched is not None:
+                await self._online.record(fetched)
         except StoreUnavailable as error:
             # The time stays as it was, and the next resume fetches a little more.
             self._log.debug("online_not_noted", error=str(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import Final
 
 import click
 
@@ -12,10 +12,13 @@ from storenode.cli.client.text import format_time, safe
 from storenode.cli.errors import OK
 from storenode.cli.options.layers import LayeredCommand, option
 from storenode.client.node import content_filter
-from storenode.client.types import StoreCoverage
+from storenode.client.types import CoverageStep, StoreCoverage
 
-if TYPE_CHECKING:
-    from storenode.client.types import CoverageStep
+_INTAKE: Final = {
+    CoverageStep.RESUMED: ", in part resumed from a peer",
+    CoverageStep.OFFLINE: ", not online all the time",
+    CoverageStep.NEVER: ", before this store was first online",
+}
 
 
 @click.command(cls=LayeredCommand)
@@ -57,6 +60,7 @@ def _line(step: CoverageStep) -> str:
     held = f"{step.messages:,} messages" if step.HasField("messages") else "messages not counted"
     if step.before_horizon:
         held += ", before the horizon"
+    held += _INTAKE.get(step.intake, "")
     stores = "; ".join(_store(each) for each in step.stores)
     return f"{format_time(step.time_start)}  {held}  {stores or 'not confirmed by any store'}"
 

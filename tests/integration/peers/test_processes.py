@@ -150,6 +150,9 @@ async def test_what_was_missed_while_off_is_resumed_and_status_says_so(fleet: Fl
     metrics = get(second.metrics, "/metrics")[1]
     assert 'storenode_messages_stored_total{source="resume"} 3000.0' in metrics
     assert len(resume["peers"]) == 1
+    yesterday = str(time.time_ns() - DAY_S * 10**9)
+    shown = Command.of(second).ok("coverage", "--from", yesterday, "--to", yesterday[:-9] + "9" * 9)
+    assert "in part resumed from a peer" in shown.out
     told = f"resume    finished, 3,000 messages, 3,000 new, from {resume['peers'][0]}\n"
     assert told in Command.of(second).ok("status").out
 

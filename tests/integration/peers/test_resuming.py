@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -15,6 +16,7 @@ from store.db.pool import Database
 from store.domain.ports import PeerAddress
 from store.runtime.environment import system_environment
 from store.runtime.tasks import BackgroundTasks
+from store.sync.online import OnlineRecorder
 from store.sync.resume.core import ResumeConfig
 from store.sync.resume.driver import Resumer
 from storenode.wire.storenode.v1.store_pb2 import ScanPage
@@ -124,3 +126,37 @@ async def test_a_node_says_which_peer_lied_to_it(fleet: Fleet) -> None:
 
         said = await asyncio.to_thread(eventually, told)
     assert "do not have the hashes" in said
+
+
+async def test_time_without_the_database_or_the_clock_is_not_called_online(first: PeerNode) -> None:
+    database, clock = await Database.open(first.url), [NOW_NS]
+    times = DatabaseOnlineTimes(database)
+    environment = replace(
+        system_environment("test", first.context.metrics), now_ns=lambda: clock[0]
+    )
+    recorder = OnlineRecorder(times, environment)
+    recorder.begin()
+
+    async def note_after(seconds: int) -> None:
+        clock[0] += seconds * 10**9
+        await recorder.note()
+
+    try:
+        await note_after(5)
+        await execute(first, "alter table storenode.online rename to mislaid")
+        await note_after(10)
+        await execute(first, "alter table storenode.mislaid rename to online")
+        await note_after(10)
+        await note_after(10)
+        await note_after(3600)
+        await note_after(10)
+        found = await times.overlapping(NOW_NS, clock[0])
+    finally:
+        await database.close()
+    assert sorted(
+        ((each.start_ns - NOW_NS) // 10**9, (each.end_ns - NOW_NS) // 10**9) for each in found
+    ) == [
+        (0, 5),
+        (25, 35),
+        (3635, 3645),
+    ]

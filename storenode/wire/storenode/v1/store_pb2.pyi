@@ -667,12 +667,44 @@ class CoverageStep(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    class _Intake:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _IntakeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[CoverageStep._Intake.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        INTAKE_UNSPECIFIED: CoverageStep._Intake.ValueType  # 0
+        """It is not recorded."""
+        ONLINE: CoverageStep._Intake.ValueType  # 1
+        """A node of the store took messages in all the time."""
+        RESUMED: CoverageStep._Intake.ValueType  # 2
+        """Where none did, the store fetched what it had missed from a peer when it was back."""
+        OFFLINE: CoverageStep._Intake.ValueType  # 3
+        """For a part of the step neither is recorded: the nodes were off, or their database was away."""
+        NEVER: CoverageStep._Intake.ValueType  # 4
+        """The record of this store begins after the step."""
+
+    class Intake(_Intake, metaclass=_IntakeEnumTypeWrapper):
+        """Whether this store took messages in during the step."""
+
+    INTAKE_UNSPECIFIED: CoverageStep.Intake.ValueType  # 0
+    """It is not recorded."""
+    ONLINE: CoverageStep.Intake.ValueType  # 1
+    """A node of the store took messages in all the time."""
+    RESUMED: CoverageStep.Intake.ValueType  # 2
+    """Where none did, the store fetched what it had missed from a peer when it was back."""
+    OFFLINE: CoverageStep.Intake.ValueType  # 3
+    """For a part of the step neither is recorded: the nodes were off, or their database was away."""
+    NEVER: CoverageStep.Intake.ValueType  # 4
+    """The record of this store begins after the step."""
+
     TIME_START_FIELD_NUMBER: _builtins.int
     TIME_END_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     BEFORE_HORIZON_FIELD_NUMBER: _builtins.int
     STORES_FIELD_NUMBER: _builtins.int
+    INTAKE_FIELD_NUMBER: _builtins.int
     time_start: _builtins.int
     """Where the step begins, in Unix nanoseconds."""
     time_end: _builtins.int
@@ -683,6 +715,8 @@ class CoverageStep(_message.Message):
     """The XOR of their hashes, 32 bytes. Empty for callers that may not know."""
     before_horizon: _builtins.bool
     """True: the step begins before the horizon of this store, so that messages may have been dropped."""
+    intake: Global___CoverageStep.Intake.ValueType
+    """Whether this store took messages in during the step."""
     @_builtins.property
     def stores(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoreCoverage]:
         """Every store about which something was stated in this step, by store ID."""
@@ -696,10 +730,11 @@ class CoverageStep(_message.Message):
         fingerprint: _builtins.bytes = ...,
         before_horizon: _builtins.bool = ...,
         stores: _abc.Iterable[Global___StoreCoverage] | None = ...,
+        intake: Global___CoverageStep.Intake.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_messages", b"_messages", "messages", b"messages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_messages", b"_messages", "before_horizon", b"before_horizon", "fingerprint", b"fingerprint", "messages", b"messages", "stores", b"stores", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_messages", b"_messages", "before_horizon", b"before_horizon", "fingerprint", b"fingerprint", "intake", b"intake", "messages", b"messages", "stores", b"stores", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__messages: _TypeAlias = _typing.Literal["messages"]  # noqa: Y015
     _WhichOneofArgType__messages: _TypeAlias = _typing.Literal["_messages", b"_messages"]  # noqa: Y015

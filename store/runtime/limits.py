@@ -54,6 +54,7 @@ STATUS_PATIENCE_S: Final = 2.0
 """How long it waits for the database; then it shows what was read before."""
 
 TIMELINE_REST_S: Final = 3.0
+COVERAGE_REST_S: Final = 15.0
 UPKEEP_REST_S: Final = 15.0
 """How often it reads what is held by time, and how the database does."""
 

@@ -70,7 +70,6 @@ from store.serving.context import NodeIdentity, NodeState
 from store.serving.drain import Drain
 from store.serving.tls import TlsError
 from store.serving.unsent import UnsentAnswers
-from store.sync.coverage import Coverage
 from store.sync.online import OnlineRecorder
 from storenode.cli.options.types import Address
 from storenode.message.limits import NS_PER_S
@@ -317,7 +316,7 @@ class Node:
             callers=self._callers,
             problems=lambda: self._status.problems,
             intake=wiring.online,
-            coverage=Coverage(wiring.reconcilable, wiring.statements, wiring.stored),
+            coverage=wiring.coverage,
         )
 
     def _tell_ready(self, listeners: Listeners, metrics_address: str, node_id: str) -> None:

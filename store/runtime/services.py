@@ -34,6 +34,7 @@ from store.observe.metrics import Metrics
 from store.runtime.environment import system_environment
 from store.runtime.limits import MAX_CLOCK_LEAD_NS
 from store.runtime.policy import request_limits
+from store.sync.coverage import Coverage
 from store.sync.index.hot import HotIndex
 from store.sync.index.limits import index_window_ns
 from store.sync.index.views import IndexedReconcilable
@@ -94,13 +95,13 @@ class Wiring:
     services: Services
     maintainer: Maintainer
     feed: DatabaseFeed
-    stored: DatabaseIds
     reconcilable: IndexedReconcilable
     unread: UnreadEvents
     tracking: Tracking | None
     commits: CommitListeners
     statements: DatabaseStatements
     online: DatabaseOnlineTimes
+    coverage: Coverage
 
 
 async def open_wiring(
@@ -167,18 +168,19 @@ async def open_wiring(
         writer, reader, feed, DatabaseSdsReader(database, page_bytes), follow_cursors(database)
     )
     maintainer = _maintainer(config, database, metrics)
+    reconcilable, statements = IndexedReconcilable(stored, hot), DatabaseStatements(database)
     return Wiring(
         database,
         services,
         maintainer,
         feed,
-        stored,
-        IndexedReconcilable(stored, hot),
+        reconcilable,
         unread,
         tracking,
         commits,
-        DatabaseStatements(database),
+        statements,
         DatabaseOnlineTimes(database),
+        Coverage(reconcilable, statements, stored),
     )
 
 

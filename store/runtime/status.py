@@ -22,7 +22,9 @@ from store.observe.problems import Problem, Problems
 from store.observe.rates import Rates, samples, total
 from store.rpc.callers import Callers
 from store.runtime.gossiping import Gossiping
+from store.runtime.hour_coverage import read_hour_coverage
 from store.runtime.limits import (
+    COVERAGE_REST_S,
     MAX_STATUS_NOTES,
     MAX_STATUS_TEXT_CHARS,
     STATUS_PATIENCE_S,
@@ -114,6 +116,7 @@ class StatusReport:
             "resume": None,
             "held": None,
             "history": None,
+            "coverage": None,
             "database": None,
             "archive": None,
         }
@@ -153,6 +156,11 @@ class _Database:
             lambda: database.read(lambda to: read_timeline(to, time.time_ns())),
             TIMELINE_REST_S,
         )
+        self.coverage = SingleFlightCache(
+            "coverage",
+            lambda: read_hour_coverage(wiring.coverage, time.time_ns()),
+            COVERAGE_REST_S,
+        )
         self.upkeep = SingleFlightCache(
             "upkeep",
             lambda: database.read(lambda to: read_upkeep(to, time.time_ns())),
@@ -160,7 +168,7 @@ class _Database:
         )
 
     async def stop(self) -> None:
-        for each in (self.summary, self.unread, self.timeline, self.upkeep):
+        for each in (self.summary, self.unread, self.timeline, self.coverage, self.upkeep):
             await each.stop()
 
     async def fields(self, parts: Parts) -> Fields:
@@ -172,12 +180,14 @@ class _Database:
         summary = await self.summary.get(patience_s())
         unread = await self.unread.get(patience_s())
         timeline = await self.timeline.get(patience_s())
+        coverage = await self.coverage.get(patience_s())
         upkeep = await self.upkeep.get(patience_s())
         return {
             "node_id": parts.identity.node_id,
             "store_id": parts.identity.store_id,
             "held": _held(summary, self.summary.age_s, parts),
             "history": _history(timeline),
+            "coverage": coverage,
             "database": _upkeep(upkeep),
             "archive": _archive(upkeep),
             "gossip": _gossip(unread, parts.gossiping),

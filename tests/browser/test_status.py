@@ -300,3 +300,42 @@ def test_the_policy_keeps_out_what_might_be_slipped_in(page: Page, node: NodePro
     until(page, lambda: any("Content Security" in each for each in page.complaints()), "it is told")
     assert page.run("return window.owned") is None
     assert PATH in page.driver.current_url
+
+
+def test_hours_show_what_other_stores_hold(page: Page, node: NodeProcess) -> None:
+    data = json.loads(get(node.metrics, DATA_PATH)[1])
+    start = data["history"]["hours_start"]
+    now_hour = int(data["time"]) // HOUR_S * HOUR_S
+    place = (now_hour - start) // HOUR_S
+    data["coverage"] = {
+        "start": start,
+        "stores": [
+            {
+                "store_id": "0c8e5d2a-store",
+                "runs": [
+                    [place - 6, 1, "equal", now_hour, 0, 0, 0],
+                    [place - 2, 1, "differs", now_hour, 0, 4, 1],
+                    [place - 1, 1, "unconfirmed", now_hour, now_hour - 1_800, 0, 0],
+                ],
+            }
+        ],
+    }
+    with served(json.dumps(data).encode()) as address:
+        page.open(address)
+        until(page, lambda: "41 messages" in label_of(page, now_hour - 6 * HOUR_S), "it is there")
+        assert "41 messages; equal to store 0c8e5d2a as of" in label_of(page, now_hour - 6 * HOUR_S)
+        page.run(f"document.querySelectorAll('#map td')[{place - 2}].click()")
+        assert "differs from store 0c8e5d2a as of" in page.text("#detail")
+        assert "UTC: 300 here, 303 there; not confirmed by any" in page.text("#detail")
+        since = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now_hour - 1_800))
+        assert label_of(page, now_hour - HOUR_S).endswith(f"by any other store since {since}")
+        kinds = page.classes("#map td")
+        assert [kinds[place - back].partition(" ")[2] for back in (6, 5, 2, 1, 0)] == [
+            "",
+            "unsure",
+            "differs",
+            "unsure",
+            "",
+        ]
+        assert "differs from a peer" in page.text("#legend")
+        page.driver.get("about:blank")

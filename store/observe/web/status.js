@@ -239,6 +239,46 @@ function wordsOf(kind, value) {
   return kind === "gap" ? "gap: no messages" : plural(value, "message");
 }
 
+// What other stores are known to hold of each hour: a list for each, empty where nothing is known.
+function knownOf(data, start, length) {
+  const known = Array.from({ length }, () => []);
+  if (!data.coverage) return known;
+  const offset = Math.round((data.coverage.start - start) / HOUR_S);
+  for (const { store_id: id, runs } of data.coverage.stores) {
+    const peer = data.peers.find((each) => each.store_id === id);
+    const name = (peer && (peer.node_id || peer.address)) || `store ${id.slice(0, 8)}`;
+    for (const [first, number, state, compared, until, here, there] of runs) {
+      for (let place = first + offset; place < first + offset + number; place += 1) {
+        if (known[place]) known[place].push({ name, state, compared, until, here, there });
+      }
+    }
+  }
+  return known;
+}
+
+function markOf(known, over) {
+  if (known.some((each) => each.state === "differs")) return " differs";
+  return known.some((each) => each.state === "equal") || !over ? "" : " unsure";
+}
+
+function knownWords(known, from, held) {
+  const words = [];
+  let since = from;
+  for (const each of known) {
+    if (each.state === "equal") {
+      words.push(`equal to ${each.name} as of ${moment(each.compared)}`);
+    } else if (each.state === "differs") {
+      const counts = `${count(held)} here, ${count(Math.max(0, held + each.here - each.there))} there`;
+      words.push(`differs from ${each.name} as of ${moment(each.compared)}: ${counts}`);
+    }
+    since = Math.max(since, each.until);
+  }
+  if (!known.some((each) => each.state === "equal")) {
+    words.push(`not confirmed by any other store since ${moment(since).slice(0, 16)} UTC`);
+  }
+  return words.map((each) => `; ${each}`).join("");
+}
+
 function makeMap(start, days) {
   const map = byId("map");
   const head = element("tr");
@@ -286,14 +326,18 @@ function showMap(data) {
   }
   const { most, bounds } = levelsOf(hours);
   const kinds = hours.map((value, place) => kindOf(data, start + place * HOUR_S, value, bounds));
+  const compares = Boolean(data.coverage && data.coverage.stores.length);
+  const known = knownOf(data, start, hours.length);
   cells.forEach((cell, place) => {
     const from = start + place * HOUR_S;
     const kind = kinds[place];
-    setClass(cell, kind);
-    const words = `${moment(from).slice(0, 16)} UTC: ${wordsOf(kind, hours[place])}`;
+    const shows = compares && kind !== "future" && kind !== "before";
+    setClass(cell, kind + (shows ? markOf(known[place], from + HOUR_S <= data.time) : ""));
+    const others = shows ? knownWords(known[place], from, hours[place]) : "";
+    const words = `${moment(from).slice(0, 16)} UTC: ${wordsOf(kind, hours[place])}${others}`;
     if (cell.getAttribute("aria-label") !== words) cell.setAttribute("aria-label", words);
   });
-  showLegend(bounds, most);
+  showLegend(bounds, most, compares);
   repeatDetail();
   setText(byId("gaps"), gapsOf(kinds, start));
 }
@@ -312,13 +356,14 @@ function gapsOf(kinds, start) {
     `the longest gap is ${plural(longest[0], "hour")}, from ${from} UTC.`;
 }
 
-function showLegend(bounds, most) {
+function showLegend(bounds, most, compares) {
   const rows = [];
   bounds.forEach((from, place) => {
     const to = place + 1 < LEVELS ? bounds[place + 1] - 1 : most;
     if (to >= from) rows.push([`l${place + 1}`, from === to ? count(from) : `${count(from)}–${count(to)}`]);
   });
   rows.push(["gap", "gap: no messages"], ["before", "before the oldest message"], ["open", "this hour"]);
+  if (compares) rows.push(["differs", "differs from a peer"], ["unsure", "not confirmed by any peer"]);
   const wanted = JSON.stringify(rows);
   const legend = byId("legend");
   if (legend.dataset.rows === wanted) return;

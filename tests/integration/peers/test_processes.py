@@ -84,6 +84,12 @@ async def test_the_whole_history_is_reconciled_when_asked_for(fleet: Fleet) -> N
     assert sum(messages for messages, _ in found.values()) == 500
     assert {states for _, states in found.values()} == {("EQUAL",)}
 
+    # The last day, which the heat map shows hour by hour.
+    shown = json.loads(get(second.metrics, "/status.json")[1])["coverage"]
+    (store,) = shown["stores"]
+    assert {run[2] for run in store["runs"]} <= {"equal", "unconfirmed"}
+    assert "equal" in {run[2] for run in store["runs"]}
+
     assert second.terminate() == 0
     second.start()
     assert by_day(second, old) == found

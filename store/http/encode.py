@@ -7,13 +7,23 @@ a whole, and msgspec writes it as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final, Literal
 
 from msgspec import UNSET
 
+from store.domain.completeness import AnswerCoverage, AnswerState
 from store.domain.ports import HistoryEntry, SdsPage
-from store.http.schemas import Message, Missing, Stored
+from store.http.schemas import Coverage, Message, Missing, Stored
 from storenode.wire.storenode.v1.store_pb2 import ScanPage, SdsMessagesPage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryResponse, WakuMessageKeyValue
+
+_State = Literal["COMPLETE", "PARTIAL", "INCOMPLETE", "UNCONFIRMED"]
+_STATES: Final[dict[AnswerState, _State]] = {
+    AnswerState.COMPLETE: "COMPLETE",
+    AnswerState.PARTIAL: "PARTIAL",
+    AnswerState.INCOMPLETE: "INCOMPLETE",
+    AnswerState.UNCONFIRMED: "UNCONFIRMED",
+}
 
 
 def hex_of(digest: bytes) -> str:
@@ -47,6 +57,22 @@ def of_missing(entries: Iterable[HistoryEntry]) -> Iterator[Missing]:
             message_id=entry.message_id.decode(errors="replace"),
             retrieval_hint=UNSET if hint is None else hex_of(hint),
         )
+
+
+def of_coverage(found: AnswerCoverage) -> Coverage:
+    """How complete an answer is."""
+    said = Coverage(
+        state=_STATES[found.state],
+        time_start=str(found.span[0]),
+        time_end=str(found.span[1]),
+        reason=found.reason or UNSET,
+        keyed=found.keyed,
+    )
+    if found.store_ids:
+        said.store_ids, said.compared_at = list(found.store_ids), str(found.compared_ns)
+    if found.until_ns:
+        said.complete_from, said.complete_until = str(found.from_ns), str(found.until_ns)
+    return said
 
 
 def _stored(item: WakuMessageKeyValue) -> Stored:

@@ -10,12 +10,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
 from typing import Final
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from store.domain.ports import FollowPage, FollowRequest, SdsPage, Services
 from store.domain.query import QueryInput, causal_request, plan_query, sds_lookup
 from store.http import schemas
-from store.http.encode import hex_of, of_entries, of_frames, of_missing, of_sds
+from store.http.encode import hex_of, of_coverage, of_entries, of_frames, of_missing, of_sds
 from store.http.exchange import Exchange
 from store.http.limits import HEARTBEAT_S
 from store.http.requests import digest, history, read, read_cursor, topic_filter, write_cursor
@@ -23,6 +23,7 @@ from store.http.schemas import encode
 from store.messages.cursor import ScanCursor
 from store.messages.frames import digests
 from store.serving import reading
+from store.serving.answer_coverage import Telling, telling_all, telling_scan
 from store.serving.call import Call
 
 LINES: Final = b"application/x-ndjson"
@@ -54,9 +55,13 @@ class Reads:
             limit=asked.limit,
         )
         plan = plan_query(wanted, call.client.topics, call.node.limits)
-        page = await reading.read_page(self._services, call, plan)
-        cursor = UNSET if page.next_cursor is None else hex_of(page.next_cursor)
-        answer = encode(schemas.Page(messages=list(of_entries(page.entries)), cursor=cursor))
+        page, known = await reading.read_page(self._services, call, plan, coverage=asked.coverage)
+        found = schemas.Page(messages=list(of_entries(page.entries)))
+        if page.next_cursor is not None:
+            found.cursor = hex_of(page.next_cursor)
+        if known is not None:
+            found.coverage = of_coverage(known)
+        answer = encode(found)
         await call.outlet.answered(len(answer), refusable=True)
         await exchange.respond(answer)
 
@@ -71,11 +76,13 @@ class Reads:
             include_data=asked.include_data,
             page_size=asked.page_size,
         )
+        told = await telling_scan(call, wanted, wanted=asked.coverage)
         if wanted.time_start_ns < wanted.time_end_ns:
             async for page in self._services.reader.scan(wanted, call.outlet):
                 cursor = write_cursor(ScanCursor(*page.last).encode())
                 lines = [*of_frames(page.frames), schemas.Mark(cursor=cursor)]
                 await _send(call, exchange, _lines(lines), LINES)
+        await _tell(call, exchange, told)
         await _finish(exchange)
 
     async def follow(self, call: Call, exchange: Exchange, body: bytes) -> None:
@@ -117,7 +124,8 @@ class Reads:
             topic_filter(asked, call),
             limits,
         )
-        await _send_sds(call, exchange, self._services.sds.messages(wanted, call.outlet))
+        told = await telling_all(call, wanted=asked.coverage)
+        await _send_sds(call, exchange, self._services.sds.messages(wanted, call.outlet), told)
 
     async def causal_history(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """What SDS messages depend on, as lines, every parent before its children."""
@@ -131,7 +139,9 @@ class Reads:
             topics=topic_filter(asked, call),
             limits=limits,
         )
-        await _send_sds(call, exchange, self._services.sds.causal_history(wanted, call.outlet))
+        told = await telling_all(call, wanted=asked.coverage)
+        pages = self._services.sds.causal_history(wanted, call.outlet)
+        await _send_sds(call, exchange, pages, told)
 
 
 async def status(call: Call, exchange: Exchange, body: bytes) -> None:
@@ -149,14 +159,25 @@ async def status(call: Call, exchange: Exchange, body: bytes) -> None:
     await exchange.respond(encode(found))
 
 
-async def _send_sds(call: Call, exchange: Exchange, pages: AsyncIterator[SdsPage]) -> None:
+async def _send_sds(
+    call: Call, exchange: Exchange, pages: AsyncIterator[SdsPage], told: Telling | None
+) -> None:
     async for page in pages:
         lines: list[Struct] = [*of_sds(page)]
         lines += [schemas.Mark(missing=each) for each in of_missing(page.missing)]
         if page.truncated:
             lines.append(schemas.Mark(truncated=True))
         await _send(call, exchange, _lines(lines), LINES)
+    await _tell(call, exchange, told)
     await _finish(exchange)
+
+
+async def _tell(call: Call, exchange: Exchange, told: Telling | None) -> None:
+    """The last line of an answer, where it is to say how complete it is."""
+    known = None if told is None else await told.told()
+    if known is not None:
+        lines = _lines([schemas.Mark(coverage=of_coverage(known))])
+        await _send(call, exchange, lines, LINES)
 
 
 async def _send(call: Call, exchange: Exchange, chunk: bytes, content_type: bytes) -> None:

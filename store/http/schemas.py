@@ -41,6 +41,7 @@ Digits = Annotated[
     str,
     Meta(description="Unix time in nanoseconds, as a decimal string."),
 ]
+Covers = Annotated[bool, Meta(description="True: the answer says how complete it is.")]
 Base64 = Annotated[bytes, Meta(description="Base64.")]
 
 
@@ -89,6 +90,7 @@ class Query(Topics):
     forward: Annotated[
         bool, Meta(description="True: the oldest messages first. False: the newest page first.")
     ] = False
+    coverage: Covers = False
 
 
 class Scan(Topics):
@@ -106,6 +108,7 @@ class Scan(Topics):
     page_size: Annotated[
         Count, Meta(description="Messages between two cursors. 0: the node chooses.")
     ] = 0
+    coverage: Covers = False
 
 
 class Follow(Topics):
@@ -136,6 +139,7 @@ class SdsLookup(_Request):
     entries: list[Entry]
     pubsub_topic: str | None = None
     content_topics: list[str] = []
+    coverage: Covers = False
 
 
 class CausalHistory(_Request):
@@ -150,6 +154,7 @@ class CausalHistory(_Request):
     max_depth: Annotated[Count, Meta(description="Generations to go back. 0: unlimited.")] = 0
     pubsub_topic: str | None = None
     content_topics: list[str] = []
+    coverage: Covers = False
 
 
 class NewMessage(_Request):
@@ -201,12 +206,29 @@ class Stored(_Response):
     ] = UNSET
 
 
+class Coverage(_Response):
+    """How complete an answer is, as far as other stores know."""
+
+    state: Literal["COMPLETE", "PARTIAL", "INCOMPLETE", "UNCONFIRMED"]
+    time_start: Digits
+    time_end: Digits
+    reason: Annotated[str | UnsetType, Meta(description="Why it is not COMPLETE.")] = UNSET
+    store_ids: list[str] | UnsetType = UNSET
+    compared_at: Digits | UnsetType = UNSET
+    complete_from: Digits | UnsetType = UNSET
+    complete_until: Digits | UnsetType = UNSET
+    keyed: bool = False
+
+
 class Page(_Response, omit_defaults=False):
     """Messages in ascending order of timestamp, then hash, whichever direction was asked for."""
 
     messages: list[Stored]
     cursor: Annotated[
         HashOut | UnsetType, Meta(description="Of the next page. Unset: there is none.")
+    ] = UNSET
+    coverage: Annotated[
+        Coverage | UnsetType, Meta(description="Of this page, where it was asked for.")
     ] = UNSET
 
 
@@ -218,11 +240,12 @@ class Missing(_Response):
 
 
 class Mark(_Response):
-    """A line that is no message: where to go on, what is missing, that a limit was reached."""
+    """A line that is no message: where to go on, what is missing, a limit, or the coverage."""
 
     cursor: str | UnsetType = UNSET
     missing: Missing | UnsetType = UNSET
     truncated: Literal[True] | UnsetType = UNSET
+    coverage: Coverage | UnsetType = UNSET
 
 
 class PageEnd(Struct, rename="camel"):

@@ -82,7 +82,7 @@ class WakuStore:
     async def messages(self, call: Call, exchange: Exchange, _body: bytes) -> None:
         """Answer ``GET /store/v3/messages``."""
         plan = plan_query(_wanted(exchange), call.client.topics, call.node.limits)
-        page = await read_page(self._services, call, plan)
+        page, _ = await read_page(self._services, call, plan)
         found = StoreQueryResponse.FromString(page.entries).messages
         answer = WakuStoreResponse(
             status_code=OK,

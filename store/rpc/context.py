@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from store.domain.completeness import CoverageSource
 from store.domain.intake import IntakeRecord
 from store.domain.ports import Synchronization
 from store.domain.quota import ClientLimits
@@ -64,8 +62,6 @@ class RpcContext(NodeContext):
     ``gossip``: the streams of live exchange; None while it is switched off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     ``receiving``, ``open_receiving``: where requests are read, and those of calls without a token.
-    ``coverage``: what is known of other stores; None where nothing is. It is read for one caller at
-    a time, beside the node's sessions.
     ``intake``: when nodes of the store took messages in; None where that is not recorded.
     ``callers``: peers that have called. ``problems``: what is wrong with the node.
     ``unfinished``: what callers have sent of requests that have not come in full.
@@ -75,9 +71,7 @@ class RpcContext(NodeContext):
     exchange: Synchronization | None = None
     sessions: Exchange | None = None
     gossip: tuple[PeerStreams, GossipTransport] | None = None
-    coverage: CoverageSource | None = None
     intake: IntakeRecord | None = None
-    coverage_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False

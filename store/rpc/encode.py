@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from store.domain.admission import Admitted, Verdict
+from store.domain.completeness import AnswerCoverage, AnswerState
 from store.domain.ports import QueryPage, SdsPage
 from store.domain.query import OK
 from store.domain.unread import Confirmation
 from store.messages.frames import sds_missing, sds_page
 from storenode.message.limits import HASH_BYTES
 from storenode.message.varint import delimited, varint
+from storenode.wire.storenode.coverage.v1 import coverage_pb2
 from storenode.wire.storenode.v1 import store_pb2
 
 _Result = store_pb2.PublishResult
@@ -24,6 +26,13 @@ _FIELD_51: Final = b"\x9a\x03"
 _FIELD_7420: Final = varint(7420 << 3 | 2)
 _OUTCOME: Final = b"\x10"
 _CONFIRMS: Final = b"\x20"
+
+_STATES: Final = {
+    AnswerState.COMPLETE: coverage_pb2.AnswerCoverage.COMPLETE,
+    AnswerState.PARTIAL: coverage_pb2.AnswerCoverage.PARTIAL,
+    AnswerState.INCOMPLETE: coverage_pb2.AnswerCoverage.INCOMPLETE,
+    AnswerState.UNCONFIRMED: coverage_pb2.AnswerCoverage.UNCONFIRMED,
+}
 
 _HASH_FIELD: Final = b"\x0a" + varint(HASH_BYTES)
 _SHORT: Final = b"\x0a" + varint(len(_HASH_FIELD) + HASH_BYTES + 2) + _HASH_FIELD
@@ -95,15 +104,30 @@ def _result(
     return delimited(_FIELD_1, head + _OUTCOME + varint(outcome) + why + tail)
 
 
-def query_page(request_id: str, page: QueryPage, coverage: bytes | None = None) -> bytes:
-    """Encode a ``StoreQueryResponse`` that succeeded, around the spliced entries.
-
-    ``coverage``: an encoded ``AnswerCoverage``.
-    """
+def query_page(request_id: str, page: QueryPage, known: AnswerCoverage | None = None) -> bytes:
+    """Encode a ``StoreQueryResponse`` that succeeded, around the spliced entries."""
     echo = delimited(_FIELD_1, request_id.encode()) if request_id else b""
     cursor = delimited(_FIELD_51, page.next_cursor) if page.next_cursor is not None else b""
-    known = delimited(_FIELD_7420, coverage) if coverage is not None else b""
-    return b"".join((echo, _SUCCESS, page.entries, cursor, known))
+    message = coverage_message(known)
+    said = b"" if message is None else delimited(_FIELD_7420, message.SerializeToString())
+    return b"".join((echo, _SUCCESS, page.entries, cursor, said))
+
+
+def coverage_message(found: AnswerCoverage | None) -> coverage_pb2.AnswerCoverage | None:
+    """How complete an answer is, in the schema's own class."""
+    if found is None:
+        return None
+    return coverage_pb2.AnswerCoverage(
+        state=_STATES[found.state],
+        reason=found.reason,
+        store_ids=found.store_ids,
+        compared_at=found.compared_ns,
+        complete_from=found.from_ns,
+        complete_until=found.until_ns,
+        keyed=found.keyed,
+        time_start=found.span[0],
+        time_end=found.span[1],
+    )
 
 
 def sds_response(page: SdsPage) -> bytes:

@@ -21,11 +21,9 @@ from store.domain.query import (
     causal_request,
     plan_query,
     sds_lookup,
-    time_range,
 )
 from store.messages.cursor import ScanCursor
 from store.messages.frames import digests, follow_page, query_response, scan_page
-from store.rpc.answer_coverage import page_span, telling
 from store.rpc.call import Call
 from store.rpc.decode import (
     decode,
@@ -35,10 +33,11 @@ from store.rpc.decode import (
     query_input,
     topic_filter,
 )
-from store.rpc.encode import query_page, sds_response
+from store.rpc.encode import coverage_message, query_page, sds_response
 from store.rpc.failure import RpcFailure
 from store.rpc.limits import MAX_QUERY_REQUEST_ID_BYTES
 from store.serving import reading
+from store.serving.answer_coverage import telling_all, telling_scan
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
 
@@ -64,15 +63,10 @@ class Reads:
             plan = plan_query(query_input(query), call.client.topics, limits)
             if not whole:
                 raise QueryError(BAD_REQUEST, _TOO_MANY_FIELDS)
-            asked = plan.request.time_start_ns, plan.request.time_end_ns
-            wanted = await reading.positioned(self._services, call, plan)
-            if plan.empty:
-                return query_page(request_id, reading.NOTHING)
-            by_hash = wanted.hashes is not None
-            told = await telling(call, *asked, wanted=query.coverage, all_kept=by_hash)
-            page = await self._services.reader.query(wanted)
-            coverage = None if told is None else await told.told(page_span(wanted, page))
-            return query_page(request_id, page, coverage and coverage.SerializeToString())
+            page, known = await reading.read_page(
+                self._services, call, plan, coverage=query.coverage
+            )
+            return query_page(request_id, page, known)
         except QueryError as error:
             return query_response(_cut(query.request_id), error.status, error.sentence)
 
@@ -89,14 +83,12 @@ class Reads:
         )
         if wanted.time_start_ns >= wanted.time_end_ns:
             return
-        from_ns, end_ns = wanted.time_start_ns, wanted.time_end_ns
-        if wanted.after is not None:
-            from_ns = max(from_ns, wanted.after[0])
-        told = await telling(call, from_ns, end_ns, wanted=scan.coverage)
+        told = await telling_scan(call, wanted, wanted=scan.coverage)
         async for page in self._services.reader.scan(wanted, call.outlet):
             yield scan_page(page.frames, ScanCursor(*page.last).encode())
         if told is not None:
-            yield store_pb2.ScanPage(coverage=await told.told()).SerializeToString()
+            said = coverage_message(await told.told())
+            yield store_pb2.ScanPage(coverage=said).SerializeToString()
 
     async def follow(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``Follow``."""
@@ -129,11 +121,12 @@ class Reads:
             topic_filter(lookup.filter, call.client.topics, limits),
             limits,
         )
-        told = await telling(call, *time_range(None, None), wanted=lookup.coverage, all_kept=True)
+        told = await telling_all(call, wanted=lookup.coverage)
         async for page in self._services.sds.messages(wanted, call.outlet):
             yield sds_response(page)
         if told is not None:
-            yield store_pb2.SdsMessagesPage(coverage=await told.told()).SerializeToString()
+            said = coverage_message(await told.told())
+            yield store_pb2.SdsMessagesPage(coverage=said).SerializeToString()
 
     async def causal_history(self, call: Call, request: bytes) -> AsyncGenerator[bytes, None]:
         """Answer ``GetCausalHistory``."""
@@ -148,11 +141,12 @@ class Reads:
             topics=topic_filter(walk.filter, call.client.topics, limits),
             limits=limits,
         )
-        told = await telling(call, *time_range(None, None), wanted=walk.coverage, all_kept=True)
+        told = await telling_all(call, wanted=walk.coverage)
         async for page in self._services.sds.causal_history(wanted, call.outlet):
             yield sds_response(page)
         if told is not None:
-            yield store_pb2.CausalHistoryPage(coverage=await told.told()).SerializeToString()
+            said = coverage_message(await told.told())
+            yield store_pb2.CausalHistoryPage(coverage=said).SerializeToString()
 
 
 def refuse_query(request: bytes, failure: RpcFailure) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from store.domain.access import Access
+from store.domain.completeness import CoverageSource
 from store.domain.limits import RequestLimits
 from store.domain.quota import Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
@@ -63,6 +65,8 @@ class NodeContext:
     ``state``: what the node holds; may raise the errors of ``store.domain.ports``.
     ``confirmations``: who waits for other stores to confirm what a publisher wants confirmed.
     ``tracing``: None while it is off.
+    ``coverage``: what is known of other stores; None where nothing is. It is read for one caller at
+    a time, beside the node's sessions.
     """
 
     identity: NodeIdentity
@@ -80,4 +84,6 @@ class NodeContext:
     tracing: Tracing | None = None
     followed: Followed = field(default_factory=Followed)
     unsent: UnsentAnswers = field(default_factory=lambda: UnsentAnswers(time.monotonic))
+    coverage: CoverageSource | None = None
+    coverage_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Final
 
+from store.domain.completeness import AnswerCoverage
 from store.domain.ports import (
     FollowPage,
     FollowRequest,
@@ -16,6 +17,7 @@ from store.domain.ports import (
 )
 from store.domain.query import QueryPlan, time_range
 from store.messages.cursor import ScanCursor
+from store.serving.answer_coverage import page_span, telling
 from store.serving.call import Call
 from store.serving.limits import MAX_SCAN_PAGE_MESSAGES
 from store.serving.unsent import COPIES
@@ -39,10 +41,21 @@ async def positioned(services: Services, call: Call, plan: QueryPlan) -> PageReq
     return plan.page(await services.reader.position(plan.cursor, call.client.topics))
 
 
-async def read_page(services: Services, call: Call, plan: QueryPlan) -> QueryPage:
-    """One page of a query; raises as `positioned`."""
+async def read_page(
+    services: Services, call: Call, plan: QueryPlan, *, coverage: bool = False
+) -> tuple[QueryPage, AnswerCoverage | None]:
+    """One page of a query, and where ``coverage`` is wanted how complete it is.
+
+    Raises as `positioned`.
+    """
     wanted = await positioned(services, call, plan)
-    return NOTHING if plan.empty else await services.reader.query(wanted)
+    if plan.empty:
+        return NOTHING, None
+    by_hash = wanted.hashes is not None
+    range_ns = wanted.time_start_ns, wanted.time_end_ns
+    told = await telling(call, *range_ns, wanted=coverage, all_kept=by_hash)
+    page = await services.reader.query(wanted)
+    return page, None if told is None else await told.told(page_span(wanted, page))
 
 
 def scan_request(

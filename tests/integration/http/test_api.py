@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from itertools import chain
 from typing import Any
 
@@ -10,6 +11,9 @@ import grpc
 import pytest
 from openapi_spec_validator import validate
 
+from store.domain.completeness import AnswerCoverage, AnswerState
+from store.http.encode import of_coverage
+from store.http.schemas import encode
 from storenode.client.messages import hash_of, new_message
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
 from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
@@ -160,6 +164,39 @@ def test_sds_messages_and_what_they_depend_on(api: Api, topic: str) -> None:
     assert {"missing": {"messageId": "lost"}} in lines
     cut = api.lines(api.post("/api/v1/sds/causal-history", {**walk, "maxMessages": 1}))
     assert {"truncated": True} in cut
+
+
+def test_answers_say_how_complete_they_are(api: Api, topic: str) -> None:
+    api.publish(message(topic))
+    unconfirmed = {"state": "UNCONFIRMED", "timeStart": "5", "timeEnd": "9"}
+    bounds = {"timeStart": 5, "timeEnd": 9, "coverage": "true"}
+    page = api.get("/api/v1/messages", **bounds).json()
+    assert page["messages"] == []
+    assert page["coverage"] | unconfirmed == page["coverage"]
+    assert "no comparison with another store" in page["coverage"]["reason"]
+    assert api.lines(api.get("/api/v1/scan", **bounds)) == [{"coverage": page["coverage"]}]
+    asked = {"channelId": "channel", "entries": [{"messageId": "nowhere"}], "coverage": True}
+    _, last = api.lines(api.post("/api/v1/sds/messages", asked))
+    assert last["coverage"]["state"] == "UNCONFIRMED"
+    walk = {"channelId": "channel", "heads": [{"messageId": "nowhere"}], "coverage": True}
+    assert api.lines(api.post("/api/v1/sds/causal-history", walk))[-1].keys() == {"coverage"}
+    assert "coverage" not in api.get("/api/v1/messages", timeStart=5).json()
+    # A span of no time is not spoken of.
+    assert api.lines(api.get("/api/v1/scan", **bounds | {"timeEnd": 5})) == []
+
+
+def test_a_confirmed_answer_names_the_stores_and_the_time() -> None:
+    found = AnswerCoverage((5, 9), AnswerState.COMPLETE, "", ("b", "c"), 7, 5, 9, keyed=True)
+    assert json.loads(encode(of_coverage(found))) == {
+        "state": "COMPLETE",
+        "timeStart": "5",
+        "timeEnd": "9",
+        "storeIds": ["b", "c"],
+        "comparedAt": "7",
+        "completeFrom": "5",
+        "completeUntil": "9",
+        "keyed": True,
+    }
 
 
 def test_the_status_says_what_is_held(api: Api, node: NodeProcess, topic: str) -> None:

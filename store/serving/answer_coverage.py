@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from store.domain.completeness import (
     AnswerCoverage,
     AnswerCoverages,
@@ -12,16 +10,9 @@ from store.domain.completeness import (
     answered,
 )
 from store.domain.coverage import Span
-from store.domain.ports import PageRequest, QueryPage, StoreBusy, StoreUnavailable
-from store.rpc.call import Call
-from storenode.wire.storenode.coverage.v1 import coverage_pb2
-
-_STATES: Final = {
-    AnswerState.COMPLETE: coverage_pb2.AnswerCoverage.COMPLETE,
-    AnswerState.PARTIAL: coverage_pb2.AnswerCoverage.PARTIAL,
-    AnswerState.INCOMPLETE: coverage_pb2.AnswerCoverage.INCOMPLETE,
-    AnswerState.UNCONFIRMED: coverage_pb2.AnswerCoverage.UNCONFIRMED,
-}
+from store.domain.ports import PageRequest, QueryPage, ScanRequest, StoreBusy, StoreUnavailable
+from store.domain.query import time_range
+from store.serving.call import Call
 
 
 class Telling:
@@ -35,7 +26,7 @@ class Telling:
         self._known = known
         self._all_kept = all_kept
 
-    async def told(self, within: Span | None = None) -> coverage_pb2.AnswerCoverage | None:
+    async def told(self, within: Span | None = None) -> AnswerCoverage | None:
         """What to say after the last message; None where the answer is about no time.
 
         ``within``: what of the range the answer turned out to be about.
@@ -43,14 +34,14 @@ class Telling:
         lower_ns, upper_ns = within or self._span
         span = max(lower_ns, self._span[0]), min(upper_ns, self._span[1])
         if isinstance(self._known, str):
-            return _encoded(_unknown(span, self._known))
+            return _of_some_time(_unknown(span, self._known))
         try:
             lost, horizon_ns = await self._reads.lost_since(self._known.places)
         except (StoreBusy, StoreUnavailable) as error:
-            return _encoded(_unknown(span, str(error)))
+            return _of_some_time(_unknown(span, str(error)))
         if self._all_kept:
             span = max(span[0], horizon_ns), span[1]
-        return _encoded(answered(span, self._known, horizon_ns, lost=lost))
+        return _of_some_time(answered(span, self._known, horizon_ns, lost=lost))
 
 
 async def telling(
@@ -71,6 +62,18 @@ async def telling(
     return Telling(reads, (start_ns, end_ns), known, all_kept=all_kept)
 
 
+async def telling_all(call: Call, *, wanted: bool) -> Telling | None:
+    """`telling` about all the time that the store keeps."""
+    return await telling(call, *time_range(None, None), wanted=wanted, all_kept=True)
+
+
+async def telling_scan(call: Call, request: ScanRequest, *, wanted: bool) -> Telling | None:
+    """`telling` about a scan, from its cursor on."""
+    after_ns = request.time_start_ns if request.after is None else request.after[0]
+    start_ns = max(request.time_start_ns, after_ns)
+    return await telling(call, start_ns, request.time_end_ns, wanted=wanted)
+
+
 def page_span(request: PageRequest, page: QueryPage) -> Span:
     """The time that a page of ``Query`` is about, from its cursor to that of the next page."""
     start_ns, end_ns = request.time_start_ns, request.time_end_ns
@@ -89,17 +92,5 @@ def _unknown(span: Span, reason: str) -> AnswerCoverage:
     return AnswerCoverage(span, AnswerState.UNCONFIRMED, reason)
 
 
-def _encoded(found: AnswerCoverage) -> coverage_pb2.AnswerCoverage | None:
-    if found.span[0] >= found.span[1]:
-        return None
-    return coverage_pb2.AnswerCoverage(
-        state=_STATES[found.state],
-        reason=found.reason,
-        store_ids=found.store_ids,
-        compared_at=found.compared_ns,
-        complete_from=found.from_ns,
-        complete_until=found.until_ns,
-        keyed=found.keyed,
-        time_start=found.span[0],
-        time_end=found.span[1],
-    )
+def _of_some_time(found: AnswerCoverage) -> AnswerCoverage | None:
+    return found if found.span[0] < found.span[1] else None

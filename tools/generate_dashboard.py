@@ -175,6 +175,18 @@ _CLIENTS: Final = (
             (_of("storenode_followers"), "{{instance}} followers"),
         ],
     ),
+    Panel(
+        "HTTP requests",
+        "A second, by operation and status. 499: the caller hung up.",
+        [
+            (
+                f"sum by (operation, code) (rate({_of('storenode_http_requests_total')}"
+                "[$__rate_interval]))",
+                "{{operation}} {{code}}",
+            )
+        ],
+        "reqps",
+    ),
 )
 _STORAGE: Final = (
     Panel(

@@ -124,6 +124,8 @@ _WELL: Final = (
         "s",
     ),
 )
+_HTTP_REQUESTS: Final = f"rate({_of('storenode_http_requests_total')}[$__rate_interval])"
+
 _CLIENTS: Final = (
     Panel(
         "Messages stored",
@@ -178,13 +180,7 @@ _CLIENTS: Final = (
     Panel(
         "HTTP requests",
         "A second, by operation and status. 499: the caller hung up.",
-        [
-            (
-                f"sum by (operation, code) (rate({_of('storenode_http_requests_total')}"
-                "[$__rate_interval]))",
-                "{{operation}} {{code}}",
-            )
-        ],
+        [(f"sum by (operation, code) ({_HTTP_REQUESTS})", "{{operation}} {{code}}")],
         "reqps",
     ),
 )

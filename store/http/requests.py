@@ -41,7 +41,7 @@ def read(kind: type[_T], exchange: Exchange, body: bytes) -> _T:
         return schemas.from_parameters(kind, _parameters(kind, exchange))
     except msgspec.ValidationError as error:
         raise bad_request(f"the request is wrong: {error}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is no JSON: {error}") from None
 
 

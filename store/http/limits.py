@@ -31,6 +31,11 @@ BUFFER_BYTES: Final = 16 * 1024
 MAX_SMALL_BODY_BYTES: Final = 1024 * 1024
 """Body of a read."""
 
+COUNTED_BODY_BYTES: Final = 1024 * 1024
+QUOTES_OF_ENTRY: Final = 64
+"""A larger body has its quotation marks counted before it is decoded: so many for each entry of the
+longest list that the node's limits allow. A message with all its fields has 32."""
+
 HEARTBEAT_S: Final = 10.0
 """A follower that is sent nothing else gets a comment this often: proxies and browsers end
 connections that are silent for longer."""

@@ -41,7 +41,7 @@ class Reads:
 
     async def query(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """One page."""
-        asked = read(schemas.Query, exchange, body)
+        asked = read(schemas.Query, call, exchange, body)
         wanted = QueryInput(
             include_data=asked.include_data,
             pubsub_topic=asked.pubsub_topic,
@@ -62,7 +62,7 @@ class Reads:
 
     async def scan(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """All messages of a time range, as lines."""
-        asked = read(schemas.Scan, exchange, body)
+        asked = read(schemas.Scan, call, exchange, body)
         wanted = reading.scan_request(
             topic_filter(asked, call),
             time_start=asked.time_start,
@@ -80,7 +80,7 @@ class Reads:
 
     async def follow(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """Messages as they are committed, as events."""
-        asked = read(schemas.Follow, exchange, body)
+        asked = read(schemas.Follow, call, exchange, body)
         text = exchange.headers.get("last-event-id") or asked.cursor
         wanted = FollowRequest(
             topic_filter(asked, call),
@@ -107,7 +107,7 @@ class Reads:
 
     async def sds_messages(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """SDS messages by ID, as lines."""
-        asked, limits = read(schemas.SdsLookup, exchange, body), call.node.limits
+        asked, limits = read(schemas.SdsLookup, call, exchange, body), call.node.limits
         wanted = sds_lookup(
             asked.channel_id,
             history("entries", asked.entries, limits.sds_entries),
@@ -118,7 +118,7 @@ class Reads:
 
     async def causal_history(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """What SDS messages depend on, as lines, every parent before its children."""
-        asked, limits = read(schemas.CausalHistory, exchange, body), call.node.limits
+        asked, limits = read(schemas.CausalHistory, call, exchange, body), call.node.limits
         wanted = causal_request(
             asked.channel_id,
             history("heads", asked.heads, limits.causal_heads),
@@ -133,7 +133,7 @@ class Reads:
 
 async def status(call: Call, exchange: Exchange, body: bytes) -> None:
     """The node; of what it holds only callers hear that may read all of it."""
-    read(schemas.NoParameters, exchange, body)
+    read(schemas.NoParameters, call, exchange, body)
     found, identity = schemas.Status(ready=call.node.unready() is None), call.node.identity
     if call.client.topics.unrestricted:
         found.version, found.node_id = identity.version, identity.node_id

@@ -22,6 +22,7 @@ BENCHMARKS = (
     "hashes",
     "causal_history",
     "pages",
+    "http",
     "reconcile",
     "keyed",
     "memory",

@@ -124,6 +124,8 @@ _WELL: Final = (
         "s",
     ),
 )
+_HTTP_REQUESTS: Final = f"rate({_of('storenode_http_requests_total')}[$__rate_interval])"
+
 _CLIENTS: Final = (
     Panel(
         "Messages stored",
@@ -174,6 +176,12 @@ _CLIENTS: Final = (
             (_of("storenode_publishes_in_flight"), "{{instance}} batches"),
             (_of("storenode_followers"), "{{instance}} followers"),
         ],
+    ),
+    Panel(
+        "HTTP requests",
+        "A second, by operation and status. 499: the caller hung up.",
+        [(f"sum by (operation, code) ({_HTTP_REQUESTS})", "{{operation}} {{code}}")],
+        "reqps",
     ),
 )
 _STORAGE: Final = (

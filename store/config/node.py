@@ -125,6 +125,9 @@ class NodeConfig:
         metavar="ORIGIN",
         multiple=True,
     )
+    http_page: bool = listener(
+        "Serve a page at / of --http-listen that shows messages and follows them.", is_flag=True
+    )
     insecure: frozenset[str] = listener(
         "Allow plaintext connections to this listener beyond loopback; repeatable.",
         click.Choice(LISTENERS),
@@ -366,6 +369,7 @@ class NodeConfig:
             self._problem_of_tls(),
             self._problem_of_peers(),
             self._problem_of_listeners(),
+            self._problem_of_http(),
             self._problem_of_sizes(),
         ):
             if problem is not None:
@@ -412,14 +416,6 @@ class NodeConfig:
                 f"{flag} {address} can be reached from other machines and would speak in clear:"
                 f" give --tls-cert and --tls-key, or allow it with --insecure {name}."
             )
-        if self.http_allow_origin and self.http_listen is None:
-            return "--http-allow-origin needs --http-listen: give an address, or leave it out."
-        for origin in self.http_allow_origin:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
-                return (
-                    f"--http-allow-origin {origin} is no origin: give scheme, host and port alone,"
-                    " such as https://app.example, or *."
-                )
         if not self.metrics_listen.loopback and "metrics" not in self.insecure:
             return (
                 f"--metrics-listen {self.metrics_listen} can be reached from other machines and"
@@ -430,6 +426,19 @@ class NodeConfig:
                 f"--listen and --peer-listen are both {self.listen}: with TLS, peers need an"
                 " address of their own."
             )
+        return None
+
+    def _problem_of_http(self) -> str | None:
+        if self.http_allow_origin and self.http_listen is None:
+            return "--http-allow-origin needs --http-listen: give an address, or leave it out."
+        if self.http_page and self.http_listen is None:
+            return "--http-page needs --http-listen: give an address, or leave it out."
+        for origin in self.http_allow_origin:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                return (
+                    f"--http-allow-origin {origin} is no origin: give scheme, host and port alone,"
+                    " such as https://app.example, or *."
+                )
         return None
 
     def _problem_of_sizes(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 from starlette.middleware import Middleware
@@ -16,12 +16,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from store.domain.access import Right
 from store.domain.ports import Services
 from store.domain.quota import CallKind
-from store.http import reads, schemas, waku_store
+from store.http import page, reads, schemas, waku_store
 from store.http.bodies import Bodies
 from store.http.connections import Connections
 from store.http.endpoint import Endpoint, FailureBody, Handler, Operation
-from store.http.exchange import CallerGone, Exchange
-from store.http.failure import HttpFailure
+from store.http.exchange import JSON, CallerGone, Exchange
+from store.http.failure import Header, HttpFailure
 from store.http.limits import CORS_MAX_AGE_S, MAX_SMALL_BODY_BYTES
 from store.http.openapi import Described, description
 from store.http.publish import Publisher
@@ -75,8 +75,9 @@ def build_app(
     connections: Connections,
     *,
     origins: Sequence[str] = (),
+    with_page: bool = False,
 ) -> ASGIApp:
-    """The application; pages from ``origins`` may call it."""
+    """The application; pages from ``origins`` may call it. ``with_page``: it has one of its own."""
     bodies, by_path = Bodies(), dict[str, list[Operation]]()
     served = _served(services)
     for each in served:
@@ -86,7 +87,11 @@ def build_app(
         for path, operations in by_path.items()
     ]
     document = description([(each.path, each.described) for each in served], node.identity.version)
-    routes.append(Route(OPENAPI, _Document(document, connections)))
+    text = json.dumps(document, indent=1).encode()
+    routes.append(Route(OPENAPI, _File(text, JSON, (), connections)))
+    for path, (name, content_type) in page.FILES.items() if with_page else ():
+        file = _File(page.content(name), content_type, page.HEADERS, connections)
+        routes.append(Route(path, file))
     return Router(
         routes,
         redirect_slashes=False,
@@ -156,7 +161,7 @@ def _served(services: Services) -> list[Served]:
 
 
 def _reads(handlers: reads.Reads) -> list[Served]:
-    page: tuple[type[Struct], ...] = (schemas.Stored, schemas.Mark)
+    lines: tuple[type[Struct], ...] = (schemas.Stored, schemas.Mark)
     return [
         Served(
             f"{API}/messages",
@@ -188,7 +193,7 @@ def _reads(handlers: reads.Reads) -> list[Served]:
                 "GET",
                 "Every message that matches, oldest first: a line each, and one with the cursor"
                 " behind each page.",
-                page,
+                lines,
                 schemas.Scan,
                 _LINES,
             ),
@@ -218,7 +223,7 @@ def _reads(handlers: reads.Reads) -> list[Served]:
                 "sds_messages",
                 "POST",
                 "SDS messages of a channel, by ID: a line each, and one for each that is missing.",
-                page,
+                lines,
                 schemas.SdsLookup,
                 _LINES,
             ),
@@ -234,7 +239,7 @@ def _reads(handlers: reads.Reads) -> list[Served]:
                 "POST",
                 "What SDS messages depend on, every parent before its children: a line each, and"
                 " one for each that is missing.",
-                page,
+                lines,
                 schemas.CausalHistory,
                 _LINES,
             ),
@@ -243,15 +248,20 @@ def _reads(handlers: reads.Reads) -> list[Served]:
     ]
 
 
-class _Document:
-    """Serves the description; it needs no token."""
+class _File:
+    """Serves what is the same for everybody; it needs no token."""
 
-    def __init__(self, document: dict[str, Any], connections: Connections) -> None:
-        self._body = json.dumps(document, indent=1).encode()
+    def __init__(
+        self, body: bytes, content_type: bytes, headers: Sequence[Header], connections: Connections
+    ) -> None:
+        self._body = body
+        self._content_type = content_type
+        self._headers = list(headers)
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _respond(Exchange(scope, receive, send, self._connections), 200, self._body)
+        exchange = Exchange(scope, receive, send, self._connections)
+        await _respond(exchange, 200, self._body, self._content_type, self._headers)
 
 
 class _Nowhere:
@@ -267,9 +277,15 @@ class _Nowhere:
         await _respond(exchange, 404, body)
 
 
-async def _respond(exchange: Exchange, status: int, body: bytes) -> None:
+async def _respond(
+    exchange: Exchange,
+    status: int,
+    body: bytes,
+    content_type: bytes = JSON,
+    headers: list[Header] | None = None,
+) -> None:
     exchange.request_id = new_request_id()
     try:
-        await exchange.respond(body, status=status)
+        await exchange.respond(body, content_type, status=status, headers=headers)
     except CallerGone:
         exchange.abort()

@@ -62,6 +62,7 @@ class Bodies:
         if oldest is body:
             raise self._full()
         del self._coming[oldest]
+        self._used_bytes -= oldest.size_bytes
         oldest.give_way()
 
     def _full(self) -> CallFailure:
@@ -86,6 +87,6 @@ class Body:
 
     def give_way(self) -> None:
         """End its reading."""
-        self.gave_way = True
+        self.gave_way, self.size_bytes = True, 0
         if not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time())

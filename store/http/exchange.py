@@ -1,15 +1,15 @@
 """One request and its response, as ASGI has them.
 
-A chunk that is sent has left this process, but for what fits into the transport's buffer, when
+A chunk that is sent has left this process, but for `BUFFER_BYTES` of the transport, when
 `Exchange.send` returns: uvicorn waits for the buffer before the next event, so an empty one follows
-each chunk. A caller that takes nothing for `SEND_TIMEOUT_S` is disconnected.
+a chunk that is larger. A caller that takes nothing for `SEND_TIMEOUT_S` is disconnected.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Final
 
 from starlette.datastructures import Headers, QueryParams
@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from store.http.bodies import Bodies
 from store.http.connections import Connections
-from store.http.limits import SEND_TIMEOUT_S
+from store.http.limits import BUFFER_BYTES, HEARTBEAT_S, SEND_TIMEOUT_S
 from store.serving.failure import over_limit
 from store.serving.remote import connection_name
 
@@ -47,7 +47,6 @@ class Exchange:
         self._send = send
         self._connections = connections
         self._complete = False
-        self._gone = False
 
     async def body(self, bodies: Bodies, largest_bytes: int) -> bytes:
         """Read the body.
@@ -80,25 +79,53 @@ class Exchange:
         Raises:
             CallerGone: it did.
         """
-        task = asyncio.current_task()
+        async with self._until_gone(self._watch()):
+            yield
+
+    @asynccontextmanager
+    async def kept_alive(self, beat: bytes) -> AsyncIterator[None]:
+        """Around an answer that may be silent: ``beat`` is sent every `HEARTBEAT_S`.
+
+        Raises:
+            CallerGone: the caller does not take it.
+        """
+        async with self._until_gone(self._beat(beat)):
+            yield
+
+    @asynccontextmanager
+    async def _until_gone(self, notice: Coroutine[object, object, None]) -> AsyncIterator[None]:
+        task, gone = asyncio.current_task(), False
         assert task is not None
-        watcher = asyncio.create_task(self._watch(task))
+
+        def noticed(watcher: asyncio.Task[None]) -> None:
+            nonlocal gone
+            if not watcher.cancelled() and isinstance(watcher.exception(), CallerGone):
+                gone = True
+                task.cancel()
+
+        watcher = asyncio.create_task(notice)
+        watcher.add_done_callback(noticed)
         try:
             yield
         except asyncio.CancelledError:
-            if self._gone and task.uncancel() == 0:
+            if gone and task.uncancel() == 0:
                 raise CallerGone from None
             raise
         finally:
+            watcher.remove_done_callback(noticed)
             watcher.cancel()
 
-    async def _watch(self, task: asyncio.Task[object]) -> None:
+    async def _watch(self) -> None:
         while not self._complete:
             event = await self._receive()
             if event["type"] == "http.disconnect" and not self._complete:
-                self._gone = True
-                task.cancel()
-                return
+                raise CallerGone
+
+    async def _beat(self, beat: bytes) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if self.started:
+                await self.send(beat)
 
     async def start(
         self, status: int, content_type: bytes, headers: list[tuple[bytes, bytes]] | None = None
@@ -112,7 +139,7 @@ class Exchange:
             (b"x-request-id", self.request_id.encode()),
             *(headers or ()),
         ]
-        await self._event({"type": "http.response.start", "status": status, "headers": given})
+        await self._events({"type": "http.response.start", "status": status, "headers": given})
 
     async def send(self, chunk: bytes) -> None:
         """Send a part of the body, and wait until it has left.
@@ -120,13 +147,15 @@ class Exchange:
         Raises:
             CallerGone: it does not.
         """
-        await self._event({"type": "http.response.body", "body": chunk, "more_body": True})
-        await self._event({"type": "http.response.body", "body": b"", "more_body": True})
+        events = [chunk, b""] if len(chunk) > BUFFER_BYTES else [chunk]
+        await self._events(
+            *({"type": "http.response.body", "body": each, "more_body": True} for each in events)
+        )
 
     async def finish(self) -> None:
         """End the body."""
         self._complete = True
-        await self._event({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._events({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def respond(
         self,
@@ -148,12 +177,13 @@ class Exchange:
         """Close the connection, so that the caller sees that the answer is not complete."""
         self._connections.abort(self.client)
 
-    async def _event(self, event: dict[str, object]) -> None:
-        with suppress(TimeoutError):
+    async def _events(self, *events: dict[str, object]) -> None:
+        try:
             async with asyncio.timeout(SEND_TIMEOUT_S):
-                await self._send(event)
-                return
-        raise CallerGone
+                for event in events:
+                    await self._send(event)
+        except TimeoutError:
+            raise CallerGone from None
 
 
 def _too_large(size_bytes: int, largest_bytes: int) -> Exception:

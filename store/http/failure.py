@@ -24,7 +24,8 @@ _NAMES: Final = {
     UNAVAILABLE: Code.UNAVAILABLE.value,
 }
 
-Headers = list[tuple[bytes, bytes]]
+Header = tuple[bytes, bytes]
+Headers = list[Header]
 
 
 class HttpFailure(Exception):

@@ -25,10 +25,18 @@ the longest time is refused."""
 SEND_TIMEOUT_S: Final = 60.0
 """A caller that takes nothing of an answer for this long is disconnected."""
 
+BUFFER_BYTES: Final = 16 * 1024
+"""What the transport holds of an answer before its sender waits."""
+
 MAX_SMALL_BODY_BYTES: Final = 1024 * 1024
 """Body of a read."""
 
-HEARTBEAT_S: Final = 15.0
+COUNTED_BODY_BYTES: Final = 1024 * 1024
+QUOTES_OF_ENTRY: Final = 64
+"""A larger body has its quotation marks counted before it is decoded: so many for each entry of the
+longest list that the node's limits allow. A message with all its fields has 32."""
+
+HEARTBEAT_S: Final = 10.0
 """A follower that is sent nothing else gets a comment this often: proxies and browsers end
 connections that are silent for longer."""
 
@@ -44,3 +52,7 @@ MAX_WAKU_PAGE_MESSAGES: Final = 100
 
 WAKU_TIME_DIGITS: Final = 20
 """A time parameter with more is no 64-bit number."""
+
+SHARED_FRAMES: Final = 256
+MAX_SHARED_FRAMES_BYTES: Final = 4 * 1024
+"""Pages that are kept as JSON, since many followers are sent the same, and their largest size."""

@@ -14,7 +14,7 @@ from store.http.encode import hex_of
 from store.http.exchange import Exchange
 from store.http.requests import read
 from store.serving.call import Call
-from store.serving.publishing import Batch, Publishing, take_room
+from store.serving.publishing import Batch, Publishing, check_count, take_room
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.sync.transfer.v1.transfer_pb2 import WakuMessageAndTopic
 
@@ -30,7 +30,8 @@ class Publisher:
         size = len(body)
         take_room(call, size)
         try:
-            asked = read(schemas.Publish, exchange, body)
+            asked = read(schemas.Publish, call, exchange, body)
+            check_count(call, len(asked.messages))
             batch = await self._publishing.admit(
                 call,
                 [_encoded(each) for each in asked.messages],

@@ -5,9 +5,9 @@ A stream holds one page: the next is read when the caller has taken the last.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -17,7 +17,7 @@ from store.domain.query import QueryInput, causal_request, plan_query, sds_looku
 from store.http import schemas
 from store.http.encode import hex_of, of_coverage, of_entries, of_frames, of_missing, of_sds
 from store.http.exchange import Exchange
-from store.http.limits import HEARTBEAT_S
+from store.http.limits import MAX_SHARED_FRAMES_BYTES, SHARED_FRAMES
 from store.http.requests import digest, history, read, read_cursor, topic_filter, write_cursor
 from store.http.schemas import encode
 from store.messages.cursor import ScanCursor
@@ -42,7 +42,7 @@ class Reads:
 
     async def query(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """One page."""
-        asked = read(schemas.Query, exchange, body)
+        asked = read(schemas.Query, call, exchange, body)
         wanted = QueryInput(
             include_data=asked.include_data,
             pubsub_topic=asked.pubsub_topic,
@@ -67,7 +67,7 @@ class Reads:
 
     async def scan(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """All messages of a time range, as lines."""
-        asked = read(schemas.Scan, exchange, body)
+        asked = read(schemas.Scan, call, exchange, body)
         wanted = reading.scan_request(
             topic_filter(asked, call),
             time_start=asked.time_start,
@@ -87,7 +87,7 @@ class Reads:
 
     async def follow(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """Messages as they are committed, as events."""
-        asked = read(schemas.Follow, exchange, body)
+        asked = read(schemas.Follow, call, exchange, body)
         text = exchange.headers.get("last-event-id") or asked.cursor
         wanted = FollowRequest(
             topic_filter(asked, call),
@@ -96,14 +96,11 @@ class Reads:
             asked.include_data,
         )
         async with (
+            exchange.kept_alive(_HEARTBEAT),
             aclosing(reading.follow(self._services, call, wanted)) as pages,
-            aclosing(_with_heartbeats(pages)) as beats,
         ):
-            async for page in beats:
-                if page is None:
-                    await _send(call, exchange, _HEARTBEAT, EVENTS)
-                else:
-                    await self._send_page(call, exchange, page)
+            async for page in pages:
+                await self._send_page(call, exchange, page)
 
     async def _send_page(self, call: Call, exchange: Exchange, page: FollowPage) -> None:
         cursor = write_cursor(self._services.cursors.seal(page.cursor))
@@ -117,7 +114,7 @@ class Reads:
 
     async def sds_messages(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """SDS messages by ID, as lines."""
-        asked, limits = read(schemas.SdsLookup, exchange, body), call.node.limits
+        asked, limits = read(schemas.SdsLookup, call, exchange, body), call.node.limits
         wanted = sds_lookup(
             asked.channel_id,
             history("entries", asked.entries, limits.sds_entries),
@@ -129,7 +126,7 @@ class Reads:
 
     async def causal_history(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """What SDS messages depend on, as lines, every parent before its children."""
-        asked, limits = read(schemas.CausalHistory, exchange, body), call.node.limits
+        asked, limits = read(schemas.CausalHistory, call, exchange, body), call.node.limits
         wanted = causal_request(
             asked.channel_id,
             history("heads", asked.heads, limits.causal_heads),
@@ -146,7 +143,7 @@ class Reads:
 
 async def status(call: Call, exchange: Exchange, body: bytes) -> None:
     """The node; of what it holds only callers hear that may read all of it."""
-    read(schemas.NoParameters, exchange, body)
+    read(schemas.NoParameters, call, exchange, body)
     found, identity = schemas.Status(ready=call.node.unready() is None), call.node.identity
     if call.client.topics.unrestricted:
         found.version, found.node_id = identity.version, identity.node_id
@@ -200,32 +197,18 @@ def _lines(items: Iterable[Struct]) -> bytes:
 
 
 def _events(page: FollowPage, cursor: str) -> bytes:
-    messages = [b"data: " + encode(each) + b"\n\n" for each in of_frames(page.frames)]
+    is_small = len(page.frames) <= MAX_SHARED_FRAMES_BYTES
+    messages = (_small_messages if is_small else _messages)(page.frames)
     end = b"event: page\nid: %b\ndata: %b\n\n" % (
         cursor.encode(),
         encode(schemas.PageEnd(page.live)),
     )
-    return b"".join([*messages, end])
+    return messages + end
 
 
-async def _with_heartbeats(
-    pages: AsyncIterator[FollowPage],
-) -> AsyncGenerator[FollowPage | None, None]:
-    """Pages, and None wherever none has come for `HEARTBEAT_S`."""
-    coming: asyncio.Task[FollowPage] | None = None
-    try:
-        while True:
-            if coming is None:
-                coming = asyncio.ensure_future(anext(pages))
-            done, _ = await asyncio.wait({coming}, timeout=HEARTBEAT_S)
-            if not done:
-                yield None
-                continue
-            finished, coming = coming, None
-            yield await finished
-    except StopAsyncIteration:
-        return
-    finally:
-        if coming is not None:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
+def _messages(frames: bytes) -> bytes:
+    return b"".join([b"data: " + encode(each) + b"\n\n" for each in of_frames(frames)])
+
+
+_small_messages: Final = lru_cache(SHARED_FRAMES)(_messages)
+"""A new message goes to many followers at one time."""

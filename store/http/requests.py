@@ -15,7 +15,9 @@ from store.domain.query import check_count, filter_by
 from store.http import schemas
 from store.http.exchange import JSON, Exchange
 from store.http.failure import HttpFailure, bad_request
+from store.http.limits import COUNTED_BODY_BYTES, QUOTES_OF_ENTRY
 from store.serving.call import Call
+from store.serving.failure import over_limit
 
 TOKEN_PARAMETER: Final = "access_token"  # noqa: S105 - its name
 """The parameter that carries a token where a browser cannot send headers (RFC 6750, 2.3)."""
@@ -29,20 +31,35 @@ def as_json(failure: HttpFailure, request_id: str) -> tuple[bytes, bytes]:
     return schemas.encode(schemas.Error(detail)), JSON
 
 
-def read(kind: type[_T], exchange: Exchange, body: bytes) -> _T:
+def read(kind: type[_T], call: Call, exchange: Exchange, body: bytes) -> _T:
     """A request, from the body of a POST or from the parameters of a GET.
 
     Raises:
         HttpFailure: it is not as the type says.
+        CallFailure: it has far more parts than the node's limits allow.
     """
     try:
         if exchange.method == "POST":
+            _check_parts(call, body)
             return schemas.decode(kind, body)
         return schemas.from_parameters(kind, _parameters(kind, exchange))
     except msgspec.ValidationError as error:
         raise bad_request(f"the request is wrong: {error}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f"the body is no JSON: {error}") from None
+
+
+def _check_parts(call: Call, body: bytes) -> None:
+    """Refuse a large body that would become millions of objects; every part of one is quoted."""
+    limits = call.node.limits
+    most = QUOTES_OF_ENTRY * max(
+        *(limits.batch_messages, limits.query_hashes, limits.sds_entries),
+        *(limits.causal_heads, limits.causal_known_ids),
+    )
+    if len(body) > COUNTED_BODY_BYTES and body.count(b'"') > most:
+        raise over_limit(
+            f"the body has more than {most:,} quotation marks: send fewer entries in one request"
+        )
 
 
 def _parameters(kind: type[Struct], exchange: Exchange) -> dict[str, Any]:

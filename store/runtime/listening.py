@@ -119,7 +119,13 @@ def _bind_http(config: NodeConfig, services: Services, context: NodeContext) -> 
     if config.http_listen is None:
         return None
     connections = Connections(_connections(config), context.metrics)
-    app = build_app(services, context, connections, origins=config.http_allow_origin)
+    app = build_app(
+        services,
+        context,
+        connections,
+        origins=config.http_allow_origin,
+        with_page=config.http_page,
+    )
     where = _where("--http-listen", config.http_listen)
     return http.bind(where, app, _client_tls(config), connections)
 

@@ -55,10 +55,9 @@ class Publishing:
             CallFailure: too many messages, in this request or lately.
             MalformedMessage: one is not encoded as the schema says.
         """
-        node = call.node
-        began_ns, count, most = node.monotonic_ns(), len(messages), node.limits.batch_messages
-        if count > most:
-            raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
+        node, count = call.node, len(messages)
+        began_ns = node.monotonic_ns()
+        check_count(call, count)
         call.charge_messages(count)
         admission = Admission(node.policy(), node.now_ns(), Source.CLIENT, call.client)
         step = chunk_messages(count, size_bytes)
@@ -106,6 +105,17 @@ class Publishing:
         published.batch = RecordBatch(hashes=hashes)
         with call.part("confirm", min_confirms=wanted):
             return await call.node.confirmations.confirmed(hashes, stored, wanted, batch.timeout_s)
+
+
+def check_count(call: Call, count: int) -> None:
+    """Refuse a batch of too many messages.
+
+    Raises:
+        CallFailure: it is one.
+    """
+    most = call.node.limits.batch_messages
+    if count > most:
+        raise over_limit(f"the request holds more than {most:,} messages: send fewer in one")
 
 
 def take_room(call: Call, size_bytes: int) -> None:

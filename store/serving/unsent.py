@@ -135,8 +135,7 @@ class Outlet:
             CallFailure: there was none for long.
         """
         size = self._next_bytes(most_bytes)
-        await self.take(COPIES * size)
-        return Room(self, size, COPIES * size)
+        return Room(self, size, await self.take(COPIES * size))
 
     def spare_room(self, most_bytes: int) -> Room | None:
         """Room to read a page in advance; None where less than half of the budget is free."""

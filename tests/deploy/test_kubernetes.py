@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -23,7 +25,11 @@ Manifest = dict[str, Any]
 
 @cache
 def rendered(overlay: str) -> list[Manifest]:
-    text = run("kubectl", "kustomize", str(DEPLOY / "kubernetes/overlays" / overlay))
+    return kustomized(DEPLOY / "kubernetes/overlays" / overlay)
+
+
+def kustomized(folder: Path) -> list[Manifest]:
+    text = run("kubectl", "kustomize", str(folder))
     return [each for each in yaml.safe_load_all(text) if each]
 
 
@@ -107,3 +113,22 @@ def test_the_small_overlay_has_its_data_on_a_volume_and_no_database_elsewhere() 
     assert [each["name"] for each in container["env"]] == ["POD_NAME"]
     assert [each["metadata"]["name"] for each in node["spec"]["volumeClaimTemplates"]] == ["data"]
     assert "data" not in {each["name"] for each in node["spec"]["template"]["spec"]["volumes"]}
+
+
+def test_the_component_for_http_opens_its_port_to_clients(tmp_path: Path) -> None:
+    base, component = DEPLOY / "kubernetes/base", DEPLOY / "kubernetes/components/http"
+    parts = {
+        "resources": [os.path.relpath(base, tmp_path.resolve())],
+        "components": [os.path.relpath(component, tmp_path.resolve())],
+    }
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(parts))
+    found = {(each["kind"], each["metadata"]["name"]): each for each in kustomized(tmp_path)}
+    port = int(found["ConfigMap", "storenode"]["data"]["STORENODE_HTTP_LISTEN"].split(":")[1])
+    (container,) = found["StatefulSet", "storenode"]["spec"]["template"]["spec"]["containers"]
+    assert {"name": "http", "containerPort": port} in container["ports"]
+    served = {each["name"]: each for each in found["Service", "storenode"]["spec"]["ports"]}
+    assert served["http"]["targetPort"] == "http"
+    clients = found["NetworkPolicy", "storenode"]["spec"]["ingress"][0]
+    assert {"port": "http"} in clients["ports"]
+    for manifest in found.values():
+        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)

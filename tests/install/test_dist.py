@@ -107,7 +107,12 @@ def test_a_source_distribution_has_all_that_it_is_built_from(dist: Dist, name: s
     files = files_of(source)
     wanted = {"LICENSE", "README.md", "pyproject.toml"}
     if name == "storenode_node":
-        for pattern in ("migrations/**/*.py", "reconcile/native/*", "store/observe/web/*"):
+        for pattern in (
+            "migrations/**/*.py",
+            "reconcile/native/*",
+            "store/http/web/*",
+            "store/observe/web/*",
+        ):
             found = {path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)}
             assert len(found) > 3
             wanted |= found

@@ -57,9 +57,10 @@ def folders_with_code() -> set[str]:
 
 
 def folders_with_data() -> set[str]:
-    """The public schemas, and the files of the status page."""
+    """The public schemas, and the files of the pages."""
     schemas = {path.parent.relative_to(ROOT) for path in public_schemas()}
-    return {".".join(("storenode", *path.parts)) for path in schemas} | {"store.observe.web"}
+    pages = {"store.http.web", "store.observe.web"}
+    return {".".join(("storenode", *path.parts)) for path in schemas} | pages
 
 
 def test_every_folder_with_code_is_in_one_of_the_distributions() -> None:

@@ -264,6 +264,10 @@ def test_more_than_a_limit_allows_is_refused(api: Api, topic: str) -> None:
     status, code, sentence = failed(api.post("/api/v1/messages", {"messages": [tiny] * 5_001}))
     assert (status, code) == (413, "RESOURCE_EXHAUSTED")
     assert "5,000 messages" in sentence
+    many = {"channelId": "c", "heads": [], "knownIds": [""] * 1_000_000}
+    status, code, sentence = failed(api.post("/api/v1/sds/causal-history", many))
+    assert (status, code) == (413, "RESOURCE_EXHAUSTED")
+    assert "more than 640,000 quotation marks" in sentence
     unknown = failed(api.get("/api/v1/messages", cursor=UNKNOWN))
     assert unknown[:2] == (404, "NOT_FOUND")
 

@@ -275,3 +275,11 @@ async def test_the_callers_own_end_is_no_stall(world: World) -> None:
     with pytest.raises(asyncio.CancelledError):
         await stalled
     assert world.answers.used_bytes == 0
+
+
+async def test_a_page_gives_back_what_it_took_where_its_share_was_less() -> None:
+    answers = UnsentAnswers(lambda: 0.0, 4 * PAGE)
+    room = await answers.open("caller", "connection").room(FIRST_PAGE_BYTES)
+    assert answers.used_bytes == PAGE // 2
+    room.close()
+    assert answers.used_bytes == 0

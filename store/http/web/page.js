@@ -1,0 +1,261 @@
+// The history of a topic or an SDS channel, followed live, and what is missing of it.
+//
+// A follower is begun first and the history read when it is live, so that nothing falls between the
+// two; a message that comes by both ways is shown once, by its hash. Whatever a message holds is text.
+
+const PAGE = 100;
+const MOST_ROWS = 5000;
+const MOST_LOOKED_UP = 1000;
+
+const find = id => document.getElementById(id);
+const form = find("ask");
+const channels = form.elements.channel;
+
+const shown = new Map(); // hash -> message
+let asked = {}, feed = null, cursor = null, round = 0, checking = null;
+
+// What is asked of the node
+
+const headers = () => asked.token ? { authorization: `Bearer ${asked.token}` } : {};
+
+function parameters(more) {
+  const found = new URLSearchParams(more);
+  for (const name of ["contentTopics", "pubsubTopic"]) if (asked[name]) found.append(name, asked[name]);
+  return found;
+}
+
+async function answer(response) {
+  if (response.ok) return response;
+  const text = await response.text();
+  let sentence = text;
+  try { sentence = JSON.parse(text).error.message; } catch { /* a proxy's own words */ }
+  throw new Error(sentence);
+}
+
+async function readPage() {
+  const more = { limit: PAGE, ...(cursor ? { cursor } : {}) };
+  const response = await answer(await fetch(`api/v1/messages?${parameters(more)}`, { headers: headers() }));
+  return response.json();
+}
+
+async function lookUp(channelId, ids) {
+  const response = await answer(await fetch("api/v1/sds/messages", {
+    method: "POST",
+    headers: { ...headers(), "content-type": "application/json" },
+    body: JSON.stringify({ channelId, entries: ids.map(messageId => ({ messageId })) }),
+  }));
+  const lines = (await response.text()).split("\n").filter(Boolean).map(line => JSON.parse(line));
+  return lines.flatMap(line => line.missing ? [line.missing.messageId] : []);
+}
+
+// SDS messages: protobuf's wire format, as far as the page shows it
+
+function* fields(bytes) {
+  let at = 0;
+  const varint = () => {
+    let value = 0n;
+    for (let shift = 0n; ; shift += 7n) {
+      if (at >= bytes.length || shift > 63n) throw new RangeError("cut off");
+      const byte = bytes[at++];
+      value |= BigInt(byte & 127) << shift;
+      if (byte < 128) return value;
+    }
+  };
+  while (at < bytes.length) {
+    const tag = Number(varint());
+    if ((tag & 7) === 0) yield [tag >> 3, varint()];
+    else if ((tag & 7) === 2) {
+      const size = Number(varint());
+      if (at + size > bytes.length) throw new RangeError("cut off");
+      yield [tag >> 3, bytes.subarray(at, at += size)];
+    } else throw new RangeError("another type");
+  }
+}
+
+const utf8 = new TextDecoder("utf-8", { fatal: true });
+
+function sdsOf(bytes) {
+  const found = { parents: [] };
+  try {
+    for (const [number, value] of fields(bytes)) {
+      if (number === 1) found.sender = utf8.decode(value);
+      if (number === 2) found.id = utf8.decode(value);
+      if (number === 3) found.channel = utf8.decode(value);
+      if (number === 10) found.lamport = value;
+      if (number === 11) {
+        for (const [part, text] of fields(value)) if (part === 1) found.parents.push(utf8.decode(text));
+      }
+      if (number === 20) found.content = value;
+    }
+  } catch { return null; }
+  return found.id && found.channel ? found : null;
+}
+
+function textOf(bytes) {
+  try {
+    const text = utf8.decode(bytes);
+    if (!/[\u0000-\u0008\u000e-\u001f]/.test(text)) return text;
+  } catch { /* no text */ }
+  return `${bytes.length} bytes: ${[...bytes.subarray(0, 32)].map(each => each.toString(16).padStart(2, "0")).join(" ")}`;
+}
+
+// What is shown
+
+function say(text, bad = false) {
+  find("state").textContent = text;
+  find("state").className = bad ? "bad" : "";
+}
+
+function made(name, text, className = "") {
+  const found = document.createElement(name);
+  found.textContent = text;
+  if (className) found.className = className;
+  return found;
+}
+
+function take(stored, isNew) {
+  if (shown.has(stored.messageHash) || !stored.message) return;
+  const bytes = Uint8Array.from(atob(stored.message.payload), each => each.charCodeAt(0));
+  const message = {
+    hash: stored.messageHash, timestamp: BigInt(stored.message.timestamp), isNew,
+    topic: stored.message.contentTopic, bytes, sds: sdsOf(bytes),
+  };
+  shown.set(message.hash, message);
+  if (message.sds) addChannel(message.sds.channel);
+  place(message);
+}
+
+function addChannel(name) {
+  if ([...channels.options].some(each => each.value === name)) return;
+  channels.append(new Option(name, name));
+}
+
+function rowOf(message) {
+  const row = made("tr", "", message.isNew ? "new" : "");
+  row.message = message;
+  const when = new Date(Number(message.timestamp / 1000000n)).toISOString().replace("T", " ").replace("Z", "");
+  const { sds } = message;
+  const body = made("td", textOf(sds?.content ?? message.bytes));
+  if (sds) {
+    const after = sds.parents.length ? `, after ${sds.parents.join(", ")}` : "";
+    body.append(made("small", `${sds.id} from ${sds.sender || "nobody named"}, Lamport ${sds.lamport ?? 0}${after}`));
+  }
+  row.append(made("td", when), made("td", message.topic), body, made("td", message.hash, "hash"));
+  return row;
+}
+
+const isWanted = message => !channels.value || message.sds?.channel === channels.value;
+const isBefore = (one, other) =>
+  one.timestamp === other.timestamp ? one.hash < other.hash : one.timestamp < other.timestamp;
+
+function place(message) {
+  if (!isWanted(message)) return;
+  const rows = find("messages");
+  let next = rows.firstElementChild; // the newest
+  while (next && isBefore(message, next.message)) next = next.nextElementSibling;
+  rows.insertBefore(rowOf(message), next);
+  while (rows.childElementCount > MOST_ROWS) {
+    shown.delete(rows.lastElementChild.message.hash);
+    rows.lastElementChild.remove();
+  }
+  find("count").textContent = rows.childElementCount;
+  checking ??= setTimeout(checkMissing, 200);
+}
+
+function showAll() {
+  find("messages").replaceChildren();
+  find("count").textContent = 0;
+  for (const message of shown.values()) place(message);
+  checkMissing();
+}
+
+async function checkMissing() {
+  clearTimeout(checking);
+  checking = null;
+  const mine = round, wanted = new Map(); // channel -> parent -> the message that names it
+  const held = new Set([...shown.values()].flatMap(({ sds }) => sds ? [`${sds.channel}\n${sds.id}`] : []));
+  for (const message of shown.values()) {
+    if (!message.sds || !isWanted(message)) continue;
+    const { channel, id, parents } = message.sds;
+    for (const parent of parents) {
+      if (held.has(`${channel}\n${parent}`)) continue;
+      if (!wanted.has(channel)) wanted.set(channel, new Map());
+      wanted.get(channel).set(parent, id);
+    }
+  }
+  const found = [];
+  try {
+    for (const [channel, parents] of wanted) {
+      const ids = [...parents.keys()].slice(0, MOST_LOOKED_UP);
+      for (const id of await lookUp(channel, ids)) found.push([channel, id, parents.get(id)]);
+    }
+  } catch (error) { say(error.message, true); }
+  if (mine === round) showMissing(found);
+}
+
+function showMissing(found) {
+  find("missing").replaceChildren(...found.map(([channel, id, child]) => {
+    const item = made("li", id);
+    item.append(made("small", ` in ${channel}, named by ${child}`));
+    return item;
+  }));
+  find("lacks").textContent = found.length;
+  find("nothing-missing").hidden = found.length > 0;
+}
+
+// The course of things
+
+async function older() {
+  const mine = round;
+  try {
+    const page = await readPage();
+    if (mine !== round) return;
+    for (const each of page.messages) take(each, false);
+    cursor = page.cursor ?? null;
+    find("older").hidden = cursor === null;
+  } catch (error) { if (mine === round) say(error.message, true); }
+}
+
+async function whyRefused(query) {
+  // An EventSource does not tell what the node has said.
+  const aborted = new AbortController();
+  try {
+    await answer(await fetch(`api/v1/follow?${query}`, { headers: headers(), signal: aborted.signal }));
+    return "The connection has ended: show it again.";
+  } catch (error) { return error.message; } finally { aborted.abort(); }
+}
+
+function follow() {
+  const mine = round;
+  let begun = false;
+  const query = parameters(asked.token ? { access_token: asked.token } : {});
+  feed = new EventSource(`api/v1/follow?${query}`);
+  feed.onmessage = event => take(JSON.parse(event.data), true);
+  feed.addEventListener("page", () => {
+    say("Live: new messages appear as they are stored.");
+    if (begun) return;
+    begun = true;
+    older();
+  });
+  feed.onerror = async () => {
+    if (feed.readyState !== EventSource.CLOSED) return say("The connection was lost; the browser tries again.", true);
+    const sentence = await whyRefused(query);
+    if (mine === round) say(sentence, true);
+  };
+}
+
+form.addEventListener("submit", event => {
+  event.preventDefault();
+  round += 1;
+  feed?.close();
+  asked = Object.fromEntries(new FormData(form));
+  cursor = null;
+  shown.clear();
+  channels.replaceChildren(new Option("all messages", ""));
+  find("older").hidden = true;
+  showAll();
+  say("Connecting.");
+  follow();
+});
+channels.addEventListener("change", showAll);
+find("older").addEventListener("click", older);

@@ -1,0 +1,151 @@
+"""The page of messages in a browser: history, live messages, channels, and what is missing."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
+from tests.browser.browser import Page, host_of
+from tests.browser.test_status import HOSTILE, LEAST_CONTRAST, WIDTHS, until
+from tests.integration.http.api import message
+from tests.support.node import NodeProcess, running_node
+
+TOPIC: Final = "/page/1/lobby/proto"
+TOKEN: Final = "token-of-the-page"
+LIVE: Final = "Live"
+
+
+@pytest.fixture(scope="module")
+def node(
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
+) -> Iterator[NodeProcess]:
+    """A node with the page, which demands a token."""
+    folder = tmp_path_factory.mktemp("page")
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    clients = folder / "clients.toml"
+    rights = 'rights = ["read", "follow", "publish"]'
+    clients.write_text(f'[clients.page]\ntoken_sha256 = "{digest}"\n{rights}\n')
+    options = ("--http-listen", "127.0.0.1:0", "--http-page", "--client-token-file", str(clients))
+    with running_node(folder / "node", *options, database_url=new_store()) as process:
+        publish(process, *(message(TOPIC, b"line %d" % number) for number in range(120)))
+        publish(process, sds("m-1"), sds("m-2", "m-1", "m-lost"), message(TOPIC, HOSTILE.encode()))
+        yield process
+
+
+def publish(node: NodeProcess, *messages: dict[str, Any]) -> None:
+    answer = httpx.post(
+        f"http://{node.http}/api/v1/messages",
+        json={"messages": messages},
+        headers={"authorization": f"Bearer {TOKEN}"},
+    )
+    assert {each["outcome"] for each in answer.json()["results"]} == {"STORED"}
+
+
+def sds(name: str, *parents: str) -> dict[str, Any]:
+    """An SDS message of the channel ``room``."""
+    body = SdsMessage(
+        sender_id="ada",
+        message_id=name,
+        channel_id="room",
+        lamport_timestamp=len(parents) + 1,
+        causal_history=[HistoryEntry(message_id=each) for each in parents],
+        content=f"said in {name}".encode(),
+    )
+    return message(TOPIC, body.SerializeToString())
+
+
+def show(page: Page, node: NodeProcess, token: str = TOKEN, topic: str = TOPIC) -> None:
+    """Open the page, fill it in, and ask for the messages."""
+    page.driver.get(f"http://{node.http}/")
+    for name, text in (("contentTopics", topic), ("token", token)):
+        page.driver.find_element("name", name).send_keys(text)
+    page.driver.find_element("css selector", "form button").click()
+
+
+def rows(page: Page) -> list[str]:
+    """The texts of the shown messages, newest first."""
+    script = "return [...document.querySelectorAll('#messages tr')].map(each => each.innerText)"
+    return list(page.run(script))
+
+
+def test_a_topic_is_shown_and_followed(page: Page, node: NodeProcess, tmp_path: Path) -> None:
+    show(page, node)
+    until(page, lambda: len(rows(page)) == 100, "a page of history")
+    assert page.text("#state").startswith(LIVE)
+    publish(node, message(TOPIC, b"a new line"))
+    until(page, lambda: "a new line" in rows(page)[0], "the new message is at the top")
+    assert page.classes("#messages tr")[:2] == ["new", ""]
+    page.driver.find_element("id", "older").click()
+    until(page, lambda: len(rows(page)) == 124, "older messages")
+    assert "line 0" in rows(page)[-1]
+    assert page.run("return document.getElementById('older').hidden")
+    # What others have written is text.
+    assert page.driver.title == "Messages"
+    assert any(HOSTILE[:30] in each for each in rows(page))
+    assert {host_of(each) for each in page.requests()} == {node.http}
+    assert page.complaints() == []
+    picture = tmp_path / "page.png"
+    page.driver.save_screenshot(str(picture))
+    assert picture.stat().st_size > 0
+
+
+def test_a_channel_is_shown_with_what_is_missing(page: Page, node: NodeProcess) -> None:
+    show(page, node)
+    until(page, lambda: page.text("#missing") != "", "a missing message")
+    assert page.text("#missing") == "m-lost in room, named by m-2"
+    page.run(
+        "const channel = document.querySelector('select');"
+        "channel.value = 'room'; channel.dispatchEvent(new Event('change'));"
+    )
+    until(page, lambda: len(rows(page)) == 2, "the channel's messages")
+    assert "said in m-2" in rows(page)[0]
+    assert "m-2 from ada, Lamport 3, after m-1, m-lost" in rows(page)[0]
+    publish(node, sds("m-lost"))
+    until(page, lambda: page.text("#missing") == "", "it is not missing any more")
+    assert len(rows(page)) == 3
+
+
+def test_a_wrong_token_is_said(page: Page, node: NodeProcess) -> None:
+    show(page, node, token="forged")
+    until(page, lambda: "is not known to this node" in page.text("#state"), "the node's sentence")
+    assert rows(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_read_on_every_screen(page: Page, node: NodeProcess, scheme: str) -> None:
+    show(page, node)
+    until(page, lambda: rows(page) and page.text("#state").startswith(LIVE), "messages")
+    for width in WIDTHS:
+        page.look(scheme, width)
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth"), width
+        ratio, text = page.contrasts()[0]
+        assert ratio >= LEAST_CONTRAST, text
+
+
+def test_the_page_goes_on_after_a_restart(page: Page, node: NodeProcess) -> None:
+    port = node.http.rpartition(":")[2]
+    show(page, node)
+    until(page, lambda: rows(page) and page.text("#state").startswith(LIVE), "live")
+    assert node.terminate() == 0
+    until(page, lambda: "was lost" in page.text("#state"), "the connection is lost")
+    node.args = [each if each != "127.0.0.1:0" else f"127.0.0.1:{port}" for each in node.args]
+    node.start()
+    began = time.time_ns()
+    publish(node, message(TOPIC, b"after %d" % began))
+    until(page, lambda: f"after {began}" in rows(page)[0], "the browser has gone on by itself")
+
+
+def test_without_the_option_there_is_no_page(tmp_path: Path, new_store: Callable[[], str]) -> None:
+    with running_node(
+        tmp_path / "node", "--http-listen", "127.0.0.1:0", database_url=new_store()
+    ) as plain:
+        for path in ("/", "/page.js"):
+            assert httpx.get(f"http://{plain.http}{path}").status_code == 404

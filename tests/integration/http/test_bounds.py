@@ -1,0 +1,167 @@
+"""Callers that send nothing, read nothing, vanish, or are there when the node restarts."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import httpx
+import pytest
+
+from tests.integration.http.api import TIMEOUT_S, Api, events, failed, message
+from tests.integration.http.conftest import HTTP
+from tests.integration.run.helpers import get
+from tests.support.node import NodeProcess, running_node
+
+CONNECTIONS: Final = 8
+LARGE_BYTES: Final = 100 * 1024
+LARGE: Final = 160
+"""More than the kernel holds for a connection."""
+
+STALLED: Final = 7
+"""As many as take all of the memory, which is for six pages."""
+
+TOPIC: Final = "/bounds/1/large/proto"
+
+
+@pytest.fixture(scope="module")
+def node(
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
+) -> Iterator[NodeProcess]:
+    """A node with few connections and little memory for answers, and large messages."""
+    directory = tmp_path_factory.mktemp("bounds") / "node"
+    few = ("--max-connections", str(CONNECTIONS), "--max-unsent-size", "2MiB")
+    with running_node(directory, *HTTP, *few, database_url=new_store()) as process:
+        api = Api.of(process)
+        for _ in range(LARGE // 20):
+            api.publish(*(message(TOPIC, os.urandom(LARGE_BYTES)) for _ in range(20)))
+        api.client.close()
+        yield process
+
+
+def connected(node: NodeProcess) -> socket.socket:
+    """A connection whose kernel holds little for a caller that does not read."""
+    host, _, port = node.http.rpartition(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    connection.settimeout(TIMEOUT_S)
+    connection.connect((host, int(port)))
+    return connection
+
+
+def count(node: NodeProcess, name: str) -> float:
+    """The present value of a metric, which has these labels."""
+    for line in get(node.metrics, "/metrics")[1].splitlines():
+        if line.startswith(f"{name} "):
+            return float(line.split()[-1])
+    return 0.0
+
+
+def until(node: NodeProcess, name: str, value: float) -> None:
+    """Wait until a metric has a value."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while (found := count(node, name)) != value:
+        assert time.monotonic() < deadline, f"{name} stays at {found}"
+
+
+def ended(connection: socket.socket) -> bytes:
+    """What comes until the node closes the connection."""
+    parts = []
+    try:
+        while part := connection.recv(1 << 20):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def read(node: NodeProcess) -> int:
+    """Read everything; how many messages there are."""
+    with httpx.stream("GET", f"http://{node.http}/api/v1/scan", timeout=TIMEOUT_S) as answer:
+        return sum("messageHash" in line for line in answer.iter_lines())
+
+
+def test_who_reads_nothing_gives_way_to_who_reads(node: NodeProcess) -> None:
+    request = b"GET /api/v1/scan HTTP/1.1\r\nhost: node\r\n\r\n"
+    with ExitStack() as stack:
+        stalled = [stack.enter_context(connected(node)) for _ in range(STALLED)]
+        for each in stalled:
+            each.sendall(request)
+        # The status of its failure, which it was not sent: its answer had begun.
+        broken = 'storenode_http_requests_total{code="413",operation="scan"}'
+        while not count(node, broken):
+            assert read(node) == LARGE
+    until(node, "storenode_http_connections", 0)
+
+
+def test_connections_beyond_the_bound_and_those_that_send_nothing_are_closed(
+    node: NodeProcess,
+) -> None:
+    refused = 'storenode_http_connections_refused_total{reason="%s"}'
+    with ExitStack() as stack:
+        follower = stack.enter_context(connected(node))
+        follower.sendall(b"GET /api/v1/follow HTTP/1.1\r\nhost: node\r\n\r\n")
+        waiting = [stack.enter_context(connected(node)) for _ in range(CONNECTIONS - 1)]
+        until(node, "storenode_http_connections", CONNECTIONS)
+        waiting[0].sendall(b"GET /api/v1/st")
+        with connected(node) as one_more:
+            assert ended(one_more) == b""
+        assert count(node, refused % "full") == 1
+        assert [ended(each) for each in waiting] == [b""] * len(waiting)
+        # One that is silent because nothing is published is told so, and stays.
+        heard = b""
+        while b": still here" not in heard:
+            heard += follower.recv(4_096)
+    assert count(node, refused % "slow") == len(waiting)
+    assert httpx.get(f"http://{node.http}/api/v1/status").status_code == 200
+
+
+def test_what_is_no_http_ends_the_connection(node: NodeProcess) -> None:
+    for sent in (b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/9\r\n\r\n", b"a: b\r\n" * 20_000):
+        with connected(node) as connection:
+            connection.sendall(sent + b"\r\n\r\n")
+            assert ended(connection)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 431", b"")
+    assert httpx.get(f"http://{node.http}/api/v1/status").status_code == 200
+
+
+def test_a_follower_that_vanishes_leaves_nothing(node: NodeProcess) -> None:
+    with httpx.stream("GET", f"http://{node.http}/api/v1/follow", timeout=TIMEOUT_S) as answer:
+        coming = events(answer)
+        assert next(coming).name == "page"
+        assert count(node, "storenode_followers") == 1
+    until(node, "storenode_followers", 0)
+    until(node, "storenode_http_connections", 0)
+
+
+def test_a_browser_goes_on_where_it_was_after_a_restart(
+    node: NodeProcess, tmp_path: Path, new_store: Callable[[], str]
+) -> None:
+    with running_node(tmp_path / "node", *HTTP, database_url=new_store()) as restarted:
+        api = Api.of(restarted)
+        seen = [each["messageHash"] for each in api.publish(message(TOPIC), message(TOPIC))]
+        asked = {"contentTopics": TOPIC, "fromBeginning": "true"}
+        with api.client.stream("GET", "/api/v1/follow", params=asked) as stream:
+            coming = events(stream)
+            assert [next(coming).json["messageHash"] for _ in seen] == seen
+            last = next(coming).id
+            assert restarted.terminate() == 0
+            with pytest.raises(httpx.TransportError):
+                list(coming)
+        restarted.start()
+        api = Api.of(restarted)
+        new = [each["messageHash"] for each in api.publish(message(TOPIC), message(TOPIC))]
+        headers = {"last-event-id": last}
+        with api.client.stream("GET", "/api/v1/follow", params=asked, headers=headers) as stream:
+            assert [next(events(stream)).json["messageHash"]] == new[:1]
+        # Of another database it is nothing.
+        other = Api.of(node).client.get("/api/v1/follow", headers=headers)
+        assert failed(other)[:2] == (410, "OUT_OF_RANGE")
+        nonsense = base64.urlsafe_b64encode(b"nonsense").decode()
+        wrong = api.client.get("/api/v1/follow", headers={"last-event-id": nonsense})
+        assert failed(wrong)[:2] == (400, "INVALID_ARGUMENT")

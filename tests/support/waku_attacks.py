@@ -21,7 +21,7 @@ from tests.support.waku_client import (
     varint,
 )
 
-GONE: Final = (ConnectionError, asyncio.IncompleteReadError)
+GONE: Final = (OSError, asyncio.IncompleteReadError)
 """How a client notices that the gateway has ended its connection."""
 
 MAX_STREAMS: Final = 32

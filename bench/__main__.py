@@ -1,8 +1,8 @@
 """Runs benchmarks one after the other, each in a process of its own.
 
 ``python -m bench`` runs all with their own sizes; names run those; ``--messages`` is passed on.
-``python -m bench soak`` and ``hostile`` are no benchmarks, and have options of their own:
-`bench.soak`, `bench.hostile`.
+``python -m bench soak``, ``hostile`` and ``gateway`` have options of their own: `bench.soak`,
+`bench.hostile`, `bench.gateway`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import subprocess
 import sys
 
+from bench.gateway import main as gateway
 from bench.hostile.__main__ import main as hostile
 from bench.soak.__main__ import main as soak
 
@@ -39,10 +40,9 @@ BENCHMARKS = (
 
 def main() -> int:
     """Run; the exit code is 1 if any of them failed."""
-    if sys.argv[1:2] == ["soak"]:
-        return soak(sys.argv[2:])
-    if sys.argv[1:2] == ["hostile"]:
-        return hostile(sys.argv[2:])
+    others = {"gateway": gateway, "hostile": hostile, "soak": soak}
+    if sys.argv[1:2] and sys.argv[1] in others:
+        return others[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument("--messages", type=int, help="size of the data; default: each its own")

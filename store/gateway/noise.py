@@ -5,6 +5,8 @@ Only the part that is called: the gateway connects to nobody over libp2p.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -16,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 from noise.connection import Keypair, NoiseConnection
-from noise.exceptions import NoiseInvalidMessage
+from noise.exceptions import NoiseInvalidMessage, NoiseValueError
 
 from store.gateway.faults import Fault
 from store.gateway.identity import Identity, require_proof
@@ -29,6 +31,15 @@ _LENGTH_BYTES: Final = 2
 _MAX_MESSAGE_BYTES: Final = 2**16 - 1
 _TAG_BYTES: Final = 16
 _MAX_PLAIN_BYTES: Final = _MAX_MESSAGE_BYTES - _TAG_BYTES
+_BROKEN: Final = (
+    NoiseInvalidMessage,
+    NoiseValueError,
+    InvalidTag,
+    ValueError,
+    IndexError,
+    TypeError,
+)
+"""What the library raises for a message that is none; it checks few sizes itself."""
 _MAX_HANDSHAKE_BYTES: Final = MAX_HANDSHAKE_PAYLOAD_BYTES + 96
 
 
@@ -87,12 +98,16 @@ async def secure(reader: Reader, pipe: Pipe, key: StaticKey) -> SecurePipe:
     noise.set_as_responder()
     noise.set_keypair_from_private_bytes(Keypair.STATIC, key.private)
     noise.start_handshake()
-    handshake = noise.noise_protocol
-    _read(noise, await _message(reader))
-    answer = bytes(noise.write_message(key.payload))
+    first = await _message(reader)
+    with _checked():
+        noise.read_message(first)
+        answer = bytes(noise.write_message(key.payload))
     await pipe.send(len(answer).to_bytes(_LENGTH_BYTES, "big") + answer)
-    state = handshake.handshake_state
-    payload = _read(noise, await _message(reader))
+    # The library forgets the client's key at the end of the handshake.
+    state = noise.noise_protocol.handshake_state
+    last = await _message(reader)
+    with _checked():
+        payload = bytes(noise.read_message(last))
     require_proof(payload, state.rs.public_bytes)
     return SecurePipe(reader, pipe, noise)
 
@@ -104,9 +119,9 @@ async def _message(reader: Reader) -> bytes:
     return await reader.exactly(size)
 
 
-def _read(noise: NoiseConnection, message: bytes) -> bytes:
+@contextmanager
+def _checked() -> Iterator[None]:
     try:
-        return bytes(noise.read_message(message))
-    # The library checks few sizes: what is cut off ends in one of these.
-    except (NoiseInvalidMessage, InvalidTag, ValueError, IndexError, TypeError) as error:
+        yield
+    except _BROKEN as error:
         raise Fault("malformed", "the handshake of Noise is broken") from error

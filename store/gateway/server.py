@@ -41,7 +41,8 @@ def bind(address: ListenAddress) -> Listening:
         GatewayError: It is taken, or not of this machine.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small frames at once (TCP_NODELAY) only where the socket names its protocol.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family is socket.AF_INET6:

@@ -49,6 +49,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # edges, which never import each other
     "store.db": EDGES_SHARE | {"reconcile", "storenode.sds"},
     "store.embedded": frozenset(),
+    "store.gateway": frozenset({"store.config", "store.domain", "store.observe"})
+    | {"storenode.cli.options", "storenode.connection"},
     "store.rpc": EDGES_SHARE
     | {"reconcile", "store.gossip.driver", "store.serving", "store.sync"}
     | {"storenode.connection", "storenode.wire"},
@@ -80,7 +82,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"storenode.cli", "storenode.cli.options", "storenode.client", "storenode.connection"}
     )
     | {"store.config", "store.db", "store.demo", "store.domain", "store.embedded"}
-    | {"store.observe", "store.pipeline", "store.runtime", "storenode.message"},
+    | {"store.gateway", "store.observe", "store.pipeline", "store.runtime", "storenode.message"},
     # nodes seen from outside, as processes, and participants of theirs
     "store.demo": frozenset(
         {"storenode.client", "storenode.connection", "storenode.message"}

@@ -1,0 +1,193 @@
+"""A gateway under many connections and malformed input: its memory, and what honest clients see.
+
+``python -m bench gateway`` measures, in front of a real node:
+
+- ``crowd``: so many connections at once, over TCP, each with a query; then all of them again;
+- ``turn``: so many connections one after the other, each with a query;
+- ``hostile``: malformed input of all kinds for so many minutes, with an honest client beside it;
+- ``pages``: how long the gateway adds to a page of 1,000 messages.
+
+Each prints one line of JSON. Memory is that of the gateway's process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from storenode.client.blocking import Client
+from storenode.client.message import Message
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
+from tests.support.node import running_node
+from tests.support.waku_attacks import GONE, HOSTILE
+from tests.support.waku_client import MPLEX, YAMUX, WakuClient
+
+MESSAGES: Final = 2_000
+PAGE: Final = 1_000
+REPETITIONS: Final = 30
+OPENING: Final = 32
+"""Connections that are opened side by side."""
+ATTACKERS: Final = 8
+SAMPLES: Final = 10
+"""How often memory is looked at in a run."""
+MIB: Final = 1024 * 1024
+SMALL: Final = StoreQueryRequest(include_data=True, pagination_limit=20)
+
+
+def show(name: str, **figures: object) -> None:
+    """Print the figures of one measurement."""
+    print(json.dumps({"gateway": name, **figures}), flush=True)
+
+
+def memory_mib(gateway: GatewayProcess) -> float:
+    """What the gateway holds, in MiB."""
+    return round(gateway.resident_bytes() / MIB, 1)
+
+
+async def crowd(gateway: GatewayProcess, count: int) -> None:
+    """Connections at once, each with two queries."""
+    address, before = gateway.address("tcp"), memory_mib(gateway)
+    places = asyncio.Semaphore(OPENING)
+
+    async def connect(number: int) -> WakuClient:
+        async with places:
+            return await WakuClient.connect(address, (MPLEX, YAMUX)[number % 2])
+
+    began = time.monotonic()
+    clients = await asyncio.gather(*map(connect, range(count)))
+    opened = time.monotonic()
+    open_connections = gateway.counted("open_connections")
+    for _ in range(2):
+        responses = await asyncio.gather(*(each.query(SMALL) for each in clients))
+        assert all(len(each.messages) == 20 for each in responses)
+    asked = time.monotonic()
+    full = memory_mib(gateway)
+    for each in clients:
+        each.close()
+    show(
+        "crowd",
+        connections=count,
+        open=open_connections,
+        connections_per_s=round(count / (opened - began)),
+        queries_per_s=round(2 * count / (asked - opened)),
+        memory_mib={"before": before, "full": full},
+    )
+
+
+async def turn(gateway: GatewayProcess, count: int) -> None:
+    """Connections one after the other."""
+    address, memory = gateway.address("tcp"), []
+    began = time.monotonic()
+    for number in range(count):
+        if number % max(1, count // SAMPLES) == 0:
+            memory.append(memory_mib(gateway))
+        async with WakuClient.connected(address, (MPLEX, YAMUX)[number % 2]) as client:
+            assert len((await client.query(SMALL)).messages) == 20
+    took_s = time.monotonic() - began
+    memory.append(memory_mib(gateway))
+    show("turn", connections=count, ms_each=round(1_000 * took_s / count, 2), memory_mib=memory)
+
+
+async def hostile(gateway: GatewayProcess, minutes: float) -> None:
+    """Malformed input beside an honest client."""
+    chance, end = random.Random(1), time.monotonic() + 60 * minutes
+    attacks, memory, latencies_ms = 0, [memory_mib(gateway)], []
+
+    async def attack() -> None:
+        nonlocal attacks
+        while time.monotonic() < end:
+            with suppress(*GONE):
+                await chance.choice(HOSTILE)(gateway.address("tcp"), chance)
+            attacks += 1
+
+    async def ask() -> None:
+        due = time.monotonic()
+        while time.monotonic() < end:
+            began = time.monotonic()
+            async with WakuClient.connected(gateway.address("tcp")) as client:
+                assert len((await client.query(SMALL)).messages) == 20
+            latencies_ms.append(1_000 * (time.monotonic() - began))
+            if began >= due:
+                memory.append(memory_mib(gateway))
+                due += 60 * minutes / SAMPLES
+            await asyncio.sleep(0.1)
+
+    await asyncio.gather(ask(), *(attack() for _ in range(ATTACKERS)))
+    show(
+        "hostile",
+        minutes=minutes,
+        attacks=attacks,
+        honest=len(latencies_ms),
+        honest_ms={
+            "median": round(statistics.median(latencies_ms), 1),
+            "p99": round(statistics.quantiles(latencies_ms, n=100)[98], 1),
+            "most": round(max(latencies_ms), 1),
+        },
+        memory_mib=memory,
+    )
+
+
+async def pages(gateway: GatewayProcess, node: str) -> None:
+    """Pages of 1,000 messages through the gateway, and from the node itself."""
+    request = StoreQueryRequest(include_data=True, pagination_limit=PAGE)
+    async with (
+        grpc.aio.insecure_channel(node) as channel,
+        WakuClient.connected(gateway.address("tcp"), YAMUX) as client,
+    ):
+        stub = StoreStub(channel)
+        ways: dict[str, Callable[[], Awaitable[object]]] = {
+            "direct": lambda: stub.Query(request),
+            "gateway": lambda: client.query(request),
+        }
+        took_us: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(REPETITIONS):
+            for name, ask in ways.items():
+                began = time.monotonic()
+                await ask()
+                took_us[name].append(1e6 * (time.monotonic() - began) / PAGE)
+    show("pages", us_a_message={k: round(statistics.median(v), 2) for k, v in took_us.items()})
+
+
+async def run(given: argparse.Namespace, gateway: GatewayProcess, node: str) -> None:
+    """All measurements."""
+    await pages(gateway, node)
+    await crowd(gateway, given.crowd)
+    await turn(gateway, given.turn)
+    await hostile(gateway, given.minutes)
+
+
+def main(arguments: list[str]) -> int:
+    """Start a node and a gateway, and measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        prog="python -m bench gateway",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--crowd", type=int, default=1_000, help="connections at once")
+    parser.add_argument("--turn", type=int, default=5_000, help="connections in turn")
+    parser.add_argument("--minutes", type=float, default=1.0, help="of malformed input")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory:
+        folder = Path(directory)
+        with running_node(folder / "node") as node:
+            with Client([node.listen]) as client:
+                client.publish_many(
+                    Message(b"x" * 100, f"/bench/1/topic-{each % 4}/proto")
+                    for each in range(MESSAGES)
+                )
+            with running_gateway(folder / "gateway", node.listen, *GENEROUS) as gateway:
+                asyncio.run(run(given, gateway, node.listen))
+    return 0

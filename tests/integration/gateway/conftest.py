@@ -1,0 +1,47 @@
+"""One node with messages, and one gateway in front of it, for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from storenode.client.blocking import Client
+from storenode.client.message import Message
+from tests.integration.gateway.javascript_clients import AVAILABLE
+from tests.integration.gateway.messages import CLUSTER, SHARD, made
+from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
+from tests.support.node import NodeProcess, running_node
+
+collect_ignore = [] if AVAILABLE else ["test_javascript.py"]
+
+
+@pytest.fixture(scope="session")
+def messages() -> list[Message]:
+    """What the node holds."""
+    return made()
+
+
+@pytest.fixture(scope="session")
+def node(
+    tmp_path_factory: pytest.TempPathFactory,
+    new_store: Callable[[], str],
+    messages: list[Message],
+) -> Iterator[NodeProcess]:
+    """A node with a store of its own."""
+    directory = tmp_path_factory.mktemp("gateway")
+    options = ("--max-clock-drift", "off")
+    with running_node(directory / "node", *options, database_url=new_store()) as process:
+        with Client([process.listen]) as client:
+            client.publish_many(messages)
+        yield process
+
+
+@pytest.fixture(scope="session")
+def gateway(
+    tmp_path_factory: pytest.TempPathFactory, node: NodeProcess
+) -> Iterator[GatewayProcess]:
+    """A gateway whose limits let one address do much."""
+    options = (*GENEROUS, "--cluster", str(CLUSTER), "--shard", str(SHARD))
+    with running_gateway(tmp_path_factory.mktemp("gateway"), node.listen, *options) as process:
+        yield process

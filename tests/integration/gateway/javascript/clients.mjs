@@ -1,0 +1,89 @@
+// Answers lines of JSON: `node clients.mjs waku|libp2p MULTIADDR`, a query a line, an answer a line.
+//
+// waku: @waku/sdk asks as an application would; an answer has the pages, each with the hashes of its messages.
+// libp2p: js-libp2p over TCP with yamux; a query is the bytes of a request in base64, and so is the answer.
+import { createInterface } from "node:readline";
+import { noise } from "@chainsafe/libp2p-noise";
+import { yamux } from "@chainsafe/libp2p-yamux";
+import { identify } from "@libp2p/identify";
+import { ping } from "@libp2p/ping";
+import { tcp } from "@libp2p/tcp";
+import { multiaddr } from "@multiformats/multiaddr";
+import { createDecoder, createLightNode, Protocols } from "@waku/sdk";
+import * as lp from "it-length-prefixed";
+import { pipe } from "it-pipe";
+import { createLibp2p } from "libp2p";
+
+const STORE_QUERY = "/vac/waku/store-query/3.0.0";
+const fromHex = (text) => Uint8Array.from(Buffer.from(text, "hex"));
+
+async function wakuClient(address, { cluster, shard }) {
+  const node = await createLightNode({
+    defaultBootstrap: false,
+    networkConfig: { clusterId: cluster, shards: [shard] },
+    libp2p: { filterMultiaddrs: false, hideWebSocketInfo: true },
+  });
+  await node.start();
+  await node.dial(multiaddr(address), [Protocols.Store]);
+  await node.waitForPeers([Protocols.Store], 30_000);
+  const routing = { clusterId: cluster, shardId: shard, pubsubTopic: `/waku/2/rs/${cluster}/${shard}` };
+
+  async function ask({ topics, start, end, hashes, forward, limit, cursor, most }) {
+    const decoders = topics.map((topic) => createDecoder(topic, routing));
+    const options = { paginationForward: forward, paginationLimit: limit };
+    if (start !== null) options.timeStart = new Date(start);
+    if (end !== null) options.timeEnd = new Date(end);
+    if (hashes !== null) options.messageHashes = hashes.map(fromHex);
+    if (cursor !== null) options.paginationCursor = fromHex(cursor);
+    const pages = [];
+    for await (const page of node.store.queryGenerator(decoders, options)) {
+      pages.push((await Promise.all(page)).map((message) => message.hashStr));
+      if (pages.length === most) break;
+    }
+    return { pages };
+  }
+
+  return { ask, stop: () => node.stop() };
+}
+
+async function libp2pClient(address) {
+  const node = await createLibp2p({
+    transports: [tcp()],
+    streamMuxers: [yamux()],
+    connectionEncrypters: [noise()],
+    services: { identify: identify(), ping: ping() },
+  });
+  const target = multiaddr(address);
+  const connection = await node.dial(target);
+
+  async function ask({ request, pings, identity }) {
+    if (pings) return { milliseconds: await node.services.ping.ping(target) };
+    if (identity) {
+      const { protocols, agentVersion, listenAddrs } = await node.services.identify.identify(connection);
+      return { protocols, agentVersion, addresses: listenAddrs.map(String) };
+    }
+    const stream = await connection.newStream(STORE_QUERY);
+    const pieces = await pipe([Buffer.from(request, "base64")], lp.encode, stream, lp.decode, async (source) => {
+      const all = [];
+      for await (const piece of source) all.push(piece.subarray());
+      return all;
+    });
+    return { answer: Buffer.concat(pieces).toString("base64") };
+  }
+
+  return { ask, stop: () => node.stop() };
+}
+
+const [kind, address, settings] = process.argv.slice(2);
+const client = await (kind === "waku" ? wakuClient(address, JSON.parse(settings)) : libp2pClient(address));
+for await (const line of createInterface({ input: process.stdin })) {
+  let answer;
+  try {
+    answer = await client.ask(JSON.parse(line));
+  } catch (error) {
+    answer = { error: String(error.message) };
+  }
+  console.log(JSON.stringify(answer));
+}
+await client.stop();
+process.exit(0);

@@ -1,0 +1,107 @@
+"""The messages behind the gateway of these tests, and a naive model of what a query finds."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from storenode.client.message import Message
+
+CLUSTER: Final = 1
+SHARD: Final = 2
+PUBSUB: Final = f"/waku/2/rs/{CLUSTER}/{SHARD}"
+TOPICS: Final = tuple(f"/gateway/1/topic-{number}/proto" for number in range(4))
+NS_PER_MS: Final = 1_000_000
+START_MS: Final = (int(time.time()) - 3 * 86_400) * 1_000
+SPAN_MS: Final = 20 * 3_600 * 1_000
+"""Less than a day: js-waku does not ask for the rest of a longer range."""
+NODE_PAGE: Final = 100
+"""Messages of a page whose size was not asked for."""
+
+_OTHER_SHARDS: Final = (f"/waku/2/rs/{CLUSTER}/{SHARD + 1}", "/waku/2/rs/7/2")
+_COUNT: Final = 700
+_LARGE_BYTES: Final = 100 * 1024
+
+
+def made() -> list[Message]:
+    """Messages of several topics and shards, many with the same timestamp."""
+    chance = random.Random(17)
+    times = [(START_MS + chance.randrange(SPAN_MS)) * NS_PER_MS for _ in range(_COUNT // 3)]
+    return [
+        Message(
+            # Some are so large that a page takes many frames of a multiplexer.
+            b"%d " % number + bytes(_LARGE_BYTES if number % 300 == 0 else chance.randrange(200)),
+            chance.choice(TOPICS),
+            PUBSUB if chance.random() < 0.9 else chance.choice(_OTHER_SHARDS),
+            timestamp=chance.choice(times) + chance.choice((0, 0, 1, 255)),
+        )
+        for number in range(_COUNT)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What an application asks js-waku for; times are in milliseconds, ``most`` is in pages."""
+
+    topics: tuple[str, ...]
+    start: int | None
+    end: int | None
+    hashes: tuple[str, ...] | None
+    forward: bool
+    limit: int | None
+    cursor: str | None
+    most: int
+
+
+def drawn(chance: random.Random, messages: Sequence[Message]) -> Query:
+    """A query that an application may ask."""
+    start = end = hashes = cursor = None
+    topics = tuple(chance.sample(TOPICS, chance.randrange(1, len(TOPICS) + 1)))
+    if chance.random() < 0.25:
+        known = [each.hash.hex() for each in chance.sample(messages, chance.randrange(1, 60))]
+        hashes = (*known, *(chance.randbytes(32).hex() for _ in range(chance.randrange(3))))
+        # js-waku decodes what it has a decoder for.
+        topics = TOPICS
+    elif chance.random() < 0.7:
+        start, end = sorted(START_MS + chance.randrange(SPAN_MS) for _ in range(2))
+        start, end = chance.choice(((start, end), (start, None), (None, end)))
+    if chance.random() < 0.3:
+        within = [each for each in messages if each.pubsub_topic == PUBSUB]
+        cursor = chance.choice(within).hash.hex()
+    limit = chance.choice((None, 1, 7, 20, chance.randrange(1, 101), 100))
+    forward = chance.random() < 0.5
+    return Query(topics, start, end, hashes, forward, limit, cursor, chance.randrange(1, 5))
+
+
+def expected(query: Query, messages: Sequence[Message]) -> list[list[str]]:
+    """The pages of a query, each with the hashes of its messages in ascending order."""
+    start_ns, end_ns = _as_js_waku(query.start), _as_js_waku(query.end)
+    found = sorted(
+        (each.timestamp, each.hash.hex())
+        for each in messages
+        if each.pubsub_topic == PUBSUB
+        and (
+            each.hash.hex() in query.hashes if query.hashes else each.content_topic in query.topics
+        )
+        and (start_ns is None or each.timestamp >= start_ns)
+        and (end_ns is None or each.timestamp < end_ns)
+    )
+    if query.cursor is not None:
+        (at,) = ((m.timestamp, m.hash.hex()) for m in messages if m.hash.hex() == query.cursor)
+        found = [each for each in found if (each > at if query.forward else each < at)]
+    size = query.limit or NODE_PAGE
+    pages: list[list[str]] = []
+    while found and len(pages) < query.most:
+        page, found = (
+            (found[:size], found[size:]) if query.forward else (found[-size:], found[:-size])
+        )
+        pages.append([each for _, each in page])
+    return pages
+
+
+def _as_js_waku(time_ms: int | None) -> int | None:
+    """Milliseconds as the nanoseconds that js-waku sends: a product of 64-bit floats."""
+    return None if time_ms is None else int(float(time_ms) * float(NS_PER_MS))

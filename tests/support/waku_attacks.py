@@ -1,0 +1,155 @@
+"""Clients of a gateway that break its protocols, each in a way of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from tests.support.waku_client import (
+    MPLEX,
+    STORE_QUERY,
+    YAMUX,
+    RawClient,
+    Reset,
+    WakuClient,
+    delimited,
+    line,
+    varint,
+)
+
+GONE: Final = (OSError, asyncio.IncompleteReadError)
+"""How a client notices that the gateway has ended its connection."""
+
+MAX_STREAMS: Final = 32
+"""Of one connection, as the gateway has it by default."""
+
+
+async def require_answer(client: WakuClient) -> None:
+    """The connection still serves."""
+    request = StoreQueryRequest(pagination_limit=1)
+    assert (await client.query(request)).status_code == 200
+
+
+async def require_reset(client: WakuClient, message: bytes) -> None:
+    """A stream with this in place of a query is given up."""
+    try:
+        await client.ask(STORE_QUERY, message)
+    except Reset:
+        return
+    raise AssertionError("the stream was not reset")
+
+
+async def until_closed(raw: RawClient) -> None:
+    """Read what the gateway says until it ends the connection."""
+    with suppress(ConnectionError):
+        while await raw.reader.read(65_536):
+            pass
+
+
+async def garbage(address: str, chance: random.Random) -> None:
+    """Bytes that are no negotiation."""
+    raw = await RawClient.connect(address)
+    raw.writer.write(chance.randbytes(chance.randrange(1, 4_000)))
+    raw.writer.write_eof()
+    await until_closed(raw)
+    raw.close()
+
+
+async def broken_noise(address: str, chance: random.Random) -> None:
+    """A first message of the handshake that is none."""
+    raw = await RawClient.connect(address)
+    raw.writer.write(line("/multistream/1.0.0") + line("/noise"))
+    raw.write_message(chance.choice((b"", bytes(32), chance.randbytes(chance.randrange(5_000)))))
+    raw.write_message(chance.randbytes(200))
+    await until_closed(raw)
+    raw.close()
+
+
+async def forged_identity(address: str, chance: random.Random) -> None:  # noqa: ARG001
+    """The key of another."""
+    raw = await RawClient.connect(address)
+    await raw.secure(forged=True)
+    await until_closed(raw)
+    raw.close()
+
+
+async def broken_seal(address: str, chance: random.Random) -> None:
+    """A message that was encrypted with another key."""
+    async with WakuClient.connected(address) as client:
+        client.raw.write_message(chance.randbytes(chance.randrange(1, 60_000)))
+        await until_closed(client.raw)
+
+
+async def broken_frames(address: str, chance: random.Random) -> None:
+    """Random bytes in place of frames of a multiplexer."""
+    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+        for _ in range(4):
+            client.raw.send(chance.randbytes(chance.randrange(1, 5_000)))
+        client.raw.writer.write_eof()
+        await until_closed(client.raw)
+
+
+async def broken_request(address: str, chance: random.Random) -> None:
+    """A query that is no protobuf: the node says so, and the connection goes on."""
+    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+        answer = await client.ask(STORE_QUERY, delimited(b"\x0a\x05aaaaa" + b"\xff" * 20))
+        assert b"aaaaa" in answer
+        await require_answer(client)
+
+
+async def too_large_request(address: str, chance: random.Random) -> None:
+    """A query that says it is larger than is allowed: its stream is reset at once."""
+    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+        await require_reset(client, varint(2**20 + 1))
+        await require_answer(client)
+
+
+async def too_long_number(address: str, chance: random.Random) -> None:
+    """A length that is no varint."""
+    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+        await require_reset(client, b"\xff" * 12)
+
+
+async def unknown_protocol(address: str, chance: random.Random) -> None:
+    """A protocol after the other, none of which there is."""
+    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+        number = client.open()
+        lines = b"".join(line(f"/unknown/{each}") for each in range(20))
+        client.raw.send(client.data(number, line("/multistream/1.0.0") + lines))
+        await require_answer(client)
+
+
+async def half_requests(address: str, chance: random.Random) -> None:
+    """Streams whose request never comes, and a connection that is left without a word."""
+    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+        for _ in range(10):
+            number = client.open()
+            begun = line("/multistream/1.0.0") + line(STORE_QUERY) + varint(1_000_000)
+            client.raw.send(client.data(number, begun + bytes(1_000)))
+        await require_answer(client)
+
+
+async def too_many_streams(address: str, chance: random.Random) -> None:
+    """More streams than a connection may have: the further ones are reset."""
+    async with WakuClient.connected(address, chance.choice((MPLEX, YAMUX))) as client:
+        for _ in range(MAX_STREAMS):
+            client.open()
+        await require_reset(client, b"")
+
+
+async def flood(address: str, chance: random.Random) -> None:  # noqa: ARG001
+    """Ever more frames without meaning: the connection is ended."""
+    async with WakuClient.connected(address) as client:
+        client.raw.send(b"\x04\x00" * 30_000)
+        await until_closed(client.raw)
+
+
+HOSTILE: Final[tuple[Callable[[str, random.Random], Awaitable[None]], ...]] = (
+    *(garbage, broken_noise, forged_identity, broken_seal, broken_frames, broken_request),
+    *(too_large_request, too_long_number, unknown_protocol, half_requests, too_many_streams),
+    flood,
+)

@@ -1,0 +1,245 @@
+"""A small Waku client: libp2p over TCP with Noise and either multiplexer, a stream at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from noise.connection import Keypair, NoiseConnection
+
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQueryResponse
+
+MPLEX: Final = "/mplex/6.7.0"
+YAMUX: Final = "/yamux/1.0.0"
+STORE_QUERY: Final = "/vac/waku/store-query/3.0.0"
+PING: Final = "/ipfs/ping/1.0.0"
+
+_MULTISTREAM: Final = "/multistream/1.0.0"
+_YAMUX_HEADER: Final = struct.Struct(">BBHII")
+_MAX_NOISE_BYTES: Final = 65_535 - 16
+
+
+class Reset(Exception):
+    """The gateway gave the stream up."""
+
+
+def varint(value: int) -> bytes:
+    """An unsigned varint."""
+    out = b""
+    while value > 0x7F:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
+def delimited(data: bytes) -> bytes:
+    """Bytes behind their length."""
+    return varint(len(data)) + data
+
+
+def line(text: str) -> bytes:
+    """A line of a negotiation."""
+    return delimited(text.encode() + b"\n")
+
+
+def address_of(multiaddr: str) -> tuple[str, int]:
+    """Host and port of a multiaddr."""
+    parts = multiaddr.split("/")
+    return parts[2], int(parts[4])
+
+
+class RawClient:
+    """A TCP connection with which the handshake can be made step by step, or broken."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.noise = NoiseConnection.from_name(b"Noise_XX_25519_ChaChaPoly_SHA256")
+
+    @classmethod
+    async def connect(cls, multiaddr: str) -> Self:
+        """Connect without a word."""
+        return cls(*await asyncio.open_connection(*address_of(multiaddr)))
+
+    async def read_line(self) -> str:
+        """A line of the first negotiation."""
+        size = (await self.reader.readexactly(1))[0]
+        return (await self.reader.readexactly(size)).decode().rstrip("\n")
+
+    async def read_message(self) -> bytes:
+        """A message of Noise, encrypted."""
+        size = int.from_bytes(await self.reader.readexactly(2), "big")
+        return await self.reader.readexactly(size)
+
+    def write_message(self, message: bytes) -> None:
+        """Write a message of Noise."""
+        self.writer.write(len(message).to_bytes(2, "big") + message)
+
+    async def secure(self, *, forged: bool = False) -> None:
+        """The handshake of Noise; ``forged`` proves the identity of another."""
+        self.writer.write(line(_MULTISTREAM) + line("/noise"))
+        assert await self.read_line() == _MULTISTREAM
+        assert await self.read_line() == "/noise"
+        static, identity = X25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+        self.noise.set_as_initiator()
+        self.noise.set_keypair_from_private_bytes(
+            Keypair.STATIC,
+            static.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption()),
+        )
+        self.noise.start_handshake()
+        self.write_message(bytes(self.noise.write_message()))
+        self.noise.read_message(await self.read_message())
+        public = static.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+        signer = Ed25519PrivateKey.generate() if forged else identity
+        key = b"\x08\x01\x12\x20" + identity.public_key().public_bytes(
+            Encoding.Raw, PublicFormat.Raw
+        )
+        signature = signer.sign(b"noise-libp2p-static-key:" + public)
+        payload = b"\x0a" + delimited(key) + b"\x12" + delimited(signature)
+        self.write_message(bytes(self.noise.write_message(payload)))
+
+    def send(self, data: bytes) -> None:
+        """Encrypt and write."""
+        for start in range(0, len(data), _MAX_NOISE_BYTES):
+            self.write_message(self.noise.encrypt(data[start : start + _MAX_NOISE_BYTES]))
+
+    async def receive(self) -> bytes:
+        """The next decrypted piece."""
+        return bytes(self.noise.decrypt(await self.read_message()))
+
+    def close(self) -> None:
+        """Close without a word."""
+        self.writer.transport.abort()
+
+
+class WakuClient:
+    """A client after its handshake."""
+
+    def __init__(self, raw: RawClient, multiplexer: str) -> None:
+        self.raw = raw
+        self.multiplexer = multiplexer
+        self._held = b""
+        self._next = 1
+
+    @classmethod
+    async def connect(cls, multiaddr: str, multiplexer: str = MPLEX) -> Self:
+        """Connect, and agree on a multiplexer."""
+        raw = await RawClient.connect(multiaddr)
+        try:
+            await raw.secure()
+            client = cls(raw, multiplexer)
+            raw.send(line(_MULTISTREAM) + line(multiplexer))
+            for expected in (_MULTISTREAM, multiplexer):
+                size = (await client._exactly(1))[0]
+                assert await client._exactly(size) == expected.encode() + b"\n"
+        except BaseException:
+            raw.close()
+            raise
+        return client
+
+    @classmethod
+    @asynccontextmanager
+    async def connected(cls, multiaddr: str, multiplexer: str = MPLEX) -> AsyncIterator[Self]:
+        """A client for the length of a block."""
+        client = await cls.connect(multiaddr, multiplexer)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def close(self) -> None:
+        """Close without a word."""
+        self.raw.close()
+
+    def open(self) -> int:
+        """Open a stream; its number."""
+        number, self._next = self._next, self._next + 2
+        if self.multiplexer == MPLEX:
+            self.raw.send(varint(number << 3) + b"\x00")
+        else:
+            self.raw.send(_YAMUX_HEADER.pack(0, 1, 1, number, 0))
+        return number
+
+    def data(self, number: int, data: bytes) -> bytes:
+        """A frame with data."""
+        if self.multiplexer == MPLEX:
+            return varint(number << 3 | 2) + delimited(data)
+        return _YAMUX_HEADER.pack(0, 0, 0, number, len(data)) + data
+
+    async def ask(self, protocol: str, message: bytes) -> bytes:
+        """Send a message on a stream of its own; all that comes back on it.
+
+        Raises:
+            Reset: The gateway gave the stream up.
+        """
+        number = self.open()
+        self.raw.send(self.data(number, line(_MULTISTREAM) + line(protocol) + message))
+        await self.raw.writer.drain()
+        answer = b""
+        while (piece := await self._piece(number)) is not None:
+            answer += piece
+        greeting = line(_MULTISTREAM) + line(protocol)
+        assert answer.startswith(greeting), answer
+        return answer[len(greeting) :]
+
+    async def query(self, request: StoreQueryRequest) -> StoreQueryResponse:
+        """One query."""
+        answer = await self.ask(STORE_QUERY, delimited(request.SerializeToString()))
+        size, shift, at = 0, 0, 0
+        while True:
+            byte, at = answer[at], at + 1
+            size |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        assert len(answer) == at + size
+        return StoreQueryResponse.FromString(answer[at:])
+
+    async def _piece(self, number: int) -> bytes | None:
+        """The next data of a stream; None at its end."""
+        while True:
+            flag, stream, data = await self._frame()
+            if stream != number:
+                continue
+            if flag == "reset":
+                raise Reset
+            if data and self.multiplexer == YAMUX:
+                self.raw.send(_YAMUX_HEADER.pack(0, 1, 0, number, len(data)))
+            if data or flag == "close":
+                return data or None
+
+    async def _frame(self) -> tuple[str, int, bytes]:
+        if self.multiplexer == MPLEX:
+            header = await self._varint()
+            data = await self._exactly(await self._varint())
+            return {1: "data", 3: "close", 5: "reset"}[header & 7], header >> 3, data
+        _, kind, flags, number, length = _YAMUX_HEADER.unpack(await self._exactly(12))
+        data = await self._exactly(length) if kind == 0 else b""
+        flag = "reset" if flags & 8 else "close" if flags & 4 else "data"
+        return flag, number, data
+
+    async def _varint(self) -> int:
+        value, shift = 0, 0
+        while True:
+            byte = (await self._exactly(1))[0]
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self._held) < size:
+            self._held += await self.raw.receive()
+        data, self._held = self._held[:size], self._held[size:]
+        return data

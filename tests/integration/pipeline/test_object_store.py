@@ -12,15 +12,21 @@ from pyspark.sql import SparkSession
 from store.db.schema.migrate import upgrade
 from store.pipeline import lake as lake_module
 from store.pipeline import storage
+from store.pipeline.database import connected, lock_archiving
 from store.pipeline.errors import PipelineError
 from store.pipeline.jobs.archive import Archived, Archiving, archive
+from store.pipeline.jobs.audit import Auditing, audit
 from store.pipeline.jobs.diff import diff
+from store.pipeline.jobs.follow import Following
 from store.pipeline.jobs.repair import Repairing, repair
 from store.pipeline.jobs.restore import Restoring, restore
 from store.pipeline.jobs.verify import Verifying, verify
 from store.pipeline.lake import Lake
 from store.pipeline.manifest import Entry, manifest_of
+from store.pipeline.outputs import read_rows
 from store.pipeline.sides import DatabaseSide, LakeSide
+from store.pipeline.source import FORMAT
+from tests.integration.pipeline.test_follow import wait_for
 from tests.integration.pipeline.test_restore import pruned
 from tests.integration.pipeline.world import held, marks, messages, more, plain, when
 from tests.support.object_store import ObjectStore, running_store
@@ -83,6 +89,28 @@ def test_an_archive_on_s3_from_the_first_message_to_an_empty_database(
     assert held(empty) == everything
     assert restore(spark, Restoring(Lake(path), url)).given == len(everything)
     assert held(url) == everything
+
+
+def test_what_is_published_goes_to_the_store_and_is_read_from_it(
+    spark: SparkSession, url: str, store: ObjectStore
+) -> None:
+    path = f"{store.url}/followed"
+    job = Archiving(url, Lake(path))
+    with connected(url) as connection:
+        lock_archiving(connection)
+        following = Following(spark, job, connection, 1)
+        more(url, plain(90_000, when(5)))
+        wait_for(following, lambda: following.so_far().published == len(messages()) + 1)
+        following.stop()
+        following.wait()
+    source = spark.read.format(FORMAT).load(path)
+    assert source.where(f"ts = {when(5)}").count() == 2
+    output = f"{store.url}/found"
+    found = audit(spark, Auditing(LakeSide(spark, Lake(path)), output=output))
+    read = read_rows(spark, f"{output}/missing", ("channel",))
+    assert read.count() == found.counts["missing"] > 0
+    with pytest.raises(PipelineError, match="exists already"):
+        audit(spark, Auditing(LakeSide(spark, Lake(path)), output=output))
 
 
 def test_of_two_writers_one_is_refused_by_the_store(

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
 from store.pipeline import lake as lake_module
 from store.pipeline import storage
+from store.pipeline.contents import KEY
 from store.pipeline.database import connected, lock_archiving
 from store.pipeline.errors import PipelineError
+from store.pipeline.files import batches_of
 from store.pipeline.jobs.archive import Archived, Archiving, archive
 from store.pipeline.jobs.audit import Auditing, audit
 from store.pipeline.jobs.diff import diff
@@ -146,6 +151,31 @@ def test_requests_are_few(spark: SparkSession, url: str, store: ObjectStore) -> 
 
     log_and_manifest = 30
     assert asked(lambda: verify(spark, Verifying(Lake(path)))) <= files + log_and_manifest
+
+
+def test_a_large_file_is_read_in_parts_and_as_a_whole(store: ObjectStore) -> None:
+    rows, groups = 40_000, 4
+    table = pa.table(
+        {
+            "ts": range(rows),
+            **{f"h{place}": range(place, rows + place) for place in range(4)},
+            "payload": [random.Random(number).randbytes(500) for number in range(rows)],
+        }
+    )
+    path = f"{store.url}/large.parquet"
+    with storage.for_writing(path) as sink:
+        pq.write_table(table, sink, row_group_size=rows // groups)
+    with storage.at_hand(path) as here:
+        assert pq.read_table(here).equals(table)
+        assert b"".join(storage.chunks(path)) == Path(here).read_bytes()
+        assert Path(here).stat().st_size > 16 * 1024 * 1024, "it was written in several parts"
+    before = store.requests()
+    found = pa.Table.from_batches(batches_of(path, KEY))
+    assert store.requests() - before <= 1 + groups
+    assert found.equals(table.select(KEY).cast(found.schema))
+    low, high = rows // groups, rows // groups + 1
+    (one,) = batches_of(path, ["ts"], low, high)
+    assert one["ts"].to_pylist() == list(range(low, 2 * low))
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ from storenode.cli.options.types import DURATION_OR_OFF, SIZE
 def pipeline() -> None:
     """Archive, verify, compare, restore and audit a history of any size, on Spark.
 
-    An ARCHIVE is a directory on any file system that Spark knows: Parquet files that are a Delta
-    table. Exit codes: 0 success, 1 failed or something was found, 2 wrong usage, 3 the database
-    could not be reached.
+    An ARCHIVE is a directory, or a path in a bucket such as s3://BUCKET/PATH: Parquet files that
+    are a Delta table. Exit codes: 0 success, 1 failed or something was found, 2 wrong usage, 3 the
+    database could not be reached.
     """
 
 

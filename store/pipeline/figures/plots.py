@@ -27,7 +27,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from store.pipeline.figures.arrivals import Arrivals
 from store.pipeline.figures.axis import Axis
 from store.pipeline.figures.gathered import Compared
-from store.pipeline.figures.names import moment, shard_name, short_count, span
+from store.pipeline.figures.names import count, moment, shard_name, short_count, span, time
 from store.pipeline.figures.traffic import Cell, Traffic
 from store.pipeline.limits import DAY_NS, HOUR_NS
 
@@ -110,7 +110,12 @@ def draw_steps(traffic: Traffic) -> Drawing:
         _count_axis(ax)
         _time_axis(ax, axis.low_ns, axis.high_ns)
 
-    return _drawn("steps", f"Messages over time; the most in one step are {max(values):,}", draw)
+    tips = [
+        f"{time(start)}: {count(value, 'message')}"
+        for start, value in zip(axis.starts, values, strict=True)
+    ]
+    title = f"Messages over time; the most in one step are {max(values):,}"
+    return _drawn("steps", title, draw, tips=tips)
 
 
 def draw_growth(traffic: Traffic, messages_a_day: float, ahead_days: int) -> Drawing:
@@ -297,7 +302,9 @@ def _drawn(
     left_px: int = _LEFT_PX,
     bottom_px: int = _BOTTOM_PX,
     font_px: int = 12,
+    tips: Sequence[str] = (),
 ) -> Drawing:
+    """Draw for both widths; ``tips`` show under the pointer, each over its part of the width."""
     made = []
     for width_px in (WIDE_PX, NARROW_PX):
         style: Any = {**_STYLE, "svg.hashsalt": name, "font.size": font_px}
@@ -313,11 +320,24 @@ def _drawn(
             ax = figure.add_axes(box)
             ax.patch.set_alpha(0)
             draw(ax, width_px)
-            made.append(_svg(figure, f"{name}{width_px}", title))
+            inner_px = width_px - left_px - _RIGHT_PX
+            over = _tips(tips, left_px, inner_px, height_px - bottom_px)
+            made.append(_svg(figure, f"{name}{width_px}", title, over))
     return Drawing(*made)
 
 
-def _svg(figure: Figure, name: str, title: str) -> str:
+def _tips(texts: Sequence[str], left_px: int, width_px: int, height_px: int) -> str:
+    """Areas that say something under the pointer; the texts are made of numbers alone."""
+    step_px = width_px / max(1, len(texts))
+    areas = (
+        f'<rect x="{left_px + place * step_px:.1f}" y="0" width="{step_px:.1f}"'
+        f' height="{height_px}"><title>{text}</title></rect>'
+        for place, text in enumerate(texts)
+    )
+    return f'<g fill="transparent" aria-hidden="true">{"".join(areas)}</g>' if texts else ""
+
+
+def _svg(figure: Figure, name: str, title: str, over: str) -> str:
     """The figure as an element of a page: no names that others have, no colours of its own."""
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata=_METADATA)
@@ -331,7 +351,8 @@ def _svg(figure: Figure, name: str, title: str) -> str:
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", text)
     for variable, colour in _COLOURS.items():
         text = text.replace(colour, f"var(--{variable})")
-    return text.replace("<svg", f'<svg role="img" aria-label="{title}"', 1).strip()
+    text = text.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
+    return text.replace("</svg>", f"{over}</svg>").strip()
 
 
 def lateness_labels(edges_s: Sequence[float]) -> list[str]:

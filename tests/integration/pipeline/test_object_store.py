@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
 from store.pipeline import lake as lake_module
 from store.pipeline import storage
+from store.pipeline.contents import KEY
+from store.pipeline.database import connected, lock_archiving
 from store.pipeline.errors import PipelineError
+from store.pipeline.files import batches_of
 from store.pipeline.jobs.archive import Archived, Archiving, archive
+from store.pipeline.jobs.audit import Auditing, audit
 from store.pipeline.jobs.diff import diff
+from store.pipeline.jobs.follow import Following
 from store.pipeline.jobs.repair import Repairing, repair
 from store.pipeline.jobs.restore import Restoring, restore
 from store.pipeline.jobs.verify import Verifying, verify
 from store.pipeline.lake import Lake
 from store.pipeline.manifest import Entry, manifest_of
+from store.pipeline.outputs import read_rows
 from store.pipeline.sides import DatabaseSide, LakeSide
+from store.pipeline.source import FORMAT
+from tests.integration.pipeline.test_follow import wait_for
 from tests.integration.pipeline.test_restore import pruned
 from tests.integration.pipeline.world import held, marks, messages, more, plain, when
 from tests.support.object_store import ObjectStore, running_store
@@ -85,6 +96,28 @@ def test_an_archive_on_s3_from_the_first_message_to_an_empty_database(
     assert held(url) == everything
 
 
+def test_what_is_published_goes_to_the_store_and_is_read_from_it(
+    spark: SparkSession, url: str, store: ObjectStore
+) -> None:
+    path = f"{store.url}/followed"
+    job = Archiving(url, Lake(path))
+    with connected(url) as connection:
+        lock_archiving(connection)
+        following = Following(spark, job, connection, 1)
+        more(url, plain(90_000, when(5)))
+        wait_for(following, lambda: following.so_far().published == len(messages()) + 1)
+        following.stop()
+        following.wait()
+    source = spark.read.format(FORMAT).load(path)
+    assert source.where(f"ts = {when(5)}").count() == 2
+    output = f"{store.url}/found"
+    found = audit(spark, Auditing(LakeSide(spark, Lake(path)), output=output))
+    read = read_rows(spark, f"{output}/missing", ("channel",))
+    assert read.count() == found.counts["missing"] > 0
+    with pytest.raises(PipelineError, match="exists already"):
+        audit(spark, Auditing(LakeSide(spark, Lake(path)), output=output))
+
+
 def test_of_two_writers_one_is_refused_by_the_store(
     spark: SparkSession, url: str, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +151,31 @@ def test_requests_are_few(spark: SparkSession, url: str, store: ObjectStore) -> 
 
     log_and_manifest = 30
     assert asked(lambda: verify(spark, Verifying(Lake(path)))) <= files + log_and_manifest
+
+
+def test_a_large_file_is_read_in_parts_and_as_a_whole(store: ObjectStore) -> None:
+    rows, groups = 40_000, 4
+    table = pa.table(
+        {
+            "ts": range(rows),
+            **{f"h{place}": range(place, rows + place) for place in range(4)},
+            "payload": [random.Random(number).randbytes(500) for number in range(rows)],
+        }
+    )
+    path = f"{store.url}/large.parquet"
+    with storage.for_writing(path) as sink:
+        pq.write_table(table, sink, row_group_size=rows // groups)
+    with storage.at_hand(path) as here:
+        assert pq.read_table(here).equals(table)
+        assert b"".join(storage.chunks(path)) == Path(here).read_bytes()
+        assert Path(here).stat().st_size > 16 * 1024 * 1024, "it was written in several parts"
+    before = store.requests()
+    found = pa.Table.from_batches(batches_of(path, KEY))
+    assert store.requests() - before <= 1 + groups
+    assert found.equals(table.select(KEY).cast(found.schema))
+    low, high = rows // groups, rows // groups + 1
+    (one,) = batches_of(path, ["ts"], low, high)
+    assert one["ts"].to_pylist() == list(range(low, 2 * low))
 
 
 @pytest.mark.parametrize(

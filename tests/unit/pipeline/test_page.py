@@ -265,3 +265,11 @@ def test_lateness_is_a_warning_from_a_share_on(late: int, kind: str) -> None:
     classes[1], classes[EDGES_S.index(60.0) + 1] = 100 - late, late
     found = lateness_finding(Arrivals({}, tuple(classes), {}, 0))
     assert (found.kind, f"{late}.0% later than 60 s" in found.text) == (kind, True)
+
+
+def test_steps_say_what_they_are_under_the_pointer() -> None:
+    found = gathered()
+    assert found.traffic is not None
+    start = found.traffic.axis.starts[3]
+    told = f"<title>{time(start)}: {found.traffic.steps[start]:,} messages</title>"
+    assert PAGE.count(told) == 2, "in the wide drawing and in the narrow one"

@@ -19,6 +19,7 @@ BENCHMARKS = (
     "single",
     "scan",
     "cli",
+    "followers",
     "hashes",
     "causal_history",
     "pages",

@@ -20,6 +20,7 @@ BENCHMARKS = (
     "single",
     "scan",
     "cli",
+    "followers",
     "hashes",
     "causal_history",
     "pages",

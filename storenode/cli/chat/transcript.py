@@ -168,7 +168,7 @@ class Transcript:
         if message.message_id in self._by_id:
             return []
         self.people.heard(message.sender_id, message.lamport)
-        own = Mark.STORED if message.published else Mark.WAITING
+        own = _mark_of(message)
         rows = rows_of(message.content)
         if message.unmet:
             rows.append("(answers something that is lost)")
@@ -239,6 +239,12 @@ class Transcript:
             if gone.kind is Kind.MESSAGE:
                 del self._by_id[gone.key[1]]
         return line
+
+
+def _mark_of(message: Message) -> Mark:
+    if message.acknowledged_by is not None:
+        return Mark.ACKNOWLEDGED
+    return Mark.STORED if message.published else Mark.WAITING
 
 
 def _is(count: int) -> str:

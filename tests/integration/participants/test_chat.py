@@ -61,7 +61,12 @@ def test_two_people_see_each_others_lines_in_the_same_order(
         alice.type("\x03")
         assert alice.process.wait(60) == 0
     with chatting(node, room, "alice", *kept) as alice:
-        alice.wait(lambda text: "alice says 2" in text and "bob says 2" in text)
+        # Also that bob has her first line is remembered.
+        alice.wait(
+            lambda text: (
+                "✓ alice: alice says 0" in text and "alice says 2" in text and "bob says 2" in text
+            )
+        )
         alice.process.send_signal(signal.SIGKILL)
 
 

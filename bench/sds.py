@@ -36,8 +36,16 @@ ROUND_MESSAGES: Final = 1_000
 
 
 def channel(sender: str) -> MessageChannel:
-    """A channel with a history of two, as the specification recommends, and no repair."""
-    config = ChannelConfig("bench", sender, max_outgoing=10**6, repair=None, gap_entries=0)
+    """A channel with a history of two and the filter in every message, and no repair."""
+    config = ChannelConfig(
+        "bench",
+        sender,
+        max_outgoing=10**6,
+        repair=None,
+        gap_entries=0,
+        filter_every=1,
+        name_heads=False,
+    )
     return MessageChannel(config, START_MS, random.Random(sender))
 
 

@@ -11,7 +11,8 @@
 6. A message comes after all that its sender had delivered, but for clocks that were too far ahead.
 7. No clock is further ahead than allowed, and a sender's clock rises with every message.
 8. What is not acknowledged is sent again, in its time; and ends as acknowledged or given up.
-9. Nobody answers a request that it did not hear, nor one that somebody has answered meanwhile.
+9. Nobody answers a request that it did not hear, nor one that somebody has answered meanwhile; but
+    what a filter of another lacked, and nobody has sent again, may be offered.
 10. What was written down comes back, with every message that had left or was said to be sent.
 11. Nobody sleeps longer than a participant may be silent, whatever its clock does.
 12. Nothing is given up right after a time in which nobody could look for it.
@@ -96,6 +97,7 @@ class View:
         keys: the log as its application has it.
         shown: causes that it was shown and that are not in its log.
         lost: what it was told is lost.
+        lacking: what a filter of another lacked, and nobody has sent again.
         sent_ns: own unacknowledged messages -> when they were sent last.
         given_up: own messages that were never acknowledged.
         promised: what `Channel.send` has returned for; left: own messages that have left.
@@ -120,6 +122,7 @@ class View:
         self.sent_ns: dict[str, int] = {}
         self.given_up: set[str] = set()
         self.asked: dict[str, None] = {}
+        self.lacking: set[str] = set()
         self.capped = ""
         self.highest = 0
         self.last_own = 0
@@ -224,6 +227,7 @@ class GroupJudge:
         view.shown = {key for each in core.incoming.waiting.values() for key in each.unmet}
         view.sent_ns = dict.fromkeys(core.outgoing.by_id, self._now_ns())
         view.asked.clear()
+        view.lacking.clear()
         view.highest = core.clock.value
         view.shown_keys, view.handed, view.scanned = [], {}, []
         view.filters.clear()
@@ -340,6 +344,7 @@ class GroupJudge:
             view.ticks += 1
         else:
             view.asked.pop(heard.message_id, None)
+            view.lacking.discard(heard.message_id)
         ahead = view.latest_ms + view.config.max_clock_ahead_ms + view.ticks
         _demand(
             channel.clock.value <= ahead,
@@ -461,6 +466,9 @@ class GroupJudge:
         if message.sender_id != view.name:
             for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
                 view.asked[entry.message_id] = None
+            if message.bloom_filter is not None:
+                shape, seen = view.config.filter, message.bloom_filter
+                view.lacking |= {key for key in view.ids if not holds(seen, shape.probe(key))}
 
     def _delivered(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, Delivered)
@@ -543,8 +551,9 @@ class GroupJudge:
     def _answered(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, RepairAnswered)
         key = event.message_id
-        _demand(key in view.asked, f"{view.name} answers for {key[:10]}, and nobody waits for that")
-        del view.asked[key]
+        waits = key in view.asked or key in view.lacking
+        _demand(waits, f"{view.name} answers for {key[:10]}, and nobody waits for that")
+        view.asked.pop(key, None)
 
 
 def _names(disk: Disk, table: str) -> set[str]:

@@ -110,11 +110,11 @@ class MessageChannel:
         self.counts = Counts()
         self.lost: dict[str, None] = {}
         self.pace = Pace(now_ms, config)
-        self.gaps = Gaps(config.filter, config.gap_every_ms)
         self.lacks = Lacks(config.filter, config.behind_after_ms)
         self.heads = Heads()
         self.showing = Showing(config.filter_every, config.filter_every_ms, now_ms)
         repair = config.repair
+        self.gaps = Gaps(config)
         self.requests = None if repair is None else Requests(repair, config.sender_id)
         self.answers = None if repair is None else Answers(repair, config.sender_id)
         self.told_ms = now_ms
@@ -459,10 +459,11 @@ class MessageChannel:
                 config.resend_possible_ms - config.resend_ms,
             )
         if config.gap_entries and self.gaps.is_time(now_ms):
-            window = min(config.gap_window, config.filter.capacity // 4)
             unix_ms = self.clock.unix_ms(now_ms)
-            entries = self.gaps.entries(self.log, message.lamport or 0, unix_ms, window)
-            self.gaps.look(bloom_filter, message.sender_id, entries, now_ms)
+            entries = self.gaps.entries(self.log, message.lamport or 0, unix_ms)
+            for key in self.gaps.look(bloom_filter, message.sender_id, entries, now_ms):
+                if self.answers is not None:
+                    self.answers.offer(key, now_ms)
 
     def _wait(self, now_ms: int, waiting: Waiting, events: list[Event]) -> None:
         if waiting.message.content:

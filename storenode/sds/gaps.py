@@ -5,13 +5,20 @@ for good: nothing that the other receives names it. But a filter is never wrong 
 When a received filter lacks recent messages of our log, the next messages that we send name them
 in their causal history, so that the other learns of them. What anybody's history names meanwhile
 needs no telling.
+
+A participant that learns of a message may still neither fetch nor ask for it. What its filters go
+on lacking for long is therefore *offered*: sent again like an answer that it has asked for, a few
+times at most.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
-from storenode.sds.bloom import FilterShape, holds
-from storenode.sds.limits import MAX_CLOCK, MAX_GAP_IDS
+from storenode.sds.bloom import holds
+from storenode.sds.config import ChannelConfig
+from storenode.sds.limits import MAX_CLOCK, MAX_GAP_IDS, MAX_LACKING_IDS, MAX_LACKING_PEERS
 from storenode.sds.log import OPEN_ENTRIES, Log
 from storenode.sds.pages import Key, LogEntry
 
@@ -21,17 +28,43 @@ GAP_GRACE_MS: Final = 10_000
 MAX_TELLINGS: Final = 3
 """How often one message is named before its absence must show again."""
 
+MAX_OFFERS: Final = 2
+"""How often one message is offered because of one participant."""
+
 _END: Final[Key] = (MAX_CLOCK + 1, "")
 
 
+@dataclass(slots=True)
+class _Lacking:
+    """What a filter lacks, since when, and how often it was offered."""
+
+    since_ms: int
+    offers: int = 0
+
+    def is_due(self, now_ms: int, after_ms: int) -> bool:
+        """Whether it is offered now."""
+        due = self.offers < MAX_OFFERS and now_ms - self.since_ms >= after_ms * (self.offers + 1)
+        self.offers += due
+        return due
+
+
 class Gaps:
-    """IDs that somebody lacks, and how often each was told."""
+    """IDs that somebody lacks, and how often each was told.
 
-    __slots__ = ("_below", "_passed", "every_ms", "looked_ms", "shape", "told")
+    ``lacking`` has them by participant too; after the longest delay of SDS-R they are offered.
+    """
 
-    def __init__(self, shape: FilterShape, every_ms: int) -> None:
-        self.shape = shape
-        self.every_ms = every_ms
+    __slots__ = (
+        *("_below", "_offer_after_ms", "_passed", "_window"),
+        *("every_ms", "lacking", "looked_ms", "shape", "told"),
+    )
+
+    def __init__(self, config: ChannelConfig) -> None:
+        self.shape = config.filter
+        self.every_ms = config.gap_every_ms
+        self._offer_after_ms = config.repair.request_max_ms if config.repair else 0
+        self._window = min(config.gap_window, config.filter.capacity // 4)
+        self.lacking: OrderedDict[str, dict[str, _Lacking]] = OrderedDict()
         self.looked_ms: int | None = None
         self.told: dict[str, int] = {}
         self._below = _END
@@ -41,13 +74,14 @@ class Gaps:
         """Whether a filter may be looked at again; looking takes a while."""
         return self.looked_ms is None or now_ms - self.looked_ms >= self.every_ms
 
-    def entries(self, log: Log, of_ms: int, now_ms: int, count: int) -> list[LogEntry]:
-        """What to compare with a filter of a time now: at most twice ``count`` entries.
+    def entries(self, log: Log, of_ms: int, now_ms: int) -> list[LogEntry]:
+        """What to compare with a filter of a time now: at most twice ``gap_window`` entries.
 
         The last from a while before it, and some of all that a filter shows, further down with
         each look. Those whose clock is ahead of now are among them: how old they are cannot be
         told, and to wait until they are no longer ahead could take years.
         """
+        count = self._window
         further = self._further(log, count)
         before_ms = max(min(of_ms, now_ms) - GAP_GRACE_MS, 0)
         found = log.preceding((before_ms, ""), count)
@@ -56,16 +90,28 @@ class Gaps:
 
     def look(
         self, bloom_filter: bytes, sender_id: str, entries: Iterable[LogEntry], now_ms: int
-    ) -> None:
-        """Compare a participant's filter with recent entries of the log."""
+    ) -> list[str]:
+        """Compare a participant's filter with recent entries of the log; what to offer."""
         self.looked_ms = now_ms
+        offered: list[str] = []
+        lacking = self.lacking.setdefault(sender_id, {})
+        self.lacking.move_to_end(sender_id)
+        if len(self.lacking) > MAX_LACKING_PEERS:
+            self.lacking.popitem(last=False)
         for entry in entries:
-            if entry.sender_id == sender_id or entry.message_id in self.told:
+            message_id = entry.message_id
+            if entry.sender_id == sender_id:
                 continue
-            if len(self.told) >= MAX_GAP_IDS:
-                return
-            if not holds(bloom_filter, self.shape.probe(entry.message_id)):
-                self.told[entry.message_id] = 0
+            if holds(bloom_filter, self.shape.probe(message_id)):
+                lacking.pop(message_id, None)
+                continue
+            if len(self.told) < MAX_GAP_IDS:
+                self.told.setdefault(message_id, 0)
+            if message_id in lacking or len(lacking) < MAX_LACKING_IDS:
+                lack = lacking.setdefault(message_id, _Lacking(now_ms))
+                if lack.is_due(now_ms, self._offer_after_ms):
+                    offered.append(message_id)
+        return offered
 
     def named(self, message_id: str) -> None:
         """Somebody's history names a message."""

@@ -74,6 +74,10 @@ MAX_OWED_NAMED: Final = 32
 MAX_GAP_IDS: Final = 256
 """Messages noticed missing at others that wait to be named in a causal history."""
 
+MAX_LACKING_PEERS: Final = 64
+MAX_LACKING_IDS: Final = 64
+"""Participants whose filters lack something, and messages of each, that may be offered to them."""
+
 MAX_BEHIND_PEERS: Final = 16
 """Peers whose filters show that we lack something; more are not looked at meanwhile."""
 

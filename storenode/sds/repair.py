@@ -140,9 +140,10 @@ class Answers:
     def asked(self, entries: Sequence[Entry], now_ms: int) -> int:
         """Another participant asked for messages; of how many of these nothing comes."""
         looked_at = entries[:MAX_REPAIR_ANSWERED]
-        return len(entries) - sum(self._asked(each.message_id, now_ms) for each in looked_at)
+        return len(entries) - sum(self.offer(each.message_id, now_ms) for each in looked_at)
 
-    def _asked(self, message_id: str, now_ms: int) -> bool:
+    def offer(self, message_id: str, now_ms: int) -> bool:
+        """A participant asked for a message, or lacks it; False when nothing comes of that."""
         message = self.kept.get(message_id)
         if message is None or message_id in self.pending or self._was_answered(message_id, now_ms):
             return False

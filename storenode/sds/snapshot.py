@@ -2,8 +2,8 @@
 
 Layout: magic ``SDSC``, one byte of version, the parts in the order of `snapshot`, then 16 bytes
 of BLAKE2 over all that precedes them. Numbers are LEB128, texts and bytes carry their length.
-The checksum finds damage; a snapshot is the participant's own file, and is not meant to be taken
-from strangers.
+How long somebody's filters lack something is not kept: that begins anew. The checksum finds
+damage; a snapshot is the participant's own file, and is not meant to be taken from strangers.
 """
 
 import struct

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,6 +112,17 @@ def _no_entries(*_: object) -> list[str]:
     return []
 
 
+def _offer_all(
+    self: Gaps, bloom_filter: bytes, sender_id: str, entries: Iterable[LogEntry], now_ms: int
+) -> list[str]:
+    found = list(entries)
+    _look(self, bloom_filter, sender_id, found, now_ms)
+    return [entry.message_id for entry in found]
+
+
+_look = Gaps.look
+
+
 def _found_after_one_search(self: _Lack, known: int) -> None:
     _explain(self, -1 if self.searches else known)
 
@@ -154,6 +165,7 @@ GROUP_MUTANTS = {
         OutgoingBuffer, "witness", _one_filter_is_enough, "acknowledged, and nobody has it"
     ),
     "answers what was answered": GroupMutant(Answers, "seen", _nothing, "nobody waits for that"),
+    "offers what nobody lacks": GroupMutant(Gaps, "look", _offer_all, "nobody waits for that"),
     "never asks": GroupMutant(Requests, "add", _nothing, "do not become equal"),
     "never tells of gaps": GroupMutant(Gaps, "take", _no_entries, "do not become equal"),
     "never shows its filter": GroupMutant(Showing, "_take", _never, "do not become equal"),

@@ -120,11 +120,6 @@ class World:
         """Whether a participant has everything."""
         return self.log(name) == set(self.said)
 
-    def knows(self, name: str) -> bool:
-        """Whether one of ours has everything, or knows that it lacks something."""
-        channel = self.ours[name]
-        return self.whole(name) or bool(channel.missing() or channel.lost or channel.lacks.peers)
-
     def log(self, name: str) -> set[str]:
         """IDs of what a participant has delivered."""
         channel = self.ours.get(name)

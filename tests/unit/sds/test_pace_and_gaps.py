@@ -3,9 +3,10 @@
 import pytest
 
 from storenode.sds.bloom import FilterShape, filter_of
+from storenode.sds.config import RepairConfig
 from storenode.sds.envelope import Entry, decode_message
-from storenode.sds.events import Acknowledged, PossiblyAcknowledged
-from storenode.sds.gaps import GAP_GRACE_MS, MAX_TELLINGS
+from storenode.sds.events import Acknowledged, PossiblyAcknowledged, RepairAnswered
+from storenode.sds.gaps import GAP_GRACE_MS, MAX_OFFERS, MAX_TELLINGS
 from storenode.sds.pace import Pace
 from tests.unit.sds.worlds import NOW, SMALL, channel, config, dice, of, payloads, take, wire
 
@@ -81,6 +82,22 @@ def test_anothers_naming_is_enough() -> None:
     assert list(me.gaps.told) == ["gap"]
     take(me, wire("c", after=["gap"], sender="c", lamport=LATER), now=LATER)
     assert me.gaps.told == {}
+
+
+def test_what_somebody_goes_on_lacking_is_sent_again_a_few_times() -> None:
+    repair = RepairConfig(100, 400)
+    me = channel(gap_entries=4, repair=repair)
+    take(me, wire("gap", lamport=NOW), wire("newer", after=["gap"], lamport=NOW + 1))
+    answered = []
+    for second in range(60, 120):
+        now = NOW + second * 1_000
+        seen = [] if second == 60 else ["newer"] if second < 100 else ["newer", "gap"]
+        sync = wire(f"s{second}", seen=seen, sender="b", content=None, lamport=now)
+        take(me, sync, now=now)
+        events = me.tick(now + 500, dice())
+        answered += [(second, event.message_id) for event in of(RepairAnswered, events)]
+    assert [key for _, key in answered] == ["gap"] * MAX_OFFERS
+    assert answered[0][0] > 60
 
 
 def test_what_may_be_on_its_way_and_the_senders_own_are_no_gaps() -> None:

@@ -18,6 +18,7 @@ import structlog
 from rich.text import Text
 
 from store.cli import db, jobs
+from store.cli.gateway import _announce as announce_gateway
 from store.cli.run import _announce
 from store.demo import views
 from store.demo.node import NodeFailed
@@ -42,6 +43,7 @@ KNOWN = {
     "storenode/cli/main.py": {"main"},
     "store/cli/db.py": {"Target.print", "partitions", "_progress.show"},
     "store/cli/demo.py": {"demo"},
+    "store/cli/gateway.py": {"_announce"},
     "store/cli/jobs.py": {"Runner.say"},
     "store/cli/run.py": {"_announce"},
     "store/demo/views.py": {"Screen.conclude", "Plain.showing", "Plain.conclude", "Plain._told"},
@@ -171,6 +173,7 @@ OUTPUTS: dict[str, Callable[[], None]] = {
         HOSTILE,
     ),
     "the ready line": lambda: _announce(json.dumps({"node_id": HOSTILE})),
+    "the gateway's": lambda: announce_gateway(json.dumps({"node": HOSTILE})),
     "a node of the demo that fails": demo_fails,
     "the demo": on_console,
     "a chat": in_a_chat,

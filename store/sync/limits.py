@@ -79,6 +79,9 @@ THREADED_ROWS: Final = 4_096
 MAX_SHOWN_HIDDEN: Final = 16
 """Hashes of messages in the log of a session that found forged fingerprints."""
 
+MAX_LATTICE_SPAN_NS: Final = 4_096 * 24 * 3600 * NS_PER_S
+"""What lattice digests are about, eleven years: a sum of 2 kB is in memory for each day of it."""
+
 MAX_LATTICE_DAYS: Final = 64
 """Days whose lattice sums differ that a session looks into, the newest; the next one finds more."""
 

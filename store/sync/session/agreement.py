@@ -35,7 +35,7 @@ from reconcile.session import Bounds, Result, Role
 from store.domain.view import Times
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, Reconcile
-from store.sync.limits import MAX_REMEMBERED_PEERS
+from store.sync.limits import MAX_LATTICE_SPAN_NS, MAX_REMEMBERED_PEERS
 from storenode.message.limits import HASH_BYTES, MAX_TIMESTAMP_NS, NS_PER_S
 
 VERSION: Final = 1
@@ -176,14 +176,15 @@ class Agreement:
     def below(self, result: Result) -> Times | None:
         """What lattice digests are about; None: there is nothing, or the peer does not know them.
 
-        It is what both sides compare below the keyed digests.
+        It is what both sides compare below the keyed digests, or the newest part of it.
         """
         theirs, (end_ns, end_hash) = self._theirs, result.window[1]
         if theirs is None or not theirs.lattice or not _is_whole(result) or end_hash != LOWEST[1]:
             return None
         keyed_from_ns = theirs.keyed_from_ns or 0
         theirs_ns = keyed_from_ns if theirs.lattice_from_ns is None else theirs.lattice_from_ns
-        from_ns, until_ns = max(self._lower_ns, theirs_ns), min(self.cut[0], end_ns)
+        until_ns = min(self.cut[0], end_ns)
+        from_ns = max(self._lower_ns, theirs_ns, until_ns - MAX_LATTICE_SPAN_NS)
         return (from_ns, until_ns) if from_ns < until_ns else None
 
     def expect(self, phase: Phase) -> None:

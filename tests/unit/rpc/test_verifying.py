@@ -17,12 +17,13 @@ from store.domain.ports import PeerFailed
 from store.sync.errors import ProtocolBroken
 from store.sync.frames import Extension, Reconcile, Steps
 from store.sync.limits import MAX_REMEMBERED_PEERS
-from store.sync.session import locating
+from store.sync.session import agreement, locating
 from store.sync.session.agreement import HOUR_NS, Pairs
-from tests.support.verifying_pair import EVERYTHING, Side, reconcile
+from tests.support.verifying_pair import Side, reconcile
 
 NO_HASH = bytes(32)
 MINUTE_NS = 60 * 10**9
+WINDOW = (LOWEST, (10_000 * HOUR_NS, NO_HASH))
 
 
 def some(count: int, seed: int, start_ns: int = 0, step_ns: int = MINUTE_NS) -> set[SyncId]:
@@ -44,7 +45,7 @@ def forged(seed: int = 3, at_ns: int = 50 * MINUTE_NS) -> tuple[frozenset[SyncId
 
 async def met(one: Side, other: Side) -> tuple[Side, Side]:
     """Reconcile, and demand exact differences of sides that are honest and know the extension."""
-    await reconcile(one, other, EVERYTHING)
+    await reconcile(one, other, WINDOW)
     return one, other
 
 
@@ -174,6 +175,19 @@ async def test_forged_sets_below_what_is_in_memory_are_found(
     assert proven_from(one) == proven_from(other) == 0
     if differences == (0, 0):
         assert hidden(one) == hidden(other) == one.ids ^ other.ids
+
+
+async def test_lattice_digests_are_about_eleven_years_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agreement, "MAX_LATTICE_SPAN_NS", 3 * HOUR_NS)
+    floor = (5 * HOUR_NS, NO_HASH)
+    one, other = await met(
+        Side({*forged()[0], *forged(7, 3 * HOUR_NS)[0]}, memory_start=floor),
+        Side({*forged()[1], *forged(7, 3 * HOUR_NS)[1]}, memory_start=floor),
+    )
+    assert proven_from(one) == proven_from(other) == 2 * HOUR_NS
+    assert hidden(one) == hidden(other) == forged(7, 3 * HOUR_NS)[0] | forged(7, 3 * HOUR_NS)[1]
 
 
 async def test_what_neither_memory_nor_sums_show_is_not_called_proven() -> None:

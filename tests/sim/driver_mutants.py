@@ -468,7 +468,7 @@ DRIVERS = {
         replace_with(responder.Responder, "_slot", _slot_that_is_kept), "do not become equal"
     ),
     "takes every digest for its own": Mutant(
-        replace_with(checking.Checking, "compute", _one_digest_for_all), "are missing"
+        replace_with(checking.Checking, "compute", _one_digest_for_all), "are missing", 60
     ),
     "takes every lattice digest for its own": Mutant(
         replace_with(locating.Below, "digest", _one_lattice_digest_for_all), "are missing"

@@ -12,10 +12,14 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault, and which words a run that finds it says."""
+    """A fault, and which words a run that finds it says.
+
+    ``first_seed``: where to begin, for a fault that shows in few runs.
+    """
 
     plant: Plant
     finding: str
+    first_seed: int = 0
 
 
 def replace_with(owner: object, name: str, value: object) -> Plant:

@@ -19,7 +19,7 @@ MUTANTS = CORES | DRIVERS
 def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = MUTANTS[name]
     mutant.plant(monkeypatch)
-    for seed in range(SEEDS):
+    for seed in range(mutant.first_seed, mutant.first_seed + SEEDS):
         try:
             simulate(seed, random.Random(seed))
         except SimulationFailure as failure:

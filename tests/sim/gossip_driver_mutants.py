@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,9 +20,9 @@ from store.gossip.driver.ports import Database, Environment
 from store.gossip.driver.requests import Answer, Request
 from store.gossip.driver.stream import PeerStream, StreamUser
 from store.gossip.events import Committed, Input, Persist, Persisted, Send, Sent
+from tests.sim.planting import Mutant
 
 Steps = Callable[[PeerStream, StreamUser], Coroutine[Any, Any, None]]
-Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def answers_before_persist(patch: pytest.MonkeyPatch) -> None:
@@ -143,36 +142,25 @@ def does_not_adopt_unread_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GossipDriver, "_adopt", lambda _self, _newest: None)
 
 
-@dataclass(frozen=True)
-class DriverMutant:
-    """A fault, what a run says of it, and from which seed on to look."""
-
-    plant: Patch
-    finding: str
-    first_seed: int = 0
-
-
 UNEQUAL = "do not become equal"
 
 DRIVER_MUTANTS = {
-    "confirms before it persists": DriverMutant(
+    "confirms before it persists": Mutant(
         answers_before_persist, "acknowledged .* does not hold it"
     ),
-    "loses failed answers": DriverMutant(loses_failed_answers, "has failed|request_failed"),
-    "loses a cancellation": DriverMutant(
-        loses_the_cancellation_of_its_streams, "these tasks are left"
-    ),
-    "connects without backoff": DriverMutant(connects_without_backoff, "without a pause"),
-    "asks again without a pause": DriverMutant(
+    "loses failed answers": Mutant(loses_failed_answers, "has failed|request_failed"),
+    "loses a cancellation": Mutant(loses_the_cancellation_of_its_streams, "these tasks are left"),
+    "connects without backoff": Mutant(connects_without_backoff, "without a pause"),
+    "asks again without a pause": Mutant(
         asks_the_database_again_without_a_pause, "without a pause", 10
     ),
-    "misses a wake-up": DriverMutant(misses_the_wake_up_of_publishers, "lacks confirmations"),
-    "answers publishers late": DriverMutant(answers_publishers_late, "too late"),
-    "has an unbounded queue": DriverMutant(sends_without_waiting, "frames to send"),
-    "keeps state after an error": DriverMutant(keeps_streams_of_a_load_that_failed, UNEQUAL),
-    "never reports a broken stream": DriverMutant(never_reports_a_broken_stream, UNEQUAL),
-    "does not announce a commit": DriverMutant(does_not_announce_what_clients_store, UNEQUAL),
-    "does not adopt unread rows": DriverMutant(
+    "misses a wake-up": Mutant(misses_the_wake_up_of_publishers, "lacks confirmations"),
+    "answers publishers late": Mutant(answers_publishers_late, "too late"),
+    "has an unbounded queue": Mutant(sends_without_waiting, "frames to send"),
+    "keeps state after an error": Mutant(keeps_streams_of_a_load_that_failed, UNEQUAL),
+    "never reports a broken stream": Mutant(never_reports_a_broken_stream, UNEQUAL),
+    "does not announce a commit": Mutant(does_not_announce_what_clients_store, UNEQUAL),
+    "does not adopt unread rows": Mutant(
         does_not_adopt_unread_rows, f"{UNEQUAL}|lacks confirmations", 130
     ),
 }

@@ -292,6 +292,7 @@ async def test_an_upgrade_knows_nothing_until_it_is_summed_up(
         "alter table storenode.buckets drop column lattice, drop column lattice_count",
         "alter table storenode.store drop column cursor_key",
         "drop table storenode.coverage",
+        "drop table storenode.online",
         "update storenode.alembic_version set version_num = '0005'",
     ):
         await connection.execute(statement.encode())

@@ -58,7 +58,8 @@ class Folds:
 
     def sum_of(self, view: IndexView, lower: SyncId, upper: SyncId) -> Sum:
         """The sum of what a view has from one bound to another."""
-        low, high = view.rank(lower), max(view.rank(lower), view.rank(upper))
+        low = view.rank(lower)
+        high = max(low, view.rank(upper))
         total = np.zeros(SUM_WORDS, _LITTLE)
         place = low
         seen: dict[int, _Blocks] = {}

@@ -75,15 +75,16 @@ class LatticeReader:
             sums[bisect_right(lows, start_ns) - 1] += total
 
         try:
-            whole = [_whole_hours(*span) for span in spans]
-            for low_ns, high_ns in _edges(spans, whole):
+            inside = [_whole_hours(*span) for span in spans]
+            whole = [each for each in inside if each is not None]
+            for low_ns, high_ns in _edges(spans, inside):
                 add(low_ns, await self._expanded(low_ns, high_ns))
-            unknown = await self._known([each for each in whole if each is not None], add)
+            unknown = await self._known(whole, add)
             for start_ns, count in unknown.items():
                 total = await self._expanded(start_ns, start_ns + HOUR_NS)
                 _demand(total.count, count + self._late.get(start_ns, 0))
                 add(start_ns, total)
-            await self._add_late([each for each in whole if each is not None], unknown, add)
+            await self._add_late(whole, unknown, add)
         except _TooMany:
             return None
         return sums

@@ -15,8 +15,17 @@ from typing import Final
 
 from reconcile.ids import SyncIds, ordered
 from reconcile.keyed import Aliased
-from reconcile.session import Begin, Bounds, Input, Received, Result, Role, Send, Session
-from reconcile.session import SessionConfig as Config
+from reconcile.session import (
+    Begin,
+    Bounds,
+    Input,
+    Received,
+    Result,
+    Role,
+    Send,
+    Session,
+    SessionConfig,
+)
 from reconcile.view import Answer, Read, Spans
 from store.domain.view import OpenView
 from store.sync.errors import ProtocolBroken
@@ -55,7 +64,7 @@ class Checking:
     complete at the end.
     """
 
-    config: Config
+    config: SessionConfig
     view: OpenView
     frames: Frames
     agreement: Agreement

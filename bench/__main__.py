@@ -18,6 +18,7 @@ from bench.soak.__main__ import main as soak
 BENCHMARKS = (
     "publish",
     "single",
+    "disk",
     "scan",
     "cli",
     "followers",

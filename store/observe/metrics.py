@@ -32,6 +32,7 @@ MAINTENANCE_EVENTS: Final = (
     "maintenance_disconnected",
     "partition_dropped",
     "partitions_analyzed",
+    "index_rebuilt",
     "retention_problem",
     "clock_ahead",
     "clock_doubted",

@@ -50,6 +50,7 @@ _ROUTINE_EVENTS = frozenset(
         "maintenance_taken",
         "partition_dropped",
         "partitions_analyzed",
+        "index_rebuilt",
         "retention_waits",
         "clock_believed",
     }

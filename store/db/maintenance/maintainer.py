@@ -20,6 +20,7 @@ from psycopg import AsyncConnection
 
 from store.db.errors import sentence
 from store.db.locks import MAINTENANCE
+from store.db.maintenance.rebuild import Rebuilder
 from store.db.maintenance.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_inventory
 from store.db.maintenance.stats import analyze_stale
 from store.db.schema.names import FINE_TABLE
@@ -64,9 +65,9 @@ class Maintainer:
     database's it may be (None: it is not compared). ``steady_ns`` is a clock that nobody sets, by
     which leaps of the other are noticed (None: they are not). ``last_online_ns``: when the store
     was last online before this start (0: never). Events: ``maintenance_taken``,
-    ``partition_dropped``, ``retention_problem``, ``partitions_analyzed``, ``clock_ahead``,
-    ``clock_doubted``, ``retention_waits``, ``clock_believed``, ``maintenance_failed``,
-    ``maintenance_disconnected``.
+    ``partition_dropped``, ``retention_problem``, ``partitions_analyzed``, ``index_rebuilt``,
+    ``clock_ahead``, ``clock_doubted``, ``retention_waits``, ``clock_believed``,
+    ``maintenance_failed``, ``maintenance_disconnected``.
     """
 
     def __init__(
@@ -92,10 +93,12 @@ class Maintainer:
         self._steady_ns = steady_ns
         self._last_online_ns = last_online_ns
         self._made_at_ns = steady_ns() if steady_ns is not None else 0
+        self._rebuilder = Rebuilder()
         self._clock: RetentionClock | None = None
         self._doubted = False
         self._wake = asyncio.Event()
         self._in_charge = False
+        self._tasks = (self._prune, self._ensure_ahead, self._analyze, self._seal, self._rebuild)
         self.rounds = 0
 
     @property
@@ -180,7 +183,7 @@ class Maintainer:
             psycopg.Error: the connection is lost.
         """
         now_ns = await self._time(connection)
-        for task in (self._prune, self._ensure_ahead, self._analyze, self._seal):
+        for task in self._tasks:
             await self._attempt(connection, task.__name__.strip("_"), task(connection, now_ns))
         self.rounds += 1
 
@@ -239,6 +242,12 @@ class Maintainer:
 
     async def _seal(self, connection: Connection, now_ns: int) -> None:
         await seal(connection, now_ns)
+
+    async def _rebuild(self, connection: Connection, now_ns: int) -> None:
+        rebuilt = await self._rebuilder.rebuild(connection, now_ns)
+        if rebuilt is not None:
+            sizes = {"before_bytes": rebuilt.before_bytes, "after_bytes": rebuilt.after_bytes}
+            self._on_event("index_rebuilt", index=rebuilt.index, **sizes)
 
     async def _pause(self, seconds: float) -> bool:
         """Wait; True when a round was requested."""

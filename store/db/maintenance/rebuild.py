@@ -1,0 +1,132 @@
+"""Rebuilding indexes of partitions that are over and whose pages are half empty.
+
+Messages of many topics come in turn, so pages of an index by topic split in the middle, and stay so
+when a partition gets nothing more: a rebuilt index takes a little over half the room. It is built
+beside the old one, which locks out neither readers nor writers (PostgreSQL manual, "REINDEX",
+"Rebuilding Indexes Concurrently").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg import AsyncConnection, errors, sql
+
+from store.db.schema.names import SCHEMA
+from store.db.schema.partitions import read_catalog
+from storenode.message.limits import NS_PER_S
+
+Connection = AsyncConnection[Any]
+
+SETTLED_NS: Final = 24 * 3_600 * NS_PER_S
+"""How long after its end a partition is left alone: most of what comes late has come by then."""
+
+MIN_BYTES: Final = 1 << 20
+"""Smaller indexes are not worth it."""
+
+WASTE: Final = 1.2
+"""An index is rebuilt that takes so many times the room that its rows need."""
+
+LOCK_TIMEOUT_MS: Final = 10_000
+"""How long older transactions are waited for, each time that all of them have to end."""
+
+ENTRY_BYTES: Final = {
+    "messages_topic_idx": 76,
+    "messages_pkey": 60,
+    "hashes_pkey": 36,
+    "sds_channel_idx": 76,
+    "sds_pkey": 76,
+}
+"""Of an entry with its line pointer, aligned, by index (PostgreSQL manual, "Database Page
+Layout")."""
+
+_FILL: Final = 0.9
+"""How full Postgres builds the pages of an index."""
+
+_SIZES: Final = """
+select root.relname::text, x.relname::text, t.oid::bigint, t.reltuples::float8,
+       pg_relation_size(x.oid)
+from pg_index i
+join pg_class x on x.oid = i.indexrelid
+join pg_class root on root.oid = pg_partition_root(x.oid)
+join pg_class t on t.oid = i.indrelid
+where t.relnamespace = 'storenode'::regnamespace and t.relkind = 'r' and t.reltuples > 0
+  and pg_relation_size(x.oid) >= %s
+"""
+# What a rebuild that was cut short has left: no partition of an index, and not valid.
+_LEFTOVERS: Final = """
+select x.relname::text from pg_index i join pg_class x on x.oid = i.indexrelid
+where x.relnamespace = 'storenode'::regnamespace and not i.indisvalid
+  and x.relname ~ '_cc(new|old)[0-9]*$' and not x.relispartition
+"""
+_SET_TIMEOUT: Final = "select set_config('lock_timeout', %s, false)"
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """An index that was built anew: its name, and its size in bytes before and after."""
+
+    index: str
+    before_bytes: int
+    after_bytes: int
+
+
+class Rebuilder:
+    """Rebuilds an index at a time, each once in the life of the process at most."""
+
+    def __init__(self) -> None:
+        self._tried: set[str] = set()
+
+    async def rebuild(self, connection: Connection, now_ns: int) -> Rebuilt | None:
+        """Rebuild the index that wastes the most; None: there is none, or it is in use too long.
+
+        ``connection`` is in autocommit mode and has no lock timeout of its own.
+
+        Raises:
+            psycopg.Error: the database did not serve; the old index is as it was.
+        """
+        wasteful = await self._most_wasteful(connection, now_ns)
+        if wasteful is None:
+            return None
+        name, before_bytes = wasteful
+        self._tried.add(name)
+        await connection.execute(_SET_TIMEOUT, (f"{LOCK_TIMEOUT_MS}ms",))
+        try:
+            await _drop_leftovers(connection)
+            index = sql.Identifier(SCHEMA, name)
+            statement = sql.SQL("REINDEX INDEX CONCURRENTLY {}").format(index)
+            await connection.execute(statement, prepare=False)
+        except (errors.LockNotAvailable, errors.UndefinedTable, errors.UndefinedObject):
+            # A transaction that lasts, or retention that was quicker: another index is next.
+            return None
+        finally:
+            if not connection.closed:
+                await connection.execute(_SET_TIMEOUT, ("0",))
+        size = "select pg_relation_size(to_regclass(%s))"
+        cursor = await connection.execute(size, (f"{SCHEMA}.{name}",))
+        row = await cursor.fetchone()
+        return Rebuilt(name, before_bytes, row[0] or 0) if row else None
+
+    async def _most_wasteful(self, connection: Connection, now_ns: int) -> tuple[str, int] | None:
+        """Name and size of an index."""
+        catalog = await read_catalog(connection)
+        over = {each.oid for each in catalog.partitions if each.bounds.high <= now_ns - SETTLED_NS}
+        worst, found = 0.0, None
+        for root, name, table, rows, size in await _sizes(connection):
+            if root not in ENTRY_BYTES or table not in over or name in self._tried:
+                continue
+            needed = rows * ENTRY_BYTES[root] / _FILL
+            if size >= WASTE * needed and size - needed > worst:
+                worst, found = size - needed, (name, size)
+        return found
+
+
+async def _sizes(connection: Connection) -> list[tuple[str, str, int, float, int]]:
+    return await (await connection.execute(_SIZES, (MIN_BYTES,))).fetchall()
+
+
+async def _drop_leftovers(connection: Connection) -> None:
+    for (name,) in await (await connection.execute(_LEFTOVERS)).fetchall():
+        statement = sql.SQL("DROP INDEX IF EXISTS {}").format(sql.Identifier(SCHEMA, name))
+        await connection.execute(statement, prepare=False)

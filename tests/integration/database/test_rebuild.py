@@ -1,0 +1,113 @@
+"""Indexes of partitions that are over are rebuilt where they waste room, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from store.db.maintenance import rebuild
+from store.db.maintenance.rebuild import ENTRY_BYTES, SETTLED_NS, Rebuilder, Rebuilt
+from store.db.schema import partitions
+from store.domain.partitioning import DAY_NS
+from tests.integration.database.rows import NOW, TODAY, Connection, opened, values
+
+ROWS = 40_000
+# In turn over many topics, one after the other in time: every index but the one by time is entered
+# at many places.
+_FILL = """
+with given as (
+    select n, %(first)s + n * %(step)s as ts, sha256(int8send(n)) as hash,
+           md5((n %% 50)::text)::uuid as topic, md5(n::text)::uuid as key
+    from generate_series(1::bigint, %(rows)s::bigint) n
+), m as (insert into storenode.messages select ts, hash, topic, n / 1000, '', '', '' from given),
+h as (insert into storenode.hashes select key, substr(hash, 17), ts, topic from given)
+insert into storenode.sds
+select key, topic, ts, hash, '', '', '', 1, '{}', '{}', '{}' from given
+"""
+_INDEXES = """
+select root.relname::text, x.relname::text, pg_relation_size(x.oid)
+from pg_index i join pg_class x on x.oid = i.indexrelid
+join pg_class root on root.oid = pg_partition_root(x.oid)
+where i.indrelid = 'storenode.{}'::regclass
+"""
+_BROKEN = "select count(*) from pg_index where not indisvalid"
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[Connection]:
+    """Rows of yesterday, with partitions of their own."""
+    first = TODAY - DAY_NS
+    async with await opened(database_url) as connection:
+        await partitions.ensure_for(connection, [first], NOW, DAY_NS)
+        given = {"first": first, "step": DAY_NS // ROWS // 2, "rows": ROWS}
+        await connection.execute(_FILL, given)
+        await connection.execute("analyze")
+        yield connection
+
+
+async def indexes(connection: Connection) -> dict[str, tuple[str, int]]:
+    """Name and size of the indexes of the partitions with rows, by the table's index."""
+    found: dict[str, tuple[str, int]] = {}
+    for table in ("messages", "hashes", "sds"):
+        catalog = await partitions.read_catalog(connection)
+        (name,) = [
+            each.name
+            for each in catalog.partitions
+            if each.table == table and TODAY - 1 in each.bounds
+        ]
+        cursor = await connection.execute(_INDEXES.format(name))
+        found |= {root: (index, size) for root, index, size in await cursor.fetchall()}
+    return found
+
+
+async def all_of(rebuilder: Rebuilder, connection: Connection, now_ns: int) -> list[Rebuilt]:
+    done = []
+    while (one := await rebuilder.rebuild(connection, now_ns)) is not None:
+        done.append(one)
+    return done
+
+
+async def test_what_is_over_takes_the_room_that_its_rows_need(connection: Connection) -> None:
+    rebuilder, before = Rebuilder(), await indexes(connection)
+    content = "select md5(string_agg(m::text, '' order by ts, hash)) from storenode.messages m"
+    digest = await values(connection, content)
+    assert await all_of(rebuilder, connection, NOW) == [], "its day ended twelve hours ago"
+    later_ns = NOW + 365 * DAY_NS
+    done = {each.index: each for each in await all_of(rebuilder, connection, later_ns)}
+    assert {before["messages_topic_idx"][0], before["sds_channel_idx"][0]} <= set(done)
+    after = await indexes(connection)
+    for root, (name, size) in after.items():
+        if name in done:
+            assert (before[root][1], size) == (done[name].before_bytes, done[name].after_bytes)
+            # Besides entries there are some pages above the leaves.
+            assert size == pytest.approx(ROWS * ENTRY_BYTES[root] / 0.9, rel=0.03)
+        else:
+            assert size == before[root][1]
+    assert after["messages_topic_idx"][1] < 0.75 * before["messages_topic_idx"][1]
+    assert await all_of(rebuilder, connection, later_ns) == []
+    assert await all_of(Rebuilder(), connection, later_ns) == [], "nothing wastes any more"
+    assert await values(connection, content) == digest
+    assert await values(connection, _BROKEN) == [0]
+
+
+async def test_a_transaction_that_lasts_is_not_waited_for_and_leaves_nothing(
+    connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 50)
+    now_ns, rebuilder = TODAY + SETTLED_NS, Rebuilder()
+    name, size = (await indexes(connection))["messages_topic_idx"]
+    async with await opened(database_url) as reader, reader.transaction():
+        await reader.execute("set transaction isolation level repeatable read")
+        await reader.execute("select 1 from storenode.messages limit 1")
+        assert await rebuilder.rebuild(connection, now_ns) is None
+        assert (await indexes(connection))["messages_topic_idx"] == (name, size)
+    assert await values(connection, "show lock_timeout") == ["0"]
+    # One try in the life of a process; what it has left is gone with the next index.
+    others = await all_of(rebuilder, connection, now_ns)
+    assert name not in [each.index for each in others]
+    assert await values(connection, _BROKEN) == [0]
+    (rebuilt,) = await all_of(Rebuilder(), connection, now_ns)
+    assert rebuilt.index == name
+    assert rebuilt.after_bytes < size
+    assert await values(connection, _BROKEN) == [0]

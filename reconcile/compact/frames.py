@@ -175,7 +175,8 @@ def _cut_words(words: Words, count: int) -> bytes:
 
 
 def _bounds(cut: Cut) -> bytes:
-    deltas = np.diff(cut.multiples, prepend=0)
+    deltas = cut.multiples.copy()
+    deltas[1:] -= cut.multiples[:-1]
     return _byte(cut.exponent) + varint(len(deltas)) + varints(deltas)
 
 
@@ -308,9 +309,15 @@ class _Reader:
         if not count:
             return np.empty(0, np.int64)
         used = int(last[-1]) + 1
-        lengths = np.diff(last, prepend=-1)
-        if int(lengths.max()) > _MAX_VARINT_BYTES:
+        lengths = last.copy()
+        lengths[0] += 1
+        lengths[1:] -= last[:-1]
+        longest = int(lengths.max())
+        if longest > _MAX_VARINT_BYTES:
             raise self.malformed("A varint is past 2^63-1")
+        if longest == 1:
+            self._at += used
+            return octets[:used].astype(np.int64)
         if bool((octets[last[lengths > 1]] == 0).any()):
             raise self.malformed("A varint is longer than it must be")
         places = np.arange(used) - np.repeat(last - lengths + 1, lengths)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import cached_property
 from hashlib import blake2b
 from typing import Final
@@ -70,17 +71,25 @@ def first_key(nonce: bytes) -> ShortKey:
     return SessionKeys.derive(nonce, bytes(NONCE_BYTES)).short
 
 
+class Multiply(IntEnum):
+    """With what compiled code multiplies; all of them find the same."""
+
+    BEST = 0
+    TABLES = 1
+    CLMUL = 2
+
+
 class ShortKey:
     """Computes short IDs.
 
     Args:
         words: four of 64 bits.
-        by_tables: do without the processor's carry-less multiplication; for tests.
+        multiply: with what; only tests choose, for processors that have less.
     """
 
-    def __init__(self, words: tuple[int, ...], *, by_tables: bool = False) -> None:
+    def __init__(self, words: tuple[int, ...], *, multiply: Multiply = Multiply.BEST) -> None:
         self._words = words
-        self.column: Words = np.array([*words, by_tables], np.uint64)
+        self.column: Words = np.array([*words, multiply], np.uint64)
 
     def __repr__(self) -> str:
         return "ShortKey()"

@@ -24,7 +24,7 @@ LARGER: Final = 4
 
 _FEW: Final = 30
 _RATIO_OF_FEW: Final = 130
-_RATIO: Final = 20
+_RATIO: Final = 60
 _MIN_SLICES: Final = 16
 _DENSE: Final = 20
 """If more than one ID in so many differs, nearly every slice would: prints say nothing then."""

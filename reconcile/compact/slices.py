@@ -164,8 +164,9 @@ class Held:
         if not total:
             return 0, np.empty(0, np.int64)
         times = _ascending(regions.collapsed(self.rows.timestamps(places)))
-        gaps = np.diff(times)
-        short = int(np.quantile(gaps, _SHORT_GAP)) if len(gaps) else 0
+        gaps = times[1:] - times[:-1]
+        rank = int(_SHORT_GAP * len(gaps))
+        short = int(np.partition(gaps, rank)[rank]) if len(gaps) else 0
         exponent = max(0, short.bit_length() - _BOUND_BITS)
         multiples = _ascending(times >> exponent)
         return exponent, multiples[multiples > 0]
@@ -190,7 +191,7 @@ class Held:
 
     def _clipped(self, places: Ints, times: Ints) -> Ints:
         places[times == MAX_TIMESTAMP_NS] = len(self.rows)
-        return np.clip(places, self.low, self.high)
+        return np.minimum(np.maximum(places, self.low), self.high)
 
     def _cuts(self, times: Ints, key: ShortKey) -> tuple[Ints, Words, Ints]:
         """Of ascending times: places, and what runs up to these, short IDs and balances."""

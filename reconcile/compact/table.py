@@ -12,6 +12,7 @@ the table is spatially coupled: it empties from both ends, and needs fewer cells
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 import numpy as np
@@ -63,6 +64,7 @@ _SIZES: Final = (
     (100_000, 116_000),
     (1_000_000, 1_160_000),
 )
+_KNOWN_SIZES: Final = np.array(_SIZES, np.float64).T
 _FEW: Final = 100
 _COUPLED: Final = 4_000
 _LARGE: Final = 50_000
@@ -99,15 +101,14 @@ class Shape:
             and self.cells <= MAX_CELLS
         )
 
-    def column(self, salt: int) -> Words:
-        """For compiled code."""
-        return np.array([salt, self.places, self.length, self.windows], np.uint64)
+    def column(self, salt: int, *, narrow: bool = False) -> Words:
+        """For compiled code; ``narrow``: which is to do without wide lanes."""
+        return np.array([salt, self.places, self.length, self.windows, narrow], np.uint64)
 
 
 def cells_for(differences: float) -> int:
     """Cells with which a table of so many differences nearly always empties."""
-    known, cells = zip(*_SIZES, strict=True)
-    return int(np.ceil(np.interp(differences, known, cells)))
+    return ceil(np.interp(differences, *_KNOWN_SIZES))
 
 
 def shape_for(differences: float) -> Shape:
@@ -127,13 +128,16 @@ class Table:
         shape: how it is laid out.
         salt: of the positions, 64 bits.
         cells: what is in it, ``(shape.cells,)``; it is changed. None: nothing.
+        narrow: do without the processor's wide lanes; for tests.
     """
 
-    def __init__(self, shape: Shape, salt: int, cells: Words | None = None) -> None:
+    def __init__(
+        self, shape: Shape, salt: int, cells: Words | None = None, *, narrow: bool = False
+    ) -> None:
         self.shape = shape
         self.cells = np.zeros(shape.cells, np.uint64) if cells is None else cells
         self._salt = salt
-        self._column = shape.column(salt)
+        self._column = shape.column(salt, narrow=narrow)
 
     def toggle(self, shorts: Words) -> None:
         """Put short IDs in, and take those out that were in."""

@@ -15,7 +15,10 @@
 #endif
 
 #define KEY_WORDS 4
-#define KEY_ROWS (KEY_WORDS + 1) /* the last one says: without the processor's instruction */
+#define KEY_ROWS (KEY_WORDS + 1)
+/* The last one says how: the best that the processor has, without its instruction, or with the one
+ * that multiplies once. */
+enum { BY_BEST, BY_TABLES, BY_CLMUL };
 #define SHORT_MASK ((UINT64_C(1) << 48) - 1)
 #define POLYNOMIAL UINT64_C(0x1B) /* x^64 = x^4 + x^3 + x + 1 */
 #define SAMPLE 4                  /* IDs from one kept running balance to the next */
@@ -125,6 +128,37 @@ CLMUL static void rows_by_clmul(const hasher_t *hasher, const uint8_t *prefix, P
         high = next_high;
     }
 }
+
+/* Four hashes at a time: the XOR of two by two rows is two hashes, each in two lanes of 128 bits. */
+#define WIDE __attribute__((target("avx512f,vpclmulqdq,pclmul")))
+#define MANY 4
+
+WIDE static void rows_by_lanes(const hasher_t *hasher, const uint8_t *prefix, Py_ssize_t count,
+                               uint64_t *out)
+{
+    const __m512i key = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)hasher->key));
+    const __m512i fold = _mm512_set1_epi64(POLYNOMIAL), mask = _mm512_set1_epi64(SHORT_MASK);
+    const __m512i lower = _mm512_set_epi64(6, 4, 2, 0, 6, 4, 2, 0);
+    Py_ssize_t whole = count - count % MANY;
+    for (Py_ssize_t row = 0; row < whole; row += MANY) {
+        const uint8_t *at = prefix + row * HASH_BYTES;
+        __m512i sums[2];
+        for (int half = 0; half < 2; half++, at += 2 * HASH_BYTES) {
+            __m512i hashes = _mm512_xor_si512(_mm512_loadu_si512(at),
+                                              _mm512_loadu_si512(at + HASH_BYTES));
+            sums[half] = _mm512_xor_si512(_mm512_clmulepi64_epi128(hashes, key, 0x00),
+                                          _mm512_clmulepi64_epi128(hashes, key, 0x11));
+        }
+        __m512i sum = _mm512_xor_si512(_mm512_shuffle_i64x2(sums[0], sums[1], 0x88),
+                                       _mm512_shuffle_i64x2(sums[0], sums[1], 0xDD));
+        __m512i folded = _mm512_clmulepi64_epi128(sum, fold, 0x01);
+        __m512i again = _mm512_clmulepi64_epi128(folded, fold, 0x01);
+        sum = _mm512_and_si512(_mm512_xor_si512(sum, _mm512_xor_si512(folded, again)), mask);
+        _mm256_storeu_si256((__m256i *)(out + row),
+                            _mm512_castsi512_si256(_mm512_permutexvar_epi64(lower, sum)));
+    }
+    rows_by_clmul(hasher, prefix + whole * HASH_BYTES, count - whole, out + whole);
+}
 #endif
 
 static bool open_hasher(hasher_t *hasher, const uint8_t *key)
@@ -135,7 +169,11 @@ static bool open_hasher(hasher_t *hasher, const uint8_t *key)
 #if HAS_CLMUL
     hasher->of_row = row_by_clmul;
     hasher->of_rows = rows_by_clmul;
-    if (!load(key, KEY_WORDS) && __builtin_cpu_supports("pclmul"))
+    int64_t how = load(key, KEY_WORDS);
+    if (how == BY_BEST && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("vpclmulqdq"))
+        hasher->of_rows = rows_by_lanes;
+    if (how != BY_TABLES && __builtin_cpu_supports("pclmul"))
         return true;
 #endif
     hasher->of_row = row_by_tables;

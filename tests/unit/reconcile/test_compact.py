@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconcile import kernel
-from reconcile.compact.keys import NONCE_BYTES, SessionKeys, ShortKey
+from reconcile.compact.keys import NONCE_BYTES, Multiply, SessionKeys, ShortKey
 from reconcile.compact.outcome import FallBack, Found
 from reconcile.compact.slices import Regions
 from reconcile.compact.table import NOWHERE, SEVERAL, Shape, Table, find, shape_for
@@ -155,11 +155,24 @@ def test_short_ids_are_products(words: tuple[int, ...], hashes: list[bytes]) -> 
     ids = SyncIds.of((place, hash_) for place, hash_ in enumerate(hashes))
     rows = IndexView.of(ids).rows
     low, high = np.array([0]), np.array([len(hashes)])
-    for by_tables in (False, True):
-        key = ShortKey(words, by_tables=by_tables)
+    for multiply in Multiply:
+        key = ShortKey(words, multiply=multiply)
         assert key.of_hashes(ids.hashes).tolist() == expected
         assert key.of_places(rows, low, high).tolist() == expected
         assert [key.of_xor(row) for row in ids.words] == expected
+
+
+def test_all_ways_to_multiply_find_the_same() -> None:
+    generator = np.random.default_rng(8)
+    hashes = generator.integers(0, 256, (301, 32), np.uint8)
+    rows = IndexView.of(SyncIds(np.arange(301), hashes)).rows
+    words = tuple(generator.integers(0, TOP - 1, 4, np.uint64).tolist())
+    expected = ShortKey(words).of_hashes(hashes).tolist()
+    for first, count in [(0, 301), (3, 4), (5, 7), (9, 288), (299, 2)]:
+        low, high = np.array([first]), np.array([first + count])
+        for multiply in Multiply:
+            found = ShortKey(words, multiply=multiply).of_places(rows, low, high)
+            assert found.tolist() == expected[first : first + count]
 
 
 def test_short_ids_depend_on_both_nonces() -> None:
@@ -183,9 +196,9 @@ def some_shorts(seed: int, count: int) -> Words:
 def test_tables_give_back_what_differs(count: int) -> None:
     shared, own = some_shorts(1, 3_000), some_shorts(2, count)
     results = []
-    for python in (False, True):
+    for python, narrow in ((False, False), (False, True), (True, False)):
         with kernel.python_only() if python else pytest.MonkeyPatch.context():
-            table = Table(shape_for(count), 99)
+            table = Table(shape_for(count), 99, narrow=narrow)
             table.toggle(shared)
             table.toggle(own)
             filled = table.cells.copy()
@@ -194,7 +207,7 @@ def test_tables_give_back_what_differs(count: int) -> None:
             assert found is not None
             assert found.tolist() == own.tolist()
             results.append(filled.tolist())
-    assert results[0] == results[1]
+    assert results[0] == results[1] == results[2]
 
 
 @pytest.mark.parametrize("python", [False, True])

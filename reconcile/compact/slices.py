@@ -172,10 +172,14 @@ class Held:
         return exponent, multiples[multiples > 0]
 
     def slices(self, lower: Ints, upper: Ints, key: ShortKey) -> Slices:
-        """What is in slices."""
-        times = _ascending(np.concatenate((lower, upper)))
+        """What is in slices, which ascend and do not overlap."""
+        low = np.arange(len(lower))
+        if len(lower):
+            low[1:] += (lower[1:] != upper[:-1]).cumsum()
+        high = low + 1
+        times = np.empty(int(high[-1]) + 1 if len(high) else 0, np.int64)
+        times[low], times[high] = lower, upper
         places, prints, balances = self._cuts(times, key)
-        low, high = times.searchsorted(lower), times.searchsorted(upper)
         return Slices(
             lower,
             upper,

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from msgspec import Struct
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -22,10 +20,11 @@ from store.http.connections import Connections
 from store.http.endpoint import Endpoint, FailureBody, Handler, Operation
 from store.http.exchange import JSON, CallerGone, Exchange
 from store.http.failure import Header, HttpFailure
-from store.http.limits import CORS_MAX_AGE_S, MAX_SMALL_BODY_BYTES
+from store.http.limits import MAX_SMALL_BODY_BYTES
 from store.http.openapi import Described, description
 from store.http.publish import Publisher
 from store.http.requests import as_json
+from store.http.sites import SiteCheck, Sites
 from store.serving.call import new_request_id
 from store.serving.context import NodeContext
 from storenode.message.limits import MAX_REQUEST_BYTES
@@ -74,10 +73,10 @@ def build_app(
     node: NodeContext,
     connections: Connections,
     *,
-    origins: Sequence[str] = (),
+    sites: Sites,
     with_page: bool = False,
 ) -> ASGIApp:
-    """The application; pages from ``origins`` may call it. ``with_page``: it has one of its own."""
+    """The application; ``sites`` may call it. ``with_page``: it has a page of its own."""
     bodies, by_path = Bodies(), dict[str, list[Operation]]()
     served = _served(services)
     for each in served:
@@ -92,27 +91,12 @@ def build_app(
     for path, (name, content_type) in page.FILES.items() if with_page else ():
         file = _File(page.content(name), content_type, page.HEADERS, connections)
         routes.append(Route(path, file))
-    return Router(
+    router = Router(
         routes,
         redirect_slashes=False,
         default=_Nowhere(sorted([*by_path, OPENAPI]), connections),
-        middleware=_cross_origin(origins),
     )
-
-
-def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
-    if not origins:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=list(origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "last-event-id", "x-request-id"],
-            expose_headers=["retry-after", "x-request-id"],
-            max_age=CORS_MAX_AGE_S,
-        )
-    ]
+    return SiteCheck(router, sites, connections, node.metrics)
 
 
 def _served(services: Services) -> list[Served]:

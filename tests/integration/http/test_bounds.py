@@ -88,7 +88,7 @@ def read(node: NodeProcess) -> int:
 
 
 def test_who_reads_nothing_gives_way_to_who_reads(node: NodeProcess) -> None:
-    request = b"GET /api/v1/scan HTTP/1.1\r\nhost: node\r\n\r\n"
+    request = b"GET /api/v1/scan HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with ExitStack() as stack:
         stalled = [stack.enter_context(connected(node)) for _ in range(STALLED)]
         for each in stalled:
@@ -106,7 +106,7 @@ def test_connections_beyond_the_bound_and_those_that_send_nothing_are_closed(
     refused = 'storenode_http_connections_refused_total{reason="%s"}'
     with ExitStack() as stack:
         follower = stack.enter_context(connected(node))
-        follower.sendall(b"GET /api/v1/follow HTTP/1.1\r\nhost: node\r\n\r\n")
+        follower.sendall(b"GET /api/v1/follow HTTP/1.1\r\nhost: localhost\r\n\r\n")
         waiting = [stack.enter_context(connected(node)) for _ in range(CONNECTIONS - 1)]
         until(node, "storenode_http_connections", CONNECTIONS)
         waiting[0].sendall(b"GET /api/v1/st")

@@ -13,7 +13,7 @@ from tests.support.node import NodeProcess
 
 REQUESTS: Final = 400
 SEED: Final = 5
-HEAD: Final = "host: node\r\nconnection: close\r\n"
+HEAD: Final = "host: localhost\r\nconnection: close\r\n"
 READS: Final = (
     "/api/v1/messages?contentTopics=/a/1/b/proto&limit=5&timeStart=1&timeEnd=9&forward=true",
     "/api/v1/messages?hashes=0x" + "ab" * 32,

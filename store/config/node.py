@@ -361,6 +361,18 @@ class NodeConfig:
         return self.tls_cert is not None
 
     @property
+    def http_hosts(self) -> frozenset[str]:
+        """Names by which --http-listen may be called, ``*`` for any.
+
+        A page that was led here by its own name has no token, and the certificate is not its own.
+        """
+        allowed = set(map(str.lower, self.http_allow_host))
+        if not allowed and (self.tls or self.client_token_file is not None):
+            allowed.add("*")
+        own = () if self.http_listen is None else (self.http_listen.host.lower(),)
+        return frozenset(allowed.union(own))
+
+    @property
     def separate_peer_listener(self) -> bool:
         """True when peers have a listener that is not the clients'."""
         peer = self.peer_listen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,16 +14,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from store.domain.access import Right
 from store.domain.ports import Services
 from store.domain.quota import CallKind
-from store.http import page, reads, schemas, waku_store
+from store.http import connect, page, reads, requests, schemas, waku_store
 from store.http.bodies import Bodies
 from store.http.connections import Connections
-from store.http.endpoint import Endpoint, FailureBody, Handler, Operation
+from store.http.endpoint import Endpoint, Handler, Operation, Refuse
 from store.http.exchange import JSON, CallerGone, Exchange
 from store.http.failure import Header, HttpFailure
 from store.http.limits import MAX_SMALL_BODY_BYTES
 from store.http.openapi import Described, description
 from store.http.publish import Publisher
-from store.http.requests import as_json
 from store.http.sites import SiteCheck, Sites
 from store.serving.call import new_request_id
 from store.serving.context import NodeContext
@@ -53,14 +52,14 @@ class Served:
     @property
     def operation(self) -> Operation:
         """What the wrapper must know."""
-        failure: FailureBody = waku_store.as_text if self.described.text_errors else as_json
+        refuse: Refuse = waku_store.refuse if self.described.text_errors else requests.refuse
         return Operation(
             self.described.name,
             self.described.method,
             self.right,
             self.kind,
             self.handle,
-            failure,
+            refuse,
             endless=self.endless,
             token_in_url=self.endless,
             always=self.always,
@@ -81,6 +80,8 @@ def build_app(
     served = _served(services)
     for each in served:
         by_path.setdefault(each.path, []).append(each.operation)
+    here = sorted([*by_path, OPENAPI, f"/{connect.SERVICE}/METHOD"])
+    by_path |= {path: [each] for path, each in connect.operations(services, node).items()}
     routes = [
         Route(path, Endpoint(node, connections, bodies, *operations))
         for path, operations in by_path.items()
@@ -94,7 +95,7 @@ def build_app(
     router = Router(
         routes,
         redirect_slashes=False,
-        default=_Nowhere(sorted([*by_path, OPENAPI]), connections),
+        default=_Nowhere(here, connections),
     )
     return SiteCheck(router, sites, connections, node.metrics)
 
@@ -245,31 +246,27 @@ class _File:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._connections)
-        await _respond(exchange, 200, self._body, self._content_type, self._headers)
+        await _answered(
+            exchange, exchange.respond(self._body, self._content_type, headers=self._headers)
+        )
 
 
 class _Nowhere:
     """Answers what has no path here."""
 
     def __init__(self, paths: Sequence[str], connections: Connections) -> None:
-        self._sentence = f"nothing is served here: there are {', '.join(paths)}"
+        sentence = f"nothing is served here: there are {', '.join(paths)}"
+        self._failure = HttpFailure(404, "NOT_FOUND", sentence)
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._connections)
-        body, _ = as_json(HttpFailure(404, "NOT_FOUND", self._sentence), "")
-        await _respond(exchange, 404, body)
+        await _answered(exchange, requests.refuse(exchange, self._failure))
 
 
-async def _respond(
-    exchange: Exchange,
-    status: int,
-    body: bytes,
-    content_type: bytes = JSON,
-    headers: list[Header] | None = None,
-) -> None:
+async def _answered(exchange: Exchange, answer: Awaitable[None]) -> None:
     exchange.request_id = new_request_id()
     try:
-        await exchange.respond(body, content_type, status=status, headers=headers)
+        await answer
     except CallerGone:
         exchange.abort()

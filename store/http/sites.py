@@ -22,17 +22,19 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from store.http.connect import ASKED_HEADERS, SHOWN_HEADERS
 from store.http.connections import Connections
 from store.http.exchange import CallerGone, Exchange
 from store.http.failure import HttpFailure
 from store.http.limits import CORS_MAX_AGE_S
-from store.http.requests import as_json
+from store.http.requests import refuse
 from store.observe.metrics import Metrics
 from store.serving.call import new_request_id
 from store.serving.failure import Code
 
 ANY: Final = "*"
 MISDIRECTED: Final = 421
+_ASKED_HEADERS: Final = ("authorization", "content-type", "last-event-id", "x-request-id")
 _ASKING: Final = ("GET", "HEAD", "OPTIONS")
 
 
@@ -101,9 +103,8 @@ class SiteCheck:
         exchange = Exchange(scope, receive, send, self._connections)
         exchange.request_id = new_request_id()
         self._refused.labels("refused", str(failure.status)).inc()
-        body, content_type = as_json(failure, exchange.request_id)
         try:
-            await exchange.respond(body, content_type, status=failure.status)
+            await refuse(exchange, failure)
         except CallerGone:
             exchange.abort()
 
@@ -113,8 +114,8 @@ def _cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         app,
         allow_origins=list(origins),
         allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type", "last-event-id", "x-request-id"],
-        expose_headers=["retry-after", "x-request-id"],
+        allow_headers=[*_ASKED_HEADERS, *ASKED_HEADERS],
+        expose_headers=["retry-after", "x-request-id", *SHOWN_HEADERS],
         max_age=CORS_MAX_AGE_S,
     )
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from store.config.node import NodeConfig
 from store.domain.ports import Services
 from store.http import listener as http
-from store.http.app import build_app
 from store.http.connections import Connections
 from store.http.listener import HttpListener
-from store.http.sites import ANY, Sites
 from store.observe.logging import get_logger
 from store.rpc.context import PeerRules, RpcContext
 from store.rpc.listeners import Listener, bind
@@ -119,25 +117,20 @@ def bind_listeners(
 def _bind_http(config: NodeConfig, services: Services, context: NodeContext) -> HttpListener | None:
     if config.http_listen is None:
         return None
+    # Its libraries take 20 MB, which a node without this listener does without.
+    from store.http.app import build_app  # noqa: PLC0415
+    from store.http.sites import Sites  # noqa: PLC0415
+
     connections = Connections(_connections(config), context.metrics)
     app = build_app(
         services,
         context,
         connections,
-        sites=_sites(config),
+        sites=Sites(config.http_allow_origin, config.http_hosts),
         with_page=config.http_page,
     )
     where = _where("--http-listen", config.http_listen)
     return http.bind(where, app, _client_tls(config), connections)
-
-
-def _sites(config: NodeConfig) -> Sites:
-    """A page that was led here by DNS has no token, and its name is not in the certificate."""
-    assert config.http_listen is not None
-    hosts = frozenset(map(str.lower, config.http_allow_host))
-    if not hosts and (config.tls or config.client_token_file is not None):
-        hosts = frozenset({ANY})
-    return Sites(config.http_allow_origin, hosts | {config.http_listen.host.lower()})
 
 
 def _bind_client(

@@ -47,6 +47,7 @@ _CLIENT: Final = ClientLimits()
 _REQUEST: Final = RequestLimits()
 _PATH: Final = click.Path(path_type=Path)
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
+_HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 class ConfigError(Exception):
@@ -123,6 +124,12 @@ class NodeConfig:
         "Origin, such as https://app.example, whose pages may call --http-listen; * for all;"
         " repeatable.",
         metavar="ORIGIN",
+        multiple=True,
+    )
+    http_allow_host: tuple[str, ...] = listener(
+        "Name by which --http-listen may be called, such as node.example; * for any; repeatable."
+        " Without it: any name with TLS or tokens, else IP addresses and localhost alone.",
+        metavar="NAME",
         multiple=True,
     )
     http_page: bool = listener(
@@ -354,6 +361,18 @@ class NodeConfig:
         return self.tls_cert is not None
 
     @property
+    def http_hosts(self) -> frozenset[str]:
+        """Names by which --http-listen may be called, ``*`` for any.
+
+        A page that was led here by its own name has no token, and the certificate is not its own.
+        """
+        allowed = set(map(str.lower, self.http_allow_host))
+        if not allowed and (self.tls or self.client_token_file is not None):
+            allowed.add("*")
+        own = () if self.http_listen is None else (self.http_listen.host.lower(),)
+        return frozenset(allowed.union(own))
+
+    @property
     def separate_peer_listener(self) -> bool:
         """True when peers have a listener that is not the clients'."""
         peer = self.peer_listen
@@ -429,15 +448,24 @@ class NodeConfig:
         return None
 
     def _problem_of_http(self) -> str | None:
-        if self.http_allow_origin and self.http_listen is None:
-            return "--http-allow-origin needs --http-listen: give an address, or leave it out."
-        if self.http_page and self.http_listen is None:
-            return "--http-page needs --http-listen: give an address, or leave it out."
+        for flag, given in (
+            ("--http-allow-origin", self.http_allow_origin),
+            ("--http-allow-host", self.http_allow_host),
+            ("--http-page", self.http_page),
+        ):
+            if given and self.http_listen is None:
+                return f"{flag} needs --http-listen: give an address, or leave it out."
         for origin in self.http_allow_origin:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 return (
                     f"--http-allow-origin {origin} is no origin: give scheme, host and port alone,"
                     " such as https://app.example, or *."
+                )
+        for name in self.http_allow_host:
+            if name != "*" and not _HOST.fullmatch(name):
+                return (
+                    f"--http-allow-host {name} is no name of a host: give it without scheme and"
+                    " port, such as node.example, or *."
                 )
         return None
 

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from msgspec import Struct
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from store.domain.access import Right
 from store.domain.ports import Services
 from store.domain.quota import CallKind
-from store.http import page, reads, schemas, waku_store
+from store.http import connect, page, reads, requests, schemas, waku_store
 from store.http.bodies import Bodies
 from store.http.connections import Connections
-from store.http.endpoint import Endpoint, FailureBody, Handler, Operation
+from store.http.endpoint import Endpoint, Handler, Operation, Refuse
 from store.http.exchange import JSON, CallerGone, Exchange
 from store.http.failure import Header, HttpFailure
-from store.http.limits import CORS_MAX_AGE_S, MAX_SMALL_BODY_BYTES
+from store.http.limits import MAX_SMALL_BODY_BYTES
 from store.http.openapi import Described, description
 from store.http.publish import Publisher
-from store.http.requests import as_json
+from store.http.sites import SiteCheck, Sites
 from store.serving.call import new_request_id
 from store.serving.context import NodeContext
 from storenode.message.limits import MAX_REQUEST_BYTES
@@ -54,14 +52,14 @@ class Served:
     @property
     def operation(self) -> Operation:
         """What the wrapper must know."""
-        failure: FailureBody = waku_store.as_text if self.described.text_errors else as_json
+        refuse: Refuse = waku_store.refuse if self.described.text_errors else requests.refuse
         return Operation(
             self.described.name,
             self.described.method,
             self.right,
             self.kind,
             self.handle,
-            failure,
+            refuse,
             endless=self.endless,
             token_in_url=self.endless,
             always=self.always,
@@ -74,14 +72,16 @@ def build_app(
     node: NodeContext,
     connections: Connections,
     *,
-    origins: Sequence[str] = (),
+    sites: Sites,
     with_page: bool = False,
 ) -> ASGIApp:
-    """The application; pages from ``origins`` may call it. ``with_page``: it has one of its own."""
+    """The application; ``sites`` may call it. ``with_page``: it has a page of its own."""
     bodies, by_path = Bodies(), dict[str, list[Operation]]()
     served = _served(services)
     for each in served:
         by_path.setdefault(each.path, []).append(each.operation)
+    here = sorted([*by_path, OPENAPI, f"/{connect.SERVICE}/METHOD"])
+    by_path |= {path: [each] for path, each in connect.operations(services, node).items()}
     routes = [
         Route(path, Endpoint(node, connections, bodies, *operations))
         for path, operations in by_path.items()
@@ -92,27 +92,12 @@ def build_app(
     for path, (name, content_type) in page.FILES.items() if with_page else ():
         file = _File(page.content(name), content_type, page.HEADERS, connections)
         routes.append(Route(path, file))
-    return Router(
+    router = Router(
         routes,
         redirect_slashes=False,
-        default=_Nowhere(sorted([*by_path, OPENAPI]), connections),
-        middleware=_cross_origin(origins),
+        default=_Nowhere(here, connections),
     )
-
-
-def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
-    if not origins:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=list(origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "last-event-id", "x-request-id"],
-            expose_headers=["retry-after", "x-request-id"],
-            max_age=CORS_MAX_AGE_S,
-        )
-    ]
+    return SiteCheck(router, sites, connections, node.metrics)
 
 
 def _served(services: Services) -> list[Served]:
@@ -261,31 +246,27 @@ class _File:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._connections)
-        await _respond(exchange, 200, self._body, self._content_type, self._headers)
+        await _answered(
+            exchange, exchange.respond(self._body, self._content_type, headers=self._headers)
+        )
 
 
 class _Nowhere:
     """Answers what has no path here."""
 
     def __init__(self, paths: Sequence[str], connections: Connections) -> None:
-        self._sentence = f"nothing is served here: there are {', '.join(paths)}"
+        sentence = f"nothing is served here: there are {', '.join(paths)}"
+        self._failure = HttpFailure(404, "NOT_FOUND", sentence)
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, self._connections)
-        body, _ = as_json(HttpFailure(404, "NOT_FOUND", self._sentence), "")
-        await _respond(exchange, 404, body)
+        await _answered(exchange, requests.refuse(exchange, self._failure))
 
 
-async def _respond(
-    exchange: Exchange,
-    status: int,
-    body: bytes,
-    content_type: bytes = JSON,
-    headers: list[Header] | None = None,
-) -> None:
+async def _answered(exchange: Exchange, answer: Awaitable[None]) -> None:
     exchange.request_id = new_request_id()
     try:
-        await exchange.respond(body, content_type, status=status, headers=headers)
+        await answer
     except CallerGone:
         exchange.abort()

@@ -14,10 +14,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from store.http.limits import BUFFER_BYTES, HEAD_TIMEOUT_S, SEND_TIMEOUT_S
+from store.http.limits import BUFFER_BYTES, HEAD_TIMEOUT_S, PROBE_AFTER_S, SEND_TIMEOUT_S
 from store.observe.metrics import Metrics
 
 _USER_TIMEOUT: Final[int | None] = getattr(socket, "TCP_USER_TIMEOUT", None)
+_PROBE_AFTER: Final[int | None] = getattr(socket, "TCP_KEEPIDLE", None)
 """None where the system is not Linux."""
 
 
@@ -128,5 +129,8 @@ def _tune(transport: asyncio.Transport) -> None:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if _PROBE_AFTER is not None:
+        # Of a follower that is sent nothing, nothing else tells that its caller has vanished.
+        connection.setsockopt(socket.IPPROTO_TCP, _PROBE_AFTER, PROBE_AFTER_S)
     if _USER_TIMEOUT is not None:
         connection.setsockopt(socket.IPPROTO_TCP, _USER_TIMEOUT, int(SEND_TIMEOUT_S * 1_000))

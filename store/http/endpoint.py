@@ -7,7 +7,7 @@ line for a failure, and the metrics. Tokens, rights, quotas and budgets are thos
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Final
@@ -35,7 +35,7 @@ _GONE: Final = "499"
 """Of a request whose caller hung up, as proxies count it; nothing is sent."""
 
 Handler = Callable[[Call, Exchange, bytes], Awaitable[None]]
-FailureBody = Callable[[HttpFailure, str], tuple[bytes, bytes]]
+Refuse = Callable[[Exchange, HttpFailure], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ class Operation:
 
     ``name`` is that of the metrics. ``right``: what a caller needs. ``endless``: it goes on until
     somebody ends it. ``token_in_url``: browsers cannot give it a header. ``always``: it is served
-    although the node is not ready. ``failure`` makes the body of an error and its type.
+    although the node is not ready. ``refuse`` sends an error. ``content_types``: those of a body;
+    ``wrong_type`` says what to send instead of another.
     """
 
     name: str
@@ -52,11 +53,13 @@ class Operation:
     right: Right
     kind: CallKind
     handle: Handler
-    failure: FailureBody
+    refuse: Refuse
     endless: bool = False
     token_in_url: bool = False
     always: bool = False
     largest_bytes: int = MAX_SMALL_BODY_BYTES
+    content_types: Sequence[str] = ("application/json",)
+    wrong_type: str = "the body must be JSON: send the header `content-type: application/json`"
 
 
 class Endpoint:
@@ -99,7 +102,7 @@ class Endpoint:
             code = _GONE
             exchange.abort()
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-            failure, known = _translate(error, exchange.request_id)
+            failure, known = translate(error, exchange.request_id)
             code = str(failure.status)
             _report(operation, caller, failure, None if known else error)
             await _fail(exchange, operation, failure)
@@ -116,13 +119,9 @@ class Endpoint:
         body = b""
         if operation.method == "POST":
             kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json":
+            if kind not in operation.content_types:
                 # Pages of other sites may send forms and text without asking the browser.
-                raise HttpFailure(
-                    415,
-                    Code.INVALID_ARGUMENT,
-                    "the body must be JSON: send the header `content-type: application/json`",
-                )
+                raise HttpFailure(415, Code.INVALID_ARGUMENT, operation.wrong_type)
             largest = min(call.client.limits.request_bytes, call.largest_bytes)
             body = await exchange.body(self._bodies, largest)
         call.charge(len(body), counted=True)
@@ -191,7 +190,7 @@ def _as_header(sentence: str) -> str:
     return sentence.replace("metadata", "header")
 
 
-def _translate(error: Exception, request_id: str) -> tuple[HttpFailure, bool]:
+def translate(error: Exception, request_id: str) -> tuple[HttpFailure, bool]:
     """The status for any error, and whether it was expected."""
     if isinstance(error, HttpFailure):
         return error, True
@@ -206,11 +205,11 @@ def _translate(error: Exception, request_id: str) -> tuple[HttpFailure, bool]:
 async def _fail(exchange: Exchange, operation: Operation, failure: HttpFailure) -> None:
     """Send an error; an answer that has begun is broken off, so that nobody takes it as whole."""
     if exchange.started:
-        exchange.abort()
+        if not exchange.complete:
+            exchange.abort()
         return
-    body, content_type = operation.failure(failure, exchange.request_id)
     try:
-        await exchange.respond(body, content_type, status=failure.status, headers=failure.headers)
+        await operation.refuse(exchange, failure)
     except (CallerGone, asyncio.CancelledError):
         exchange.abort()
 

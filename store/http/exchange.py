@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from starlette.datastructures import Headers, QueryParams
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from store.http.bodies import Bodies
 from store.http.connections import Connections
@@ -36,6 +36,7 @@ class Exchange:
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, connections: Connections
     ) -> None:
+        self.scope = scope
         self.method: str = scope["method"]
         self.headers = Headers(scope=scope)
         self.query = QueryParams(scope["query_string"])
@@ -46,7 +47,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._connections = connections
-        self._complete = False
+        self.complete = False
 
     async def body(self, bodies: Bodies, largest_bytes: int) -> bytes:
         """Read the body.
@@ -116,9 +117,9 @@ class Exchange:
             watcher.cancel()
 
     async def _watch(self) -> None:
-        while not self._complete:
+        while not self.complete:
             event = await self._receive()
-            if event["type"] == "http.disconnect" and not self._complete:
+            if event["type"] == "http.disconnect" and not self.complete:
                 raise CallerGone
 
     async def _beat(self, beat: bytes) -> None:
@@ -131,15 +132,24 @@ class Exchange:
         self, status: int, content_type: bytes, headers: list[tuple[bytes, bytes]] | None = None
     ) -> None:
         """Send the status and the headers."""
-        self.started = True
-        given = [
-            (b"content-type", content_type),
-            _NO_STORE,
-            _NO_SNIFF,
-            (b"x-request-id", self.request_id.encode()),
-            *(headers or ()),
-        ]
-        await self._events({"type": "http.response.start", "status": status, "headers": given})
+        given = [(b"content-type", content_type), *(headers or ())]
+        await self.pass_on({"type": "http.response.start", "status": status, "headers": given})
+
+    async def pass_on(self, event: Message) -> None:
+        """Send an event of an answer that another application makes.
+
+        Raises:
+            CallerGone: the caller does not take it.
+        """
+        if event["type"] == "http.response.start":
+            self.started = True
+            own = [_NO_STORE, _NO_SNIFF, (b"x-request-id", self.request_id.encode())]
+            await self._events({**event, "headers": [*event["headers"], *own]})
+            return
+        if event["body"]:
+            await self.send(event["body"])
+        if not event.get("more_body", False):
+            await self.finish()
 
     async def send(self, chunk: bytes) -> None:
         """Send a part of the body, and wait until it has left.
@@ -154,7 +164,7 @@ class Exchange:
 
     async def finish(self) -> None:
         """End the body."""
-        self._complete = True
+        self.complete = True
         await self._events({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def respond(

@@ -25,6 +25,10 @@ the longest time is refused."""
 SEND_TIMEOUT_S: Final = 60.0
 """A caller that takes nothing of an answer for this long is disconnected."""
 
+PROBE_AFTER_S: Final = 60
+"""The kernel asks the other end of a connection that has been silent for this long whether it is
+there; without an answer the connection ends."""
+
 BUFFER_BYTES: Final = 16 * 1024
 """What the transport holds of an answer before its sender waits."""
 

@@ -31,6 +31,12 @@ def as_json(failure: HttpFailure, request_id: str) -> tuple[bytes, bytes]:
     return schemas.encode(schemas.Error(detail)), JSON
 
 
+async def refuse(exchange: Exchange, failure: HttpFailure) -> None:
+    """Send an error."""
+    body, content_type = as_json(failure, exchange.request_id)
+    await exchange.respond(body, content_type, status=failure.status, headers=failure.headers)
+
+
 def read(kind: type[_T], call: Call, exchange: Exchange, body: bytes) -> _T:
     """A request, from the body of a POST or from the parameters of a GET.
 

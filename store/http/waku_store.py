@@ -95,9 +95,10 @@ class WakuStore:
         await exchange.respond(body)
 
 
-def as_text(failure: HttpFailure, _request_id: str) -> tuple[bytes, bytes]:
-    """The body of an error, and its type."""
-    return failure.sentence.encode(), TEXT
+async def refuse(exchange: Exchange, failure: HttpFailure) -> None:
+    """Send an error."""
+    body = failure.sentence.encode()
+    await exchange.respond(body, TEXT, status=failure.status, headers=failure.headers)
 
 
 def _wanted(exchange: Exchange) -> QueryInput:

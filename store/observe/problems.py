@@ -30,6 +30,8 @@ _MIB: Final = 1024 * 1024
 _SERVER_FAULTS: Final = ("UNAVAILABLE", "INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED")
 _NEVER: Final = ("INTERNAL", "UNKNOWN", "DATA_LOSS")
 _PUBLISHING: Final = ("Publish", "PublishStream")
+_HTTP_PUBLISHING: Final = ("publish", "connect_Publish")
+_HTTP_FAULTS: Final = ("500", "503")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +261,13 @@ def _unread(look: _Look) -> _Found:
 
 
 def _publish_errors(look: _Look) -> _Found:
-    calls = look.metrics.calls
-    methods = "|".join(_PUBLISHING)
+    calls, requests = look.metrics.calls, look.metrics.http_requests
+    methods, operations = "|".join(_PUBLISHING), "|".join(_HTTP_PUBLISHING)
     failed = look.grown(calls, 300, method=methods, code="|".join(_SERVER_FAULTS))
-    if failed and failed > 0.01 * look.grown(calls, 300, method=methods):
+    failed += look.grown(requests, 300, operation=operations, code="|".join(_HTTP_FAULTS))
+    every = look.grown(calls, 300, method=methods)
+    every += look.grown(requests, 300, operation=operations)
+    if failed and failed > 0.01 * every:
         yield "", "publishing fails: more than one call in a hundred"
 
 
@@ -285,7 +290,8 @@ def _reads_slow(look: _Look) -> _Found:
 
 
 def _calls_failing(look: _Look) -> _Found:
-    if look.grown(look.metrics.calls, 600, code="|".join(_NEVER)):
+    failed = look.grown(look.metrics.calls, 600, code="|".join(_NEVER))
+    if failed + look.grown(look.metrics.http_requests, 600, code="500"):
         yield "", "calls fail with an internal error, which the log explains"
 
 

@@ -24,8 +24,8 @@ from store.domain.query import sds_lookup
 from store.domain.unread import GossipState
 from store.observe.problems import Problem
 from store.rpc.call import Call
-from store.rpc.decode import decode, decode_read, history_entries
 from store.rpc.failure import RpcFailure, malformed
+from store.serving.methods.decode import decode, decode_read, history_entries
 from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import admin_pb2

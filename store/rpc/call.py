@@ -8,11 +8,11 @@ see a status code that they did not choose.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, Protocol, TypeAlias, TypeVar
 
 import grpc
 
@@ -33,18 +33,14 @@ from store.rpc.identity import (
     peer_answer,
     read_metadata,
 )
-from store.rpc.limits import (
-    COUNTED_REQUEST_BYTES,
-    MAX_LARGE_READ_BYTES,
-    MAX_SERIES,
-    MAX_SMALL_REQUEST_BYTES,
-)
+from store.rpc.limits import MAX_SERIES
 from store.rpc.receiving import NoRequest
 from store.serving import call as serving
-from store.serving.failure import busy, exceeded
+from store.serving.failure import exceeded
+from store.serving.methods.limits import MAX_SMALL_REQUEST_BYTES
+from store.serving.methods.reads import LargeReads
 from store.serving.remote import Remote, remote
 from store.serving.unsent import Outlet
-from store.serving.window import Budget
 
 ListenerKind = Literal["client", "peer", "admin"]
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
@@ -52,7 +48,6 @@ Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 UnaryHandler = Callable[["Call", bytes], Awaitable[bytes]]
 StreamHandler = Callable[["Call", bytes], AsyncGenerator[bytes, None]]
 BidiHandler = Callable[["Call", Context], Awaitable[None]]
-Refusal = Callable[[bytes, RpcFailure], bytes]
 
 _T = TypeVar("_T")
 _NS_PER_S: Final = 1e9
@@ -118,6 +113,13 @@ class Call(serving.Call):
         return request
 
 
+class Refusal(Protocol):
+    """Makes a response to a request that may be sent again later."""
+
+    def __call__(self, request: bytes, sentence: str, *, busy: bool) -> bytes:
+        """``busy``: a rate or budget is used up; else the node is not ready."""
+
+
 class CallerGone(Exception):
     """The caller hung up while it was being answered."""
 
@@ -175,7 +177,7 @@ class Wrapper:
         self._service = f"storenode.v1.{'Admin' if listener == 'admin' else 'Store'}"
         self._node = node
         self._own_metadata = own_metadata(node.identity)
-        self._large_reads = Budget(MAX_LARGE_READ_BYTES)
+        self._large_reads = LargeReads()
         # Bound once: the lazy logger of a module costs more than the rest of this wrapper.
         self._log = get_logger("store.rpc").bind()
 
@@ -197,21 +199,22 @@ class Wrapper:
                 call.check_ready()
                 reading = True
                 request = await call.request(context)
-                is_large = method.timed and len(request) > COUNTED_REQUEST_BYTES
-                with self._room(len(request)) if is_large else nullcontext():
+                with self._room(method, request):
                     response = await handle(call, request)
                 await call.outlet.answered(len(response), refusable=method.timed)
                 return response
 
             async def refused(failure: RpcFailure) -> bytes:
                 assert refuse is not None
+                is_busy = failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
                 if request is not None:
-                    return refuse(request, failure)
+                    return refuse(request, failure.sentence, busy=is_busy)
                 if reading:
                     # It has not come in full, and gRPC lets nobody ask for it a second time.
                     raise failure
                 receiving = self._node.receiving
-                return refuse(await receiving.request(context, wait=False), failure)
+                late = await receiving.request(context, wait=False)
+                return refuse(late, failure.sentence, busy=is_busy)
 
             response = await self._serve(
                 method, context, answer, None if refuse is None else refused
@@ -228,8 +231,7 @@ class Wrapper:
                 call.check_ready()
                 request = await call.request(context)
                 begun = call.is_peer
-                is_large = method.timed and len(request) > COUNTED_REQUEST_BYTES
-                with self._room(len(request)) if is_large else nullcontext(), call.outlet.ending():
+                with self._room(method, request), call.outlet.ending():
                     async with aclosing(handle(call, request)) as pages:
                         async for page in pages:
                             async with call.outlet.sending(len(page)):
@@ -255,19 +257,8 @@ class Wrapper:
 
         return grpc.stream_stream_rpc_method_handler(serve)
 
-    @contextmanager
-    def _room(self, size_bytes: int) -> Iterator[None]:
-        """Room for a large request of a read, which is held as long as the read takes."""
-        budget = self._large_reads
-        if not budget.try_take(size_bytes):
-            raise busy(
-                f"limit of {budget.limit_bytes:,} bytes of large requests under way on this node "
-                "is reached: retry with backoff"
-            )
-        try:
-            yield
-        finally:
-            budget.give_back(size_bytes)
+    def _room(self, method: Method, request: bytes) -> AbstractContextManager[None]:
+        return self._large_reads.room(len(request)) if method.timed else nullcontext()
 
     async def _serve(
         self,

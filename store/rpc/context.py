@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from store.domain.intake import IntakeRecord
 from store.domain.ports import Synchronization
 from store.domain.quota import ClientLimits
 from store.observe.problems import Problem
@@ -62,7 +61,6 @@ class RpcContext(NodeContext):
     ``gossip``: the streams of live exchange; None while it is switched off.
     ``open_admin``: the admin listener is on loopback (then it needs no token file).
     ``receiving``, ``open_receiving``: where requests are read, and those of calls without a token.
-    ``intake``: when nodes of the store took messages in; None where that is not recorded.
     ``callers``: peers that have called. ``problems``: what is wrong with the node.
     ``unfinished``: what callers have sent of requests that have not come in full.
     """
@@ -71,7 +69,6 @@ class RpcContext(NodeContext):
     exchange: Synchronization | None = None
     sessions: Exchange | None = None
     gossip: tuple[PeerStreams, GossipTransport] | None = None
-    intake: IntakeRecord | None = None
     peers: PeerRules | None = None
     peer_limits: ClientLimits = field(default_factory=ClientLimits)
     open_admin: bool = False

@@ -4,19 +4,6 @@ from typing import Final
 
 from storenode.message.limits import MAX_PEER_REQUEST_BYTES
 
-MAX_SMALL_REQUEST_BYTES: Final = 1024 * 1024
-"""A request of a call for which no legal one is half as large, since it has no list but topics."""
-
-COUNTED_REQUEST_BYTES: Final = 1024 * 1024
-"""A larger ``PublishRequest`` has its messages counted before it is decoded, and a larger request
-of a read its fields, since two bytes of it may become an object of fifty."""
-
-MAX_READ_FIELDS: Final = 32_768
-"""Fields of a read's request that is counted, besides the entries that the node's limits allow."""
-
-MAX_LARGE_READ_BYTES: Final = 128 * 1024 * 1024
-"""Requests of all reads of a listener together that are large enough to be counted."""
-
 MAX_UNFINISHED_REQUESTS: Final = 16
 MAX_UNFINISHED_OPEN_REQUESTS: Final = 4
 """Requests that gRPC may hold in part at one time, each of the largest size; the second number is
@@ -57,9 +44,6 @@ those that follow are judged meanwhile."""
 
 MAX_SERIES: Final = 512
 """Pairs of a method and a status code whose counters are kept at hand."""
-
-MAX_QUERY_REQUEST_ID_BYTES: Final = 1024
-"""``StoreQueryRequest.request_id``, which is sent back as it came."""
 
 MAX_PEER_FIELD_CHARS: Final = 253
 """Node ID (a DNS name), store ID and version in a peer's metadata."""

@@ -12,10 +12,11 @@ from typing import Final
 
 from store.domain.lookup import Asked
 from store.domain.ports import HistoryEntry, PeerAddress
-from store.rpc.decode import clip, decode
 from store.rpc.dial import PeerDialer
-from store.rpc.failure import RpcFailure
-from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_LOOKUP_MESSAGES
+from store.rpc.limits import MAX_LOOKUP_MESSAGES
+from store.serving.failure import CallFailure
+from store.serving.methods.decode import clip, decode
+from store.serving.methods.limits import COUNTED_REQUEST_BYTES
 from store.sync.errors import ProtocolBroken
 from store.sync.session.reconciling import in_time
 from storenode.message.hashing import message_hash
@@ -89,7 +90,7 @@ def _decoded(data: bytes, left: int) -> store_pb2.SdsMessagesPage:
         if len(data) > COUNTED_REQUEST_BYTES:
             data = clip(data, _MESSAGES, left + 1)
         page = decode(store_pb2.SdsMessagesPage, data)
-    except RpcFailure:
+    except CallFailure:
         raise ProtocolBroken("the peer sends a page that cannot be decoded") from None
     if len(page.messages) > left:
         raise ProtocolBroken(

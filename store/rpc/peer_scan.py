@@ -15,16 +15,16 @@ from typing import Final
 import grpc
 
 from store.domain.ports import CursorOutOfRange, PeerAddress, ScannedPage, SyncId
-from store.rpc.decode import clip, decode
 from store.rpc.dial import CallFailed, PeerDialer
-from store.rpc.failure import RpcFailure
 from store.rpc.limits import (
-    COUNTED_REQUEST_BYTES,
     MAX_EMPTY_PAGES,
     MAX_PEER_CURSOR_BYTES,
     MAX_PEER_PAGE_BYTES,
     PEER_SCAN_PAGE_MESSAGES,
 )
+from store.serving.failure import CallFailure
+from store.serving.methods.decode import clip, decode
+from store.serving.methods.limits import COUNTED_REQUEST_BYTES
 from store.sync.errors import ProtocolBroken
 from store.sync.session.reconciling import in_time
 from storenode.message.limits import HASH_BYTES
@@ -89,7 +89,7 @@ def _decoded(data: bytes) -> store_pb2.ScanPage:
         data = _counted(data)
     try:
         page = decode(store_pb2.ScanPage, data)
-    except RpcFailure:
+    except CallFailure:
         raise ProtocolBroken("the peer sends a page that cannot be decoded") from None
     if len(page.messages) > PEER_SCAN_PAGE_MESSAGES:
         raise ProtocolBroken(
@@ -108,7 +108,7 @@ def _counted(data: bytes) -> bytes:
     """A page, cut after one message too many: decoding takes more memory than the bytes."""
     try:
         return clip(data, _MESSAGES, PEER_SCAN_PAGE_MESSAGES + 1)
-    except RpcFailure as error:
+    except CallFailure as error:
         raise ProtocolBroken(f"the peer sends a page that cannot be read: {error}") from None
 
 

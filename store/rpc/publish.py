@@ -1,4 +1,4 @@
-"""``Publish`` and ``PublishStream``: from the bytes of a request to durable messages.
+"""``PublishStream``: requests of a stream to durable messages.
 
 Rules of the stream: requests are judged in order, stored side by side (the writer puts what comes
 together into shared transactions) and answered in order, each when its batch is durable. At most
@@ -9,80 +9,18 @@ request that fails ends the stream, after the answers to all before it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator
 
-from google.protobuf.message import DecodeError
-
-from store.domain.ports import Services
-from store.messages.transfer import MalformedMessage
 from store.rpc.call import Call, Context, send
-from store.rpc.decode import clip
-from store.rpc.encode import publish_response
-from store.rpc.failure import malformed
-from store.rpc.limits import (
-    COUNTED_REQUEST_BYTES,
-    STREAM_WINDOW_BYTES,
-    STREAM_WINDOW_REQUESTS,
-)
-from store.serving.publishing import Batch, Publishing, take_room
+from store.rpc.limits import STREAM_WINDOW_BYTES, STREAM_WINDOW_REQUESTS
+from store.serving.methods.publish import Publisher
+from store.serving.publishing import Batch
 from store.serving.window import Budget
-from storenode.wire.storenode.internal.v1.publish_raw_pb2 import RawPublishRequest
-
-MESSAGES_FIELD: Final = 1
-"""Number of ``PublishRequest.messages``."""
-
-_NO_REQUEST: Final = "the request is no storenode.v1.PublishRequest: encode it as the schema says"
-
-_NS_PER_S: Final = 1e9
 
 
-class Publisher:
-    """The handlers of the two methods."""
-
-    def __init__(self, services: Services) -> None:
-        self._publishing = Publishing(services)
-
-    async def publish(self, call: Call, request: bytes) -> bytes:
-        """Answer ``Publish``."""
-        take_room(call, len(request))
-        try:
-            batch = await self.admit(call, request)
-            stored = await self.store(call, batch)
-        finally:
-            call.node.in_flight.give_back(len(request))
-        return await self.answer(call, batch, stored)
-
-    async def publish_stream(self, call: Call, context: Context) -> None:
-        """Answer ``PublishStream``."""
-        await _Stream(self, call, context).run()
-
-    async def admit(self, call: Call, request: bytes) -> Batch:
-        """Judge the messages of a request."""
-        decoded = _decode(request, call.node.limits.batch_messages)
-        timeout_s = None
-        if decoded.HasField("confirm_timeout"):
-            given = decoded.confirm_timeout
-            timeout_s = float(given.seconds) + given.nanos / _NS_PER_S
-        try:
-            return await self._publishing.admit(
-                call,
-                decoded.messages,
-                len(request),
-                min_confirms=decoded.min_confirms,
-                timeout_s=timeout_s,
-            )
-        except MalformedMessage:
-            raise malformed(_NO_REQUEST) from None
-
-    async def store(self, call: Call, batch: Batch) -> Sequence[bool]:
-        """Store what was accepted; what of it was new."""
-        return await self._publishing.store(call, batch)
-
-    async def answer(self, call: Call, batch: Batch, stored: Sequence[bool]) -> bytes:
-        """The response, once other stores have confirmed what was stored, where that is wanted."""
-        found = await self._publishing.confirmed(call, batch, stored)
-        return publish_response(batch.published, stored, found)
+async def publish_stream(publisher: Publisher, call: Call, context: Context) -> None:
+    """Answer ``PublishStream``."""
+    await _Stream(publisher, call, context).run()
 
 
 class _Stream:
@@ -160,12 +98,3 @@ class _Stream:
 def _give_back(held: list[Budget], size_bytes: int) -> None:
     while held:
         held.pop().give_back(size_bytes)
-
-
-def _decode(request: bytes, most_messages: int) -> RawPublishRequest:
-    if len(request) > COUNTED_REQUEST_BYTES:
-        request = clip(request, MESSAGES_FIELD, most_messages + 1)
-    try:
-        return RawPublishRequest.FromString(request)
-    except DecodeError:
-        raise malformed(_NO_REQUEST) from None

@@ -8,6 +8,7 @@ are everywhere. What the contract names and a node does not serve is UNIMPLEMENT
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -19,11 +20,12 @@ from store.rpc import health, reflection
 from store.rpc.admin import fetch_messages, get_status, synchronize
 from store.rpc.call import ListenerKind, Method, Wrapper
 from store.rpc.context import RpcContext
-from store.rpc.coverage import CoverageService
 from store.rpc.gossiping import GossipService
 from store.rpc.peer import PeerService
-from store.rpc.publish import Publisher
-from store.rpc.reads import Reads, refuse_query
+from store.rpc.publish import publish_stream
+from store.serving.methods.coverage import CoverageService
+from store.serving.methods.publish import Publisher
+from store.serving.methods.reads import Reads, refuse_query
 from storenode.message.limits import MAX_REQUEST_BYTES
 from storenode.wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
 
@@ -110,7 +112,7 @@ def _publishing(wrapper: Wrapper, publisher: Publisher) -> _Handlers:
     )
     return {
         single.name: wrapper.unary(single, publisher.publish),
-        stream.name: wrapper.bidi(stream, publisher.publish_stream),
+        stream.name: wrapper.bidi(stream, partial(publish_stream, publisher)),
     }
 
 

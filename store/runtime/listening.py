@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from store.config.node import NodeConfig
 from store.domain.ports import Services
 from store.http import listener as http
-from store.http.app import build_app
 from store.http.connections import Connections
 from store.http.listener import HttpListener
 from store.observe.logging import get_logger
@@ -118,12 +117,16 @@ def bind_listeners(
 def _bind_http(config: NodeConfig, services: Services, context: NodeContext) -> HttpListener | None:
     if config.http_listen is None:
         return None
+    # Its libraries take 20 MB, which a node without this listener does without.
+    from store.http.app import build_app  # noqa: PLC0415
+    from store.http.sites import Sites  # noqa: PLC0415
+
     connections = Connections(_connections(config), context.metrics)
     app = build_app(
         services,
         context,
         connections,
-        origins=config.http_allow_origin,
+        sites=Sites(config.http_allow_origin, config.http_hosts),
         with_page=config.http_page,
     )
     where = _where("--http-listen", config.http_listen)

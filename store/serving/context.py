@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from store.domain.access import Access
 from store.domain.completeness import CoverageSource
+from store.domain.intake import IntakeRecord
 from store.domain.limits import RequestLimits
 from store.domain.quota import Quota
 from store.domain.unread import Confirmations, GossipState, NoConfirmations
@@ -67,6 +68,7 @@ class NodeContext:
     ``tracing``: None while it is off.
     ``coverage``: what is known of other stores; None where nothing is. It is read for one caller at
     a time, beside the node's sessions.
+    ``intake``: when nodes of the store took messages in; None where that is not recorded.
     """
 
     identity: NodeIdentity
@@ -86,4 +88,5 @@ class NodeContext:
     unsent: UnsentAnswers = field(default_factory=lambda: UnsentAnswers(time.monotonic))
     coverage: CoverageSource | None = None
     coverage_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    intake: IntakeRecord | None = None
     in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))

@@ -37,6 +37,11 @@ class CallFailure(Exception):
         self.retry = retry
 
 
+def malformed(sentence: str) -> CallFailure:
+    """The request cannot be read or served, whenever it is sent."""
+    return CallFailure(Code.INVALID_ARGUMENT, sentence)
+
+
 def over_limit(sentence: str) -> CallFailure:
     """The request passes a limit that time does not lift."""
     return CallFailure(Code.RESOURCE_EXHAUSTED, sentence)

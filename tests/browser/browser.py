@@ -16,6 +16,8 @@ from selenium.webdriver.chrome.service import Service
 
 CHROMIUM: Final = ("chromium", "chromium-browser", "google-chrome")
 LOAD_TIMEOUT_S: Final = 120
+REBOUND: Final = "rebound.example"
+"""A name that leads the browser to this machine, as the name of a hostile page may."""
 
 _CONTRASTS: Final = (Path(__file__).with_name("contrast.js")).read_text(encoding="utf-8")
 
@@ -122,6 +124,7 @@ def opened(profile: Path) -> Iterator[Page]:
         "--disable-background-networking",
         "--disable-component-update",
         "--disable-sync",
+        f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1",
         f"--user-data-dir={profile}",
     ):
         options.add_argument(argument)

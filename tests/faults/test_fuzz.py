@@ -8,7 +8,7 @@ from bench.hostile.fuzz import fuzz
 
 PLANTED = """
 import sys
-from store.rpc.reads import Reads
+from store.serving.methods.reads import Reads
 from storenode.cli.main import main
 
 sound = Reads.query

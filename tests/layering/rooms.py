@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     # what the edges that serve clients share
     "store.serving": frozenset(
-        {"store.domain", "store.messages", "store.observe", "storenode.message"}
+        {"store.domain", "store.messages", "store.observe", "storenode.message", "storenode.wire"}
     ),
     # what the rooms above them are given
     "store.config": frozenset({"store.domain", "storenode.cli.options", "storenode.message"}),

@@ -20,6 +20,7 @@ WIRE_USERS = {
     "store.http",
     "store.messages",
     "store.rpc",
+    "store.serving",
     "store.sync",
     "storenode.client",
     "storenode.sds",

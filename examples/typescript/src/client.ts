@@ -6,13 +6,15 @@
 //   client follow CURSOR_FILE
 //
 // Environment: STORENODE_NODE, the node's HOST:PORT; STORENODE_TLS_CA, the authority of its
-// certificate, and STORENODE_TOKEN_FILE, the client's token: both or neither.
+// certificate, and STORENODE_TOKEN_FILE, the client's token: both or neither. Or STORENODE_URL, that
+// of the node's HTTP listener, which is called as web pages do.
 import { readFileSync } from "node:fs";
 
 import { Code, ConnectError } from "@connectrpc/connect";
 
 import { connect, connectSecurely, type StoreClient } from "./connect.js";
 import { follow, publish, query, scan } from "./store.js";
+import { connectFromPage } from "./web.js";
 
 // Ctrl-C ends a follow after the page that is being processed.
 const interrupted = new AbortController();
@@ -43,7 +45,10 @@ async function run([command, argument]: string[]): Promise<void> {
 }
 
 function openStore(): StoreClient {
-  const { STORENODE_NODE, STORENODE_TLS_CA, STORENODE_TOKEN_FILE } = process.env;
+  const { STORENODE_NODE, STORENODE_TLS_CA, STORENODE_TOKEN_FILE, STORENODE_URL } = process.env;
+  if (STORENODE_URL !== undefined) {
+    return connectFromPage(STORENODE_URL, readToken(STORENODE_TOKEN_FILE));
+  }
   const address = STORENODE_NODE ?? "127.0.0.1:7420";
   if (STORENODE_TLS_CA === undefined && STORENODE_TOKEN_FILE === undefined) {
     return connect(address);
@@ -51,8 +56,11 @@ function openStore(): StoreClient {
   if (STORENODE_TLS_CA === undefined || STORENODE_TOKEN_FILE === undefined) {
     throw new Error("set both STORENODE_TLS_CA and STORENODE_TOKEN_FILE, or neither");
   }
-  const token = readFileSync(STORENODE_TOKEN_FILE, "utf8").trim();
-  return connectSecurely(address, STORENODE_TLS_CA, token);
+  return connectSecurely(address, STORENODE_TLS_CA, readToken(STORENODE_TOKEN_FILE));
+}
+
+function readToken(file: string | undefined): string {
+  return file === undefined ? "" : readFileSync(file, "utf8").trim();
 }
 
 // The node's sentence and the status code that it came with.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,8 @@ def node(
 ) -> Iterator[NodeProcess]:
     """A node with a store of its own."""
     directory = tmp_path_factory.mktemp("clients")
-    with running_node(directory / "node", database_url=new_store()) as process:
+    http = ("--http-listen", "127.0.0.1:0")
+    with running_node(directory / "node", *http, database_url=new_store()) as process:
         yield process
 
 
@@ -28,7 +30,14 @@ def node(
 def program(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, node: NodeProcess
 ) -> Program:
-    """An example, built as the page says, that calls the node."""
+    """An example, built as the page says, that calls the node over gRPC."""
     language: Language = request.param
     folder = language.build(tmp_path_factory.mktemp(language.folder))
     return Program(language, folder, {"STORENODE_NODE": node.listen})
+
+
+@pytest.fixture
+def ways(program: Program, node: NodeProcess) -> list[Program]:
+    """The example over each protocol that it speaks."""
+    where = {"STORENODE_NODE": node.listen, "STORENODE_URL": f"http://{node.http}"}
+    return [replace(program, env={each: where[each]}) for each in program.language.ways]

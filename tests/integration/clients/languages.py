@@ -27,7 +27,10 @@ _MADE: Final = shutil.ignore_patterns("gen", "dist", "node_modules", "client")
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A language: its heading on the page, the folder of its example, and what it is built with."""
+    """A language: its heading on the page, the folder of its example, and what it is built with.
+
+    ``ways``: variables by which the example is told where the node is, one for each protocol.
+    """
 
     title: str
     fence: str
@@ -35,6 +38,7 @@ class Language:
     sources: str
     program: tuple[str, ...]
     toolchain: tuple[str, ...]
+    ways: tuple[str, ...] = ("STORENODE_NODE",)
 
     @property
     def section(self) -> str:
@@ -66,7 +70,13 @@ class Language:
 
 GO: Final = Language("Go", "go", "go", "*.go", ("./client",), ("go",))
 TYPESCRIPT: Final = Language(
-    "TypeScript", "ts", "typescript", "src/*.ts", ("node", "dist/client.js"), ("node", "npm")
+    "TypeScript",
+    "ts",
+    "typescript",
+    "src/*.ts",
+    ("node", "dist/client.js"),
+    ("node", "npm"),
+    ("STORENODE_NODE", "STORENODE_URL"),
 )
 LANGUAGES: Final = (GO, TYPESCRIPT)
 

@@ -21,7 +21,8 @@ EXAMPLES = ROOT / "examples"
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.title)
 def test_the_page_shows_the_lines_of_the_example(language: Language) -> None:
     regions = language.regions()
-    assert regions.keys() == {"connect", "publish", "query", "scan", "follow", "tls"}
+    web = {"web"} if "STORENODE_URL" in language.ways else set()
+    assert regions.keys() == {"connect", "publish", "query", "scan", "follow", "tls"} | web
     assert sorted(blocks(language.section, language.fence)) == sorted(regions.values())
 
 

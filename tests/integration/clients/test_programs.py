@@ -65,42 +65,46 @@ def test_the_commands_of_the_page_print_what_it_shows(program: Program) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_published_message_has_the_hash_that_the_library_computes(
-    program: Program, node: NodeProcess, text: str
+    ways: list[Program], node: NodeProcess, text: str
 ) -> None:
-    (line,) = program.lines("publish", text)
-    outcome, digest = line.split()
-    assert outcome == "STORED"
-    assert f"{digest} {text}" in listed(node, "scan")
+    for program in ways:
+        (line,) = program.lines("publish", text)
+        outcome, digest = line.split()
+        assert outcome == "STORED"
+        assert f"{digest} {text}" in listed(node, "scan")
 
 
-def test_reads_return_payloads(program: Program, node: NodeProcess) -> None:
+def test_reads_return_payloads(ways: list[Program], node: NodeProcess) -> None:
     publish(node, *TEXTS)
     expected = listed(node, "scan")
     assert [line.split(" ", 1)[1] for line in expected][-3:] == [*TEXTS]
-    assert program.lines("scan") == expected
-    assert program.lines("query") == listed(node, "query", *PUBSUB, "--limit", "10")
+    for program in ways:
+        assert program.lines("scan") == expected
+        assert program.lines("query") == listed(node, "query", *PUBSUB, "--limit", "10")
 
 
 def test_a_follow_resumes_from_its_cursor(
-    program: Program, node: NodeProcess, tmp_path: Path
+    ways: list[Program], node: NodeProcess, tmp_path: Path
 ) -> None:
     publish(node, *TEXTS)
-    before = listed(node, "follow", "--from-beginning", "--until-live")
-    cursor = tmp_path / "cursor"
-    assert follow(program, cursor, len(before)) == before
-    publish(node, "later", "still later")
-    after = listed(node, "follow", "--from-beginning", "--until-live")[len(before) :]
-    assert [line.split(" ", 1)[1] for line in after] == ["later", "still later"]
-    assert follow(program, cursor, len(after)) == after
+    for number, program in enumerate(ways):
+        before = listed(node, "follow", "--from-beginning", "--until-live")
+        cursor = tmp_path / f"cursor-{number}"
+        assert follow(program, cursor, len(before)) == before
+        publish(node, "later", "still later")
+        after = listed(node, "follow", "--from-beginning", "--until-live")[len(before) :]
+        assert [line.split(" ", 1)[1] for line in after] == ["later", "still later"]
+        assert follow(program, cursor, len(after)) == after
 
 
-def test_errors_of_a_node_are_shown_as_its_sentences(program: Program, tmp_path: Path) -> None:
+def test_errors_of_a_node_are_shown_as_its_sentences(ways: list[Program], tmp_path: Path) -> None:
     cursor = tmp_path / "cursor"
     cursor.write_text("no cursor")
-    done = program("follow", str(cursor))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("the cursor is not one of Follow: ")
-    assert done.stderr.endswith("(InvalidArgument)\n")
+    for program in ways:
+        done = program("follow", str(cursor))
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("the cursor is not one of Follow: ")
+        assert done.stderr.endswith("(InvalidArgument)\n")
 
 
 def test_a_token_is_sent_over_tls(program: Program, tmp_path: Path) -> None:

@@ -11,7 +11,11 @@ from tests.integration.http.api import Api
 from tests.support.node import NodeProcess, running_node
 
 ORIGIN = "https://app.example"
-HTTP = ("--http-listen", "127.0.0.1:0", "--http-allow-origin", ORIGIN)
+HOST = "Node.example"
+HTTP = (
+    *("--http-listen", "127.0.0.1:0", "--http-allow-origin", ORIGIN),
+    *("--http-allow-host", HOST),
+)
 
 _numbers = itertools.count()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import socket
 import ssl
 import time
@@ -118,6 +119,38 @@ def test_every_operation_demands_a_token_and_its_right(
         refused = caller(other).client.request(method, path, json=body)
         assert (refused.status_code, f"lacks the right `{right}`" in refused.text) == (403, True)
     assert "forged" not in node.log()
+
+
+RPCS: Final = {
+    "Publish": "publish",
+    "Query": "read",
+    "Scan": "read",
+    "Follow": "follow",
+    "GetSdsMessages": "read",
+    "GetCausalHistory": "read",
+    "GetCoverage": "read",
+}
+
+
+@pytest.mark.parametrize("method", RPCS)
+def test_every_method_of_connect_demands_a_token_and_its_right(
+    caller: Callable[[str | None], Api], method: str
+) -> None:
+    kind = "proto" if method in ("Publish", "Query") else "connect+proto"
+    headers = {"content-type": f"application/{kind}"}
+    other = "reader" if RPCS[method] == "publish" else "writer"
+    for token, code, sentence in (
+        (None, "unauthenticated", "carries no token"),
+        ("forged", "unauthenticated", "is not known"),
+        (other, "permission_denied", f"lacks the right `{RPCS[method]}`"),
+    ):
+        path = f"/storenode.v1.Store/{method}"
+        refused = caller(token).client.post(path, headers=headers, content=b"")
+        # A stream has its status in its last frame, which is its only one.
+        body = refused.content if kind == "proto" else refused.content[5:]
+        error = json.loads(body)
+        error = error.get("error", error)
+        assert (error["code"], sentence in error["message"]) == (code, True), error
 
 
 def test_other_topics_are_not_there(

@@ -20,7 +20,6 @@ from storenode.wire.sds.v1.message_pb2 import Message as SdsMessage
 from storenode.wire.storenode.v1.store_pb2 import FollowRequest
 from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
 from tests.integration.http.api import PUBSUB, TIMEOUT_S, Api, events, failed, message
-from tests.integration.http.conftest import ORIGIN
 from tests.integration.run.helpers import get
 from tests.support.node import NodeProcess
 
@@ -270,24 +269,6 @@ def test_more_than_a_limit_allows_is_refused(api: Api, topic: str) -> None:
     assert "more than 640,000 quotation marks" in sentence
     unknown = failed(api.get("/api/v1/messages", cursor=UNKNOWN))
     assert unknown[:2] == (404, "NOT_FOUND")
-
-
-def test_other_sites_write_nothing_and_only_named_ones_read(api: Api) -> None:
-    asking = {"origin": ORIGIN, "access-control-request-method": "POST"}
-    answer = api.client.options("/api/v1/messages", headers=asking)
-    assert answer.headers["access-control-allow-origin"] == ORIGIN
-    asking["origin"] = "https://other.example"
-    assert "access-control-allow-origin" not in (
-        api.client.options("/api/v1/messages", headers=asking).headers
-    )
-    for origin, allowed in ((ORIGIN, ORIGIN), ("https://other.example", None)):
-        answer = api.client.get("/api/v1/status", headers={"origin": origin})
-        assert answer.headers.get("access-control-allow-origin") == allowed
-    # A form and text need no leave, so a node does not take them.
-    simple = api.client.post(
-        "/api/v1/messages", content=b"{}", headers={"content-type": "text/plain"}
-    )
-    assert (simple.status_code, "application/json" in simple.text) == (415, True)
 
 
 def test_requests_are_counted(api: Api, node: NodeProcess) -> None:

@@ -87,14 +87,24 @@ def read(node: NodeProcess) -> int:
         return sum("messageHash" in line for line in answer.iter_lines())
 
 
-def test_who_reads_nothing_gives_way_to_who_reads(node: NodeProcess) -> None:
-    request = b"GET /api/v1/scan HTTP/1.1\r\nhost: node\r\n\r\n"
+SCANS: Final = {
+    "scan": b"GET /api/v1/scan HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    # include_data
+    "connect_Scan": b"POST /storenode.v1.Store/Scan HTTP/1.1\r\nhost: localhost\r\n"
+    b"content-type: application/connect+proto\r\ncontent-length: 7\r\n\r\n"
+    b"\x00\x00\x00\x00\x02\x20\x01",
+}
+
+
+@pytest.mark.parametrize("operation", SCANS)
+def test_who_reads_nothing_gives_way_to_who_reads(node: NodeProcess, operation: str) -> None:
+    request = SCANS[operation]
     with ExitStack() as stack:
         stalled = [stack.enter_context(connected(node)) for _ in range(STALLED)]
         for each in stalled:
             each.sendall(request)
         # The status of its failure, which it was not sent: its answer had begun.
-        broken = 'storenode_http_requests_total{code="413",operation="scan"}'
+        broken = f'storenode_http_requests_total{{code="413",operation="{operation}"}}'
         while not count(node, broken):
             assert read(node) == LARGE
     until(node, "storenode_http_connections", 0)
@@ -106,7 +116,7 @@ def test_connections_beyond_the_bound_and_those_that_send_nothing_are_closed(
     refused = 'storenode_http_connections_refused_total{reason="%s"}'
     with ExitStack() as stack:
         follower = stack.enter_context(connected(node))
-        follower.sendall(b"GET /api/v1/follow HTTP/1.1\r\nhost: node\r\n\r\n")
+        follower.sendall(b"GET /api/v1/follow HTTP/1.1\r\nhost: localhost\r\n\r\n")
         waiting = [stack.enter_context(connected(node)) for _ in range(CONNECTIONS - 1)]
         until(node, "storenode_http_connections", CONNECTIONS)
         waiting[0].sendall(b"GET /api/v1/st")

@@ -124,6 +124,20 @@ def _aged(for_s: float) -> set[str]:
     return {"peer-silent"} if for_s >= 3_600 else set()
 
 
+def test_requests_over_http_count_as_calls_do() -> None:
+    metrics, clock = healthy(), Clock()
+    problems = Problems(metrics, clock)
+    problems.look()
+    clock.now_s += 5
+    metrics.http_requests.labels("connect_Publish", "503").inc(20)
+    metrics.http_requests.labels("query", "500").inc()
+    metrics.http_requests.labels("query", "400").inc(20)
+    problems.look()
+    clock.now_s += 60
+    problems.look()
+    assert {each.page for each in problems.present} == {"publish-errors", "calls-failing"}
+
+
 def test_what_a_counter_told_is_forgotten_in_time() -> None:
     metrics, clock = healthy(), Clock()
     problems = Problems(metrics, clock)

@@ -7,7 +7,7 @@ from store.domain.admission import Admitted, Verdict
 from store.domain.ports import HistoryEntry, QueryPage, SdsPage
 from store.domain.unread import Confirmation, NoConfirmations
 from store.messages.frames import presences, sds_stored_message
-from store.rpc.encode import publish_response, query_page, sds_response
+from store.serving.methods.encode import publish_response, query_page, sds_response
 from storenode.message.hashing import message_hash
 from storenode.message.rules import Refusal
 from storenode.wire.storenode.v1.store_pb2 import PublishResponse, PublishResult, SdsMessagesPage

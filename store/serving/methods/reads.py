@@ -6,11 +6,9 @@ next one is read when the caller has taken the last.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import Final
-
-import grpc
 
 from store.domain.ports import FollowRequest, Services
 from store.domain.query import (
@@ -24,8 +22,11 @@ from store.domain.query import (
 )
 from store.messages.cursor import ScanCursor
 from store.messages.frames import digests, follow_page, query_response, scan_page
-from store.rpc.call import Call
-from store.rpc.decode import (
+from store.serving import reading
+from store.serving.answer_coverage import telling_all, telling_scan
+from store.serving.call import Call
+from store.serving.failure import CallFailure, busy
+from store.serving.methods.decode import (
     decode,
     decode_head,
     decode_read,
@@ -33,11 +34,13 @@ from store.rpc.decode import (
     query_input,
     topic_filter,
 )
-from store.rpc.encode import coverage_message, query_page, sds_response
-from store.rpc.failure import RpcFailure
-from store.rpc.limits import MAX_QUERY_REQUEST_ID_BYTES
-from store.serving import reading
-from store.serving.answer_coverage import telling_all, telling_scan
+from store.serving.methods.encode import coverage_message, query_page, sds_response
+from store.serving.methods.limits import (
+    COUNTED_REQUEST_BYTES,
+    MAX_LARGE_READ_BYTES,
+    MAX_QUERY_REQUEST_ID_BYTES,
+)
+from store.serving.window import Budget
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
 
@@ -45,6 +48,33 @@ _TOO_MANY_FIELDS: Final = (
     "the request has too many fields: name each hash and each topic once, and leave out fields that"
     " the schema does not know"
 )
+
+
+class LargeReads:
+    """Room for large requests of reads, which are held as long as the reads take."""
+
+    def __init__(self) -> None:
+        self._budget = Budget(MAX_LARGE_READ_BYTES)
+
+    @contextmanager
+    def room(self, size_bytes: int) -> Iterator[None]:
+        """Around a read whose request has this size.
+
+        Raises:
+            CallFailure: there is no room.
+        """
+        if size_bytes <= COUNTED_REQUEST_BYTES:
+            yield
+            return
+        if not self._budget.try_take(size_bytes):
+            raise busy(
+                f"limit of {self._budget.limit_bytes:,} bytes of large requests under way on this"
+                " node is reached: retry with backoff"
+            )
+        try:
+            yield
+        finally:
+            self._budget.give_back(size_bytes)
 
 
 class Reads:
@@ -149,16 +179,14 @@ class Reads:
             yield store_pb2.CausalHistoryPage(coverage=said).SerializeToString()
 
 
-def refuse_query(request: bytes, failure: RpcFailure) -> bytes:
+def refuse_query(request: bytes, sentence: str, *, busy: bool) -> bytes:
     """The ``StoreQueryResponse`` for what may be retried later: 429, or 503 when not ready."""
     request_id = ""
     # The node turns the call away whether or not it could have read it.
-    with suppress(RpcFailure):
+    with suppress(CallFailure):
         query, _ = decode_head(waku_store_pb2.StoreQueryRequest, request, 0)
         request_id = _cut(query.request_id)
-    busy = failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    status = TOO_MANY_REQUESTS if busy else UNAVAILABLE
-    return query_response(request_id, status, failure.sentence)
+    return query_response(request_id, TOO_MANY_REQUESTS if busy else UNAVAILABLE, sentence)
 
 
 def _echo(request_id: str) -> str:

@@ -1,7 +1,7 @@
 """Requests as bytes into what the domain takes.
 
-Requests come undecoded from gRPC, because a request that does not parse would end as INTERNAL
-there, before any code of the node could say what is wrong.
+Requests come undecoded, because one that does not parse would end as INTERNAL in gRPC's library,
+before any code of the node could say what is wrong.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from store.messages.fields import (
     end_of_value,
     read_varint,
 )
-from store.rpc.failure import malformed, over_limit
-from store.rpc.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
+from store.serving.failure import malformed, over_limit
+from store.serving.methods.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2
@@ -34,7 +34,7 @@ def decode(kind: type[_M], request: bytes) -> _M:
     """Parse a request.
 
     Raises:
-        RpcFailure: INVALID_ARGUMENT, the bytes are no such request.
+        CallFailure: INVALID_ARGUMENT, the bytes are no such request.
     """
     try:
         return kind.FromString(request)
@@ -49,7 +49,7 @@ def decode_read(kind: type[_M], request: bytes, entries: int = 0) -> _M:
     Besides `MAX_READ_FIELDS` it may have as many ``entries`` as the node's limits allow.
 
     Raises:
-        RpcFailure: INVALID_ARGUMENT, the bytes are no such request; RESOURCE_EXHAUSTED.
+        CallFailure: INVALID_ARGUMENT, the bytes are no such request; RESOURCE_EXHAUSTED.
     """
     most = MAX_READ_FIELDS + entries
     if len(request) > COUNTED_REQUEST_BYTES and not has_at_most(request, kind, most):
@@ -66,7 +66,7 @@ def decode_head(kind: type[_M], request: bytes, entries: int) -> tuple[_M, bool]
     For messages that have no messages in them.
 
     Raises:
-        RpcFailure: INVALID_ARGUMENT, the bytes are no such request.
+        CallFailure: INVALID_ARGUMENT, the bytes are no such request.
     """
     if len(request) <= COUNTED_REQUEST_BYTES:
         return decode(kind, request), True
@@ -118,7 +118,7 @@ def clip(request: bytes, field: int, limit: int) -> bytes:
     entry costs far more memory than the two bytes that an empty one takes.
 
     Raises:
-        RpcFailure: RESOURCE_EXHAUSTED, the request has too many other fields to step over.
+        CallFailure: RESOURCE_EXHAUSTED, the request has too many other fields to step over.
     """
     position, count, others, size = 0, 0, 0, len(request)
     while position < size and count < limit:

@@ -18,8 +18,8 @@ from store.domain.coverage import (
 from store.domain.intake import Intake, intake_of
 from store.domain.partitioning import DAY_NS
 from store.domain.query import LimitError, RequestError, time_range
-from store.rpc.call import Call
-from store.rpc.decode import decode_read, topic_filter
+from store.serving.call import Call
+from store.serving.methods.decode import decode_read, topic_filter
 from storenode.wire.storenode.v1 import store_pb2
 
 MAX_STEPS: Final = 10_000

@@ -1,0 +1,292 @@
+"""The methods of ``Store`` for clients that speak Connect or gRPC-Web, such as browsers.
+
+Connect's own library reads and writes both protocols. It is given a codec that leaves messages as
+the bytes that they are, so that the handlers are those of gRPC (`store.serving.methods`), and a
+request that `store.http.endpoint` has identified, charged and read. An application of it answers
+one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from connectrpc import code as connect
+from connectrpc.errors import ConnectError
+from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
+from connectrpc.request import RequestContext
+from connectrpc.server import ConnectASGIApplication, Endpoint
+from starlette.types import Message, Receive
+
+from store.domain.access import Right
+from store.domain.ports import Services
+from store.domain.quota import CallKind
+from store.http.endpoint import Operation, translate
+from store.http.exchange import CallerGone, Exchange
+from store.http.failure import HttpFailure
+from store.http.schemas import encode
+from store.serving.call import Call
+from store.serving.context import NodeContext
+from store.serving.failure import CallFailure, Code
+from store.serving.methods.coverage import CoverageService
+from store.serving.methods.limits import MAX_SMALL_REQUEST_BYTES
+from store.serving.methods.publish import Publisher
+from store.serving.methods.reads import LargeReads, Reads
+from storenode.message.limits import MAX_REQUEST_BYTES
+from storenode.wire.storenode.v1 import store_pb2
+
+SERVICE: Final = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
+ASKED_HEADERS: Final = (
+    *("connect-protocol-version", "connect-timeout-ms"),
+    *("grpc-timeout", "x-grpc-web", "x-user-agent"),
+)
+"""What pages of other origins may send besides, and read."""
+SHOWN_HEADERS: Final = ("grpc-status", "grpc-message", "grpc-status-details-bin")
+
+_GRPC_WEB: Final = ("application/grpc-web+proto", "application/grpc-web")
+_UNARY: Final = ("application/proto", *_GRPC_WEB)
+_STREAM: Final = ("application/connect+proto", *_GRPC_WEB)
+_WRONG_TYPE: Final = (
+    "the message must be protobuf: send the header `content-type: {}`, in Connect's library for"
+    " the web by `useBinaryFormat: true`; JSON is served under /api/v1"
+)
+
+_Unary = Callable[[Call, bytes], Awaitable[bytes]]
+_Stream = Callable[[Call, bytes], AsyncGenerator[bytes, None]]
+_Context = RequestContext[bytes, bytes]
+
+
+class _Bytes:
+    """A codec that leaves messages encoded; handlers decode what they need of them."""
+
+    def name(self) -> str:
+        return "proto"
+
+    def encode(self, message: bytes) -> bytes:
+        return message
+
+    def decode(self, data: bytes | bytearray, _message_class: type[bytes]) -> bytes:
+        return bytes(data)
+
+
+_CODECS: Final = (_Bytes(),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A method of the service; one of ``unary`` and ``stream`` is its handler."""
+
+    name: str
+    large: LargeReads | None
+    unary: _Unary | None = None
+    stream: _Stream | None = None
+
+    @property
+    def path(self) -> str:
+        return f"/{SERVICE}/{self.name}"
+
+    def room(self, request: bytes) -> AbstractContextManager[None]:
+        return nullcontext() if self.large is None else self.large.room(len(request))
+
+    async def answer(self, call: Call, exchange: Exchange, body: bytes) -> None:
+        """Answer a request that has come in full.
+
+        Raises:
+            Exception: what the answer has failed by, which the caller has been told.
+        """
+        await _Answer(self, exchange, call=call).to(body)
+
+    async def refuse(self, exchange: Exchange, failure: HttpFailure) -> None:
+        """Tell the caller that a request is not answered."""
+        if failure.status in (405, 415):
+            # Of which protocol it would be is not known: Connect's error is plain JSON.
+            body = encode({"code": failure.name.lower(), "message": failure.sentence})
+            await exchange.respond(body, status=failure.status, headers=failure.headers)
+            return
+        await _Answer(self, exchange, refusal=failure).to(b"")
+
+
+class _Answer(ConnectASGIApplication[None]):
+    """The application for one request, which is refused or handled."""
+
+    path = SERVICE
+
+    def __init__(
+        self,
+        method: _Method,
+        exchange: Exchange,
+        *,
+        call: Call | None = None,
+        refusal: HttpFailure | None = None,
+    ) -> None:
+        super().__init__(
+            service=None,
+            endpoints=self._endpoint,
+            interceptors=(self,),
+            read_max_bytes=None,  # it has been checked
+            compressions=(),
+            codecs=_CODECS,
+        )
+        self._method = method
+        self._exchange = exchange
+        self._call = call
+        self._refusal = refusal
+        self._failure: Exception | None = None
+        self._ended = False
+
+    def _endpoint(self, _service: None) -> Mapping[str, Any]:
+        method = self._method
+        unary = method.unary is not None
+        known = MethodInfo(
+            name=method.name,
+            service_name=SERVICE,
+            input=bytes,
+            output=bytes,
+            idempotency_level=IdempotencyLevel.UNKNOWN,
+            stream_type=StreamType.UNARY if unary else StreamType.SERVER_STREAM,
+        )
+        if unary:
+            return {method.path: Endpoint.unary(known, self._unary)}
+        return {method.path: Endpoint.server_stream(known, self._stream)}
+
+    async def to(self, body: bytes) -> None:
+        """Answer; raises as `_Method.answer`."""
+        given = self._exchange.scope
+        # The library takes headers as UTF-8, and a caller may send any bytes.
+        headers = [(name, value.decode("latin-1").encode()) for name, value in given["headers"]]
+        scope = {**given, "path": self._method.path, "root_path": "", "headers": headers}
+        await self(cast("Any", scope), cast("Any", _received(body)), cast("Any", self._send))
+        if self._refusal is not None or self._ended:
+            return
+        raise self._failure or HttpFailure(
+            400, Code.INVALID_ARGUMENT, "the request is not as its protocol says"
+        )
+
+    async def on_start(self, context: _Context) -> None:
+        """Refuse before the body is read: a metadata interceptor of the library."""
+        if self._refusal is not None:
+            for name, value in self._refusal.headers:
+                context.response_headers.add(name.decode(), value.decode())
+            raise _as_error(self._refusal)
+
+    async def on_end(self, _token: None, _context: _Context, error: Exception | None) -> None:
+        """Keep why the library itself has ended the call."""
+        if self._failure is None and isinstance(error, ConnectError):
+            self._failure = _of_library(error)
+
+    async def _unary(self, request: bytes, _context: _Context) -> bytes:
+        method, call = self._method, self._call
+        assert method.unary is not None
+        assert call is not None
+        try:
+            with method.room(request):
+                response = await method.unary(call, request)
+            await call.outlet.answered(len(response), refusable=method.large is not None)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+            raise self._told(error) from None
+        self._ended = True
+        return response
+
+    async def _stream(self, request: bytes, _context: _Context) -> AsyncIterator[bytes]:
+        method, call = self._method, self._call
+        assert method.stream is not None
+        assert call is not None
+        try:
+            with method.room(request):
+                async with aclosing(method.stream(call, request)) as pages:
+                    async for page in pages:
+                        async with call.outlet.sending(len(page)):
+                            call.check_rights()
+                            yield page
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+            raise self._told(error) from None
+        self._ended = True
+
+    def _told(self, error: Exception) -> ConnectError:
+        self._failure = error
+        return _as_error(translate(error, self._exchange.request_id)[0])
+
+    async def _send(self, event: Message) -> None:
+        if self._call is not None and self._call.outlet.ended_s is not None:
+            # The caller does not read: it would not read the status either.
+            raise CallerGone
+        await self._exchange.pass_on(event)
+
+
+def operations(services: Services, node: NodeContext) -> Mapping[str, Operation]:
+    """What is served, by path."""
+    large, reads = LargeReads(), Reads(services)
+    found = [
+        _operation(
+            _Method("Publish", None, unary=Publisher(services).publish),
+            Right.PUBLISH,
+            MAX_REQUEST_BYTES,
+        ),
+        _operation(_Method("Query", large, unary=reads.query), Right.READ, MAX_REQUEST_BYTES),
+        _operation(_Method("Scan", large, stream=reads.scan), Right.READ),
+        _operation(_Method("Follow", large, stream=reads.follow), Right.FOLLOW, endless=True),
+        _operation(
+            _Method("GetSdsMessages", large, stream=reads.sds_messages),
+            Right.READ,
+            MAX_REQUEST_BYTES,
+        ),
+        _operation(
+            _Method("GetCausalHistory", large, stream=reads.causal_history),
+            Right.READ,
+            MAX_REQUEST_BYTES,
+        ),
+    ]
+    if node.coverage is not None:
+        coverage = CoverageService(node.coverage)
+        found.append(
+            _operation(_Method("GetCoverage", large, stream=coverage.coverage), Right.READ)
+        )
+    return dict(found)
+
+
+def _operation(
+    method: _Method,
+    right: Right,
+    largest_bytes: int = MAX_SMALL_REQUEST_BYTES,
+    *,
+    endless: bool = False,
+) -> tuple[str, Operation]:
+    types = _STREAM if method.unary is None else _UNARY
+    return method.path, Operation(
+        f"connect_{method.name}",
+        "POST",
+        right,
+        CallKind.STREAM if method.unary is None else CallKind.CALL,
+        method.answer,
+        method.refuse,
+        endless=endless,
+        largest_bytes=largest_bytes,
+        content_types=types,
+        wrong_type=_WRONG_TYPE.format(types[0]),
+    )
+
+
+def _received(body: bytes) -> Receive:
+    """The body, and then nothing: `Exchange.watched` notices when the caller hangs up."""
+    events = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> Message:
+        for event in events:
+            return event
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    return receive
+
+
+def _as_error(failure: HttpFailure) -> ConnectError:
+    return ConnectError(connect.Code(failure.name.lower()), failure.sentence)
+
+
+def _of_library(error: ConnectError) -> CallFailure:
+    name = error.code.value.upper()
+    code = Code[name] if name in Code.__members__ else Code.INVALID_ARGUMENT
+    return CallFailure(code, error.message)

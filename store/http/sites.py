@@ -1,0 +1,135 @@
+"""Which web pages may call: by the name that they called the node by, and by their own origin.
+
+A browser sends requests for any page that it shows, also to nodes that only its own machine can
+reach. Two rules keep other sites out, and CORS lets in those that the operator names:
+
+1. The header ``Host`` must be an address, ``localhost``, or a name that is allowed. A page whose
+   own name was made to lead to the node (DNS rebinding) is of the node's origin to the browser, so
+   that nothing but this name tells it apart.
+2. A request with a body must be of the node's own origin, of one that is allowed, or of no browser.
+   ``Sec-Fetch-Site`` is believed first, since no page can set it; browsers send it to HTTPS and
+   loopback alone, so that without it ``Origin`` is compared with ``Host``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from store.http.connect import ASKED_HEADERS, SHOWN_HEADERS
+from store.http.connections import Connections
+from store.http.exchange import CallerGone, Exchange
+from store.http.failure import HttpFailure
+from store.http.limits import CORS_MAX_AGE_S
+from store.http.requests import refuse
+from store.observe.metrics import Metrics
+from store.serving.call import new_request_id
+from store.serving.failure import Code
+
+ANY: Final = "*"
+MISDIRECTED: Final = 421
+_ASKED_HEADERS: Final = ("authorization", "content-type", "last-event-id", "x-request-id")
+_ASKING: Final = ("GET", "HEAD", "OPTIONS")
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """What the operator allows.
+
+    ``origins``: those whose pages may call. ``hosts``: names by which the node may be called,
+    besides addresses and ``localhost``. `ANY` in either allows all.
+    """
+
+    origins: Sequence[str] = ()
+    hosts: Collection[str] = ()
+
+    def wrong(self, method: str, headers: Headers) -> HttpFailure | None:
+        """Why a request is refused before anybody asks who sent it."""
+        host = headers.get("host", "")
+        if ANY not in self.hosts and not self._is_own(host):
+            return HttpFailure(
+                MISDIRECTED,
+                Code.PERMISSION_DENIED,
+                f"this node is not called {_name(host)[:100]!r}: call it by its address, or start"
+                " it with --http-allow-host and this name",
+            )
+        if method in _ASKING or self._may_write(host, headers):
+            return None
+        return HttpFailure(
+            403,
+            Code.PERMISSION_DENIED,
+            "a web page of another site sent this request: start the node with"
+            " --http-allow-origin and the page's origin",
+        )
+
+    def _is_own(self, host: str) -> bool:
+        name = _name(host)
+        if name == "localhost" or name.endswith(".localhost"):
+            return True
+        return name in self.hosts or _is_address(name)
+
+    def _may_write(self, host: str, headers: Headers) -> bool:
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if ANY in self.origins or origin in self.origins:
+            return True
+        if site is not None:
+            return site in ("same-origin", "none")
+        return origin is None or origin.partition("://")[2] == host.lower()
+
+
+class SiteCheck:
+    """Answers what is refused, and passes on the rest with the headers of CORS."""
+
+    def __init__(
+        self, app: ASGIApp, sites: Sites, connections: Connections, metrics: Metrics
+    ) -> None:
+        self._app = app if not sites.origins else _cross_origin(app, sites.origins)
+        self._sites = sites
+        self._connections = connections
+        self._refused = metrics.http_requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: an ASGI application."""
+        failure = self._sites.wrong(scope["method"], Headers(scope=scope))
+        if failure is None:
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send, self._connections)
+        exchange.request_id = new_request_id()
+        self._refused.labels("refused", str(failure.status)).inc()
+        try:
+            await refuse(exchange, failure)
+        except CallerGone:
+            exchange.abort()
+
+
+def _cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    return CORSMiddleware(
+        app,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=[*_ASKED_HEADERS, *ASKED_HEADERS],
+        expose_headers=["retry-after", "x-request-id", *SHOWN_HEADERS],
+        max_age=CORS_MAX_AGE_S,
+    )
+
+
+def _name(host: str) -> str:
+    """The name or address of ``HOST`` or ``HOST:PORT``, as it is compared."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""The methods of ``Store`` from bytes to bytes: gRPC and Connect serve the same ones."""

@@ -1,0 +1,64 @@
+"""Pages of other sites in a real browser: what they may ask of a node that demands no token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.browser.browser import REBOUND, Page
+from tests.integration.http.api import PUBSUB
+from tests.support.node import NodeProcess, running_node
+
+TOPIC = "/sites/1/lobby/proto"
+PUBLISH = """
+const done = arguments[arguments.length - 1];
+const [api, body, type] = arguments;
+fetch(`${api}/api/v1/messages`, {method: "POST", body, headers: {"content-type": type}})
+  .then(answer => done(answer.status), error => done(error.name));
+"""
+BODY = (
+    f'{{"messages": [{{"pubsubTopic": "{PUBSUB}", "contentTopic": "{TOPIC}", "payload": "AA==",'
+    ' "timestamp": "1"}]}'
+)
+
+
+@pytest.fixture(scope="module")
+def node(
+    tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
+) -> Iterator[NodeProcess]:
+    """A node without tokens, with a page."""
+    options = ("--http-listen", "127.0.0.1:0", "--http-page", "--max-clock-drift", "off")
+    directory = tmp_path_factory.mktemp("sites") / "node"
+    with running_node(
+        directory, *options, "--retention", "off", database_url=new_store()
+    ) as process:
+        yield process
+
+
+def publish(page: Page, node: NodeProcess, content_type: str) -> object:
+    """What a page that is shown is answered when it publishes: a status, or the browser's error."""
+    given = f"http://{node.http}", BODY, content_type
+    return page.driver.execute_async_script(PUBLISH, *given)
+
+
+def test_a_page_of_another_site_publishes_nothing(page: Page, node: NodeProcess) -> None:
+    port = node.http.rpartition(":")[2]
+    page.driver.get(f"http://localhost:{port}/")
+    assert page.driver.title == "Messages"
+    # The browser asks the node first, or shows the page nothing of an answer, which was a refusal.
+    for content_type in ("application/json", "text/plain"):
+        assert publish(page, node, content_type) == "TypeError"
+    held = httpx.get(f"http://{node.http}/api/v1/messages", params={"contentTopics": TOPIC})
+    assert held.json() == {"messages": []}
+    page.driver.get(f"http://{node.http}/")
+    assert publish(page, node, "application/json") == 200
+    assert publish(page, node, "text/plain") == 415
+
+
+def test_a_page_whose_name_leads_to_the_node_reads_nothing(page: Page, node: NodeProcess) -> None:
+    port = node.http.rpartition(":")[2]
+    for path in ("/", "/api/v1/messages", "/openapi.json"):
+        page.driver.get(f"http://{REBOUND}:{port}{path}")
+        assert f"this node is not called '{REBOUND}'" in page.text()

@@ -1,0 +1,127 @@
+"""The client that is generated from the schemas, in a page of another origin, at a real node."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.browser.browser import Page
+from tests.browser.test_status import until
+from tests.integration.clients.languages import TYPESCRIPT
+from tests.support.node import NodeProcess, running_node
+
+pytestmark = pytest.mark.timeout(900)  # the first test builds the client
+
+PACKAGES: Final = ("@bufbuild/protobuf", "@connectrpc/connect", "@connectrpc/connect-web")
+PROTOCOLS: Final = ("connect", "grpc-web")
+TOKENS: Final = {"page": ["read", "follow", "publish"], "reader": ["read"]}
+STORED: Final = 1
+ASK: Final = """
+const [question, done] = arguments;
+window.ask(question).then(done);
+"""
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Files that are served are no news."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The origin of a page that imports the built client as it is, without a bundler."""
+    folder = TYPESCRIPT.build(tmp_path_factory.mktemp("typescript"))
+    shutil.copy(Path(__file__).with_name("store.mjs"), folder)
+    imports = json.dumps(
+        {"imports": dict(each for name in PACKAGES for each in mapped(folder, name))}
+    )
+    (folder / "index.html").write_text(
+        f'<!doctype html><title>Client</title><link rel="icon" href="data:,">'
+        f'<script type="importmap">{imports}</script>'
+        '<script type="module" src="/store.mjs"></script>'
+    )
+    handler = partial(_Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def mapped(folder: Path, name: str) -> Iterator[tuple[str, str]]:
+    """Where the modules of an installed package are."""
+    text = (folder / "node_modules" / name / "package.json").read_text(encoding="utf-8")
+    for path, ways in json.loads(text)["exports"].items():
+        module = ways["import"] if isinstance(ways, dict) else ways
+        module = module["default"] if isinstance(module, dict) else module
+        yield name + path[1:], f"/node_modules/{name}{module[1:]}"
+
+
+@pytest.fixture(scope="module")
+def node(
+    site: str, tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[], str]
+) -> Iterator[NodeProcess]:
+    """A node that demands tokens, and lets the page call."""
+    folder = tmp_path_factory.mktemp("store")
+    entries = (
+        f'[clients.{name}]\ntoken_sha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n'
+        f"rights = {json.dumps(rights)}\n"
+        for name, rights in TOKENS.items()
+    )
+    (folder / "clients.toml").write_text("".join(entries))
+    options = (
+        *("--http-listen", "127.0.0.1:0", "--http-allow-origin", site),
+        *("--client-token-file", str(folder / "clients.toml")),
+    )
+    with running_node(folder / "node", *options, database_url=new_store()) as process:
+        yield process
+
+
+@pytest.fixture
+def client(page: Page, site: str, node: NodeProcess) -> Callable[..., dict[str, Any]]:
+    """Calls the node from the page."""
+    page.driver.get(site)
+    until(page, lambda: page.run("return window.ask !== undefined"), "the client is loaded")
+
+    def ask(what: str, protocol: str, token: str = "page", **more: object) -> dict[str, Any]:
+        question = {"what": what, "protocol": protocol, "token": token, **more}
+        question["api"] = f"http://{node.http}"
+        return dict(page.driver.execute_async_script(ASK, question))
+
+    return ask
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_page_publishes_reads_and_follows(
+    client: Callable[..., dict[str, Any]], page: Page, protocol: str
+) -> None:
+    topic, said = f"/page/1/{protocol}/proto", ["one", "größer 明", "three"]
+    assert client("publish", protocol, topic=topic, said=said) == {"answer": [STORED] * 3}
+    assert client("query", protocol, topic=topic) == {"answer": said}
+    assert client("scan", protocol, topic=topic) == {"answer": [said[:2], said[2:]]}
+    assert client("follow", protocol, topic=topic, last="live") == {"answer": [*said, "live"]}
+    assert page.complaints() == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_page_is_told_why_a_call_fails(
+    client: Callable[..., dict[str, Any]], protocol: str
+) -> None:
+    for asked, code, sentence in (
+        (("query", ""), "Unauthenticated", "carries no token"),
+        (("query", "forged"), "Unauthenticated", "is not known"),
+        (("publish", "reader"), "PermissionDenied", "lacks the right `publish`"),
+        (("wrongCursor", "reader"), "PermissionDenied", "lacks the right `follow`"),
+        (("wrongCursor", "page"), "InvalidArgument", "the cursor is not one of Follow"),
+    ):
+        failed = client(asked[0], protocol, asked[1], topic="/page/1/x/proto", said=["x"])
+        assert (failed["code"], sentence in failed["sentence"]) == (code, True), failed
+        assert failed["id"], "the request ID is shown"

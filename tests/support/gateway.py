@@ -64,6 +64,10 @@ class GatewayProcess:
         """What the process holds in memory."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
+    def descriptors(self) -> int:
+        """How many files and sockets the process has open."""
+        return int(psutil.Process(self.process.pid).num_fds())
+
     def stop(self) -> int:
         """SIGTERM, then wait; the exit code."""
         self.process.send_signal(signal.SIGTERM)

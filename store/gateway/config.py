@@ -42,7 +42,8 @@ class GatewayConfig:
         metavar="FILE",
     )
     wss_cert: Path | None = access(
-        "PEM file with the certificate of listeners whose multiaddr ends in /tls/ws.",
+        "PEM file with the certificate of listeners whose multiaddr ends in /tls/ws; read again"
+        " when it is renewed.",
         _PATH,
         metavar="FILE",
     )

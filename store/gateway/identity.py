@@ -6,6 +6,7 @@ Source: libp2p, "Peer Ids and Keys" and "noise-libp2p".
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,13 @@ def kept_identity(path: Path) -> Identity:
 
 def _read(path: Path) -> Identity:
     with path.open("rb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         text = file.read(_MAX_KEY_FILE_BYTES)
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise GatewayError(
+            f"The file {path} of --key-file is open to everybody (mode {mode:04o}): run `chmod 600"
+            f" {path}`, or remove it to get a new peer ID if somebody may have read it."
+        )
     try:
         key = load_pem_private_key(text, None)
     except (ValueError, TypeError):

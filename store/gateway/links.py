@@ -55,12 +55,13 @@ class WebSocketLink:
             Ended: The client has gone.
             Fault: It is no such request.
         """
-        while True:
-            request = next(
-                (each for each in await self._events() if isinstance(each, Request)), None
-            )
-            if request is not None:
-                break
+        request = None
+        while request is None:
+            received = await self._below.receive()
+            if not received:
+                raise Ended
+            events = await self._taken(received)
+            request = next((each for each in events if isinstance(each, Request)), None)
             if self._protocol.close_expected():
                 raise Fault("malformed", "the client sends no request for a WebSocket")
         self._protocol.send_response(self._protocol.accept(request))
@@ -75,7 +76,7 @@ class WebSocketLink:
             Fault: The client breaks the protocol of WebSockets.
         """
         while True:
-            data = _data(await self._events())
+            data = _data(await self._taken(await self._below.receive()))
             if data:
                 return data
             if self._protocol.state is not State.OPEN:
@@ -98,8 +99,8 @@ class WebSocketLink:
             self._protocol.send_close(CloseCode.GOING_AWAY)
             self._below.write(b"".join(self._protocol.data_to_send()))
 
-    async def _events(self) -> Iterable[object]:
-        received = await self._below.receive()
+    async def _taken(self, received: bytes) -> Iterable[object]:
+        """The events that follow from what was received; nothing is the end."""
         if received:
             self._protocol.receive_data(received)
         else:

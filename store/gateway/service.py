@@ -22,6 +22,7 @@ from store.gateway.protocols import Described, Metadata, StoreQuery, handlers
 from store.gateway.server import Listening, Server, bind
 from store.observe.http import MetricsListener
 from store.observe.logging import get_logger
+from store.serving.tls import TlsError, TlsFiles, renewing_context
 from storenode.connection.channel import TlsIdentity, open_channel
 
 _log = get_logger("store.gateway")
@@ -131,17 +132,12 @@ class Gateway:
 
 
 def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
-    if config.wss_cert is None:
+    if config.wss_cert is None or config.wss_key is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(config.wss_cert, config.wss_key)
-    except OSError as error:
-        raise GatewayError(
-            f"The files {config.wss_cert} and {config.wss_key} of --wss-cert and --wss-key cannot"
-            f" be used ({error.strerror}): name a certificate and its key, in PEM."
-        ) from error
-    return context
+        return renewing_context(TlsFiles(config.wss_cert, config.wss_key))
+    except TlsError as error:
+        raise GatewayError(f"--wss-cert and --wss-key cannot be used: {error}") from error
 
 
 async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:

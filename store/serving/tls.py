@@ -101,6 +101,34 @@ class Reloader(Generic[_T]):
         return self.current
 
 
+def renewing_context(files: TlsFiles) -> ssl.SSLContext:
+    """A server's context that takes what the files hold at each handshake.
+
+    Raises:
+        TlsError: A file cannot be read or used.
+    """
+    source = Reloader(files, _server_context)
+    context = source.current
+
+    def renew(handshake: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: object) -> None:
+        source.fetch()
+        handshake.context = source.current
+
+    context.sni_callback = renew
+    return context
+
+
+def _server_context(files: TlsFiles) -> ssl.SSLContext:
+    subject_names(files.cert, files.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(files.cert, files.key)
+    if files.client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=authorities(files.client_ca).decode("ascii"))
+    return context
+
+
 def stamp_of(files: TlsFiles) -> Stamp:
     """What changes when one of the files does.
 

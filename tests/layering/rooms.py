@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     # edges, which never import each other
     "store.db": EDGES_SHARE | {"reconcile", "storenode.sds"},
     "store.embedded": frozenset(),
-    "store.gateway": frozenset({"store.config", "store.domain", "store.observe"})
+    "store.gateway": frozenset({"store.config", "store.domain", "store.observe", "store.serving"})
     | {"storenode.cli.options", "storenode.connection"},
     "store.rpc": EDGES_SHARE
     | {"reconcile", "store.gossip.driver", "store.serving", "store.sync"}

@@ -39,9 +39,9 @@ class GatewayProcess:
     peer_id: str
     log: Path
 
-    def address(self, ending: str) -> str:
-        """The multiaddr of the listener with a transport: ``tcp`` or ``ws``."""
-        (found,) = (each for each in self.listen if ("/ws/" in each) == (ending == "ws"))
+    def address(self, transport: str) -> str:
+        """The multiaddr of the listener with a transport: ``tcp``, ``ws`` or ``wss``."""
+        (found,) = (each for each in self.listen if _transport(each) == transport)
         return found
 
     def get(self, path: str) -> tuple[int, str]:
@@ -64,10 +64,20 @@ class GatewayProcess:
         """What the process holds in memory."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
+    def descriptors(self) -> int:
+        """How many files and sockets the process has open."""
+        return int(psutil.Process(self.process.pid).num_fds())
+
     def stop(self) -> int:
         """SIGTERM, then wait; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_TIMEOUT_S)
+
+
+def _transport(multiaddr: str) -> str:
+    if "/ws/" not in multiaddr:
+        return "tcp"
+    return "wss" if "/tls/" in multiaddr else "ws"
 
 
 @contextmanager

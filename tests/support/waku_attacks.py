@@ -24,6 +24,11 @@ from tests.support.waku_client import (
 GONE: Final = (OSError, asyncio.IncompleteReadError)
 """How a client notices that the gateway has ended its connection."""
 
+_UPGRADE: Final = (
+    b"GET / HTTP/1.1\r\nHost: gateway\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+
 MAX_STREAMS: Final = 32
 """Of one connection, as the gateway has it by default."""
 
@@ -148,8 +153,44 @@ async def flood(address: str, chance: random.Random) -> None:  # noqa: ARG001
         await until_closed(client.raw)
 
 
+async def broken_upgrade(address: str, chance: random.Random) -> None:
+    """A request of HTTP that opens no WebSocket: of another kind, without end, or too long."""
+    raw = await RawClient.connect(address)
+    raw.writer.write(
+        chance.choice(
+            (
+                b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n",
+                b"POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n",
+                b"GET /" + b"a" * chance.randrange(20_000),
+                b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * chance.randrange(1_000),
+                _UPGRADE.replace(b"13", b"12"),
+            )
+        )
+    )
+    raw.writer.write_eof()
+    await until_closed(raw)
+    raw.close()
+
+
+async def broken_websocket(address: str, chance: random.Random) -> None:
+    """An opened WebSocket on which random bytes, text or an endless message follow."""
+    raw = await RawClient.connect(address)
+    raw.writer.write(_UPGRADE)
+    await raw.reader.readuntil(b"\r\n\r\n")
+    endless = bytes.fromhex("02fe1000") + bytes(4) + bytes(4096)
+    broken = (chance.randbytes(2_000), b"\x81\x84" + bytes(8), b"\x82\xff" + b"\xff" * 12, endless)
+    raw.writer.write(chance.choice(broken))
+    raw.writer.write_eof()
+    await until_closed(raw)
+    raw.close()
+
+
 HOSTILE: Final[tuple[Callable[[str, random.Random], Awaitable[None]], ...]] = (
     *(garbage, broken_noise, forged_identity, broken_seal, broken_frames, broken_request),
     *(too_large_request, too_long_number, unknown_protocol, half_requests, too_many_streams),
     flood,
 )
+"""Against a listener of TCP."""
+
+HOSTILE_WEBSOCKETS: Final = (garbage, broken_upgrade, broken_websocket)
+"""Against a listener of WebSockets."""

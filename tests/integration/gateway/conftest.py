@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from storenode.client.blocking import Client
 from storenode.client.message import Message
-from tests.integration.gateway.javascript_clients import AVAILABLE
+from tests.integration.gateway.javascript_clients import AVAILABLE, installed
 from tests.integration.gateway.messages import CLUSTER, SHARD, made
 from tests.support.gateway import GENEROUS, GatewayProcess, running_gateway
 from tests.support.node import NodeProcess, running_node
 
-collect_ignore = [] if AVAILABLE else ["test_javascript.py"]
+collect_ignore = (
+    [] if AVAILABLE else ["test_javascript.py", "test_reliable_channel.py", "test_wss.py"]
+)
+
+
+@pytest.fixture(scope="session")
+def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder where the clients of other projects are installed."""
+    return installed(tmp_path_factory.mktemp("clients") / "javascript")
 
 
 @pytest.fixture(scope="session")

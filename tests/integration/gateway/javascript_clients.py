@@ -60,7 +60,7 @@ class JavaScriptClient:
 
 
 @contextmanager
-def running_client(folder: Path, *arguments: str) -> Iterator[JavaScriptClient]:
+def running_client(folder: Path, *arguments: str, **env: str) -> Iterator[JavaScriptClient]:
     """A client of ``clients.mjs`` for the length of a ``with`` block."""
     program = folder / "node_modules" / f"node-linux-{_MACHINES[platform.machine()]}" / "bin/node"
     errors = folder / f"{arguments[0]}-{os.getpid()}.log"
@@ -69,7 +69,7 @@ def running_client(folder: Path, *arguments: str) -> Iterator[JavaScriptClient]:
         subprocess.Popen(
             [str(program), "clients.mjs", *arguments],
             cwd=folder,
-            env=clean_environment(),
+            env=clean_environment(**env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -16,7 +16,6 @@ from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, StoreQuery
 from tests.integration.gateway.javascript_clients import (
     SOURCES,
     JavaScriptClient,
-    installed,
     running_client,
 )
 from tests.integration.gateway.messages import CLUSTER, PUBSUB, SHARD, TOPICS, drawn, expected
@@ -25,12 +24,6 @@ from tests.support.gateway import GatewayProcess
 pytestmark = pytest.mark.timeout(900)  # the first test installs the clients
 
 QUERIES = 300
-
-
-@pytest.fixture(scope="module")
-def clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder where the clients are installed."""
-    return installed(tmp_path_factory.mktemp("clients") / "javascript")
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 from tests.integration.gateway.messages import PUBSUB, TOPICS
 from tests.support.gateway import GatewayProcess, running_gateway
 from tests.support.node import NodeProcess
-from tests.support.waku_attacks import GONE, HOSTILE, until_closed
+from tests.support.waku_attacks import GONE, HOSTILE, HOSTILE_WEBSOCKETS, until_closed
 from tests.support.waku_client import MPLEX, YAMUX, RawClient, WakuClient
 
 CROWD: Final = 300
@@ -52,11 +52,16 @@ async def until_open(gateway: GatewayProcess, count: int) -> None:
 async def attacked(gateway: GatewayProcess, count: int, chance: random.Random) -> None:
     """Attacks of all kinds, some at a time, between which honest clients are answered."""
     places = asyncio.Semaphore(8)
+    kinds = [
+        *((each, gateway.address("tcp")) for each in HOSTILE),
+        *((each, gateway.address("ws")) for each in HOSTILE_WEBSOCKETS),
+    ]
 
     async def attack(number: int) -> None:
+        hostile, address = kinds[number % len(kinds)]
         async with places:
             with suppress(*GONE):
-                await HOSTILE[number % len(HOSTILE)](gateway.address("tcp"), chance)
+                await hostile(address, chance)
             if number % 50 == 0:
                 await require_service(gateway)
 

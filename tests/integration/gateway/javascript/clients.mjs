@@ -1,7 +1,8 @@
-// Answers lines of JSON: `node clients.mjs waku|libp2p MULTIADDR`, a query a line, an answer a line.
+// Answers lines of JSON: `node clients.mjs waku|libp2p|channel MULTIADDR SETTINGS`, a query a line, an answer a line.
 //
 // waku: @waku/sdk asks as an application would; an answer has the pages, each with the hashes of its messages.
 // libp2p: js-libp2p over TCP with yamux; a query is the bytes of a request in base64, and so is the answer.
+// channel: a ReliableChannel of @waku/sdk; each line is answered with the next message that it received.
 import { createInterface } from "node:readline";
 import { noise } from "@chainsafe/libp2p-noise";
 import { yamux } from "@chainsafe/libp2p-yamux";
@@ -9,7 +10,7 @@ import { identify } from "@libp2p/identify";
 import { ping } from "@libp2p/ping";
 import { tcp } from "@libp2p/tcp";
 import { multiaddr } from "@multiformats/multiaddr";
-import { createDecoder, createLightNode, Protocols } from "@waku/sdk";
+import { createDecoder, createEncoder, createLightNode, Protocols, ReliableChannel } from "@waku/sdk";
 import * as lp from "it-length-prefixed";
 import { pipe } from "it-pipe";
 import { createLibp2p } from "libp2p";
@@ -17,16 +18,50 @@ import { createLibp2p } from "libp2p";
 const STORE_QUERY = "/vac/waku/store-query/3.0.0";
 const fromHex = (text) => Uint8Array.from(Buffer.from(text, "hex"));
 
-async function wakuClient(address, { cluster, shard }) {
+async function lightNode({ cluster, shard }) {
   const node = await createLightNode({
     defaultBootstrap: false,
     networkConfig: { clusterId: cluster, shards: [shard] },
     libp2p: { filterMultiaddrs: false, hideWebSocketInfo: true },
   });
   await node.start();
+  const routing = { clusterId: cluster, shardId: shard, pubsubTopic: `/waku/2/rs/${cluster}/${shard}` };
+  return { node, routing };
+}
+
+async function channelClient(address, settings) {
+  const { node, routing } = await lightNode(settings);
+  const received = [];
+  let arrived = () => {};
+  const channel = await ReliableChannel.create(
+    node,
+    settings.channel,
+    "javascript",
+    createEncoder({ contentTopic: settings.topic, routingInfo: routing }),
+    createDecoder(settings.topic, routing),
+    { retrieveFrequencyMs: 200, processTaskMinElapseMs: 50, syncMinIntervalMs: 0, autoStart: false },
+  );
+  channel.addEventListener("message-received", ({ detail }) => {
+    received.push(detail);
+    arrived();
+  });
+  // There is no peer for Filter: all that the channel receives comes from the store.
+  await channel.start();
+  await node.dial(multiaddr(address), [Protocols.Store]);
+
+  async function ask() {
+    while (!received.length) await new Promise((resolve) => (arrived = resolve));
+    const { hashStr, payload } = received.shift();
+    return { hash: hashStr, text: Buffer.from(payload).toString() };
+  }
+
+  return { ask, stop: () => node.stop() };
+}
+
+async function wakuClient(address, settings) {
+  const { node, routing } = await lightNode(settings);
   await node.dial(multiaddr(address), [Protocols.Store]);
   await node.waitForPeers([Protocols.Store], 30_000);
-  const routing = { clusterId: cluster, shardId: shard, pubsubTopic: `/waku/2/rs/${cluster}/${shard}` };
 
   async function ask({ topics, start, end, hashes, forward, limit, cursor, most }) {
     const decoders = topics.map((topic) => createDecoder(topic, routing));
@@ -75,7 +110,8 @@ async function libp2pClient(address) {
 }
 
 const [kind, address, settings] = process.argv.slice(2);
-const client = await (kind === "waku" ? wakuClient(address, JSON.parse(settings)) : libp2pClient(address));
+const make = { waku: wakuClient, libp2p: libp2pClient, channel: channelClient }[kind];
+const client = await make(address, JSON.parse(settings ?? "null"));
 for await (const line of createInterface({ input: process.stdin })) {
   let answer;
   try {

@@ -41,6 +41,8 @@ class Disk:
         self.row.update(batch.small)
         for message_id in batch.gone:
             del self.log[message_id]
+        again = [row for row in batch.log if row["message_id"].decode() in self.log]
+        assert not again, f"{len(again)} messages of the log: one ID is written twice"
         self.log.update((row["message_id"].decode(), row) for row in batch.log)
         for message_id, hint in batch.hints.items():
             self.log[message_id]["hint"] = hint

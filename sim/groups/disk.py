@@ -39,6 +39,10 @@ class Disk:
     def write(self, batch: Batch) -> None:
         """Write all of a batch."""
         self.row.update(batch.small)
+        for message_id in batch.gone:
+            del self.log[message_id]
+        again = [row for row in batch.log if row["message_id"].decode() in self.log]
+        assert not again, f"{len(again)} messages of the log: one ID is written twice"
         self.log.update((row["message_id"].decode(), row) for row in batch.log)
         for message_id, hint in batch.hints.items():
             self.log[message_id]["hint"] = hint
@@ -126,6 +130,18 @@ class SimState:
         """The messages that came last."""
         found = sorted((row["serial"], name) for name, row in self._disk.log.items())
         return found[::-1][:count]
+
+    def unproven(self, limit: int) -> Iterator[tuple[str, int, str, bytes, str]]:
+        """The messages that cannot be proven and came last."""
+        found = [row for row in self._disk.log.values() if row["proof"] in ("", "own")]
+        for row in sorted(found, key=lambda row: -row["serial"])[:limit]:
+            lamport, sender_id = _key(row)[0], row["sender_id"].decode()
+            name, content = row["message_id"].decode(), row["content"]
+            yield name, lamport, sender_id, content, row["proof"]
+
+    def unproven_ids(self) -> Iterator[str]:
+        """The IDs of messages that are not proven."""
+        return (name for name, row in self._disk.log.items() if row["proof"] in ("", "own"))
 
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int

@@ -25,6 +25,8 @@
 18. Who leaves does so in time, and nothing of it goes on.
 19. Who has caught up with a peer lacks nothing of that peer's newest filter, but what it knows to
     be missing or lost.
+20. A forged message is in a log only as one that is not proven, and only until the genuine one
+    comes; nobody sends it to others after that, and no genuine message is called forged.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sim.groups.disk import Disk
+from sim.groups.forger import Forgeries
 from sim.groups.store import Since
+from sim.groups.view import View
 from sim.judge import Violation
 from sim.limits import NS_PER_MS, NS_PER_S
 from storenode.sds.aio.events import Message
@@ -46,7 +50,6 @@ from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.transport import FeedPage, Fetched
 from storenode.sds.bloom import holds
 from storenode.sds.channel import MessageChannel
-from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import Kind, SdsMessage, decode_message
 from storenode.sds.events import (
     Acknowledged,
@@ -55,14 +58,16 @@ from storenode.sds.events import (
     ClockCapped,
     Delivered,
     Event,
+    Forged,
     GaveUp,
     Lost,
     Missing,
     Reason,
     Received,
     RepairAnswered,
+    Withdrawn,
 )
-from storenode.sds.limits import MAX_REPAIR_ANSWERED, UNATTENDED_SWEEPS
+from storenode.sds.limits import MAX_REPAIR_ANSWERED
 from storenode.sds.pages import Key
 
 _SLACK_MS: Final = 4_000
@@ -90,86 +95,18 @@ class Wrong:
     expected: float = 0.0
 
 
-class View:
-    """What the judge knows of one participant.
-
-    Attributes:
-        keys: the log as its application has it.
-        shown: causes that it was shown and that are not in its log.
-        lost: what it was told is lost.
-        lacking: what a filter of another lacked, and nobody has sent again.
-        sent_ns: own unacknowledged messages -> when they were sent last.
-        given_up: own messages that were never acknowledged.
-        promised: what `Channel.send` has returned for; left: own messages that have left.
-        shown_keys: the log as its application was shown it.
-        handed: pages of a feed of which no cursor is written: cursor -> content.
-        scanned: what a scan must bring before the gap is closed.
-        searched: since when it searches for what peers show; such a scan closes no gap.
-        filters: the newest message with a filter of each peer that was heard in this life.
-        ready: own messages that are written down and have not left -> since when.
-        listens: whether a stream is ready for them; waits_ns: since when at the latest.
-        unanswered: batches that have left.
-    """
-
-    def __init__(self, name: str, config: ChannelConfig) -> None:
-        self.name = name
-        self.config = config
-        self.keys: list[Key] = []
-        self.ids: set[str] = set()
-        self.shown: set[str] = set()
-        self.lost: set[str] = set()
-        self.own: dict[str, int] = {}
-        self.sent_ns: dict[str, int] = {}
-        self.given_up: set[str] = set()
-        self.asked: dict[str, None] = {}
-        self.lacking: set[str] = set()
-        self.capped = ""
-        self.highest = 0
-        self.last_own = 0
-        self.latest_ms = 0
-        self.last_ms = 0
-        self.attended_ms = 0
-        self.ticks = 0
-        self.ticked_ns = 0
-        self.abandons = False
-        self.promised: set[str] = set()
-        self.left: set[str] = set()
-        self.shown_keys: list[Key] = []
-        self.handed: dict[bytes, list[tuple[int, str]]] = {}
-        self.scanned: list[tuple[int, str]] = []
-        self.scanned_after = 0
-        self.searched: list[int] = []
-        self.filters: dict[str, SdsMessage] = {}
-        self.ready: dict[str, int] = {}
-        self.listens = False
-        self.waits_ns = 0
-        self.unanswered = 0
-        self.tries: dict[str, deque[int]] = {}
-
-    def clock_was_set(self, now_ns: int, now_ms: int) -> None:
-        """Times that were to come count from now on."""
-        self.latest_ms = max(self.latest_ms, now_ms)
-        self.sent_ns = dict.fromkeys(self.sent_ns, now_ns)
-
-    def attend(self, now_ms: int) -> None:
-        """Somebody looks after the channel at this time of its clock."""
-        leap_ms, self.last_ms = now_ms - self.last_ms, now_ms
-        if leap_ms > UNATTENDED_SWEEPS * self.config.missing_every_ms:
-            self.attended_ms = now_ms
-        elif leap_ms < 0:
-            self.attended_ms += leap_ms
-
-
 class GroupJudge:
     """Looks on, and raises `Violation`.
 
     Attributes:
         made: every message with content that was broadcast, by ID.
+        forgeries: what somebody else published under their IDs.
         wrong: about acknowledgements by filters.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self.made: dict[str, SdsMessage] = {}
+        self.forgeries = Forgeries()
         self._now_ns = now_ns
         self._said: dict[bytes, str] = {}
         self._read: dict[bytes, SdsMessage] = {}
@@ -179,6 +116,8 @@ class GroupJudge:
         self._saw: Mapping[type[Event], Callable[[View, Event, SdsMessage | None], None]] = {
             Received: self._received,
             Delivered: self._delivered,
+            Withdrawn: self._withdrawn,
+            Forged: self._forged,
             Acknowledged: self._acknowledged,
             GaveUp: self._gave_up,
             Lost: self._lost,
@@ -203,6 +142,9 @@ class GroupJudge:
         entries = list(core.log.entries())
         view.keys = [entry.key for entry in entries]
         view.ids = {entry.message_id for entry in entries}
+        held = ((name, row["content"]) for name, row in disk.log.items())
+        view.deceived = self.forgeries.among(held)
+        view.withdrawn.clear()
         waiting = [each.message for each in core.incoming.waiting.values()]
         for what, found, written in (
             ("log", view.ids, disk.log.keys()),
@@ -300,21 +242,37 @@ class GroupJudge:
                 view.left.add(message.message_id)
                 view.ready.pop(message.message_id, None)
             unsaved = named - disk.log.keys()
+            if unsaved:
+                # The genuine message may wait for its causes where a forged one has been.
+                unsaved -= self._waiting(disk)
             _demand(not unsaved, f"what {view.name} publishes leaves before it is saved")
 
     def shown(self, view: View, disk: Disk, message: Message) -> None:
         """An application is shown a message (rules 13 and 14)."""
         name = message.message_id[:10]
-        row = disk.log.get(message.message_id)
-        _demand(row is not None, f"{view.name} shows {name} before it is saved")
-        made = self.made.get(message.message_id)
+        forged = self.forgeries.find(message.message_id, message.content)
+        # A forged one may be withdrawn already when its reader comes to it.
+        saved = forged is not None or message.message_id in disk.log
+        _demand(saved, f"{view.name} shows {name} before it is saved")
+        made = forged or self.made.get(message.message_id)
         _demand(made is not None and made.content == message.content, f"nobody said {name}")
+        _demand(bool(message.proof) != bool(forged), f"{view.name} shows {name} as what it is not")
         place = bisect_left(view.shown_keys, message.key)
         again = view.shown_keys[place : place + 1] == [message.key]
         _demand(not again, f"{view.name} shows {name} twice")
-        after = len(view.shown_keys) - place
-        _demand(after == message.entries_after, f"{view.name} shows {name} at another place")
+        # A page that is read late lacks what has been withdrawn since its commit.
+        gone = [key for key in view.withdrawn if key > message.key and key not in view.shown_keys]
+        uncounted = message.entries_after - (len(view.shown_keys) - place)
+        _demand(0 <= uncounted <= len(gone), f"{view.name} shows {name} at another place")
         view.shown_keys.insert(place, message.key)
+
+    @staticmethod
+    def hidden(view: View, event: Withdrawn) -> None:
+        """An application is told that a message is forged; it may not have shown it."""
+        key = event.lamport, event.message_id
+        view.withdrawn.discard(key)
+        if key in view.shown_keys:
+            view.shown_keys.remove(key)
 
     def tried(self, view: View, what: str, now_ns: int) -> None:
         """A participant makes a call, or a transaction of it has failed (rule 17)."""
@@ -342,7 +300,7 @@ class GroupJudge:
         view.attend(now_ms)
         if heard is None:
             view.ticks += 1
-        else:
+        elif self.forgeries.find(heard.message_id, heard.content) is None:
             view.asked.pop(heard.message_id, None)
             view.lacking.discard(heard.message_id)
         ahead = view.latest_ms + view.config.max_clock_ahead_ms + view.ticks
@@ -375,8 +333,11 @@ class GroupJudge:
         most = 0 if shape.error_rate < _EXACT else 1
         _demand(len(lacking) <= most, f"{view.name} has caught up and lacks {len(lacking)}")
 
-    def ended_step(self, view: View, channel: MessageChannel) -> None:
-        """A step is over (rule 5)."""
+    def ended_step(self, view: View, channel: MessageChannel, heard: SdsMessage | None) -> None:
+        """A step is over (rules 5 and 20); ``heard`` was not refused."""
+        if heard is not None and heard == self.made.get(heard.message_id, None):
+            kept = heard.message_id in view.deceived
+            _demand(not kept, f"{view.name} keeps a forged message after the genuine one came")
         if view.shown and not channel.incoming.waiting:
             lacking = view.shown - view.lost
             _demand(not lacking, f"{view.name} calls itself synced and lacks {len(lacking)}")
@@ -395,6 +356,9 @@ class GroupJudge:
             self._insert(view, (lamport, message_id), None)
         if reason is Reason.RESEND:
             _demand(message_id in view.sent_ns, f"{view.name} sends {message_id[:10]} for nothing")
+        if self.forgeries.find(message_id, message.content):
+            knows = message_id not in view.deceived
+            _demand(not knows, f"{view.name} sends a forged message that it knows as such")
         if reason in (Reason.CONTENT, Reason.RESEND):
             view.sent_ns[message_id] = now_ns
         late = [each for each in message.history if each.message_id not in self.made]
@@ -472,7 +436,8 @@ class GroupJudge:
 
     def _delivered(self, view: View, event: Event, _: SdsMessage | None) -> None:
         assert isinstance(event, Delivered)
-        made = self.made.get(event.message_id)
+        forged = self.forgeries.find(event.message_id, event.content)
+        made = forged or self.made.get(event.message_id)
         name = f"{event.message_id[:10]} at {view.name}"
         _demand(
             made is not None
@@ -482,6 +447,9 @@ class GroupJudge:
         )
         assert made is not None
         _demand(event.message_id not in view.ids, f"{name} is delivered again")
+        _demand(bool(event.proof) != bool(forged), f"{name} is taken for what it is not")
+        if forged is not None:
+            view.deceived.add(event.message_id)
         causes = {entry.message_id for entry in made.history}
         absent = causes - view.ids
         _demand(set(event.unmet) == absent, f"{name} comes without {len(absent)} causes, unsaid")
@@ -490,6 +458,22 @@ class GroupJudge:
         self._insert(view, (event.lamport, event.message_id), event.entries_after)
         if view.capped != event.message_id:
             view.highest = max(view.highest, event.lamport)
+
+    @staticmethod
+    def _withdrawn(view: View, event: Event, _: SdsMessage | None) -> None:
+        assert isinstance(event, Withdrawn)
+        name = event.message_id
+        _demand(name in view.deceived, f"{view.name} withdraws the genuine {name[:10]}")
+        view.keys.remove((event.lamport, name))
+        view.withdrawn.add((event.lamport, name))
+        view.ids.discard(name)
+        view.deceived.discard(name)
+
+    def _forged(self, view: View, event: Event, _: SdsMessage | None) -> None:
+        assert isinstance(event, Forged)
+        name = event.message_id
+        forged = self.forgeries.find(name, event.content)
+        _demand(forged is not None, f"{view.name} calls the genuine {name[:10]} forged")
 
     def _insert(self, view: View, key: Key, after: int | None) -> None:
         place = bisect_left(view.keys, key)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from sim.bridge import Life
 from sim.clock import Clock
 from sim.groups.disk import Disk, SimState
-from sim.groups.judge import View
 from sim.groups.link import GroupTransport, Radio
 from sim.groups.store import ROUTE
+from sim.groups.view import View
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.network import Caller
 from storenode.sds.aio.channel import Channel
@@ -26,7 +26,7 @@ from storenode.sds.aio.participant import LeftError, Participant, participating
 from storenode.sds.aio.transport import Fetched
 from storenode.sds.channel import ChannelFullError, MessageChannel
 from storenode.sds.envelope import SdsMessage
-from storenode.sds.events import Broadcast, CaughtUp, Event, Packet
+from storenode.sds.events import Broadcast, CaughtUp, Event, Packet, Refused, Withdrawn
 
 if TYPE_CHECKING:
     from sim.groups.world import GroupWorld
@@ -171,9 +171,12 @@ class Member(Caller):
     async def _read(self, channel: Channel) -> None:
         await asyncio.sleep(self.world.dice.uniform(0, _LATEST_READER_S))
         with suppress(LeftError):
-            async for message in channel.messages():
+            async for change in channel.changes():
                 with self.world.judging():
-                    self.world.judge.shown(self.view, self.disk, message)
+                    if isinstance(change, Withdrawn):
+                        self.world.judge.hidden(self.view, change)
+                    else:
+                        self.world.judge.shown(self.view, self.disk, change)
 
     # What others do
 
@@ -257,5 +260,6 @@ class Member(Caller):
                     world.broadcasts[event.reason.value] += 1
                     judge.spoke(view, event.reason, message, world.timeline.now_ns)
                     self.note(f"{event.reason.value} {message.message_id[:10]}")
-            judge.ended_step(view, core)
+            refused = any(isinstance(event, Refused) for event in events)
+            judge.ended_step(view, core, None if refused else heard)
         return events

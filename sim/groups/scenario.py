@@ -29,7 +29,8 @@ class GroupFaults:
     of calls. Of a participant's transactions, ``refused_saves`` fail, ``doubtful_saves`` are
     written and fail, and a participant crashes before ``save_crashes`` are written, and after
     ``send_crashes``. ``commit_crashes``: of batches, after which a store is gone before it says
-    that it has them. ``skew_ns``: how far a clock may be off.
+    that it has them. ``skew_ns``: how far a clock may be off. ``forged``: of messages, whose ID
+    somebody publishes something else under.
     """
 
     lost: float = 0.0
@@ -47,6 +48,7 @@ class GroupFaults:
     partition_every_ns: int = 0
     jump_every_ns: int = 0
     skew_ns: int = 0
+    forged: float = 0.0
 
 
 NO_FAULTS: Final = GroupFaults()
@@ -208,6 +210,7 @@ def _small_faults(dice: Dice) -> GroupFaults:
         partition_every_ns=every(5, 10),
         jump_every_ns=every(0, 0, 5),
         skew_ns=dice.choice((0, 0, 3, 120, 7_200)) * NS_PER_S,
+        forged=share(0.0, 0.3, 1.0),
     )
 
 
@@ -221,4 +224,5 @@ def _large_faults(size: int) -> GroupFaults:
         crash_every_ns=(3 if size <= LARGE_GROUP else 2) * NS_PER_S,
         partition_every_ns=20 * NS_PER_S,
         skew_ns=3 * NS_PER_S,
+        forged=0.1,
     )

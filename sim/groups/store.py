@@ -121,6 +121,12 @@ class StoreNode:
     def receive(self, sender: str, letter: object) -> None:
         """Hear nothing of what participants say to each other."""
 
+    def hear(self, message: Fetched) -> None:
+        """Store what somebody publishes who takes no part."""
+        if self.up:
+            self._store(message)
+            self._stir()
+
     # What it does
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

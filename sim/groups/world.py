@@ -11,17 +11,18 @@ from typing import Final
 from sim.bridge import TimelineLoop
 from sim.dice import Dice
 from sim.groups.faults import GroupFaultInjector
+from sim.groups.forger import Forger
 from sim.groups.judge import GroupJudge
 from sim.groups.limits import CHECK_EVERY_EVENTS, MAX_GROUP_EVENTS
 from sim.groups.member import LEAVE_NS, Member
 from sim.groups.scenario import NO_FAULTS, GroupScenario
-from sim.groups.store import StoreNode
+from sim.groups.store import StoreNode, taken
 from sim.judge import Violation
 from sim.limits import NS_PER_MS, NS_PER_S, START_NS
 from sim.network import Host, Network
 from sim.timeline import Timeline
 from sim.trace import Trace
-from storenode.sds.aio.transport import Fetched
+from storenode.sds.aio.transport import Fetched, Outbound
 
 _LOOK_EVERY_NS: Final = 500 * NS_PER_MS
 _PATIENCE_ROUNDS: Final = 40
@@ -34,7 +35,8 @@ class GroupSummary:
     ``settling_ns``: from the end of the faults until all logs were equal. ``broadcasts``: of all
     participants, resends, sync messages and answers included; ``heard``: how often one of them
     came to somebody, from others or from a store. ``lost``: messages that somebody was told are
-    lost and lacks. ``wrong`` acknowledgements by filters, of ``expected``. ``marks``: how often
+    lost and lacks. ``deceived``: how often a forged message is in a log in the end, as one that is
+    not proven. ``wrong`` acknowledgements by filters, of ``expected``. ``marks``: how often
     something rare happened.
     """
 
@@ -48,6 +50,7 @@ class GroupSummary:
     broadcasts: Mapping[str, int]
     heard: int
     lost: int
+    deceived: int
     wrong: int
     expected: float
     crashes: int
@@ -72,6 +75,7 @@ class GroupWorld:
         self.network = Network(self.timeline, dice, self.trace, self.marks)
         self.network.weather.delay_ns = scenario.network_delay_ns
         self.faults_now = scenario.faults
+        self.forger = Forger(self)
         self.stores = [StoreNode(self, number) for number in range(scenario.stores)]
         self.members = [Member(self, number) for number in range(scenario.size)]
         hosts: list[Host] = [*self.stores, *self.members]
@@ -126,6 +130,17 @@ class GroupWorld:
 
     def relay(self, sender: str, message: Fetched) -> None:
         """Let everybody else hear a broadcast, if that is a way at all."""
+        self.forger.saw(message)
+        self._post(sender, message)
+
+    def spread(self, sender: str, payload: bytes, time_ns: int) -> None:
+        """Let everybody hear, and stores take, what somebody broadcasts who takes no part."""
+        message = taken(Outbound(payload, time_ns))
+        self._post(sender, message)
+        for store in self.stores:
+            store.hear(message)
+
+    def _post(self, sender: str, message: Fetched) -> None:
         if not self.scenario.follow:
             for member in self.members:
                 if member.name != sender:
@@ -274,6 +289,7 @@ class GroupWorld:
             broadcasts=dict(sorted(self.broadcasts.items())),
             heard=self.heard,
             lost=sum(map(len, lost)),
+            deceived=sum(len(member.view.deceived) for member in self.members),
             wrong=self.judge.wrong.found,
             expected=round(self.judge.wrong.expected, 3),
             crashes=sum(member.crashes for member in self.members),

@@ -7,6 +7,8 @@ Rules:
 3. The log is ordered by (Lamport timestamp, message ID) at every participant alike.
 4. What was delivered stays known for good, whatever has left memory.
 5. A packet that is not taken changes nothing, and is counted.
+6. Of several messages with one ID, one that proves to be the genuine one is in the log
+   (`storenode.sds.claims`); another that was there is withdrawn.
 
 | input            | what happens                                                                |
 |------------------|-----------------------------------------------------------------------------|
@@ -15,7 +17,8 @@ Rules:
 | `SendSync`       | broadcast without content, unless there is nothing to say                   |
 | `Published`      | the hint of an own message becomes known                                    |
 | `Receive`        | content: acknowledgements, filter, then delivered or waits for its causes;  |
-|                  | sync: the same, never delivered; ephemeral: handed out; known: owed again   |
+|                  | sync: the same, never delivered; ephemeral: handed out; known: owed again,  |
+|                  | or forged, or the genuine one, which takes the other's place                |
 | `Tick`           | what waits is delivered, lost or told; resends; repair answers; sync; prune |
 
 Source: SDS, "Protocol steps", in the newest revision.
@@ -30,6 +33,7 @@ from storenode.sds.behind import Lacks
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.broadcasts import broadcast_of
 from storenode.sds.chance import Chance
+from storenode.sds.claims import Claims, Proof, Verdict, proof_of, said_by
 from storenode.sds.clock import Clock
 from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import (
@@ -41,13 +45,13 @@ from storenode.sds.envelope import (
     decode_message,
 )
 from storenode.sds.events import (
-    Acknowledged,
     Broadcast,
     ClockCapped,
     Counts,
     Delivered,
     EphemeralReceived,
     Event,
+    Forged,
     Input,
     Lost,
     Missing,
@@ -67,17 +71,18 @@ from storenode.sds.events import (
     SendSync,
     Sent,
     Tick,
+    Withdrawn,
 )
 from storenode.sds.gaps import Gaps
 from storenode.sds.history import Heads, history_of
 from storenode.sds.ids import draw_salt
 from storenode.sds.incoming import IncomingBuffer, Waiting
+from storenode.sds.learning import learn
 from storenode.sds.limits import (
     ASK_EVERY_MS,
     MAX_HINT_BYTES,
     MAX_LOST_IDS,
     MAX_OWED_NAMED,
-    MAX_REPAIR_ANSWERED,
     UNATTENDED_SWEEPS,
 )
 from storenode.sds.log import Log
@@ -104,6 +109,7 @@ class MessageChannel:
         self.config = config
         self.clock = Clock(now_ms, config.max_clock_ahead_ms)
         self.log = Log(draw_salt(chance))
+        self.claims = Claims(self.log.met.salt)
         self.filter = RollingFilter(config.filter)
         self.outgoing = OutgoingBuffer(config.filter)
         self.incoming = IncomingBuffer()
@@ -285,6 +291,7 @@ class MessageChannel:
         self.incoming.check()
         assert not any(message_id in self.log for message_id in self.incoming.ids)
         assert not any(message_id in self.log for message_id in self.incoming.wants)
+        assert all(map(self._is_known, self.claims.unproven))
         assert all(message_id in self.log for message_id in self.outgoing.by_id)
         assert len(self.lost) <= MAX_LOST_IDS
         assert all(message_id in self.log for message_id in self.heads.ids)
@@ -325,6 +332,8 @@ class MessageChannel:
         message_id, lamport = message.message_id, message.lamport or 0
         self.log.insert(LogEntry(lamport, message_id, message.sender_id))
         self.filter.add(message_id)
+        if not proof_of(message):
+            self.claims.add(message_id, said_by(message, own=True))
         probe = self.config.filter.probe(message_id)
         kept = message.bare()
         self.outgoing.add(Outgoing(kept, probe, now_ms + self.config.resend_ms))
@@ -358,29 +367,60 @@ class MessageChannel:
             return
         kind = message.kind
         own = message.sender_id == self.config.sender_id
-        if own and (kind is not Kind.CONTENT or message.message_id in self.log):
+        hint = packet.hint if len(packet.hint or b"") <= MAX_HINT_BYTES else None
+        if own and kind is not Kind.CONTENT:
             self.counts.echoes += 1
-            if self.answers is not None:
-                self.answers.seen(message.message_id)
         elif kind is Kind.EPHEMERAL:
             assert message.content is not None
             events.append(EphemeralReceived(message.message_id, message.sender_id, message.content))
-        elif kind is Kind.CONTENT and self._is_known(now_ms, message.message_id, packet.hint):
-            self.counts.duplicates += 1
+        elif kind is Kind.CONTENT and self._is_known(message.message_id):
+            verdict = self.claims.judge(message)
+            if verdict is Verdict.GENUINE:
+                self._take(now_ms, message, hint, events, own=own)
+            elif verdict is Verdict.FORGED:
+                self._reject(message, hint, events)
+            else:
+                self._again(now_ms, message.message_id, hint, own=own)
         else:
-            hint = packet.hint if len(packet.hint or b"") <= MAX_HINT_BYTES else None
             self._take(now_ms, message, hint, events, own=own)
 
-    def _is_known(self, now_ms: int, message_id: str, hint: bytes | None) -> bool:
-        if message_id not in self.log and message_id not in self.incoming.ids:
-            return False
+    def _is_known(self, message_id: str) -> bool:
+        return message_id in self.log or message_id in self.incoming.ids
+
+    def _again(self, now_ms: int, message_id: str, hint: bytes | None, *, own: bool) -> None:
+        self.counts.echoes += own
+        self.counts.duplicates += not own
         if self.answers is not None:
             self.answers.seen(message_id)
         entry = self.log.recent(message_id)
-        if entry is not None and (not hint or hint != entry.hint):
+        if not own and entry is not None and (not hint or hint != entry.hint):
             # Another copy: its sender may not have heard that we have it.
             self.pace.delivered(message_id, now_ms)
-        return True
+
+    def _reject(self, message: SdsMessage, hint: bytes | None, events: list[Event]) -> None:
+        """Report a forged message, once."""
+        if self.claims.is_news(message):
+            message_id, sender, lamport = message.message_id, message.sender_id, message.lamport
+            certain = self.claims.is_certain(message_id)
+            content = message.content or b""
+            self.counts.forged += 1
+            events.append(Forged(message_id, sender, lamport or 0, content, hint, certain))
+
+    def _withdraw(self, message_id: str, events: list[Event]) -> None:
+        """Let a message go whose ID proves nothing: the genuine one is here."""
+        lamport = self.claims.withdraw(message_id)
+        self.counts.forged += 1
+        if self.incoming.withdraw(message_id):
+            for forgotten in self.incoming.take_forgotten():
+                self._stop_asking(forgotten)
+            return
+        self.log.remove((lamport, message_id))
+        self.heads.ids.pop(message_id, None)
+        # It may have passed for naming messages that nothing else names.
+        self.showing.due = True
+        if self.answers is not None:
+            self.answers.drop(message_id)
+        events.append(Withdrawn(message_id, lamport))
 
     def _take(
         self,
@@ -398,72 +438,33 @@ class MessageChannel:
             for entry in message.history
             if entry.message_id not in log and entry.message_id not in lost
         }
+        proof = Proof.NONE
         if content:
             unmet.discard(message_id)
+            proof = proof_of(message)
         gone = [each.message_id for each in message.history if each.message_id in lost]
-        waiting = Waiting(message, hint, now_ms, unmet, gone) if unmet else None
+        taken = Waiting(message, hint, now_ms, unmet, gone, proof)
         bounds = config.max_waiting, config.max_waiting_bytes, config.max_missing
-        if waiting is not None and not self.incoming.fits(waiting, *bounds):
+        if unmet and not self.incoming.fits(taken, *bounds):
             self.counts.buffer_full += 1
             events.append(Refused(Refusal.BUFFER_FULL, message_id))
             return
+        if content and self._is_known(message_id):
+            self._withdraw(message_id, events)
         events.append(Received(message_id, message.kind, message.sender_id))
         if not own:
-            self._learn(now_ms, message, events)
+            learn(self, now_ms, message, events)
         if content:
             self.filter.add(message_id)
-        if waiting is not None:
-            waiting.message = message.bare()
-            self._wait(now_ms, waiting, events)
+            if not proof:
+                self.claims.add(message_id, said_by(message))
+        if unmet:
+            taken.message = message.bare()
+            self._wait(now_ms, taken, events)
         elif content:
-            self._deliver(now_ms, message, hint, gone, events)
+            self._deliver(now_ms, taken, events)
             if self.incoming.ready and not self.config.release_at_sweep:
                 self._release(now_ms, events)
-
-    def _learn(self, now_ms: int, message: SdsMessage, events: list[Event]) -> None:
-        """What another's message says about ours (SDS, "Review ACK status"), and repair."""
-        named = {entry.message_id for entry in message.history}
-        news = message.kind is Kind.CONTENT or not self.heads.ids.keys() <= named
-        self.pace.heard(now_ms, news=news)
-        for entry in message.history:
-            if self.outgoing.remove(entry.message_id):
-                events.append(Acknowledged(entry.message_id, 0.0, message.sender_id))
-            # A sender that names its own message has not heard that anybody has it.
-            known = self.log.recent(entry.message_id)
-            if known is not None and known.sender_id != message.sender_id:
-                self.pace.acknowledged(entry.message_id)
-            self.gaps.named(entry.message_id)
-        if message.bloom_filter is not None:
-            self._review(now_ms, message, message.bloom_filter, events)
-        if self.answers is not None and self.requests is not None:
-            for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
-                self.requests.put_off(entry.message_id, now_ms)
-            ignored = self.answers.asked(message.repair_request, now_ms)
-            self.counts.repair_requests_ignored += ignored
-
-    def _review(
-        self, now_ms: int, message: SdsMessage, bloom_filter: bytes, events: list[Event]
-    ) -> None:
-        config = self.config
-        self.lacks.look(message.sender_id, bloom_filter, message.lamport or 0, self.filter, now_ms)
-        if not config.filter.reads(bloom_filter):
-            self.counts.filters_unreadable += 1
-            return
-        self.showing.heard(now_ms)
-        if self.outgoing.by_id:
-            events += self.outgoing.witness(
-                bloom_filter,
-                message,
-                config.possible_acks,
-                config.max_ack_error,
-                config.resend_possible_ms - config.resend_ms,
-            )
-        if config.gap_entries and self.gaps.is_time(now_ms):
-            unix_ms = self.clock.unix_ms(now_ms)
-            entries = self.gaps.entries(self.log, message.lamport or 0, unix_ms)
-            for key in self.gaps.look(bloom_filter, message.sender_id, entries, now_ms):
-                if self.answers is not None:
-                    self.answers.offer(key, now_ms)
 
     def _wait(self, now_ms: int, waiting: Waiting, events: list[Event]) -> None:
         if waiting.message.content:
@@ -481,26 +482,18 @@ class MessageChannel:
 
     # --- delivering
 
-    def _deliver(
-        self,
-        now_ms: int,
-        message: SdsMessage,
-        hint: bytes | None,
-        given_up: list[str],
-        events: list[Event],
-    ) -> None:
+    def _deliver(self, now_ms: int, taken: Waiting, events: list[Event]) -> None:
+        message, hint = taken.message, taken.hint
         message_id, lamport = message.message_id, message.lamport or 0
         if not self.clock.adopt(lamport, self.clock.unix_ms(now_ms)):
             self.counts.clocks_capped += 1
             events.append(ClockCapped(message_id, lamport))
         # What was given up may have come after all.
-        unmet = tuple([key for key in dict.fromkeys(given_up) if key not in self.log])
+        unmet = tuple([key for key in dict.fromkeys(taken.given_up) if key not in self.log])
         after = self.log.insert(LogEntry(lamport, message_id, message.sender_id, hint))
-        events.append(
-            Delivered(
-                message_id, message.sender_id, lamport, message.content or b"", hint, after, unmet
-            )
-        )
+        sender, content = message.sender_id, message.content or b""
+        proof = taken.proof or proof_of(message)
+        events.append(Delivered(message_id, sender, lamport, content, hint, after, unmet, proof))
         self.pace.delivered(message_id, now_ms)
         if self.answers is not None:
             self.answers.keep(message.bare())
@@ -530,7 +523,7 @@ class MessageChannel:
                     heappush(ready, (message.lamport or 0, message.message_id, waiting))
             if ready:
                 _, _, waiting = heappop(ready)
-                self._deliver(now_ms, waiting.message, waiting.hint, waiting.given_up, events)
+                self._deliver(now_ms, waiting, events)
 
     # --- sweeps
 

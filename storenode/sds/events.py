@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from storenode.sds.claims import Proof
 from storenode.sds.envelope import Kind
 
 
@@ -113,7 +114,8 @@ class Received:
 class Delivered:
     """A message is in the log, ``entries_after`` places before its end.
 
-    ``unmet`` are causes that are not in the log: given up, or part of a circle.
+    ``unmet`` are causes that are not in the log: given up, or part of a circle. ``proof`` says
+    whether the ID shows that this is the genuine message.
     """
 
     message_id: str
@@ -123,6 +125,32 @@ class Delivered:
     hint: bytes | None = None
     entries_after: int = 0
     unmet: tuple[str, ...] = ()
+    proof: Proof = Proof.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A message left the log: its ID proves nothing, and the genuine message of that ID came, which
+    is delivered next, or when its causes are there. ``lamport`` is where the other one was.
+    """
+
+    message_id: str
+    lamport: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forged:
+    """A message came under the ID of another one, and is not taken. All fields are its claims.
+
+    ``certain`` is False where neither can be proven: then it is the later of the two.
+    """
+
+    message_id: str
+    sender_id: str
+    lamport: int
+    content: bytes
+    hint: bytes | None = None
+    certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +279,8 @@ Event = (
     | Sent
     | Received
     | Delivered
+    | Withdrawn
+    | Forged
     | EphemeralReceived
     | PossiblyAcknowledged
     | Acknowledged
@@ -282,3 +312,5 @@ class Counts:
     lost: int = 0
     circles: int = 0
     repair_requests_ignored: int = 0
+    forged: int = 0
+    """Messages under the ID of another one, those included whose place the genuine one took."""

@@ -1,4 +1,4 @@
-"""A set of message IDs that only grows: about 20 bytes per ID, in constant time.
+"""A set of message IDs: about 20 bytes per ID, in constant time. It never shrinks.
 
 It is what remembers that a dependency was met when the log entry itself has left memory. An ID
 is kept as 128 bits of BLAKE2 with a salt that nobody else knows, in small unordered shards. The
@@ -52,6 +52,15 @@ class IdSet:
         digest = self._digest(message_id)
         if not _find(self._shards[self._place(digest)], digest):
             self._append(digest)
+
+    def discard(self, message_id: str) -> None:
+        """Remove an ID; nothing happens when it is not there."""
+        digest = self._digest(message_id)
+        shard = self._shards[self._place(digest)]
+        at = _position(shard, digest)
+        if at >= 0:
+            del shard[at : at + DIGEST_BYTES]
+            self._count -= 1
 
     def digests(self) -> bytes:
         """All digests, 16 bytes each, in no particular order."""
@@ -112,9 +121,12 @@ def _split(digests: bytes) -> Iterator[bytes]:
 
 
 def _find(shard: bytearray, digest: bytes) -> bool:
+    return _position(shard, digest) >= 0
+
+
+def _position(shard: bytearray, digest: bytes) -> int:
+    """Where a digest is; negative when it is not there."""
     found = shard.find(digest)
-    while found % DIGEST_BYTES:
-        if found < 0:
-            return False
+    while found >= 0 and found % DIGEST_BYTES:
         found = shard.find(digest, found + 1)
-    return True
+    return found

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from storenode.sds.claims import Proof
 from storenode.sds.envelope import Entry, SdsMessage
 from storenode.sds.events import MissingMessage
 from storenode.sds.limits import MAX_HINTS_PER_MISSING, MAX_WAITING_SYNCS
@@ -31,7 +32,8 @@ ENTRY_BYTES: Final = 256
 class Waiting:
     """A message that waits; sync messages wait too, and are dropped when they are ready.
 
-    ``unmet`` are the IDs that it waits for, ``given_up`` those that it waited for in vain.
+    ``unmet`` are the IDs that it waits for, ``given_up`` those that it waited for in vain;
+    ``proof`` is of its ID, where that was looked at.
     """
 
     message: SdsMessage
@@ -39,6 +41,7 @@ class Waiting:
     arrived_ms: int
     unmet: set[str]
     given_up: list[str] = field(default_factory=list)
+    proof: Proof = Proof.NONE
 
     @property
     def size_bytes(self) -> int:
@@ -110,7 +113,7 @@ class IncomingBuffer:
         if waiting.message.content:
             self.wants.pop(waiting.message.message_id, None)
         if len(self._syncs) > MAX_WAITING_SYNCS:
-            self._forget_sync(next(iter(self._syncs)))
+            self._forget(next(iter(self._syncs)))
         return list(dict.fromkeys(missing))
 
     def take_forgotten(self) -> list[str]:
@@ -142,6 +145,14 @@ class IncomingBuffer:
         serials = sorted(self.ready)
         self.ready.clear()
         return [self._remove(serial) for serial in serials]
+
+    def withdraw(self, message_id: str) -> bool:
+        """Remove a message with content, another one of which will come; False if none waits."""
+        serial = self.ids.get(message_id)
+        if serial is None:
+            return False
+        self._forget(serial)
+        return True
 
     def expired(self, before_ms: int) -> list[str]:
         """IDs that have been missing since before a time, longest first."""
@@ -243,7 +254,7 @@ class IncomingBuffer:
             del self._syncs[serial]
         return waiting
 
-    def _forget_sync(self, serial: int) -> None:
+    def _forget(self, serial: int) -> None:
         self._stop_waiting(serial)
         self.ready.pop(serial, None)
         self._remove(serial)

@@ -93,3 +93,10 @@ MAX_EXPLAINED_IDS: Final = 4_096
 
 MAX_FILTER_CAPACITY: Final = 1_000_000
 """IDs of a Bloom filter."""
+
+MAX_UNPROVEN: Final = 10_000
+"""Messages whose ID proves nothing, of which is remembered what they said; of older ones nothing
+else that claims their ID is judged."""
+
+MAX_FORGERIES_TOLD: Final = 1_000
+"""Forged messages that are not reported again when they come again."""

@@ -72,6 +72,15 @@ class Log:
         self._packed += 1
         return self._insert_in_page(max(bisect_right(self._firsts, key) - 1, 0), entry)
 
+    def remove(self, key: Key) -> None:
+        """Take a message out again, as if it had not come."""
+        _, message_id = key
+        self.met.discard(message_id)
+        if self._recent.pop(message_id, None) is not None:
+            self._tail.remove(key)
+        else:
+            self._remove_from_page(bisect_right(self._firsts, key) - 1, key)
+
     def preceding(self, key: Key, count: int) -> list[LogEntry]:
         """The last entries before a place, in log order: at most `count`."""
         tail = self._tail
@@ -201,6 +210,21 @@ class Log:
         if len(self._open) >= 2 * PAGE_ENTRIES:
             self._split_page(page)
         return after
+
+    def _remove_from_page(self, page: int, key: Key) -> None:
+        if page < 0:
+            self.pruned -= 1
+            return
+        self._open_page(page)
+        place = bisect_left(self._open, key, key=lambda other: other.key)
+        del self._open[place]
+        self._counts[page] -= 1
+        self._packed -= 1
+        if self._open:
+            self._firsts[page] = self._open[0].key
+        else:
+            self._open_at = None
+            del self._pages[page], self._firsts[page], self._counts[page]
 
     def _split_page(self, page: int) -> None:
         halves = self._open[:PAGE_ENTRIES], self._open[PAGE_ENTRIES:]

@@ -137,6 +137,13 @@ class Answers:
             self._bytes -= _size(oldest)
             self.pending.pop(oldest.message_id, None)
 
+    def drop(self, message_id: str) -> None:
+        """A message turned out not to be the genuine one: nobody is given it."""
+        message = self.kept.pop(message_id, None)
+        if message is not None:
+            self._bytes -= _size(message)
+            self.pending.pop(message_id, None)
+
     def asked(self, entries: Sequence[Entry], now_ms: int) -> int:
         """Another participant asked for messages; of how many of these nothing comes."""
         looked_at = entries[:MAX_REPAIR_ANSWERED]

@@ -14,9 +14,11 @@ from typing import Final, TypeVar
 
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.channel import MessageChannel
+from storenode.sds.claims import Claims, Unproven
 from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.events import Counts
+from storenode.sds.ids import IdSet
 from storenode.sds.incoming import Waiting, Want
 from storenode.sds.log import Log
 from storenode.sds.outgoing import Outgoing
@@ -24,8 +26,9 @@ from storenode.sds.outgoing import Outgoing
 _T = TypeVar("_T")
 
 MAGIC: Final = b"SDSC"
-VERSION: Final = 2
-"""Version 1 knows neither heads nor when the filter goes along; it is still read."""
+VERSION: Final = 3
+"""Version 1 knows neither heads nor when the filter goes along, and none before 3 whose ID proves
+anything; they are still read."""
 
 CHECKSUM_BYTES: Final = 16
 _FLOAT: Final = struct.Struct(">d")
@@ -55,6 +58,7 @@ def snapshot(channel: MessageChannel) -> bytes:
     _write_pace(write, channel)
     _write_repair(write, channel)
     _write_telling(write, channel)
+    _write_claims(write, channel)
     body = MAGIC + bytes([VERSION]) + b"".join(write.parts)
     return body + _checksum(body)
 
@@ -98,7 +102,7 @@ def _restore(config: ChannelConfig, read: "_Reader", version: int) -> MessageCha
     channel.sends = read.number()
     channel.told_ms = read.number()
     counts = read.list_(read.number)
-    if len(counts) != len(fields(Counts)):
+    if len(counts) > len(fields(Counts)):
         raise SnapshotError("the snapshot has other counts than this version")
     channel.counts = Counts(*counts)
     channel.lost = dict.fromkeys(read.list_(read.text))
@@ -111,6 +115,11 @@ def _restore(config: ChannelConfig, read: "_Reader", version: int) -> MessageCha
         _read_telling(read, channel)
     else:
         channel.showing.due = True
+    if version > 2:
+        _read_claims(read, channel)
+    else:
+        channel.claims.add_older(entry.message_id for entry in channel.log.entries())
+        channel.claims.add_older(channel.incoming.ids)
     read.end()
     known = len(channel.log) + channel.log.pruned + len(channel.incoming.waiting)
     channel.filter.complete = known <= len(channel.filter)
@@ -143,6 +152,7 @@ def _write_log(write: "_Writer", channel: MessageChannel) -> None:
 
 def _read_log(read: "_Reader", channel: MessageChannel) -> None:
     channel.log = Log(read.bytes_())
+    channel.claims = Claims(channel.log.met.salt)
     packed, newest = read.list_(read.bytes_), read.list_(read.bytes_)
     channel.log.restore(packed, newest, read.bytes_())
     channel.log.pruned = read.number()
@@ -206,6 +216,18 @@ def _read_telling(read: "_Reader", channel: MessageChannel) -> None:
     channel.pace.rarer = read.float_()
 
 
+def _write_claims(write: "_Writer", channel: MessageChannel) -> None:
+    claims = channel.claims
+    write.list_(claims.unproven.items(), write.unproven)
+    write.bytes_(claims.older.digests())
+
+
+def _read_claims(read: "_Reader", channel: MessageChannel) -> None:
+    claims = channel.claims
+    claims.unproven.update(read.list_(read.unproven))
+    claims.older = IdSet.from_digests(claims.older.salt, read.bytes_())
+
+
 def _checksum(body: bytes) -> bytes:
     return blake2b(body, digest_size=CHECKSUM_BYTES).digest()
 
@@ -266,6 +288,11 @@ class _Writer:
         self.timed((item[0], item[1].since_ms))
         self.list_(item[1].hints, self.bytes_)
         self.text(item[1].sender_id or "")
+
+    def unproven(self, item: tuple[str, Unproven]) -> None:
+        self.timed((item[0], item[1].lamport))
+        self.bytes_(item[1].digest)
+        self.number(item[1].own)
 
     def request(self, item: tuple[int, Entry]) -> None:
         self.timed((item[1].message_id, item[0]))
@@ -334,6 +361,10 @@ class _Reader:
     def want(self) -> tuple[str, Want]:
         message_id, since_ms = self.timed()
         return message_id, Want(since_ms, self.list_(self.bytes_), self.text() or None)
+
+    def unproven(self) -> tuple[str, Unproven]:
+        message_id, lamport = self.timed()
+        return message_id, Unproven(lamport, self.bytes_(), bool(self.number()))
 
     def request(self) -> tuple[int, Entry]:
         message_id, due_ms = self.timed()

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from storenode.sds import channel
 from storenode.sds.behind import _Lack
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.channel import MessageChannel
+from storenode.sds.claims import Claims, Proof, Verdict
 from storenode.sds.clock import Clock
 from storenode.sds.envelope import SdsMessage
 from storenode.sds.events import Acknowledged, Event, PossiblyAcknowledged
@@ -127,6 +129,18 @@ def _found_after_one_search(self: _Lack, known: int) -> None:
     _explain(self, -1 if self.searches else known)
 
 
+def _same(*_: object) -> Verdict:
+    return Verdict.SAME
+
+
+def _always_forged(*_: object) -> Verdict:
+    return Verdict.FORGED
+
+
+def _all_proven(*_: object) -> Proof:
+    return Proof.MESSAGE
+
+
 def _never(*_: object, **__: object) -> bool:
     return False
 
@@ -142,6 +156,8 @@ class GroupMutant:
     with_store: bool = False
     compares: bool = True
     """Whether filters are compared, which heals what the fault leaves."""
+    first_seed: int = 0
+    """Where to begin, for a fault that shows in few runs."""
 
 
 GROUP_MUTANTS = {
@@ -171,6 +187,21 @@ GROUP_MUTANTS = {
     "never shows its filter": GroupMutant(Showing, "_take", _never, "do not become equal"),
     "believes that a search has found all": GroupMutant(
         _Lack, "explain", _found_after_one_search, "has caught up and lacks"
+    ),
+    "takes the first of an ID for genuine": GroupMutant(
+        Claims, "judge", _same, "keeps a forged message"
+    ),
+    "takes anything for proven": GroupMutant(
+        channel, "proof_of", _all_proven, "taken for what it is not|keeps a forged message"
+    ),
+    "calls everything forged": GroupMutant(
+        Claims, "judge", _always_forged, "calls the genuine .* forged"
+    ),
+    "gives others what it knows to be forged": GroupMutant(
+        Answers, "drop", _nothing, "sends a forged message that it knows"
+    ),
+    "lets a forged message stay in its log": GroupMutant(
+        Log, "remove", _nothing, "log of .* is not what it was told|AssertionError"
     ),
     "overlooks causes": GroupMutant(
         MessageChannel, "_take", _half_a_history, "synced and lacks|comes without"

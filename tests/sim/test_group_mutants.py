@@ -24,7 +24,7 @@ def test_a_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutant.part, mutant.method, mutant.fault)
     if not mutant.compares:
         monkeypatch.setattr(Lacks, "look", lambda *_: None)
-    for seed in range(SEEDS):
+    for seed in range(mutant.first_seed, mutant.first_seed + SEEDS):
         try:
             simulate_group(seed, random.Random(seed), 3, with_store=mutant.with_store)
         except SimulationFailure as failure:

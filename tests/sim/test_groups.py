@@ -54,6 +54,7 @@ def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
         return
     expected = {
         "a causal history was asked for",
+        "a message was forged",
         "a participant crashed before a transaction",
         "a participant crashed between a transaction and what follows from it",
         "a store crashed between a commit and its acknowledgement",

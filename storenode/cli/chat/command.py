@@ -81,6 +81,9 @@ def chat(
     by a participant, ✗ refused or given up. /help lists commands and keys, /quit or Ctrl-C
     leaves. The line at the bottom says whether anything is missing; /missing says what.
 
+    "(not verified)" is below a line whose ID is not the hash of what it says. Lines that came
+    under the ID of another one are shown as FORGED; /forged lists them.
+
     Without a terminal, lines of the input are said as they are, and what anybody says is printed
     as it comes, with times in UTC and rows after the first of a message indented.
     """

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from storenode.cli.chat.forgeries import MEANING
 from storenode.cli.chat.limits import MAX_LISTED
 from storenode.cli.chat.people import counted, standing
 from storenode.cli.chat.words import lacks_of, owed_of, state_of
 from storenode.cli.client.text import safe
 
 if TYPE_CHECKING:
-    from storenode.cli.chat.people import People
+    from storenode.cli.chat.transcript import Transcript
     from storenode.sds.aio.channel import Channel
     from storenode.sds.events import MissingMessage
 
@@ -42,14 +43,18 @@ class Answer:
 class Commands:
     """The commands of a chat; ``keys`` are explained where there are any."""
 
-    def __init__(self, channel: Channel, people: People, keys: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, channel: Channel, transcript: Transcript, keys: tuple[str, ...] = ()
+    ) -> None:
         self._channel = channel
-        self._people = people
+        self._people = transcript.people
+        self._forgeries = transcript.forged
         self._keys = keys
         self._known: dict[str, tuple[str, Callable[[], Answer]]] = {
             "/help": ("this list", self._help),
             "/names": ("who takes part, and who has what is not here", self._names),
             "/missing": ("what is missing, and what is done about it", self._missing),
+            "/forged": ("what was said under the ID of another line", self._forged),
             "/status": ("the connection, and what has become of your lines", self._status),
             "/quit": ("leave", lambda: Answer(leave=True)),
         }
@@ -118,11 +123,20 @@ class Commands:
             )
         )
 
+    def _forged(self) -> Answer:
+        count = self._channel.counts.forged
+        if not count:
+            return Answer(("No forged line has been seen.", MEANING))
+        rows = [f"  {row}" for row in list(self._forgeries)[-MAX_LISTED:]]
+        return Answer((f"{counted(count, 'forged line')} since the first run:", *rows, MEANING))
+
     def _status(self) -> Answer:
         status = self._channel.status
         rows = [state_of(status) + "."]
         if not owed_of(status):
             rows.append("All of your lines were received by somebody, or you said none.")
+        if forged := self._channel.counts.forged:
+            rows.append(f"{counted(forged, 'forged line')} came: /forged lists them.")
         if status.incomparable:
             peers = counted(status.incomparable, "participant")
             rows.append(

@@ -25,6 +25,12 @@ NAMES_COLUMNS: Final = 18
 MIN_COLUMNS_WITH_NAMES: Final = 100
 """The list of names, and the width of a terminal from which on it is shown."""
 
+MAX_FORGED: Final = 100
+"""Forged messages that /forged can list; the oldest makes room."""
+
+MAX_QUOTED_CHARS: Final = 200
+"""What a warning repeats of a forged message."""
+
 FAR_UP_ENTRIES: Final = 10
 """A late message that is put so far up, or further, is pointed out."""
 

@@ -40,7 +40,7 @@ class PlainChat:
         self._channel = channel
         self._keeps = keeps
         self._transcript = Transcript(name, now_ms())
-        self._commands = Commands(channel, self._transcript.people)
+        self._commands = Commands(channel, self._transcript)
         self._out = Output(as_json=False)
 
     async def run(self) -> None:

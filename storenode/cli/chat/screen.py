@@ -56,7 +56,7 @@ class ScreenChat:
         self._title = f"{safe(name)} in {safe(channel_id)}"
         self._transcript = Transcript(name, now_ms())
         self._people = self._transcript.people
-        self._commands = Commands(channel, self._people, KEYS)
+        self._commands = Commands(channel, self._transcript, KEYS)
         self._log = _LogControl(self._transcript)
         self._pressed_s = time.monotonic()
         self._marked_s = -inf

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import re
 from bisect import insort
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 
-from storenode.cli.chat.limits import FAR_UP_ENTRIES, MAX_SHOWN_LINES, MAX_TOLD_IDS
+from storenode.cli.chat.forgeries import NOT_VERIFIED, rejected, replaced
+from storenode.cli.chat.limits import (
+    FAR_UP_ENTRIES,
+    MAX_FORGED,
+    MAX_SHOWN_LINES,
+    MAX_TOLD_IDS,
+)
 from storenode.cli.chat.people import People, clock_of, counted, now_ms
 from storenode.cli.chat.text import rows_of
 from storenode.cli.chat.words import remark_of
 from storenode.cli.client.text import format_time, safe
 from storenode.message.limits import NS_PER_S
 from storenode.sds.aio.events import ChannelEvent, Message, NotStored
+from storenode.sds.claims import Proof
 from storenode.sds.events import (
     Acknowledged,
     Behind,
     CaughtUp,
+    Forged,
     GaveUp,
     Missing,
     PossiblyAcknowledged,
     Received,
     Sent,
+    Withdrawn,
 )
 from storenode.sds.pages import Key
 
@@ -95,6 +105,8 @@ class Transcript:
         self.lines: list[Line] = []
         self.people = People(own)
         self.unread: Line | None = None
+        self.forged: deque[str] = deque(maxlen=MAX_FORGED)
+        """What was said of forged messages, with the time of it."""
         self._since_ms = since_ms
         self._by_id: dict[str, Line] = {}
         self._turn = 0
@@ -127,6 +139,11 @@ class Transcript:
                 self.people.level(event.sender_id)
             case Missing():
                 return self._lacking(event)
+            case Forged():
+                genuine = self._by_id.get(event.message_id)
+                return [self._warning_of_forgery(rejected(event, genuine))]
+            case Withdrawn():
+                return self._withdrawn(event.message_id)
         said = remark_of(event)
         return [] if said is None else [self.remark(said)]
 
@@ -172,6 +189,8 @@ class Transcript:
         rows = rows_of(message.content)
         if message.unmet:
             rows.append("(answers something that is lost)")
+        if message.proof is Proof.NONE and not mine:
+            rows.append(NOT_VERIFIED)
         sender = safe(message.sender_id) or "somebody"
         line = Line(
             message.key,
@@ -217,6 +236,18 @@ class Transcript:
                 warning=True,
             )
         ]
+
+    def _withdrawn(self, message_id: str) -> list[Line]:
+        line = self._by_id.pop(message_id, None)
+        if line is None:
+            return []
+        self.lines.remove(line)
+        return [self._warning_of_forgery(replaced(line))]
+
+    def _warning_of_forgery(self, said: str) -> Line:
+        line = self.remark(said, warning=True)
+        self.forged.append(f"{clock_of(line.when_ms)} {said}")
+        return line
 
     def _lacking(self, event: Missing) -> list[Line]:
         names = {each.message_id for each in event.messages}

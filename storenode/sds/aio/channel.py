@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from random import SystemRandom
 from typing import Self
@@ -28,7 +28,7 @@ from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Route, Transport
 from storenode.sds.chance import Chance
 from storenode.sds.config import ChannelConfig
-from storenode.sds.events import Counts, MissingMessage
+from storenode.sds.events import Counts, MissingMessage, Withdrawn
 from storenode.sds.pages import Key
 
 Place = str | Transport
@@ -160,10 +160,23 @@ class Channel:
         return self.events()
 
     async def messages(self, *, backlog: int | None = None) -> AsyncGenerator[Message, None]:
-        """The log in order, then each message as it is delivered, without gap or duplicate.
+        """The log in order, then each message as it is delivered, without gap.
 
         ``backlog``: begin with so many of the log's last messages (1,000 at most), None with all.
-        A message whose ``entries_after`` is not 0 belongs further up.
+        A message whose ``entries_after`` is not 0 belongs further up. An ID comes twice only if
+        the first was forged: see `changes`.
+        """
+        async with aclosing(self.changes(backlog=backlog)) as changes:
+            async for change in changes:
+                if isinstance(change, Message):
+                    yield change
+
+    async def changes(
+        self, *, backlog: int | None = None
+    ) -> AsyncGenerator[Message | Withdrawn, None]:
+        """As `messages`, and which of them leave the log again since they were forged.
+
+        What is withdrawn may not have been shown.
         """
         async with self.events() as events:
             commit = self._participant.ledger.commits
@@ -178,7 +191,7 @@ class Channel:
                 for message in await self._page(commit, min(backlog, MAX_LOG_PAGE)):
                     yield message
             async for event in events:
-                if isinstance(event, Message):
+                if isinstance(event, Message | Withdrawn):
                     yield event
 
     async def log(self, limit: int = 100, *, before: Key | None = None) -> list[Message]:

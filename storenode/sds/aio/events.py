@@ -11,12 +11,14 @@ from typing import Self
 from weakref import WeakSet
 
 from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
+from storenode.sds.claims import Proof
 from storenode.sds.events import (
     Acknowledged,
     Behind,
     CaughtUp,
     ClockCapped,
     EphemeralReceived,
+    Forged,
     GaveUp,
     Lost,
     Missing,
@@ -26,6 +28,7 @@ from storenode.sds.events import (
     RepairAnswered,
     RepairRequested,
     Sent,
+    Withdrawn,
 )
 from storenode.sds.pages import Key
 
@@ -38,7 +41,8 @@ class Message:
     ``unmet`` are causes that are not there. ``readable`` is False, and ``content`` as it came,
     when the cipher could not open it. ``published`` is False while no node holds an own message.
     ``acknowledged_by`` is who was the first known to have an own message, as of when the log was
-    read; None: nobody, or it is another's. The name may be empty.
+    read; None: nobody, or it is another's. The name may be empty. ``proof`` is of the ID; a message
+    that is not proven leaves the log when the genuine one comes (`Withdrawn`).
     """
 
     message_id: str
@@ -52,6 +56,7 @@ class Message:
     published: bool = True
     readable: bool = True
     acknowledged_by: str | None = None
+    proof: Proof = Proof.UNKNOWN
 
     @property
     def key(self) -> Key:
@@ -101,6 +106,8 @@ ChannelEvent = (
     | PossiblyAcknowledged
     | GaveUp
     | EphemeralReceived
+    | Withdrawn
+    | Forged
     | Missing
     | Lost
     | Behind

@@ -25,6 +25,7 @@ from storenode.sds.aio.schema import (
 )
 from storenode.sds.chance import Chance
 from storenode.sds.channel import MessageChannel
+from storenode.sds.claims import Proof
 from storenode.sds.envelope import Kind, encode_message
 from storenode.sds.events import (
     Acknowledged,
@@ -40,6 +41,7 @@ from storenode.sds.events import (
     Reason,
     Received,
     Sent,
+    Withdrawn,
 )
 from storenode.sds.limits import MAX_LOST_IDS
 from storenode.sds.outgoing import Outgoing
@@ -80,15 +82,19 @@ class OwnMessage:
     message_id: str
     lamport: int
     hint: bytes
+    proof: Proof
     events: list[Event]
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one transaction writes. ``small`` are columns of the participant's row."""
+    """What one transaction writes. ``small`` are columns of the participant's row; ``gone`` leave
+    the log before ``log`` is added.
+    """
 
     number: int
     small: Row
+    gone: list[str]
     log: list[Row]
     hints: dict[str, bytes]
     rows: dict[str, Rows]
@@ -97,6 +103,7 @@ class Batch:
 
 @dataclass(slots=True)
 class _Notes:
+    gone: dict[str, None] = field(default_factory=dict)
     log: dict[str, Row] = field(default_factory=dict)
     hints: dict[str, bytes] = field(default_factory=dict)
     outbox: Rows = field(default_factory=dict)
@@ -144,7 +151,7 @@ class Ledger:
         """
         events = self.core.send(now_ns // 1_000_000, content, message_id)
         sent = next(each for each in events if isinstance(each, Broadcast))
-        lamport = self._note_own(sent.message_id, content)
+        lamport, proof = self._note_own(sent.message_id, content)
         payload, number = seal(sent.payload), self._next_item
         self._put(OutboxItem(number, sent.message_id, payload, now_ns))
         self._next_item += 1
@@ -152,7 +159,7 @@ class Ledger:
         hint = hint_of(payload, now_ns)
         self._note(self.core.published(sent.message_id, hint))
         rest: list[Event] = [each for each in events if not isinstance(each, Broadcast)]
-        return OwnMessage(number, sent.message_id, lamport, hint, rest)
+        return OwnMessage(number, sent.message_id, lamport, hint, proof, rest)
 
     def receive(self, now_ms: int, packets: Iterable[Packet]) -> list[Event]:
         """Take packets."""
@@ -226,7 +233,9 @@ class Ledger:
         log = list(notes.log.values())
         for row in log:
             row["committed"] = self.commits
-        return Batch(self.commits, self._small(), log, notes.hints, rows, notes.pruned)
+        return Batch(
+            self.commits, self._small(), list(notes.gone), log, notes.hints, rows, notes.pruned
+        )
 
     def revived(self, items: Sequence[OutboxItem]) -> None:
         """Take over an outbox that was saved, in order."""
@@ -257,25 +266,27 @@ class Ledger:
         }
         self.dirty = True
 
-    def _note_own(self, message_id: str, content: bytes) -> int:
+    def _note_own(self, message_id: str, content: bytes) -> tuple[int, Proof]:
         message = self.core.outgoing.by_id[message_id].message
         lamport = message.lamport or 0
         self.serial += 1
+        proof = Proof.OWN if message_id in self.core.claims.unproven else Proof.MESSAGE
         self._log(self.serial, message_id, message.sender_id, lamport, content)
+        self._notes.log[message_id]["proof"] = proof.value
         self._notes.unacknowledged.add(message_id)
         self._found(message_id)
-        return lamport
+        return lamport, proof
 
     def _note(self, events: list[Event]) -> list[Event]:
         notes = self._notes
         for event in events:
             match event:
                 case Received() if event.kind is Kind.CONTENT:
-                    self.serial += 1
-                    self.serials[event.message_id] = self.serial
-                    notes.waiting[self.serial] = event.message_id
+                    self._received(event.message_id)
                 case Delivered():
                     self._delivered(event)
+                case Withdrawn():
+                    self._withdrawn(event.message_id)
                 case Acknowledged():
                     notes.unacknowledged.add(event.message_id)
                     self._acknowledged(event)
@@ -311,16 +322,32 @@ class Ledger:
             self.lost_rows -= forgotten
             self._notes.lost |= forgotten
 
-    def _delivered(self, event: Delivered) -> None:
-        serial = self.serials.pop(event.message_id)
+    def _received(self, message_id: str) -> None:
+        if message_id in self.serials:
+            # The genuine message came while another one with its ID waited.
+            self._waits_no_longer(self.serials[message_id])
+        self.serial += 1
+        self.serials[message_id] = self.serial
+        self._notes.waiting[self.serial] = message_id
+
+    def _waits_no_longer(self, serial: int) -> None:
         if self._notes.waiting.get(serial) is not None:
             del self._notes.waiting[serial]
         else:
             self._notes.waiting[serial] = None
+
+    def _withdrawn(self, message_id: str) -> None:
+        self._notes.hints.pop(message_id, None)
+        if self._notes.log.pop(message_id, None) is None:
+            self._notes.gone[message_id] = None
+
+    def _delivered(self, event: Delivered) -> None:
+        serial = self.serials.pop(event.message_id)
+        self._waits_no_longer(serial)
         self._found(event.message_id)
         self._log(serial, event.message_id, event.sender_id, event.lamport, event.content)
         row = self._notes.log[event.message_id]
-        row["hint"] = event.hint
+        row["hint"], row["proof"] = event.hint, event.proof.value
         if event.unmet:
             row["unmet"] = json.dumps(event.unmet)
 
@@ -336,6 +363,7 @@ class Ledger:
             "hint": None,
             "unmet": "[]",
             "committed": 0,
+            "proof": "",
         }
 
     def _hint(self, message_id: str, hint: bytes) -> None:

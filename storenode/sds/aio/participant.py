@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -32,12 +33,14 @@ from storenode.sds.aio.state import DurableState
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Fetched, Link, Route, Transport
 from storenode.sds.chance import Chance
+from storenode.sds.claims import Proof
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import (
     Behind,
     Broadcast,
     Delivered,
     EphemeralReceived,
+    Forged,
     Missing,
     Packet,
     Pruned,
@@ -167,6 +170,7 @@ class Participant:
                     entries_after,
                     own=True,
                     published=False,
+                    proof=sent.proof,
                 ),
                 *sent.events,
                 Ready(sent.number),
@@ -221,6 +225,7 @@ class Participant:
             published=message_id not in self.ledger.unpublished,
             readable=readable,
             acknowledged_by=None if by is None else by.decode(),
+            proof=Proof(row["proof"]),
         )
 
     def refresh(self) -> None:
@@ -269,7 +274,10 @@ class Participant:
                     event.unmet,
                     own=event.sender_id == self.core.config.sender_id,
                     readable=readable,
+                    proof=event.proof,
                 )
+            case Forged():
+                return replace(event, content=self._open_content(event.content)[0])
             case EphemeralReceived():
                 content, _ = self._open_content(event.content)
                 return EphemeralReceived(event.message_id, event.sender_id, content)

@@ -8,7 +8,6 @@ message of a new life therefore carries the filter.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 from storenode.sds.aio.ledger import Ledger, OutboxItem, Row
 from storenode.sds.aio.schema import LAMPORT_OFFSET
@@ -16,11 +15,12 @@ from storenode.sds.aio.state import DurableState, StateError
 from storenode.sds.bloom import FilterShape
 from storenode.sds.chance import Chance
 from storenode.sds.channel import MessageChannel
+from storenode.sds.claims import Proof, proof_of, said, said_by
 from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import Entry, MessageError, decode_message
 from storenode.sds.events import Counts
 from storenode.sds.incoming import Waiting
-from storenode.sds.limits import MAX_LOST_IDS
+from storenode.sds.limits import MAX_LOST_IDS, MAX_UNPROVEN
 from storenode.sds.outgoing import Outgoing
 from storenode.sds.pages import LogEntry
 
@@ -61,6 +61,7 @@ def _fill(state: DurableState, ledger: Ledger, row: Row) -> None:
     ledger.gap_from_ns, ledger.online_ns = row["gap_from_ns"], row["online_ns"]
     ledger.cursors = {each["node"]: each["cursor"] for each in state.rows("cursors")}
     _fill_log(state, core)
+    _fill_claims(state, core)
     _fill_lost(state, ledger)
     # Before what waits, whose times count from where the clock has come to.
     _fill_outgoing(state, core)
@@ -83,6 +84,16 @@ def _fill_log(state: DurableState, core: MessageChannel) -> None:
     core.log.load(LogEntry(*entry) for entry in state.log_entries(skip))
 
 
+def _fill_claims(state: DurableState, core: MessageChannel) -> None:
+    newest = [
+        (message_id, said(sender_id, lamport, content, own=proof == Proof.OWN.value))
+        for message_id, lamport, sender_id, content, proof in state.unproven(MAX_UNPROVEN)
+    ]
+    for message_id, was in reversed(newest):
+        core.claims.add(message_id, was)
+    core.claims.add_older(state.unproven_ids())
+
+
 def _fill_lost(state: DurableState, ledger: Ledger) -> None:
     names = [each["message_id"].decode() for each in state.rows("lost")]
     ledger.lost_rows.update(names)
@@ -94,6 +105,8 @@ def _fill_waiting(ledger: Ledger, rows: list[Row]) -> None:
     made = [_waiting(core, row) for row in rows]
     core.incoming.restore(made, [])
     for waiting, row in zip(made, rows, strict=True):
+        if not waiting.proof:
+            core.claims.add(waiting.message.message_id, said_by(waiting.message))
         ledger.serials[waiting.message.message_id] = row["serial"]
         for entry in waiting.message.history:
             if entry.message_id in waiting.unmet and entry.message_id not in core.incoming.ids:
@@ -117,7 +130,8 @@ def _waiting(core: MessageChannel, row: Row) -> Waiting:
     named = [entry.message_id for entry in message.history]
     gone = [name for name in named if name in core.lost]
     unmet = {name for name in named if name not in core.log and name not in core.lost}
-    return Waiting(message, row["hint"], row["arrived_ms"], unmet - {message.message_id}, gone)
+    unmet.discard(message.message_id)
+    return Waiting(message, row["hint"], row["arrived_ms"], unmet, gone, proof_of(message))
 
 
 def _ask(core: MessageChannel, entry: Entry, since_ms: int) -> None:
@@ -126,16 +140,16 @@ def _ask(core: MessageChannel, entry: Entry, since_ms: int) -> None:
 
 
 def _fill_filter(state: DurableState, ledger: Ledger, waiting: list[Row]) -> None:
+    """Insert again what the filter had; where a message was withdrawn the newest one fills its
+    place, so that the filter rolls over when it would have.
+    """
     count = filter_length(ledger.core.config.filter, ledger.serial)
-    found = state.newest_ids(count)
-    found += [(row["serial"], decode_message(row["payload"]).message_id) for row in waiting]
-    for message_id in _last(found, count):
-        ledger.core.filter.add(message_id)
+    found = dict(state.newest_ids(count))
+    found |= {row["serial"]: decode_message(row["payload"]).message_id for row in waiting}
+    newest = found[max(found)] if found else ""
+    for serial in range(ledger.serial - count + 1, ledger.serial + 1):
+        ledger.core.filter.add(found.get(serial, newest))
     ledger.core.filter.complete = ledger.serial <= count
-
-
-def _last(found: list[tuple[int, str]], count: int) -> Iterator[str]:
-    return (message_id for _, message_id in sorted(found)[-count:])
 
 
 def _fill_outgoing(state: DurableState, core: MessageChannel) -> None:

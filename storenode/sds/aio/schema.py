@@ -81,9 +81,14 @@ LOG: Final = Table(
         ("hint", "blob"),
         ("unmet", _TEXT),
         ("committed", _INTEGER),
+        ("proof", "text not null default 'unknown'"),
     ),
 )
-"""``serial`` is the message's place in the filter, ``committed`` the transaction that added it."""
+"""``serial`` is the message's place in the filter, ``committed`` the transaction that added it,
+``proof`` a `storenode.sds.claims.Proof`."""
+
+LOG_PROOF: Final = "alter table sds_log add column proof text not null default 'unknown'"
+"""For a table of the program before, which can still read and write it."""
 
 LOG_ORDER: Final = "create unique index sds_log_order on sds_log (lamport, message_id)"
 

@@ -23,6 +23,7 @@ from storenode.sds.aio.schema import (
     LAMPORT_OFFSET,
     LOG,
     LOG_ORDER,
+    LOG_PROOF,
     PARTICIPANT,
     VERSION,
     Table,
@@ -36,6 +37,7 @@ _HIDDEN: Final = "***"
 _CLAIM: Final = "update sds_participant set owner = ?"
 _COMMITS: Final = "select commits from sds_participant where id = 1 and owner = ?"
 _HINT: Final = "update sds_log set hint = ? where message_id = ?"
+_WITHDRAW: Final = "delete from sds_log where message_id = ?"
 _ACKNOWLEDGED: Final = "select sender_id from sds_acknowledged where message_id = ?"
 _UNKNOWN: Final = (
     "delete from sds_acknowledged where message_id not in (select message_id from sds_log)"
@@ -140,6 +142,14 @@ class DurableState(Protocol):
     def newest_ids(self, count: int) -> list[tuple[int, str]]:
         """The delivered messages that came last, with their serial numbers."""
 
+    def unproven(self, limit: int) -> Iterator[tuple[str, int, str, bytes, str]]:
+        """ID, Lamport timestamp, sender, content and proof of the messages of the log that cannot
+        be proven and came last, the newest first.
+        """
+
+    def unproven_ids(self) -> Iterator[str]:
+        """The IDs of all messages of the log of which nothing is proven, or known."""
+
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
@@ -167,6 +177,7 @@ class _Sqlite:
 
     faults: tuple[type[Exception], ...] = (sqlite3.Error,)
     exists = "select 1 from sqlite_master where name = ?"
+    has_proof = "select 1 from pragma_table_info('sds_log') where name = 'proof'"
 
     def __init__(self, place: StatePlace) -> None:
         self._connection = sqlite3.connect(
@@ -206,6 +217,9 @@ class _Postgres:
     """A connection to Postgres, which holds an advisory lock for as long as it lasts."""
 
     exists = "select 1 from pg_class where oid = to_regclass(?)"
+    has_proof = (
+        "select 1 from pg_attribute where attrelid = to_regclass('sds_log') and attname = 'proof'"
+    )
 
     def __init__(self, place: StatePlace) -> None:
         try:
@@ -373,6 +387,23 @@ class State:
         with self._transaction() as transaction:
             return [(serial, name.decode()) for serial, name in transaction.run(chosen, count)]
 
+    def unproven(self, limit: int) -> Iterator[tuple[str, int, str, bytes, str]]:
+        """As `DurableState.unproven`."""
+        chosen = (
+            "select message_id, lamport, sender_id, content, proof from sds_log "
+            "where proof in ('', 'own') order by serial desc limit ?"
+        )
+        with self._transaction() as transaction:
+            for name, lamport, sender_id, content, proof in transaction.run(chosen, limit):
+                yield name.decode(), lamport + LAMPORT_OFFSET, sender_id.decode(), content, proof
+
+    def unproven_ids(self) -> Iterator[str]:
+        """The IDs of all messages of the log of which nothing is proven, or known."""
+        chosen = "select message_id from sds_log where proof in ('', 'own', 'unknown')"
+        with self._transaction() as transaction:
+            for (message_id,) in transaction.run(chosen):
+                yield message_id.decode()
+
     def page(
         self, limit: int, *, after: Key | None, before: Key | None, committed: int
     ) -> list[Row]:
@@ -427,7 +458,8 @@ class State:
             self.close()
 
     def _claim(self, transaction: _Transaction) -> Row:
-        exists = (_Postgres if self.place.postgres else _Sqlite).exists
+        database = _Postgres if self.place.postgres else _Sqlite
+        exists = database.exists
         found = []
         if transaction.one(exists, PARTICIPANT.name):
             found = transaction.rows(PARTICIPANT, "")
@@ -441,6 +473,8 @@ class State:
         if not transaction.one(exists, ACKNOWLEDGED.name):
             # A state of the program before, which can still read it.
             transaction.run(ACKNOWLEDGED.create())
+        if not transaction.one(database.has_proof):
+            transaction.run(LOG_PROOF)
         transaction.run(_CLAIM, self._owner)
         return found[0]
 
@@ -514,6 +548,7 @@ def _values(key: Key) -> tuple[int, int, bytes]:
 
 
 def _write(transaction: _Transaction, batch: Batch) -> None:
+    transaction.many(_WITHDRAW, [(name.encode(),) for name in batch.gone])
     transaction.insert(LOG, batch.log)
     transaction.many(_HINT, [(hint, name.encode()) for name, hint in batch.hints.items()])
     for name, rows in batch.rows.items():

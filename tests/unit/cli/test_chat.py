@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,21 +11,25 @@ from prompt_toolkit.formatted_text import StyleAndTextTuples
 from wcwidth import wcswidth
 
 from storenode.cli.chat.entry import completed
+from storenode.cli.chat.forgeries import NOT_VERIFIED
 from storenode.cli.chat.layout import cells, laid_out
 from storenode.cli.chat.limits import FAR_UP_ENTRIES, MAX_SHOWN_LINES, MAX_TEXT_ROWS
 from storenode.cli.chat.text import rows_of
 from storenode.cli.chat.transcript import Kind, Line, Mark, Transcript
 from storenode.cli.chat.view import View
 from storenode.sds.aio.events import Message, Repaired
+from storenode.sds.claims import Proof
 from storenode.sds.events import (
     Acknowledged,
     Behind,
     CaughtUp,
+    Forged,
     GaveUp,
     Missing,
     MissingMessage,
     PossiblyAcknowledged,
     Sent,
+    Withdrawn,
 )
 
 FAMILY = "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}"
@@ -113,6 +118,28 @@ def test_who_is_ahead_and_what_is_missing_is_told_once() -> None:
     assert transcript.take(Behind("bob", 0, 3, 2)) == []
     assert len(transcript.take(CaughtUp("bob"))) == 1
     assert transcript.people.others["bob"].ahead == 0
+
+
+def test_forged_lines_are_shown_as_forged_wherever_they_come() -> None:
+    transcript = Transcript("alice", 0)
+    false = replace(said("a", 1, "pay mallory"), proof=Proof.NONE)
+    (line,) = transcript.take(false)
+    assert line.rows == ["pay mallory", NOT_VERIFIED]
+    (warning,) = transcript.take(Withdrawn("a", 1))
+    transcript.take(replace(said("a", 2, "pay\x1b[2J carol"), proof=Proof.MESSAGE))
+    (second,) = transcript.take(Forged("a", "bob", 3, b"pay \x1b[2Jeve", None))
+    transcript.take(Forged("b", "bob", 3, b"x" * 1_000, None, certain=False))
+    assert line not in transcript.lines
+    assert [warning.kind, second.kind] == [Kind.WARNING, Kind.WARNING]
+    assert texts(transcript)[:2] == [
+        'FORGED: "pay mallory" was not said by bob: the genuine line follows',
+        "pay\\x1b[2J carol",
+    ]
+    assert second.rows[0].startswith(
+        'FORGED: "pay \\x1b[2Jeve" came under the ID of the line of bob'
+    )
+    assert "cannot be told" in transcript.lines[-1].rows[0]
+    assert len(transcript.forged) == 3
 
 
 def test_mentions_are_whole_words() -> None:

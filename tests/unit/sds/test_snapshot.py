@@ -97,8 +97,8 @@ def test_what_belongs_elsewhere_is_refused() -> None:
         with pytest.raises(SnapshotError, match="snapshot"):
             restore(other, data)
     newer = bytearray(data[:-CHECKSUM_BYTES])
-    newer[4] = 3
-    with pytest.raises(SnapshotError, match="version 3"):
+    newer[4] = 4
+    with pytest.raises(SnapshotError, match="version 4"):
         restore(me.config, bytes(newer) + _checksum(bytes(newer)))
     with pytest.raises(SnapshotError, match="no snapshot"):
         restore(me.config, b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from time import time_ns
@@ -16,16 +17,25 @@ from storenode.message.hashing import message_hash
 from storenode.sds.aio.bus import Bus, BusTransport
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.cipher import CipherError
-from storenode.sds.aio.events import Events, Hub, Message, Repaired
+from storenode.sds.aio.events import ChannelEvent, Events, Hub, Message, Repaired
 from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
 from storenode.sds.aio.repair import Book
 from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.transport import Fetched, Route
 from storenode.sds.bloom import FilterShape, filter_of
-from storenode.sds.channel import ChannelFullError
+from storenode.sds.channel import ChannelFullError, MessageChannel
+from storenode.sds.claims import Proof
 from storenode.sds.config import ChannelConfig, RepairConfig
 from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
-from storenode.sds.events import Acknowledged, Missing, MissingMessage, Sent
+from storenode.sds.events import (
+    Acknowledged,
+    Broadcast,
+    Forged,
+    Missing,
+    MissingMessage,
+    Sent,
+    Withdrawn,
+)
 
 PATIENCE_S = 60.0
 SHAPE = FilterShape(200, 0.01)
@@ -360,6 +370,50 @@ async def test_who_acknowledged_is_known_after_a_restart(tmp_path: Path) -> None
         database.execute("drop table sds_acknowledged")
     async with joined(bus.transport("a"), "alice", state=path) as alice:
         assert await acknowledged(alice) == [None]
+
+
+async def test_a_forged_message_leaves_the_log_also_after_a_restart(tmp_path: Path) -> None:
+    bus, path, route = Bus(), tmp_path / "bob.db", Route("room", PUBSUB, CONTENT)
+    alice = MessageChannel(config_of("alice"), NOW_MS, Random(1))
+    (genuine,) = (
+        each.payload for each in alice.send(NOW_MS, b"genuine") if isinstance(each, Broadcast)
+    )
+    made = decode_message(genuine)
+    sent = made.message_id
+
+    def publish(payload: bytes, hint: bytes) -> None:
+        bus.add(route, Fetched(payload, hint, time_ns()))
+
+    async def log(bob: Channel) -> list[tuple[str, bytes, Proof]]:
+        return [(each.message_id, each.content, each.proof) for each in await bob.log()]
+
+    publish(encode_message(replace(made, content=b"forged")), b"early")
+    async with joined(bus.transport("b"), "bob", state=path) as bob:
+        await bob.wait_for(lambda status: status.synced)
+        assert await log(bob) == [(sent, b"forged", Proof.NONE)]
+    # A state of the version before, which did not look: nothing is said of what it holds.
+    earlier = tmp_path / "earlier.db"
+    earlier.write_bytes(path.read_bytes())
+    with closing(sqlite3.connect(earlier)) as database:
+        database.execute("alter table sds_log drop column proof")
+    async with joined(bus.transport("b"), "bob", state=earlier) as bob:
+        assert await log(bob) == [(sent, b"forged", Proof.UNKNOWN)]
+
+    publish(genuine, b"genuine")
+    publish(encode_message(replace(made, content=b"forged as well")), b"late")
+    async with joined(bus.transport("b"), "bob", state=path) as bob, bob.events() as events:
+        seen: list[ChannelEvent] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while not (seen and isinstance(seen[-1], Forged)):
+                seen.append(await anext(events))
+        told = [each for each in seen if isinstance(each, Withdrawn | Message | Forged)]
+        assert [type(each) for each in told] == [Withdrawn, Message, Forged]
+        assert isinstance(told[-1], Forged)
+        assert told[-1].content == b"forged as well"
+        assert await log(bob) == [(sent, b"genuine", Proof.MESSAGE)]
+    async with joined(bus.transport("b"), "bob", state=path) as bob:
+        assert await log(bob) == [(sent, b"genuine", Proof.MESSAGE)]
+        assert bob.counts.forged == 2
 
 
 async def test_a_clock_that_is_set_back_does_not_hold_up_what_is_missing() -> None:

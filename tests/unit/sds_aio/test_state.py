@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from storenode.sds.aio.state import Identity, State, StateError, StatePlace, Sta
 from storenode.sds.bloom import FilterShape, RollingFilter
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
-from storenode.sds.envelope import Entry, SdsMessage, encode_message
+from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.events import Broadcast, Lost, Packet, Reason
 from storenode.sds.incoming import Waiting
 from storenode.sds.log import OPEN_ENTRIES, Log
@@ -72,6 +73,7 @@ def facets(core: MessageChannel) -> dict[str, object]:
             if each.message.content
         },
         "wants": set(core.incoming.wants),
+        "unproven": dict(core.claims.unproven),
     }
 
 
@@ -121,6 +123,13 @@ class World:
         given = [packet]
         if self.late and self.dice.random() < 0.4:
             given.append(self.late.pop(self.dice.randrange(len(self.late))))
+        if self.dice.random() < 0.3:
+            # Somebody claims the ID of one of them, earlier or later, and keeps its causes or not.
+            victim = decode_message(self.dice.choice(given + self.late).payload)
+            history = victim.history if self.dice.random() < 0.5 else (Entry("invented"),)
+            false = replace(victim, content=b"forged", history=history)
+            packet = Packet(encode_message(false), self.dice.randbytes(32))
+            given.insert(self.dice.randrange(len(given) + 1), packet)
         ledger.receive(self.now_ms, given)
 
     def tick(self, ledger: Ledger) -> None:

@@ -1,0 +1,156 @@
+"""Which message an ID belongs to, where several claim it.
+
+An ID that is a hash of the message proves that the message is the one that the ID was made for: it
+is *proven*. Any other ID is a claim, and whoever knows it can claim it too. A proven message takes
+the place of one that is not, whichever came first; what else claims its ID is forged. Between two
+that are not proven nobody can decide: the first stays, and the second is reported all the same.
+
+| known under the ID      | another that is proven    | another that is not                    |
+|-------------------------|---------------------------|----------------------------------------|
+| proven                  | the same message          | forged                                 |
+| not proven, sent by us  | forged                    | forged, unless it is the same message  |
+| not proven              | takes its place           | forged, unless it is the same message  |
+| not proven, long ago    | not judged                | not judged                             |
+
+"Long ago": more than `MAX_UNPROVEN` messages that are not proven came since.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b, sha256
+from typing import Final
+
+from storenode.sds.envelope import SdsMessage
+from storenode.sds.ids import IdSet
+from storenode.sds.limits import MAX_FORGERIES_TOLD, MAX_UNPROVEN
+from storenode.sds.naming import content_id
+
+_DIGEST_BYTES: Final = 16
+
+
+class Proof(Enum):
+    """What is known of a message's ID; the value is how it is stored."""
+
+    NONE = ""
+    """It cannot be recomputed."""
+
+    CONTENT = "content"
+    """It is the SHA-256 of the content, as `@waku/sds` makes it: the content is genuine, while
+    sender, clock and history are anybody's claim."""
+
+    MESSAGE = "message"
+    """It covers channel, sender, clock, history and content (`storenode.sds.naming`)."""
+
+    OWN = "own"
+    """It cannot be recomputed, and this participant sent it."""
+
+    UNKNOWN = "unknown"
+    """It was stored by a version that did not look."""
+
+    def __bool__(self) -> bool:
+        return self not in (Proof.NONE, Proof.UNKNOWN)
+
+
+class Verdict(Enum):
+    """What becomes of a message whose ID is known."""
+
+    SAME = "same"
+    FORGED = "forged"
+    GENUINE = "genuine"
+
+
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """What a message said that is here and not proven; ``own``: this participant sent it."""
+
+    lamport: int
+    digest: bytes
+    own: bool = False
+
+
+def proof_of(message: SdsMessage) -> Proof:
+    """Recompute the ID of a message with content."""
+    content, claimed = message.content or b"", message.message_id
+    sender, lamport = message.sender_id, message.lamport or 0
+    if claimed == content_id(message.channel_id, sender, lamport, message.history, content):
+        return Proof.MESSAGE
+    return Proof.CONTENT if claimed == sha256(content).hexdigest() else Proof.NONE
+
+
+def said_by(message: SdsMessage, *, own: bool = False) -> Unproven:
+    """What a message says, to tell it from another one with its ID."""
+    return said(message.sender_id, message.lamport or 0, message.content or b"", own=own)
+
+
+def said(sender_id: str, lamport: int, content: bytes, *, own: bool = False) -> Unproven:
+    """The same of what was stored of a message."""
+    sender = sender_id.encode()
+    head = len(sender).to_bytes(4) + sender + lamport.to_bytes(8)
+    return Unproven(lamport, blake2b(head + content, digest_size=_DIGEST_BYTES).digest(), own)
+
+
+class Claims:
+    """The messages in the log and the incoming buffer that are not proven.
+
+    Attributes:
+        unproven: the newest of them.
+        older: IDs of those before; 16 bytes each.
+    """
+
+    __slots__ = ("_told", "older", "unproven")
+
+    def __init__(self, salt: bytes) -> None:
+        self.unproven: OrderedDict[str, Unproven] = OrderedDict()
+        self.older = IdSet(salt)
+        self._told: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+
+    def add(self, message_id: str, unproven: Unproven) -> None:
+        """A message that is not proven was taken, or sent."""
+        self.unproven[message_id] = unproven
+        if len(self.unproven) > MAX_UNPROVEN:
+            self.older.add(self.unproven.popitem(last=False)[0])
+
+    def add_older(self, message_ids: Iterable[str]) -> None:
+        """Messages are here that are not proven, of which nothing else is known."""
+        for message_id in message_ids:
+            if message_id not in self.unproven:
+                self.older.add(message_id)
+
+    def judge(self, message: SdsMessage) -> Verdict:
+        """Compare a message with what is known under its ID."""
+        message_id = message.message_id
+        known = self.unproven.get(message_id)
+        if known is None and message_id in self.older:
+            return Verdict.SAME
+        if known is not None and said_by(message).digest == known.digest:
+            return Verdict.SAME
+        proven = bool(proof_of(message))
+        if known is None:
+            return Verdict.SAME if proven else Verdict.FORGED
+        return Verdict.GENUINE if proven and not known.own else Verdict.FORGED
+
+    def is_certain(self, message_id: str) -> bool:
+        """Whether the message that is known under an ID is the genuine one."""
+        known = self.unproven.get(message_id)
+        return known is None or known.own
+
+    def is_news(self, message: SdsMessage) -> bool:
+        """Whether a forged message was not reported lately."""
+        return self._tell(message.message_id, said_by(message))
+
+    def withdraw(self, message_id: str) -> int:
+        """The genuine message is here: forget the other one, and answer its clock."""
+        forged = self.unproven.pop(message_id)
+        self._tell(message_id, forged)
+        return forged.lamport
+
+    def _tell(self, message_id: str, forged: Unproven) -> bool:
+        key = message_id, forged.digest
+        if key in self._told:
+            return False
+        self._told[key] = None
+        if len(self._told) > MAX_FORGERIES_TOLD:
+            self._told.popitem(last=False)
+        return True

@@ -1,0 +1,170 @@
+"""Several messages claim one ID: the proven one is in the log, whichever came first."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from itertools import permutations
+
+import pytest
+
+from storenode.sds.channel import MessageChannel
+from storenode.sds.claims import Proof
+from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
+from storenode.sds.events import Delivered, Forged, Missing, RepairAnswered, Withdrawn
+from storenode.sds.log import OPEN_ENTRIES
+from storenode.sds.naming import content_id
+from storenode.sds.pages import PAGE_ENTRIES
+from storenode.sds.snapshot import restore, snapshot
+from tests.unit.sds.worlds import (
+    CHANNEL,
+    NOW,
+    QUICK_REPAIR,
+    channel,
+    dice,
+    log_ids,
+    of,
+    payloads,
+    take,
+    wire,
+)
+
+
+def genuine(text: bytes = b"pay alice", *, after: Sequence[str] = (), lamport: int = NOW) -> bytes:
+    history = tuple(Entry(name) for name in after)
+    message_id = content_id(CHANNEL, "peer", lamport, history, text)
+    return encode_message(SdsMessage(CHANNEL, message_id, "peer", lamport, history, content=text))
+
+
+def forged(of_payload: bytes, text: bytes = b"pay mallory", **changed: object) -> bytes:
+    return encode_message(replace(decode_message(of_payload), content=text, **changed))  # type: ignore[arg-type]
+
+
+def id_of(payload: bytes) -> str:
+    return decode_message(payload).message_id
+
+
+def contents(me: MessageChannel, events: Sequence[object]) -> dict[str, bytes]:
+    """The log as an application has it that follows the events."""
+    shown: dict[str, bytes] = {}
+    for event in events:
+        if isinstance(event, Withdrawn):
+            del shown[event.message_id]
+        elif isinstance(event, Delivered):
+            assert event.message_id not in shown
+            shown[event.message_id] = event.content
+    assert shown.keys() == set(log_ids(me))
+    return shown
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_the_proven_message_wins_in_any_order(order: tuple[int, ...]) -> None:
+    true = genuine()
+    claims = [true, forged(true), forged(true, b"pay eve", lamport=NOW + 9), true]
+    me = channel()
+    events = take(me, *[claims[at] for at in order])
+    assert contents(me, events) == {id_of(true): b"pay alice"}
+    assert of(Delivered, events)[-1].proof is Proof.MESSAGE
+    assert me.counts.forged == 2
+    assert len(of(Forged, events)) + len(of(Withdrawn, events)) == 2
+    assert take(me, *claims) == []
+
+
+def test_an_id_that_is_the_hash_of_the_content_proves_the_content() -> None:
+    message_id = sha256(b"yes").hexdigest()
+    me = channel()
+    events = take(me, wire(message_id, content=b"no"), wire(message_id, content=b"yes"))
+    assert contents(me, events) == {message_id: b"yes"}
+    assert of(Delivered, events)[-1].proof is Proof.CONTENT
+
+
+def test_between_two_that_prove_nothing_the_first_stays_and_both_are_known() -> None:
+    me = channel()
+    events = take(
+        me, wire("a", content=b"first"), wire("a", content=b"second"), wire("a", content=b"first")
+    )
+    assert contents(me, events) == {"a": b"first"}
+    assert [(each.content, each.certain) for each in of(Forged, events)] == [(b"second", False)]
+
+
+def test_what_we_sent_ourselves_is_never_replaced() -> None:
+    me = channel()
+    first = payloads(me.send(NOW, b"mine", "chosen"))[0]
+    second = payloads(me.send(NOW + 1, b"also mine"))[0]
+    events = take(me, first, forged(first), second, forged(second))
+    assert [each.certain for each in of(Forged, events)] == [True, True]
+    assert me.counts.echoes == 2
+    assert len(log_ids(me)) == 2
+
+
+def test_the_genuine_one_waits_for_its_own_causes() -> None:
+    cause = genuine(b"cause", lamport=NOW - 5)
+    true = genuine(after=[id_of(cause)])
+    me = channel()
+    events = take(me, forged(true, history=()), true)
+    assert of(Withdrawn, events)
+    assert [each.message_id for each in of(Missing, events)[0].messages] == [id_of(cause)]
+    events += take(me, cause)
+    assert contents(me, events) == {id_of(cause): b"cause", id_of(true): b"pay alice"}
+
+
+def test_a_forged_one_that_waits_makes_room_together_with_what_it_asked_for() -> None:
+    true = genuine()
+    me = channel(repair=QUICK_REPAIR)
+    events = take(me, forged(true, history=(Entry("invented"),)))
+    assert me.missing()
+    events += take(me, true)
+    assert not me.missing()
+    assert not of(Withdrawn, events)
+    assert contents(me, events) == {id_of(true): b"pay alice"}
+    assert me.counts.forged == 1
+
+
+def test_nobody_is_given_a_forged_message_that_was_found_out() -> None:
+    true = genuine()
+    me = channel(repair=QUICK_REPAIR)
+    take(me, forged(true), wire("asks", asks=[id_of(true)], lamport=NOW + 1), true)
+    events = me.tick(NOW + 1_000, dice()) + take(
+        me, wire("again", asks=[id_of(true)]), now=NOW + 2_000
+    )
+    events += me.tick(NOW + 3_000, dice())
+    assert of(RepairAnswered, events)
+    assert forged(true) not in payloads(events)
+
+
+def _as_it_is(me: MessageChannel) -> MessageChannel:
+    return me
+
+
+def _restored(me: MessageChannel) -> MessageChannel:
+    return restore(me.config, snapshot(me))
+
+
+@pytest.mark.parametrize("later", [_as_it_is, _restored])
+def test_one_far_up_in_the_log_is_replaced(
+    later: Callable[[MessageChannel], MessageChannel],
+) -> None:
+    trues = [
+        genuine(b"m%d" % n, lamport=NOW + 10 * n) for n in range(OPEN_ENTRIES + 2 * PAGE_ENTRIES)
+    ]
+    me = channel()
+    me.receive(NOW, [])
+    fakes = {0, 5, PAGE_ENTRIES}
+    shown = take(me, *[forged(each) if n in fakes else each for n, each in enumerate(trues)])
+    me = later(me)
+    events = take(me, *[trues[n] for n in fakes])
+    assert len(of(Withdrawn, events)) == len(fakes)
+    assert log_ids(me) == [id_of(each) for each in trues]
+    assert len(contents(me, [*shown, *events])) == len(trues)
+
+
+def test_one_that_left_memory_is_replaced_too() -> None:
+    trues = [
+        genuine(b"m%d" % n, lamport=NOW + 10 * n) for n in range(OPEN_ENTRIES + 2 * PAGE_ENTRIES)
+    ]
+    me = channel(keep_entries=OPEN_ENTRIES)
+    take(me, forged(trues[0]), *trues[1:])
+    pruned = me.log.pruned
+    assert pruned >= PAGE_ENTRIES
+    events = take(me, trues[0])
+    assert of(Withdrawn, events)
+    assert me.log.pruned + len(me.log) == len(trues)

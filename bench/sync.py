@@ -2,8 +2,10 @@
 
 The first line is about a few messages that either side lacks among many that both hold: from the
 call of ``storenode sync`` until it has ended and both databases are equal. The second is about many
-that one side lacks, against the rate of the ``PublishStream`` by which the other got them. All
-messages lie within one hour, those that are missing at random in it.
+that one side lacks, against the rate of the ``PublishStream`` by which the other got them. Both are
+in clear text, where sessions keep to the base wire. The third is the first once more, over TLS:
+with keyed digests and, since the counts differ, in the compact mode. All messages lie within 40
+minutes, those that are missing at random in it.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import trustme
 
 from bench.data import PAYLOAD_BYTES, Row, content_topic
 from bench.support import (
@@ -36,30 +39,34 @@ from bench.support import (
 )
 from store.embedded import EmbeddedPostgres, EmbeddedSettings
 from tests.support.node import COMMAND, clean_environment
+from tests.support.secured import write_identity
 
-HOUR_NS = 3_600 * 10**9
+SPAN_NS = 40 * 60 * 10**9
+"""All messages are in the newest hour, which a node compares and has in memory, to the end."""
+
 OFFSET_NS = 60 * 10**9
 """The newest messages are this old: by itself a node leaves out what may still be on its way."""
 
 PORTION = 100_000
 """Rows that are in memory at a time."""
 
+FREE = ("--max-clock-drift", "off", "--gossip", "off")
 HASHES = "copy (select hash from storenode.messages order by hash) to stdout (format binary)"
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Makes rows within one hour."""
+    """Makes rows within `SPAN_NS`."""
 
     end_ns: int
 
     def in_order(self, count: int) -> Iterator[list[Row]]:
         """Rows at equal distances, in portions."""
-        dice, start_ns = random.Random(0), self.end_ns - HOUR_NS
+        dice, start_ns = random.Random(0), self.end_ns - SPAN_NS
         for first in range(0, count, PORTION):
             yield [
                 Row(
-                    start_ns + n * HOUR_NS // count, content_topic(n), dice.randbytes(PAYLOAD_BYTES)
+                    start_ns + n * SPAN_NS // count, content_topic(n), dice.randbytes(PAYLOAD_BYTES)
                 )
                 for n in range(first, min(count, first + PORTION))
             ]
@@ -67,7 +74,7 @@ class Messages:
     def scattered(self, count: int, seed: int) -> list[Row]:
         """Rows at random times, in the order of time."""
         dice = random.Random(seed)
-        times = sorted(self.end_ns - 1 - dice.randrange(HOUR_NS) for _ in range(count))
+        times = sorted(self.end_ns - 1 - dice.randrange(SPAN_NS) for _ in range(count))
         return [
             Row(at_ns, content_topic(n), dice.randbytes(PAYLOAD_BYTES))
             for n, at_ns in enumerate(times)
@@ -80,10 +87,11 @@ class Pair:
 
     caller: Bench
     callee: Bench
+    options: tuple[str, ...] = ()
 
     def sync(self) -> tuple[float, dict[str, Any], dict[str, float]]:
         """One ``storenode sync``: its seconds, its report, and the processor time of each."""
-        command = [COMMAND, "sync", "--json", "--from", "0", "--admin", self.caller.node.admin]
+        command = [COMMAND, "sync", "--json", "--admin", self.caller.node.admin, *self.options]
         before, start = self._used(), time.perf_counter()
         ended = subprocess.run(command, capture_output=True, env=clean_environment(), check=False)
         taken = time.perf_counter() - start
@@ -111,22 +119,59 @@ def digest(bench: Bench) -> bytes:
     return whole.digest()
 
 
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The data directories of two nodes that hold the same messages at first."""
+
+    caller: Path
+    callee: Path
+
+    @contextmanager
+    def clear(self) -> Iterator[Pair]:
+        """Run both, in clear text."""
+        with (
+            bench_node_on(self.callee, *FREE) as callee,
+            bench_node_on(self.caller, *FREE, "--peer", callee.node.peer) as caller,
+        ):
+            yield Pair(caller, callee)
+
+    @contextmanager
+    def secured(self) -> Iterator[Pair]:
+        """Run both, with certificates."""
+        files, authority = self.caller.parent, trustme.CA()
+        ca = str(files / "ca.pem")
+        authority.cert_pem.write_to_path(ca)
+
+        def options(name: str, other: str) -> tuple[str, ...]:
+            write_identity(files, name, authority.issue_cert(f"{name}.example", "127.0.0.1"))
+            own = (
+                "--tls-cert",
+                str(files / f"{name}.pem"),
+                "--tls-key",
+                str(files / f"{name}.key"),
+            )
+            peer = ("--tls-ca", ca, "--peer-listen", "127.0.0.1:0")
+            return (*FREE, *own, *peer, "--allow-peer", f"{other}.example")
+
+        with bench_node_on(self.callee, *options("callee", "caller")) as callee:
+            address = f"callee.example@{callee.node.peer}"
+            with bench_node_on(
+                self.caller, *options("caller", "callee"), "--peer", address
+            ) as caller:
+                yield Pair(caller, callee, ("--tls-ca", ca))
+
+
 @contextmanager
-def pair(messages: Messages, count: int) -> Iterator[Pair]:
-    """Two nodes that hold the same messages: one is filled, and the other is a copy of it."""
+def stores(messages: Messages, count: int) -> Iterator[Stores]:
+    """Two stores with the same messages: one is filled, and the other is a copy of it."""
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as directory:
         first, second = Path(directory, "first"), Path(directory, "second")
-        free = ("--max-clock-drift", "off", "--gossip", "off")
-        with bench_node_on(first, *free) as bench:
+        with bench_node_on(first, *FREE) as bench:
             for portion in messages.in_order(count):
                 publish(bench, portion)
             settle(bench)
         copy_node(first, second)
-        with (
-            bench_node_on(first, *free) as callee,
-            bench_node_on(second, *free, "--peer", callee.node.peer) as caller,
-        ):
-            yield Pair(caller, callee)
+        yield Stores(second, first)
 
 
 def copy_node(source: Path, target: Path) -> None:
@@ -140,18 +185,23 @@ def copy_node(source: Path, target: Path) -> None:
         connection.execute("update storenode.store set store_id = gen_random_uuid()")
 
 
-def few(both: Pair, messages: Messages, count: int, missing: int) -> None:
+def apart(both: Pair, messages: Messages, missing: int, seed: int) -> None:
+    """Let both sides lack some of many, the caller one more."""
+    publish(both.caller, messages.scattered(missing, seed))
+    publish(both.callee, messages.scattered(missing + 1, seed + 1))
+
+
+def few(both: Pair, name: str, count: int, missing: int) -> None:
     """Both sides lack some of many."""
-    assert both.sync()[1]["round_trips"] == 1, "they are equal at first"
-    publish(both.caller, messages.scattered(missing, seed=1))
-    publish(both.callee, messages.scattered(missing, seed=2))
     taken, found, cost = both.sync()
-    assert found["messages_sent"] == found["messages_received"] == missing, found
-    again, _, again_cost = both.sync()
+    assert (found["messages_sent"], found["messages_received"]) == (missing, missing + 1), found
+    again, equal, again_cost = both.sync()
     report(
-        benchmark="sync",
+        benchmark=name,
         messages=count,
         missing_on_each_side=missing,
+        equality=found["equality"],
+        compact=found["compact"],
         seconds=taken,
         session_seconds=found["seconds"],
         round_trips=found["round_trips"],
@@ -159,6 +209,7 @@ def few(both: Pair, messages: Messages, count: int, missing: int) -> None:
         **cost,
         equal_seconds=again,
         equal_cpu_s=sum(again_cost.values()),
+        equal_bytes=equal["bytes_sent"] + equal["bytes_received"],
     )
 
 
@@ -190,9 +241,15 @@ def main() -> None:
     parser.add_argument("--many", type=int, default=100_000, help="default: %(default)s")
     given = parser.parse_args()
     messages = Messages(time.time_ns() - OFFSET_NS)
-    with pair(messages, given.messages) as both:
-        few(both, messages, given.messages, given.missing)
-        many(both, messages, given.messages, given.many)
+    with stores(messages, given.messages) as two:
+        with two.clear() as both:
+            assert both.sync()[1]["round_trips"] == 1, "they are equal at first"
+            apart(both, messages, given.missing, seed=1)
+            few(both, "sync", given.messages, given.missing)
+            many(both, messages, given.messages, given.many)
+            apart(both, messages, given.missing, seed=4)
+        with two.secured() as both:
+            few(both, "sync over TLS", given.messages + given.many, given.missing)
 
 
 if __name__ == "__main__":

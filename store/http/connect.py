@@ -31,8 +31,8 @@ from store.http.schemas import encode
 from store.serving.call import Call
 from store.serving.context import NodeContext
 from store.serving.failure import CallFailure, Code
+from store.serving.limits import MAX_SMALL_REQUEST_BYTES
 from store.serving.methods.coverage import CoverageService
-from store.serving.methods.limits import MAX_SMALL_REQUEST_BYTES
 from store.serving.methods.publish import Publisher
 from store.serving.methods.reads import LargeReads, Reads
 from storenode.message.limits import MAX_REQUEST_BYTES

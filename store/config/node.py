@@ -117,7 +117,8 @@ class NodeConfig:
         "127.0.0.1:7422",
     )
     http_listen: Address | None = listener(
-        "Address for clients over HTTP: /api/v1 and nwaku's /store/v3/messages; off unless given.",
+        "Address for clients over HTTP: /api/v1, nwaku's /store/v3/messages, Connect and gRPC-Web;"
+        " off unless given.",
         ADDRESS,
     )
     http_allow_origin: tuple[str, ...] = listener(

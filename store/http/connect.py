@@ -31,8 +31,8 @@ from store.http.schemas import encode
 from store.serving.call import Call
 from store.serving.context import NodeContext
 from store.serving.failure import CallFailure, Code
+from store.serving.limits import MAX_SMALL_REQUEST_BYTES
 from store.serving.methods.coverage import CoverageService
-from store.serving.methods.limits import MAX_SMALL_REQUEST_BYTES
 from store.serving.methods.publish import Publisher
 from store.serving.methods.reads import LargeReads, Reads
 from storenode.message.limits import MAX_REQUEST_BYTES
@@ -77,12 +77,16 @@ _CODECS: Final = (_Bytes(),)
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A method of the service; one of ``unary`` and ``stream`` is its handler."""
+    """A method of the service; one of ``unary`` and ``stream`` is its handler.
+
+    ``large``: what its large requests take room of. ``endless``: as of an `Operation`.
+    """
 
     name: str
     large: LargeReads | None
     unary: _Unary | None = None
     stream: _Stream | None = None
+    endless: bool = False
 
     @property
     def path(self) -> str:
@@ -194,8 +198,10 @@ class _Answer(ConnectASGIApplication[None]):
         method, call = self._method, self._call
         assert method.stream is not None
         assert call is not None
+        # Here too, so that the caller is told why: outside, the library says that it has hung up.
+        draining = call.node.drain.endless() if method.endless else nullcontext()
         try:
-            with method.room(request):
+            with method.room(request), draining:
                 async with aclosing(method.stream(call, request)) as pages:
                     async for page in pages:
                         async with call.outlet.sending(len(page)):
@@ -227,7 +233,7 @@ def operations(services: Services, node: NodeContext) -> Mapping[str, Operation]
         ),
         _operation(_Method("Query", large, unary=reads.query), Right.READ, MAX_REQUEST_BYTES),
         _operation(_Method("Scan", large, stream=reads.scan), Right.READ),
-        _operation(_Method("Follow", large, stream=reads.follow), Right.FOLLOW, endless=True),
+        _operation(_Method("Follow", large, stream=reads.follow, endless=True), Right.FOLLOW),
         _operation(
             _Method("GetSdsMessages", large, stream=reads.sds_messages),
             Right.READ,
@@ -251,8 +257,6 @@ def _operation(
     method: _Method,
     right: Right,
     largest_bytes: int = MAX_SMALL_REQUEST_BYTES,
-    *,
-    endless: bool = False,
 ) -> tuple[str, Operation]:
     types = _STREAM if method.unary is None else _UNARY
     return method.path, Operation(
@@ -262,7 +266,7 @@ def _operation(
         CallKind.STREAM if method.unary is None else CallKind.CALL,
         method.answer,
         method.refuse,
-        endless=endless,
+        endless=method.endless,
         largest_bytes=largest_bytes,
         content_types=types,
         wrong_type=_WRONG_TYPE.format(types[0]),

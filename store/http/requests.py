@@ -80,9 +80,7 @@ def _parameters(kind: type[Struct], exchange: Exchange) -> dict[str, Any]:
     return found
 
 
-def topic_filter(
-    request: schemas.Topics | schemas.SdsLookup | schemas.CausalHistory, call: Call
-) -> TopicFilter:
+def topic_filter(request: schemas.Topics | schemas.Channel, call: Call) -> TopicFilter:
     """The topics of a request, and the rights of the caller.
 
     Raises:

@@ -71,8 +71,8 @@ class Topics(_Request):
     ] = True
 
 
-class Query(Topics):
-    """One page of messages, by topic and time or by hash."""
+class Range(Topics):
+    """Which messages are meant, by topic and time."""
 
     time_start: Annotated[
         Nanoseconds | None, Meta(description="From this timestamp on, inclusive.")
@@ -80,6 +80,12 @@ class Query(Topics):
     time_end: Annotated[
         Nanoseconds | None, Meta(description="Before this timestamp, exclusive.")
     ] = None
+    coverage: Covers = False
+
+
+class Query(Range):
+    """One page of messages, by topic and time or by hash."""
+
     hashes: Annotated[
         list[Hash], Meta(description="Messages with these hashes; times must be unset.")
     ] = []
@@ -90,25 +96,17 @@ class Query(Topics):
     forward: Annotated[
         bool, Meta(description="True: the oldest messages first. False: the newest page first.")
     ] = False
-    coverage: Covers = False
 
 
-class Scan(Topics):
+class Scan(Range):
     """All messages of a time range, oldest first."""
 
-    time_start: Annotated[
-        Nanoseconds | None, Meta(description="From this timestamp on, inclusive.")
-    ] = None
-    time_end: Annotated[
-        Nanoseconds | None, Meta(description="Before this timestamp, exclusive.")
-    ] = None
     cursor: Annotated[
         str, Meta(description='Go on after the line `{"cursor": ...}` that was read last.')
     ] = ""
     page_size: Annotated[
         Count, Meta(description="Messages between two cursors. 0: the node chooses.")
     ] = 0
-    coverage: Covers = False
 
 
 class Follow(Topics):
@@ -132,29 +130,30 @@ class Entry(_Request):
     ] = None
 
 
-class SdsLookup(_Request):
-    """SDS messages of a channel, by ID."""
+class Channel(_Request):
+    """Which messages are meant, by SDS channel and topic."""
 
     channel_id: str
-    entries: list[Entry]
     pubsub_topic: str | None = None
     content_topics: list[str] = []
     coverage: Covers = False
 
 
-class CausalHistory(_Request):
+class SdsLookup(Channel, kw_only=True):
+    """SDS messages of a channel, by ID."""
+
+    entries: list[Entry]
+
+
+class CausalHistory(Channel, kw_only=True):
     """What some SDS messages of a channel depend on, themselves included."""
 
-    channel_id: str
     heads: list[Entry]
     known_ids: Annotated[
         list[str], Meta(description="What the caller has: not sent, nor are their parents.")
     ] = []
     max_messages: Annotated[Count, Meta(description="0: the node's limit.")] = 0
     max_depth: Annotated[Count, Meta(description="Generations to go back. 0: unlimited.")] = 0
-    pubsub_topic: str | None = None
-    content_topics: list[str] = []
-    coverage: Covers = False
 
 
 class NewMessage(_Request):

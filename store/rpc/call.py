@@ -37,7 +37,7 @@ from store.rpc.limits import MAX_SERIES
 from store.rpc.receiving import NoRequest
 from store.serving import call as serving
 from store.serving.failure import exceeded
-from store.serving.methods.limits import MAX_SMALL_REQUEST_BYTES
+from store.serving.limits import MAX_SMALL_REQUEST_BYTES
 from store.serving.methods.reads import LargeReads
 from store.serving.remote import Remote, remote
 from store.serving.unsent import Outlet

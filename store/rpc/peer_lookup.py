@@ -15,8 +15,8 @@ from store.domain.ports import HistoryEntry, PeerAddress
 from store.rpc.dial import PeerDialer
 from store.rpc.limits import MAX_LOOKUP_MESSAGES
 from store.serving.failure import CallFailure
+from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.serving.methods.decode import clip, decode
-from store.serving.methods.limits import COUNTED_REQUEST_BYTES
 from store.sync.errors import ProtocolBroken
 from store.sync.session.reconciling import in_time
 from storenode.message.hashing import message_hash

@@ -23,8 +23,8 @@ from store.rpc.limits import (
     PEER_SCAN_PAGE_MESSAGES,
 )
 from store.serving.failure import CallFailure
+from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.serving.methods.decode import clip, decode
-from store.serving.methods.limits import COUNTED_REQUEST_BYTES
 from store.sync.errors import ProtocolBroken
 from store.sync.session.reconciling import in_time
 from storenode.message.limits import HASH_BYTES

@@ -54,6 +54,15 @@ def shut_down(connection: Accepted) -> bool:
     return False
 
 
+def hang_up(named: Iterable[str]) -> int:
+    """Close connections that gRPC calls ``ipv4:HOST:PORT`` or ``ipv6:[HOST]:PORT``.
+
+    How many were closed; the others have ended by themselves.
+    """
+    wanted = {end for end in map(other_end, named) if end is not None}
+    return sum(shut_down(each) for each in connections(descriptors()) if end_of(each) in wanted)
+
+
 def other_end(connection: str) -> tuple[str, int] | None:
     """The caller's address and port in what gRPC calls ``ipv4:HOST:PORT`` or ``ipv6:[HOST]:PORT``;
     None for anything else.

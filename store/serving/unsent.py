@@ -29,7 +29,7 @@ from typing import Final
 
 from store.domain.limits import DEFAULT_UNSENT_BYTES
 from store.serving.failure import CallFailure, busy, over_limit
-from store.serving.hang_up import hang_up
+from store.serving.sockets import hang_up
 
 COPIES: Final = 3
 """How often a page is in memory while it is sent: its entries, the response, gRPC's own copy."""

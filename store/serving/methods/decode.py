@@ -22,7 +22,7 @@ from store.messages.fields import (
     read_varint,
 )
 from store.serving.failure import malformed, over_limit
-from store.serving.methods.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
+from store.serving.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
 from storenode.wire.sds.v1 import message_pb2
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2

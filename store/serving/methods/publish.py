@@ -11,9 +11,9 @@ from store.domain.ports import Services
 from store.messages.transfer import MalformedMessage
 from store.serving.call import Call
 from store.serving.failure import malformed
+from store.serving.limits import COUNTED_REQUEST_BYTES
 from store.serving.methods.decode import clip
 from store.serving.methods.encode import publish_response
-from store.serving.methods.limits import COUNTED_REQUEST_BYTES
 from store.serving.publishing import Batch, Publishing, take_room
 from storenode.wire.storenode.internal.v1.publish_raw_pb2 import RawPublishRequest
 

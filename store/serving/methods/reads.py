@@ -26,6 +26,11 @@ from store.serving import reading
 from store.serving.answer_coverage import telling_all, telling_scan
 from store.serving.call import Call
 from store.serving.failure import CallFailure, busy
+from store.serving.limits import (
+    COUNTED_REQUEST_BYTES,
+    MAX_LARGE_READ_BYTES,
+    MAX_QUERY_REQUEST_ID_BYTES,
+)
 from store.serving.methods.decode import (
     decode,
     decode_head,
@@ -35,11 +40,6 @@ from store.serving.methods.decode import (
     topic_filter,
 )
 from store.serving.methods.encode import coverage_message, query_page, sds_response
-from store.serving.methods.limits import (
-    COUNTED_REQUEST_BYTES,
-    MAX_LARGE_READ_BYTES,
-    MAX_QUERY_REQUEST_ID_BYTES,
-)
 from store.serving.window import Budget
 from storenode.wire.storenode.v1 import store_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as waku_store_pb2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import socket
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from tests.integration.http.api import TIMEOUT_S, Api, events, failed, message
 from tests.integration.http.conftest import HTTP
+from tests.integration.http.test_connect import CONNECT, STORE, framed, frames
 from tests.integration.run.helpers import get
 from tests.support.node import NodeProcess, running_node
 
@@ -146,6 +148,12 @@ def test_a_follower_that_vanishes_leaves_nothing(node: NodeProcess) -> None:
         assert next(coming).name == "page"
         assert count(node, "storenode_followers") == 1
     until(node, "storenode_followers", 0)
+    by_connect = f"http://{node.http}{STORE}/Follow"
+    with httpx.stream("POST", by_connect, content=framed(b""), headers=CONNECT) as answer:
+        chunks = answer.iter_raw()
+        assert not next(chunks)[0], "a page"
+        assert count(node, "storenode_followers") == 1
+    until(node, "storenode_followers", 0)
     until(node, "storenode_http_connections", 0)
 
 
@@ -156,13 +164,20 @@ def test_a_browser_goes_on_where_it_was_after_a_restart(
         api = Api.of(restarted)
         seen = [each["messageHash"] for each in api.publish(message(TOPIC), message(TOPIC))]
         asked = {"contentTopics": TOPIC, "fromBeginning": "true"}
-        with api.client.stream("GET", "/api/v1/follow", params=asked) as stream:
+        with (
+            api.client.stream("GET", "/api/v1/follow", params=asked) as stream,
+            api.client.stream(
+                "POST", f"{STORE}/Follow", content=framed(b""), headers=CONNECT
+            ) as by_connect,
+        ):
             coming = events(stream)
             assert [next(coming).json["messageHash"] for _ in seen] == seen
             last = next(coming).id
             assert restarted.terminate() == 0
             with pytest.raises(httpx.TransportError):
                 list(coming)
+            # It has a place for the reason, where events have none.
+            assert json.loads(frames(by_connect.read())[-1][1])["error"]["code"] == "unavailable"
         restarted.start()
         api = Api.of(restarted)
         new = [each["messageHash"] for each in api.publish(message(TOPIC), message(TOPIC))]

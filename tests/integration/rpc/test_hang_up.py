@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from store.serving.hang_up import hang_up
+from store.serving.sockets import hang_up
 
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 

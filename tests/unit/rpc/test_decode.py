@@ -8,6 +8,7 @@ from store.domain.ports import HistoryEntry, TopicFilter, TopicRights
 from store.domain.query import RequestError
 from store.messages.fields import MAX_COUNTED_FIELDS
 from store.serving.failure import CallFailure, Code
+from store.serving.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
 from store.serving.methods.decode import (
     clip,
     decode,
@@ -18,7 +19,6 @@ from store.serving.methods.decode import (
     query_input,
     topic_filter,
 )
-from store.serving.methods.limits import COUNTED_REQUEST_BYTES, MAX_READ_FIELDS
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry as HistoryEntryMessage
 from storenode.wire.storenode.v1.store_pb2 import (
     ContentFilter,

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.browser.browser import Page, found_chromium, opened
+from tests.integration.gateway.javascript_clients import AVAILABLE
+
+collect_ignore = [] if AVAILABLE else ["test_waku.py"]
 
 
 @pytest.fixture(scope="session")

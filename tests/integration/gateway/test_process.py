@@ -1,0 +1,184 @@
+"""The process of a gateway: what it says when it cannot start, is cut off, or is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from tests.support.gateway import GatewayProcess, gateway_command, running_gateway
+from tests.support.node import NodeProcess, clean_environment
+from tests.support.ports import HeldPort
+from tests.support.waku_client import (
+    MPLEX,
+    PING,
+    STORE_QUERY,
+    YAMUX,
+    RawClient,
+    WakuClient,
+    line,
+    varint,
+)
+
+ANY = "/ip4/127.0.0.1/tcp/0"
+ASKED = StoreQueryRequest(request_id="r-1", pagination_limit=1)
+
+
+def refused(folder: Path, *options: str) -> tuple[int, str]:
+    """Exit code and words of a gateway that does not start."""
+    if "--key-file" not in options:
+        options = (*options, "--key-file", str(folder / "gateway.key"))
+    done = subprocess.run(
+        gateway_command(*options),
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.returncode, " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "sentence"),
+    [
+        (("--listen", "127.0.0.1:8000"), 2, "'127.0.0.1:8000' is not a multiaddr of TCP"),
+        (("--listen", "/ip4/127.0.0.1/udp/1/quic-v1"), 2, "is not a multiaddr of TCP"),
+        (("--listen", "/ip4/127.0.0.1/tcp/0/quic"), 2, "a transport that the gateway does not"),
+        (("--listen", f"{ANY}/tls/ws"), 2, "needs a certificate: give --wss-cert and --wss-key"),
+        (("--listen", ANY, "--wss-cert", "x.pem"), 2, "--wss-cert and --wss-key go together"),
+        (("--listen", "/ip4/192.0.2.1/tcp/0"), 1, "/ip4/192.0.2.1/tcp/0 cannot be bound"),
+        (("--listen", ANY, "--key-file", "/nowhere/key"), 1, "let this user read and write it"),
+        (
+            ("--listen", f"{ANY}/tls/ws", "--wss-cert", "none.pem", "--wss-key", "none.key"),
+            1,
+            "none.pem cannot be read (No such file or directory)",
+        ),
+    ],
+)
+def test_it_says_why_it_does_not_start(
+    tmp_path: Path, options: tuple[str, ...], code: int, sentence: str
+) -> None:
+    found, said = refused(tmp_path, *options)
+    assert (found, sentence in said) == (code, True), said
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        listen = f"/ip4/127.0.0.1/tcp/{port}"
+        code, said = refused(tmp_path, "--listen", listen)
+        assert (code, f"--listen {listen} cannot be bound" in said) == (1, True), said
+        metrics = f"127.0.0.1:{port}"
+        code, said = refused(tmp_path, "--listen", ANY, "--metrics-listen", metrics)
+        assert (code, f"--metrics-listen {metrics} cannot be bound" in said) == (1, True), said
+
+
+def test_a_key_that_is_open_damaged_or_of_another_kind_is_refused(tmp_path: Path) -> None:
+    other = generate_private_key(SECP256R1()).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
+    path = tmp_path / "a.key"
+    for content, mode, sentence in (
+        (b"no key", 0o600, "holds no Ed25519 key"),
+        (other, 0o600, "holds no Ed25519 key"),
+        (b"", 0o777, "is open to everybody (mode 0777): run `chmod 600"),
+    ):
+        path.write_bytes(content)
+        path.chmod(mode)
+        code, said = refused(tmp_path, "--listen", ANY, "--key-file", str(path))
+        assert (code, sentence in said) == (1, True), said
+        assert path.read_bytes() == content
+
+
+async def asked(gateway: GatewayProcess) -> tuple[int, str, str]:
+    """Status, sentence and request ID of an answer."""
+    async with WakuClient.connected(gateway.address("tcp")) as client:
+        answer = await client.query(ASKED)
+    return answer.status_code, answer.status_desc, answer.request_id
+
+
+def until_ready(gateway: GatewayProcess, status: int) -> str:
+    """Wait for an answer of ``/readyz``; its text."""
+    while True:
+        found, text = gateway.get("/readyz")
+        if found == status:
+            return text
+
+
+def test_a_node_that_is_away_is_told_and_found_again(
+    tmp_path: Path, new_store: Callable[[], str]
+) -> None:
+    port = HeldPort()
+    node = NodeProcess(tmp_path / "node", database_url=new_store(), ports={"--listen": port})
+    with running_gateway(tmp_path, port.address) as gateway:
+        try:
+            for _ in range(2):
+                assert f"the node at {port.address} is not connected" in until_ready(gateway, 503)
+                assert gateway.get("/healthz")[0] == 200
+                assert gateway.counted("node_reachable") == 0
+                status, sentence, request_id = asyncio.run(asked(gateway))
+                assert (status, request_id) == (503, "r-1")
+                assert "cannot be reached: try again later" in sentence
+                assert port.address not in sentence, "strangers are not told the node's address"
+                node.start()
+                until_ready(gateway, 200)
+                assert gateway.counted("node_reachable") == 1
+                assert asyncio.run(asked(gateway))[0] == 200
+                assert node.terminate() == 0
+        finally:
+            node.close()
+        assert gateway.counted('queries_total{by="gateway"}') == 2
+        assert gateway.counted('queries_total{by="node"}') == 2
+        log = gateway.log.read_text(encoding="utf-8")
+    assert "node_unreachable" in log
+    assert log.count("node_connected") == 2
+
+
+@pytest.mark.parametrize("multiplexer", [MPLEX, YAMUX])
+async def test_it_stops_with_streams_open_and_keeps_its_peer_id(
+    tmp_path: Path, node: NodeProcess, multiplexer: str
+) -> None:
+    with running_gateway(tmp_path, node.listen) as gateway:
+        silent = await RawClient.connect(gateway.address("ws"))
+        client = await WakuClient.connect(gateway.address("tcp"), multiplexer)
+        assert (await client.query(ASKED)).status_code == 200
+        for protocol, begun in ((STORE_QUERY, varint(100) + b"a"), (PING, b"a")):
+            number = client.open()
+            client.raw.send(
+                client.data(number, line("/multistream/1.0.0") + line(protocol) + begun)
+            )
+        assert (await client.query(ASKED)).status_code == 200
+        assert await asyncio.to_thread(gateway.stop) == 0
+        for each in (client.raw, silent):
+            while await each.reader.read(4096):
+                pass
+            each.close()
+        log = gateway.log.read_text(encoding="utf-8")
+    assert ("gateway_stopping" in log, "Traceback" in log) == (True, False)
+    with running_gateway(tmp_path, node.listen) as again:
+        assert again.peer_id == gateway.peer_id
+    assert (tmp_path / "gateway.key").stat().st_mode & 0o077 == 0
+
+
+async def test_metrics_count_what_was_done(tmp_path: Path, node: NodeProcess) -> None:
+    with running_gateway(tmp_path, node.listen) as gateway:
+        async with WakuClient.connected(gateway.address("tcp")) as client:
+            for _ in range(3):
+                assert (await client.query(ASKED)).status_code == 200
+            assert gateway.counted("open_connections") == 1
+        assert gateway.counted('connections_total{transport="tcp"}') == 1
+        assert gateway.counted(f'streams_total{{protocol="{STORE_QUERY}"}}') == 3
+        assert gateway.counted('queries_total{by="node"}') == 3
+        assert gateway.counted("query_seconds_count") == 3
+        assert gateway.counted("response_bytes_total") > 0
+        assert gateway.get("/nothing")[0] == 404

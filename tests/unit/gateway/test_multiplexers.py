@@ -1,0 +1,190 @@
+"""mplex and yamux: frames in any pieces give the same events, and hostile ones are refused."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.gateway.faults import Fault
+from store.gateway.limits import MAX_FRAME_BYTES
+from store.gateway.mplex import Mplex
+from store.gateway.multiplexing import (
+    Aborted,
+    Answer,
+    Credit,
+    Event,
+    Finished,
+    Multiplexer,
+    Noted,
+    Opened,
+    Received,
+)
+from store.gateway.yamux import Yamux
+from tests.support.waku_client import delimited, varint
+
+HEADER: Final = struct.Struct(">BBHII")
+STREAMS: Final = st.integers(0, 2**20).map(lambda each: 2 * each + 1)
+HELD_BYTES: Final = 1024
+"""More than any head of a frame."""
+
+
+def mplex_frame(event: Event) -> bytes:
+    """As a client of mplex writes an event."""
+    match event:
+        case Opened(stream):
+            return varint(stream << 3) + delimited(b"name")
+        case Received(stream, data):
+            return varint(stream << 3 | 2) + delimited(data)
+        case Finished(stream):
+            return varint(stream << 3 | 4) + b"\x00"
+        case Aborted(stream):
+            return varint(stream << 3 | 6) + b"\x00"
+    raise AssertionError(event)
+
+
+def yamux_frame(event: Event) -> bytes:
+    """As a client of yamux writes an event."""
+    match event:
+        case Opened(stream):
+            return HEADER.pack(0, 1, 1, stream, 0)
+        case Received(stream, data):
+            return HEADER.pack(0, 0, 0, stream, len(data)) + data
+        case Finished(stream):
+            return HEADER.pack(0, 0, 4, stream, 0)
+        case Aborted(stream):
+            return HEADER.pack(0, 1, 8, stream, 0)
+        case Credit(stream, size_bytes):
+            return HEADER.pack(0, 1, 0, stream, size_bytes)
+    raise AssertionError(event)
+
+
+EVENTS: Final = st.one_of(
+    st.builds(Opened, STREAMS),
+    st.builds(Received, STREAMS, st.binary(min_size=1, max_size=300)),
+    st.builds(Finished, STREAMS),
+    st.builds(Aborted, STREAMS),
+)
+PIECES: Final = st.lists(st.integers(1, 40), min_size=1, max_size=20)
+
+
+def cut(data: bytes, sizes: list[int]) -> Iterable[bytes]:
+    """The data in pieces of these sizes, over and over."""
+    at, number = 0, 0
+    while at < len(data):
+        size = sizes[number % len(sizes)]
+        yield data[at : at + size]
+        at, number = at + size, number + 1
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """The events that mean something, data of neighbours on the same stream as one."""
+    result: list[Event] = []
+    for event in events:
+        last = result[-1] if result else None
+        if isinstance(event, Noted) or (isinstance(event, Credit) and not event.size_bytes):
+            continue
+        if (
+            isinstance(event, Received)
+            and isinstance(last, Received)
+            and last.stream == event.stream
+        ):
+            result[-1] = Received(event.stream, last.data + event.data)
+        else:
+            result.append(event)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("make", "frame"), [(Mplex, mplex_frame), (Yamux, yamux_frame)], ids=["mplex", "yamux"]
+)
+@given(events=st.lists(EVENTS, max_size=20), sizes=PIECES)
+def test_frames_in_any_pieces_give_the_same_events(
+    make: Callable[[], Multiplexer],
+    frame: Callable[[Event], bytes],
+    events: list[Event],
+    sizes: list[int],
+) -> None:
+    data = b"".join(map(frame, events))
+    multiplexer = make()
+    told = joined(event for piece in cut(data, sizes) for event in multiplexer.feed(piece))
+    assert told == joined(events)
+
+
+@pytest.mark.parametrize("make", [Mplex, Yamux])
+@given(data=st.binary(max_size=2_000), sizes=PIECES)
+def test_any_bytes_give_events_or_one_fault_and_little_is_held(
+    make: Callable[[], Multiplexer], data: bytes, sizes: list[int]
+) -> None:
+    multiplexer, reasons = make(), []
+    try:
+        for piece in cut(data, sizes):
+            for event in multiplexer.feed(piece):
+                assert isinstance(event, Event)
+            assert len(multiplexer._held) <= HELD_BYTES  # type: ignore[attr-defined]
+    except Fault as fault:
+        reasons.append(fault.reason)
+    assert {*reasons} <= {"malformed", "too_large", "goodbye"}
+
+
+@pytest.mark.parametrize("make", [Mplex, Yamux])
+def test_a_frame_as_large_as_is_allowed_passes_through_without_being_held(
+    make: Callable[[], Multiplexer],
+) -> None:
+    multiplexer, frame = make(), mplex_frame if make is Mplex else yamux_frame
+    whole, received = frame(Received(1, bytes(MAX_FRAME_BYTES))), 0
+    for piece in cut(whole, [65_536]):
+        for event in multiplexer.feed(piece):
+            received += len(event.data) if isinstance(event, Received) else 0
+        assert len(multiplexer._held) <= HELD_BYTES  # type: ignore[attr-defined]
+    assert received == MAX_FRAME_BYTES
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (varint(1 << 3 | 2) + varint(MAX_FRAME_BYTES + 1), "too_large"),
+        (varint(1 << 3) + varint(257), "too_large"),
+        (varint(1 << 3 | 4) + varint(2**40), "too_large"),
+        (b"\xff" * 10, "malformed"),
+        (b"\x08" + b"\x80" * 10, "malformed"),
+    ],
+)
+def test_hostile_frames_of_mplex(data: bytes, reason: str) -> None:
+    with pytest.raises(Fault) as caught:
+        list(Mplex().feed(data))
+    assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        ((1, 0, 0, 1, 0), "malformed"),  # a version that there is not
+        ((0, 4, 0, 1, 0), "malformed"),  # a kind that there is not
+        ((0, 0, 1, 2, 0), "malformed"),  # the gateway's own number
+        ((0, 1, 1, 0, 0), "malformed"),  # the session as a stream
+        ((0, 0, 0, 1, MAX_FRAME_BYTES + 1), "too_large"),
+        ((0, 0, 0, 1, 2**32 - 1), "too_large"),
+        ((0, 3, 0, 0, 2), "goodbye"),
+    ],
+)
+def test_hostile_frames_of_yamux(head: tuple[int, ...], reason: str) -> None:
+    with pytest.raises(Fault) as caught:
+        list(Yamux().feed(HEADER.pack(*head)))
+    assert caught.value.reason == reason
+
+
+def test_pings_of_yamux_are_answered_and_answers_are_not() -> None:
+    (answer,) = Yamux().feed(HEADER.pack(0, 2, 1, 0, 77))
+    assert answer == Answer(HEADER.pack(0, 2, 2, 0, 77))
+    assert list(Yamux().feed(HEADER.pack(0, 2, 2, 0, 77))) == [Noted()]
+
+
+def test_a_frame_of_yamux_may_open_fill_and_end_a_stream() -> None:
+    frame = HEADER.pack(0, 0, 1 | 4, 5, 3) + b"abc"
+    events = [each for each in Yamux().feed(frame) if not isinstance(each, Noted)]
+    assert events == [Opened(5), Received(5, b"abc"), Finished(5)]

@@ -93,20 +93,21 @@ class Screen:
     def showing(self, scene: Scene) -> Iterator[None]:
         """See `View`."""
         with self._live:
-            self._draw(scene)
+            self.draw(scene)
             yield
 
     async def run(self, scene: Scene) -> None:
         """See `View`."""
         while True:
-            self._draw(scene)
+            self.draw(scene)
             await asyncio.sleep(DRAW_EVERY_S)
 
     def conclude(self, parts: Iterable[RenderableType]) -> None:
         """See `View`."""
         self._console.print(*parts, sep="\n")
 
-    def _draw(self, scene: Scene) -> None:
+    def draw(self, scene: Scene) -> None:
+        """Show how everything is now."""
         screen = picture(scene, self._console.width, self._console.height)
         self._live.update(screen, refresh=True)
 

@@ -44,6 +44,10 @@ COVERAGE: Final = _NAMESPACE | 9
 """Held while statements of sessions are replaced; no other lock is taken meanwhile."""
 
 
+CLAIMING: Final = _NAMESPACE | 10
+"""Held while ``missing_parents`` is changed; no other of these locks is taken meanwhile."""
+
+
 async def set_lock_timeout(connection: AsyncConnection[Any], timeout_ms: int) -> None:
     """Let every lock of this transaction that takes longer fail (`LockNotAvailable`)."""
     await connection.execute("select set_config('lock_timeout', %s, true)", (f"{timeout_ms}ms",))

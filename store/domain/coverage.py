@@ -140,6 +140,19 @@ class CoverageReads(Protocol):
         """
 
 
+class MissingParents(Protocol):
+    """What messages of SDS channels name in their causal histories, and is not held."""
+
+    async def missing_parents(self, channel_id: bytes, bounds: Sequence[Span]) -> Sequence[int]:
+        """Of each span, how many parents that messages of the channel name there are missing.
+
+        As of some seconds ago. What retention has dropped is not missing to what named it before.
+
+        Raises:
+            StoreUnavailable, StoreBusy: the database does not serve.
+        """
+
+
 def eras(start_ns: int, end_ns: int, now_ns: int, found: Comparison) -> list[Span]:
     """Long spans of a range without differences, which may be `spans` if they are empty."""
     first = -(-start_ns // _ERA_NS)

@@ -163,7 +163,7 @@ def sds_lookup(
     """
     check_count("entries", len(entries), limits.sds_entries)
     return SdsLookup(
-        _channel(channel_id),
+        channel_of(channel_id),
         _entries("entries", entries, limits.page_bytes),
         topics,
         limits.sds_claimants,
@@ -188,7 +188,7 @@ def causal_request(
     check_count("heads", len(heads), limits.causal_heads)
     check_count("known_ids", len(known_ids), limits.causal_known_ids)
     return CausalRequest(
-        _channel(channel_id),
+        channel_of(channel_id),
         _entries("heads", heads, limits.page_bytes),
         frozenset(known.encode() for known in known_ids),
         min(max_messages or limits.causal_messages, limits.causal_messages),
@@ -241,7 +241,8 @@ def _check_topic(name: str, topic: str) -> None:
         raise RequestError(f"{name} holds a topic with a NUL character, which no message has")
 
 
-def _channel(channel_id: str) -> bytes:
+def channel_of(channel_id: str) -> bytes:
+    """Check the name of a channel; raises `RequestError`."""
     channel = channel_id.encode()
     if not channel:
         raise RequestError("channel_id is empty: name the channel to look in")

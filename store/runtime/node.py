@@ -316,6 +316,7 @@ class Node:
             callers=self._callers,
             problems=lambda: self._status.problems,
             intake=wiring.online,
+            missing_parents=wiring.missing_parents,
             coverage=wiring.coverage,
         )
 

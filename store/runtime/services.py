@@ -20,6 +20,7 @@ from store.db.pool import Database, Guard, PoolSettings
 from store.db.reading.reader import DatabaseReader
 from store.db.reconciliation.stored_ids import DatabaseIds
 from store.db.schema.partitions import PartitionMap
+from store.db.sds.missing import DatabaseMissingParents
 from store.db.sds.reader import DatabaseSdsReader
 from store.db.summaries.statements import DatabaseStatements
 from store.db.writing.tracking import Tracking
@@ -103,6 +104,7 @@ class Wiring:
     statements: DatabaseStatements
     online: DatabaseOnlineTimes
     coverage: Coverage
+    missing_parents: DatabaseMissingParents
 
 
 async def open_wiring(
@@ -182,6 +184,7 @@ async def open_wiring(
         statements,
         DatabaseOnlineTimes(database),
         Coverage(reconcilable, statements, stored),
+        DatabaseMissingParents(database),
     )
 
 

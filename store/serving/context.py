@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from store.domain.access import Access
 from store.domain.completeness import CoverageSource
+from store.domain.coverage import MissingParents
 from store.domain.intake import IntakeRecord
 from store.domain.limits import RequestLimits
 from store.domain.quota import Quota
@@ -69,6 +70,7 @@ class NodeContext:
     ``coverage``: what is known of other stores; None where nothing is. It is read for one caller at
     a time, beside the node's sessions.
     ``intake``: when nodes of the store took messages in; None where that is not recorded.
+    ``missing_parents``: of SDS channels; None where they are not counted.
     """
 
     identity: NodeIdentity
@@ -89,4 +91,5 @@ class NodeContext:
     coverage: CoverageSource | None = None
     coverage_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     intake: IntakeRecord | None = None
+    missing_parents: MissingParents | None = None
     in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))

@@ -305,12 +305,14 @@ class AsyncClient:
         start: Time | None = None,
         end: Time | None = None,
         by_day: bool = False,
+        channel_id: str = "",
     ) -> AsyncGenerator[CoverageStep]:
         """Read hour by hour what the store holds, and which other stores were found to be equal.
 
         The last day by default. A step that is `StoreCoverage.EQUAL` was complete as far as both
-        stores knew at ``compared_at``. Counts come only without a filter, and for callers that may
-        read everything.
+        stores knew at ``compared_at``. With ``channel_id``, ``missing_parents`` counts what SDS
+        messages of the channel name and the store lacks. Counts come only without a filter, and for
+        callers that may read everything.
 
         Examples:
             ```python
@@ -323,6 +325,7 @@ class AsyncClient:
             time_start=nanoseconds(start),
             time_end=nanoseconds(end),
             by_day=by_day,
+            channel_id=channel_id,
         )
         async with aclosing(pages):
             async for page in pages:

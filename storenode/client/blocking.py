@@ -412,11 +412,17 @@ class Client:
         start: Time | None = None,
         end: Time | None = None,
         by_day: bool = False,
+        channel_id: str = "",
     ) -> Iterator[CoverageStep]:
         """Read what is held and which stores are equal, as `AsyncClient.coverage`."""
         yield from _each(
             self._client.coverage(
-                content_topics, pubsub_topic=pubsub_topic, start=start, end=end, by_day=by_day
+                content_topics,
+                pubsub_topic=pubsub_topic,
+                start=start,
+                end=end,
+                by_day=by_day,
+                channel_id=channel_id,
             )
         )
 

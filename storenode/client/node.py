@@ -217,6 +217,7 @@ class NodeClient:
         time_start: int | None = None,
         time_end: int | None = None,
         by_day: bool = False,
+        channel_id: str = "",
     ) -> AsyncGenerator[store_pb2.CoveragePage, None]:
         """What is held step by step, and what other stores are known to hold of it."""
         steps = store_pb2.GetCoverageRequest
@@ -225,6 +226,7 @@ class NodeClient:
             time_start=time_start,
             time_end=time_end,
             step=steps.DAY if by_day else steps.HOUR,
+            channel_id=channel_id,
         )
         return whole(
             self.nodes,

@@ -34,7 +34,8 @@ select relname::text from pg_class c
 where relnamespace = 'storenode'::regnamespace and relkind in ('r', 'p', 'f', 'm')
   and not relispartition
   and relname <> all(array['store', 'alembic_version', 'messages', 'hashes', 'sds', 'topics',
-                           'commits', 'buckets', 'archived', 'unread', 'coverage', 'online'])
+                           'commits', 'buckets', 'archived', 'unread', 'coverage', 'online',
+                           'missing_parents'])
 order by 1
 """
 _INVALID_INDEXES: Final[LiteralString] = """

@@ -22,6 +22,7 @@ from store.db.checks.catalog import (
     check_totals,
 )
 from store.db.checks.findings import Finding, Findings
+from store.db.checks.missing import check_missing
 from store.db.checks.rows import Held, Progress, RowCheck
 from store.db.checks.summaries import check_summaries
 from store.db.schema.migrate import connect, require_current
@@ -101,6 +102,7 @@ def check(
             checked[UNREAD_TABLE] = _check_unread(connection, findings)
             if sample is None:
                 checked["commits"] = check_batches(connection, findings)
+                checked["missing_parents"] = check_missing(connection, findings)
                 if not findings.all():
                     # Whatever else is wrong would show in the totals too.
                     check_totals(connection, findings)

@@ -21,6 +21,10 @@ _RESUMMARIZE: Final = (
     " with peers"
 )
 
+_RECOUNT: Final = (
+    "run `storenode db resummarize`; until then `storenode coverage --channel` counts wrongly"
+)
+
 ADVICE: Final[dict[str, str]] = {
     Fault.FRAME: _RESTORE,
     Fault.HASH: _RESTORE,
@@ -51,6 +55,8 @@ ADVICE: Final[dict[str, str]] = {
     "summary differs from its messages": _RESUMMARIZE,
     "summary differs from those it is made of": _RESUMMARIZE,
     "lattice sum differs from what it is made of": _RESUMMARIZE,
+    "missing parent that is not missing": _RECOUNT,
+    "parent that is missing and is not counted": _RECOUNT,
     "folded beyond the newest commit": (
         "set folded_position of storenode.store to the newest position of storenode.commits, then"
         " run `storenode db resummarize`"

@@ -25,6 +25,7 @@ from store.db.maintenance.retention import DEFAULT_LOCK_TIMEOUT_MS, prune, read_
 from store.db.maintenance.stats import analyze_stale
 from store.db.schema.names import FINE_TABLE
 from store.db.schema.partitions import ensure_ahead
+from store.db.sds.missing import follow_claims
 from store.db.summaries.fold import fold, is_pending
 from store.db.summaries.sealing import seal
 from store.domain.retention import RetentionPolicy, effective_age_ns
@@ -158,6 +159,7 @@ class Maintainer:
 
         while True:
             await self._attempt(connection, "fold", fold_all())
+            await self._attempt(connection, "follow_claims", follow_claims(connection))
             left_s = next_round - clock()
             if await self._pause(min(left_s, FOLD_INTERVAL_S)) or left_s <= FOLD_INTERVAL_S:
                 return

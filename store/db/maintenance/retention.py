@@ -24,6 +24,7 @@ from store.db.schema.names import (
     SCHEMA,
 )
 from store.db.schema.partitions import begin, read_catalog
+from store.db.sds.missing import follow_claims, forget_dropped
 from store.db.summaries.archived import NotArchived, require_archived
 from store.db.summaries.fold import delete_buckets, fold_rest, fold_until, lock_folding
 from store.db.writing.unread import drop_unread
@@ -232,6 +233,8 @@ class _Prune:
         """
         counts = await _count_messages(self._connection, [each.partition for each in drops])
         await fold_until(self._connection)
+        # What goes is not missing to what has named it before.
+        await follow_claims(self._connection)
         await self._require_archived(drops)
         async with self._connection.transaction():
             await set_lock_timeout(self._connection, self._lock_timeout_ms)
@@ -265,6 +268,7 @@ class _Prune:
             for bounds in gone:
                 await drop_unread(self._connection, bounds)
             await self._connection.execute(_NOTE, (horizon_ns, pruned, folded))
+        await forget_dropped(self._connection)
         return left
 
     async def _require_archived(self, drops: Iterable[Drop]) -> None:

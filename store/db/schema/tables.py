@@ -38,6 +38,7 @@ sa.Table(
     sa.Column("last_online_ns", sa.BigInteger),
     sa.Column("serves_from", sa.Text, nullable=False, server_default="0005"),
     sa.Column("cursor_key", sa.LargeBinary, nullable=False, server_default=_RANDOM_KEY),
+    sa.Column("claimed_position", sa.BigInteger, nullable=False, server_default="0"),
     sa.Index("store_one_row_idx", sa.text("(true)"), unique=True),
 )
 
@@ -115,7 +116,9 @@ sa.Table(
     sa.Column("source", sa.Text, nullable=False),
     sa.Column("committed_at", sa.DateTime(timezone=True), nullable=False, server_default=_NOW),
     sa.Column("summary", sa.LargeBinary, nullable=False),
+    sa.Column("claims", sa.LargeBinary),
     sa.CheckConstraint("octet_length(summary) % 48 = 0", name="commits_summary_check"),
+    sa.CheckConstraint("octet_length(claims) % 24 = 0", name="commits_claims_check"),
     postgresql_partition_by="RANGE (position)",
 )
 
@@ -184,4 +187,13 @@ sa.Table(
     sa.Column("resumed", sa.Boolean, primary_key=True),
     sa.Column("end_ns", sa.BigInteger, nullable=False),
     sa.CheckConstraint("start_ns <= end_ns", name="online_check"),
+)
+
+sa.Table(
+    "missing_parents",
+    metadata,
+    sa.Column("channel_key", sa.Uuid, primary_key=True),
+    sa.Column("ts", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("parent_key", sa.Uuid, primary_key=True),
+    sa.Index("missing_parents_idx", "parent_key"),
 )

@@ -1,4 +1,4 @@
-"""Making summaries anew from the messages, where a check found them wrong.
+"""Making summaries anew, and what is known to be missing, where a check found them wrong.
 
 One UTC day at a time, while nodes go on publishing: nobody folds meanwhile, and in one snapshot a
 day's buckets become what its messages say without what its unfolded deltas will add. So nothing is
@@ -17,6 +17,7 @@ from psycopg import errors as pg
 from store.db.arrays import register
 from store.db.schema.names import FINE_TABLE, SCHEMA
 from store.db.schema.partitions import read_catalog
+from store.db.sds.missing import find_missing
 from store.db.summaries.deltas import DAY_NS, LEVELS_NS, unpack
 from store.db.summaries.fold import delete_buckets, fold_until, folded_position
 from store.db.summaries.lattices import seal_days, seal_hours, unknown_days, unknown_hours
@@ -88,6 +89,7 @@ async def resummarize(
     occupied = sorted({day for span in await _occupied(connection, wide) for day in _days(span)})
     for each in sorted([*occupied, *Cover(occupied).gaps(wide.low, wide.high - 1)]):
         found = await _rebuild(connection, each)
+        await find_missing(connection, each)
         messages += found
         days += found > 0
         progress(FINE_TABLE, messages)

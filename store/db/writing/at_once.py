@@ -34,10 +34,10 @@ _COMMITTED: Final = """, placed as materialized (
     where added > 0
 )
 insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source,
-                               summary)
+                               summary, claims)
 select nextval('storenode.position_seq'), batch, %(token)b::bigint, added, %(min_ts)b::bigint,
        %(max_ts)b::bigint, %(topics)b::uuid[], %(source)s,
-       case added when %(given)b::bigint then %(summary)b::bytea end
+       case added when %(given)b::bigint then %(summary)b::bytea end, %(claims)b::bytea
 from placed
 """
 
@@ -70,6 +70,7 @@ async def write_at_once(
         "topics": None if added.topics is None else arrays.uuids(added.topics),
         "source": source.value,
         "summary": added.summary,
+        "claims": added.claims,
     }
     if wanted:
         parameters |= track_parameters(wanted)

@@ -92,9 +92,9 @@ select pg_advisory_xact_lock(%b::bigint), pg_notify('storenode_feed', ''),
 """
 _COMMIT_ROW: Final = """
 insert into storenode.commits (position, batch, token, messages, min_ts, max_ts, topics, source,
-                               summary)
+                               summary, claims)
 values (nextval('storenode.position_seq'), %b::bigint, %b::bigint, %b::int, %b::bigint, %b::bigint,
-        %b::uuid[], %s, %b::bytea)
+        %b::uuid[], %s, %b::bytea, %b::bytea)
 """
 _TOPICS: Final = """
 insert into storenode.topics (key, ts, pubsub_topic, content_topic)
@@ -109,8 +109,8 @@ class Inserted:
 
     ``hashes`` is None when all or none were; ``topics`` are those of the new messages, None when
     there are more than `MAX_LISTED_TOPICS`; ``summary`` is the delta of exactly the new messages
-    (`store.db.summaries.deltas.pack`), empty when it is known from an earlier attempt or there
-    are none.
+    (`store.db.summaries.deltas.pack`), ``claims`` what their SDS messages claim; both are empty
+    when they are known from an earlier attempt or there are none.
     """
 
     batch_id: int
@@ -120,6 +120,7 @@ class Inserted:
     hashes: frozenset[bytes] | None
     topics: tuple[bytes, ...] | None
     summary: bytes
+    claims: bytes
 
 
 def new_token() -> int:
@@ -192,6 +193,7 @@ async def insert(connection: Connection, batch: RecordBatch) -> Inserted:
         hashes=hashes,
         topics=_listed(topics),
         summary=_summary(batch, hashes) if count else b"",
+        claims=_claims(batch, hashes) if count else b"",
     )
 
 
@@ -215,7 +217,8 @@ def as_if_new(batch: RecordBatch, batch_id: int) -> Inserted:
     """What a batch adds if each of its messages is new."""
     topics = tuple(batch.topics) if len(batch.topics) <= MAX_LISTED_TOPICS else None
     first, last = min(batch.timestamps), max(batch.timestamps)
-    return Inserted(batch_id, len(batch), first, last, None, topics, _summary(batch, None))
+    summary, claims = _summary(batch, None), _claims(batch, None)
+    return Inserted(batch_id, len(batch), first, last, None, topics, summary, claims)
 
 
 async def lay_out(batch: RecordBatch) -> dict[str, object]:
@@ -248,6 +251,15 @@ def _summary(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
     return deltas.pack([times[digest] for digest in new], new)
 
 
+def _claims(batch: RecordBatch, added: frozenset[bytes] | None) -> bytes:
+    """What a batch's new SDS messages claim (`store.db.sds.missing`); ``added`` None: all are."""
+    return b"".join(
+        sds_key(row.channel_id, row.message_id) + batch.timestamps[index].to_bytes(8)
+        for row, index in zip(batch.sds, batch.sds_index, strict=True)
+        if added is None or batch.hashes[index] in added
+    )
+
+
 def _split(joined: bytes) -> frozenset[bytes]:
     return frozenset(
         joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)
@@ -272,7 +284,8 @@ async def assign_commit_position(
     for token, added in inserted:
         topics = None if added.topics is None else arrays.uuids(added.topics)
         counts = (added.batch_id, token, added.count, added.min_ts, added.max_ts)
-        await connection.execute(_COMMIT_ROW, (*counts, topics, source.value, added.summary))
+        said = (source.value, added.summary, added.claims)
+        await connection.execute(_COMMIT_ROW, (*counts, topics, *said))
 
 
 async def insert_topics(

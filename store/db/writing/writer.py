@@ -436,6 +436,6 @@ async def _recover(connection: Connection, batch: RecordBatch, batch_id: int) ->
         binary=True,
     )
     hashes = frozenset(bytes(row[0]) for row in await cursor.fetchall())  # type: ignore[call-overload]
-    # The commit that was found has its summary already.
+    # The commit that was found has its summary and claims already.
     first, last = min(batch.timestamps), max(batch.timestamps)
-    return Inserted(batch_id, len(hashes), first, last, hashes, None, b"")
+    return Inserted(batch_id, len(hashes), first, last, hashes, None, b"", b"")

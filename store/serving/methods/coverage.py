@@ -17,7 +17,7 @@ from store.domain.coverage import (
 )
 from store.domain.intake import Intake, intake_of
 from store.domain.partitioning import DAY_NS
-from store.domain.query import LimitError, RequestError, time_range
+from store.domain.query import LimitError, RequestError, channel_of, time_range
 from store.serving.call import Call
 from store.serving.methods.decode import decode_read, topic_filter
 from storenode.wire.storenode.v1 import store_pb2
@@ -54,12 +54,15 @@ class CoverageService:
         wanted = decode_read(store_pb2.GetCoverageRequest, request)
         counted = topic_filter(wanted.filter, call.client.topics, call.node.limits).everything
         steps = _steps(wanted, call.node.now_ns())
+        channel = channel_of(wanted.channel_id) if wanted.channel_id else None
         while bounds := list(islice(steps, STEPS_A_PAGE)):
             async with call.node.coverage_turn:
                 found = await self._reads.steps(bounds)
                 intake = await _intake(call, bounds)
+                missing = await _missing(call, channel if counted else None, bounds)
             told = [
-                _step(each, at, counted=counted) for each, at in zip(found, intake, strict=True)
+                _step(each, at, lacking, counted=counted)
+                for each, at, lacking in zip(found, intake, missing, strict=True)
             ]
             yield store_pb2.CoveragePage(steps=told).SerializeToString()
 
@@ -103,7 +106,18 @@ async def _intake(call: Call, bounds: Sequence[Span]) -> list[_Intake]:
     return [_INTAKES[intake_of(span, intervals, now_ns)] for span in bounds]
 
 
-def _step(step: CoverageStep, intake: _Intake, *, counted: bool) -> store_pb2.CoverageStep:
+async def _missing(
+    call: Call, channel: bytes | None, bounds: Sequence[Span]
+) -> Sequence[int | None]:
+    """How many parents the messages of a channel lack, step by step."""
+    if channel is None or call.node.missing_parents is None:
+        return [None] * len(bounds)
+    return await call.node.missing_parents.missing_parents(channel, bounds)
+
+
+def _step(
+    step: CoverageStep, intake: _Intake, missing_parents: int | None, *, counted: bool
+) -> store_pb2.CoverageStep:
     return store_pb2.CoverageStep(
         time_start=step.start_ns,
         time_end=step.end_ns,
@@ -112,6 +126,7 @@ def _step(step: CoverageStep, intake: _Intake, *, counted: bool) -> store_pb2.Co
         before_horizon=not step.complete,
         intake=intake,
         stores=[_store(each, counted=counted) for each in step.stores],
+        missing_parents=missing_parents,
     )
 
 

@@ -25,6 +25,11 @@ _INTAKE: Final = {
 @topic_options
 @time_options
 @option("--by-day", is_flag=True, help="Steps of a day.  [default: an hour]")
+@option(
+    "--channel",
+    metavar="CHANNEL",
+    help="An SDS channel: count the parents that its messages name and the store lacks.",
+)
 @connected()
 async def coverage(
     session: Session,
@@ -34,6 +39,7 @@ async def coverage(
     time_start: int | None,
     time_end: int | None,
     by_day: bool,
+    channel: str | None,
 ) -> int:
     """Show how complete the store is, step by step of time; by default the last day.
 
@@ -45,6 +51,7 @@ async def coverage(
         time_start=time_start,
         time_end=time_end,
         by_day=by_day,
+        channel_id=channel or "",
     )
     async with aclosing(pages):
         async for page in pages:
@@ -61,6 +68,8 @@ def _line(step: CoverageStep) -> str:
     if step.before_horizon:
         held += ", before the horizon"
     held += _INTAKE.get(step.intake, "")
+    if step.missing_parents:
+        held += f", {step.missing_parents:,} parents missing"
     stores = "; ".join(_store(each) for each in step.stores)
     return f"{format_time(step.time_start)}  {held}  {stores or 'not confirmed by any store'}"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import TIMEOUT_S, Command
+from tests.support.fleet import eventually
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 
 PUBSUB_TOPIC = "/waku/2/rs/1/0"
@@ -300,6 +301,22 @@ def test_causal_history_prints_parents_first_then_what_is_missing(
     assert sorted(o["entry"]["message_id"] for o in shallow if "entry" in o) == ["b", "c", "d"]
     text = command.ok(*walk).lines[0]
     assert text.endswith("  a  text a")
+
+
+def test_coverage_counts_parents_that_are_missing(command: Command, topic: str) -> None:
+    sds = ("--content-topic", topic, "--channel", topic)
+    command.ok("publish", *sds, "--message-id", "b", "--parent", "a", "--parent", "lost", "b")
+
+    def missing(*flags: str) -> set[int]:
+        """Of the hour of the message, and the one before."""
+        steps = command.ok("coverage", "--channel", topic, "--json", *flags).objects[-2:]
+        return {int(step["missing_parents"]) for step in steps if "missing_parents" in step}
+
+    assert eventually(lambda: 2 in missing())
+    assert missing("--content-topic", topic) == set()
+    command.ok("publish", *sds, "--message-id", "lost", "found")
+    assert eventually(lambda: 1 in missing())
+    assert "1 parents missing" in command.ok("coverage", "--channel", topic).out
 
 
 def test_an_sds_filter_leaves_out_what_is_published_elsewhere(command: Command, topic: str) -> None:

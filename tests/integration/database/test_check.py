@@ -58,6 +58,7 @@ async def test_what_a_node_wrote_is_in_order(filled_url: str) -> None:
         "sds": SDS_COUNT,
         "unread": 0,
         "commits": 3,
+        "missing_parents": 0,
         "buckets": 0,
     }
 
@@ -82,7 +83,7 @@ async def test_small_chunks_see_everything_too(
 async def test_an_empty_database_is_in_order(database_url: str) -> None:
     report = await checked(database_url)
     assert report.findings == []
-    empty = ("messages", "hashes", "sds", "unread", "commits", "buckets")
+    empty = ("messages", "hashes", "sds", "unread", "commits", "missing_parents", "buckets")
     assert report.checked == dict.fromkeys(empty, 0)
 
 

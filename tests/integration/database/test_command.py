@@ -120,6 +120,7 @@ def test_a_sound_database_is_reported_sound(storenode: Storenode, filled_url: st
             "sds": 1,
             "unread": 0,
             "commits": 2,
+            "missing_parents": 0,
             "buckets": 0,
         },
         "findings": [],

@@ -602,12 +602,15 @@ class GetCoverageRequest(_message.Message):
     TIME_START_FIELD_NUMBER: _builtins.int
     TIME_END_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    CHANNEL_ID_FIELD_NUMBER: _builtins.int
     time_start: _builtins.int
     """From the step of this timestamp on, in Unix nanoseconds. Unset: a day before `time_end`."""
     time_end: _builtins.int
     """To the step before this timestamp, in Unix nanoseconds, exclusive. Unset, or later: now."""
     step: Global___GetCoverageRequest.Step.ValueType
     """HOUR, the default, or DAY. At most 10,000 steps."""
+    channel_id: _builtins.str
+    """The SDS channel whose `missing_parents` are asked for. Empty: none."""
     @_builtins.property
     def filter(self) -> Global___ContentFilter:
         """The messages that the caller asks about. Unset: all. Counts and fingerprints are sent only to
@@ -621,10 +624,11 @@ class GetCoverageRequest(_message.Message):
         time_start: _builtins.int | None = ...,
         time_end: _builtins.int | None = ...,
         step: Global___GetCoverageRequest.Step.ValueType = ...,
+        channel_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_time_end", b"_time_end", "_time_start", b"_time_start", "filter", b"filter", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_end", b"_time_end", "_time_start", b"_time_start", "filter", b"filter", "step", b"step", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_end", b"_time_end", "_time_start", b"_time_start", "channel_id", b"channel_id", "filter", b"filter", "step", b"step", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time_end: _TypeAlias = _typing.Literal["time_end"]  # noqa: Y015
     _WhichOneofArgType__time_end: _TypeAlias = _typing.Literal["_time_end", b"_time_end"]  # noqa: Y015
@@ -705,6 +709,7 @@ class CoverageStep(_message.Message):
     BEFORE_HORIZON_FIELD_NUMBER: _builtins.int
     STORES_FIELD_NUMBER: _builtins.int
     INTAKE_FIELD_NUMBER: _builtins.int
+    MISSING_PARENTS_FIELD_NUMBER: _builtins.int
     time_start: _builtins.int
     """Where the step begins, in Unix nanoseconds."""
     time_end: _builtins.int
@@ -717,6 +722,11 @@ class CoverageStep(_message.Message):
     """True: the step begins before the horizon of this store, so that messages may have been dropped."""
     intake: Global___CoverageStep.Intake.ValueType
     """Whether this store took messages in during the step."""
+    missing_parents: _builtins.int
+    """SDS messages that messages of the channel in this step name in their causal history, and that this
+    store did not hold when they came and has not got since; at most 100,000. It lags behind by a few
+    seconds. Unset where no channel was asked for, and for callers that may not know: see the filter.
+    """
     @_builtins.property
     def stores(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoreCoverage]:
         """Every store about which something was stated in this step, by store ID."""
@@ -731,14 +741,20 @@ class CoverageStep(_message.Message):
         before_horizon: _builtins.bool = ...,
         stores: _abc.Iterable[Global___StoreCoverage] | None = ...,
         intake: Global___CoverageStep.Intake.ValueType = ...,
+        missing_parents: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_messages", b"_messages", "messages", b"messages"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_messages", b"_messages", "_missing_parents", b"_missing_parents", "messages", b"messages", "missing_parents", b"missing_parents"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_messages", b"_messages", "before_horizon", b"before_horizon", "fingerprint", b"fingerprint", "intake", b"intake", "messages", b"messages", "stores", b"stores", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_messages", b"_messages", "_missing_parents", b"_missing_parents", "before_horizon", b"before_horizon", "fingerprint", b"fingerprint", "intake", b"intake", "messages", b"messages", "missing_parents", b"missing_parents", "stores", b"stores", "time_end", b"time_end", "time_start", b"time_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__messages: _TypeAlias = _typing.Literal["messages"]  # noqa: Y015
     _WhichOneofArgType__messages: _TypeAlias = _typing.Literal["_messages", b"_messages"]  # noqa: Y015
+    _WhichOneofReturnType__missing_parents: _TypeAlias = _typing.Literal["missing_parents"]  # noqa: Y015
+    _WhichOneofArgType__missing_parents: _TypeAlias = _typing.Literal["_missing_parents", b"_missing_parents"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__messages) -> _WhichOneofReturnType__messages | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__missing_parents) -> _WhichOneofReturnType__missing_parents | None: ...
 
 Global___CoverageStep: _TypeAlias = CoverageStep  # noqa: Y015
 

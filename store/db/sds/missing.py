@@ -1,0 +1,210 @@
+"""Parents that messages of a channel name and the store does not hold, in ``missing_parents``.
+
+Publishers leave keys and timestamps of their SDS messages in their rows of ``commits``. One
+node follows the commits in their order, as with summaries: a new message adds those of its parents
+that are not held, and removes itself as a parent of others. So what the table says is true up to
+``claimed_position``, whatever order messages come in.
+
+What retention drops was held: it is not missing to the messages that named it before. What names
+it later cannot know, and counts it. Of a message older than the horizon nothing is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, LiteralString
+from uuid import UUID
+
+import numpy as np
+from psycopg import AsyncConnection
+
+from store.db import arrays
+from store.db.locks import CLAIMING
+from store.db.pool import Connection, Database
+from store.domain.coverage import Span
+from store.domain.partitioning import UNBOUNDED_HIGH, Bounds
+from storenode.sds.codec import channel_key
+from storenode.sds.limits import SDS_KEY_BYTES
+
+MAX_COUNTED: Final = 100_000
+"""Missing references of one step that are looked at."""
+
+MAX_CLAIMED_COMMITS: Final = 4_096
+MAX_CLAIMED_KEYS: Final = 16_384
+"""Commits, and SDS messages, that one transaction follows; one commit at least."""
+
+LOCK_TIMEOUT_MS: Final = 10_000
+
+_CLAIM: Final = np.dtype([("key", f"V{SDS_KEY_BYTES}"), ("ts", ">i8")])
+CLAIM_BYTES: Final = _CLAIM.itemsize
+"""A claim in ``commits.claims``: the key of an SDS message ID, and its message's timestamp."""
+
+# What a crash of the server takes back is done again: it need not wait for the disk.
+_SETTINGS: Final = """
+select set_config('synchronous_commit', 'off', true), set_config('lock_timeout', %s, true)
+"""
+_LOCK: Final = "select pg_advisory_xact_lock(%s)"
+_REACHED: Final[LiteralString] = "select claimed_position from storenode.store"
+_PENDING: Final[LiteralString] = """
+select (select coalesce(max(position), 0) from storenode.commits), claimed_position
+from storenode.store
+"""
+_NEXT: Final[LiteralString] = """
+select position, batch, min_ts, max_ts, claims from (
+    select position, batch, min_ts, max_ts, claims,
+           sum(octet_length(claims)) over (order by position) - octet_length(claims) as before
+    from (
+        select position, batch, min_ts, max_ts, claims from storenode.commits where position > %s
+        order by position limit %s
+    ) as following
+) as measured
+where before is null or before < %s order by position
+"""
+# Of nodes of the version before, which say nothing of what they claim.
+_UNSAID: Final[LiteralString] = """
+select uuid_send(s.key) || int8send(s.ts) from storenode.messages m
+join storenode.sds s on s.ts = m.ts and s.hash = m.hash
+where m.batch = %(batch)s and m.ts between %(low)s and %(last)s
+  and s.ts between %(low)s and %(last)s
+"""
+HELD: Final[LiteralString] = """
+exists (select from storenode.sds h where h.key = named.key and (
+    h.ts >= (select horizon_ns from storenode.store)
+    or exists (select from storenode.messages m where m.ts = h.ts and m.hash = h.hash)))
+"""
+"""Whether the parent ``named.key`` is held; rows outlive what is pruned for a while."""
+
+_NAMED: Final[LiteralString] = """
+select s.channel_key, s.ts, p.key
+from {claims} storenode.sds s {on} cross join unnest(s.parent_keys) as p(key)
+where s.ts >= greatest(%(low)b::bigint, (select horizon_ns from storenode.store))
+  and s.ts <= %(last)b::bigint
+"""
+# Most parents came shortly before: a hash table finds these, without a search in every partition.
+_ELSEWHERE: Final = """
+not exists (select from unnest(%(keys)b::uuid[]) as c(key) where c.key = named.key) and
+"""
+_ADD: Final[LiteralString] = f"""
+insert into storenode.missing_parents (channel_key, ts, parent_key)
+select named.channel_key, named.ts, named.key from ({_NAMED}) as named
+where {{elsewhere}} not {HELD}
+on conflict do nothing
+"""
+_ADD_CLAIMED: Final = _ADD.format(
+    claims="unnest(%(keys)b::uuid[], %(ts)b::bigint[]) as c(key, ts) join",
+    on="on s.key = c.key and s.ts = c.ts",
+    elsewhere=_ELSEWHERE,
+)
+_ADD_ALL: Final = _ADD.format(claims="", on="", elsewhere="")
+_CAME: Final = """
+delete from storenode.missing_parents where parent_key = any(%b::uuid[])
+"""
+_MOVE: Final = "update storenode.store set claimed_position = %s"
+_FORGET: Final = """
+delete from storenode.missing_parents where ts >= %s::bigint and ts <= %s::bigint
+"""
+_DROPPED: Final = """
+delete from storenode.missing_parents where ts < (select horizon_ns from storenode.store)
+"""
+_COUNT: Final = """
+select (
+    select count(distinct few.parent_key) from (
+        select m.parent_key from storenode.missing_parents m
+        where m.channel_key = %(channel)b::uuid and m.ts < step.last
+          and m.ts >= greatest(step.low, (select horizon_ns from storenode.store))
+        limit %(most)b::bigint
+    ) as few
+)
+from unnest(%(low)b::bigint[], %(end)b::bigint[]) with ordinality as step(low, last, number)
+order by step.number
+"""
+
+
+class DatabaseMissingParents:
+    """Implements `store.domain.coverage.MissingParents`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def missing_parents(self, channel_id: bytes, bounds: Sequence[Span]) -> Sequence[int]:
+        """Of each span, how many parents are named there and not held; see the protocol."""
+        parameters = {
+            "channel": UUID(bytes=channel_key(channel_id)),
+            "low": arrays.bigints([low for low, _ in bounds]),
+            "end": arrays.bigints([end for _, end in bounds]),
+            "most": MAX_COUNTED,
+        }
+
+        async def read(connection: Connection) -> list[int]:
+            cursor = await connection.execute(_COUNT, parameters, binary=True)
+            return [count for (count,) in await cursor.fetchall()]  # type: ignore[misc]
+
+        return await self._database.read(read)
+
+
+async def follow_claims(connection: AsyncConnection[Any]) -> None:
+    """Take in all that is committed now, in short transactions of their own.
+
+    ``connection`` must not be in a transaction.
+
+    Raises:
+        psycopg.Error: the database did not serve, or somebody kept the lock for longer than
+            `LOCK_TIMEOUT_MS`; what was done until then stays.
+    """
+    ((newest, reached),) = await (await connection.execute(_PENDING)).fetchall()
+    while reached < newest:
+        async with connection.transaction():
+            await _begin(connection)
+            reached = await _follow_next(connection)
+
+
+async def forget_dropped(connection: AsyncConnection[Any]) -> None:
+    """Delete what messages before the horizon have named."""
+    await connection.execute(_DROPPED)
+
+
+async def find_missing(connection: AsyncConnection[Any], bounds: Bounds) -> None:
+    """Make what messages of a range of time lack anew, from ``sds`` alone, in one transaction.
+
+    What retention has dropped is not told apart from what never came.
+    """
+    async with connection.transaction():
+        await _begin(connection)
+        await connection.execute(_FORGET, (bounds.low, bounds.high - 1))
+        span = {"low": bounds.low, "last": bounds.high - 1}
+        await connection.execute(_ADD_ALL, span, prepare=False)
+
+
+async def _begin(connection: AsyncConnection[Any]) -> None:
+    await connection.execute(_SETTINGS, (f"{LOCK_TIMEOUT_MS}ms",))
+    await connection.execute(_LOCK, (CLAIMING,))
+
+
+async def _follow_next(connection: AsyncConnection[Any]) -> int:
+    """Take in the next commits; returns up to which position all are."""
+    ((reached,),) = await (await connection.execute(_REACHED)).fetchall()
+    cursor = connection.cursor(binary=True)
+    # The caller may have opened the connection for something else.
+    arrays.register(cursor)
+    most_bytes = MAX_CLAIMED_KEYS * CLAIM_BYTES
+    await cursor.execute(_NEXT, (reached, MAX_CLAIMED_COMMITS, most_bytes))
+    commits = await cursor.fetchall()
+    if not commits:
+        return UNBOUNDED_HIGH
+    claimed: list[bytes] = []
+    for _, batch, low, last, claims in commits:
+        if claims is None:
+            await cursor.execute(_UNSAID, {"batch": batch, "low": low, "last": last})
+            claimed += [bytes(claim) for (claim,) in await cursor.fetchall()]
+        else:
+            claimed.append(bytes(claims))
+    if joined := b"".join(claimed):
+        claims = np.unique(np.frombuffer(joined, _CLAIM))
+        keys = arrays.uuids(claims["key"].tolist())
+        ts = claims["ts"].astype(np.int64)
+        span = {"low": int(ts.min()), "last": int(ts.max())}
+        await cursor.execute(_ADD_CLAIMED, {"keys": keys, "ts": arrays.bigint_column(ts), **span})
+        await cursor.execute(_CAME, (keys,))
+    position: int = commits[-1][0]
+    await connection.execute(_MOVE, (position,))
+    return position

@@ -1,0 +1,210 @@
+"""Parents that are named and not held, against a naive list, whatever comes late or is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from store.db.checks.check import check
+from store.db.checks.missing import NOT_COUNTED, NOT_MISSING
+from store.db.maintenance.retention import PruneReport, prune
+from store.db.pool import Connection
+from store.db.schema import migrate
+from store.db.schema.names import FINE_TABLE
+from store.db.sds import missing as missing_module
+from store.db.sds.missing import DatabaseMissingParents, follow_claims
+from store.db.summaries.resummarize import resummarize
+from store.domain.coverage import Span
+from store.domain.partitioning import Cover
+from store.domain.ports import Source
+from store.domain.retention import RetentionPolicy
+from storenode.sds.codec import encode
+from tests.integration.storage.node import Node
+from tests.integration.storage.world import DAY, NOW, TOPICS, batch_of
+
+TODAY = NOW // DAY * DAY
+DAYS = 8
+CHANNELS = ("kitchen", "garden")
+IDS = [f"message-{number}" for number in range(600)]
+STEPS: list[Span] = [
+    (TODAY + number * DAY // 4, TODAY + (number + 1) * DAY // 4) for number in range(-4 * DAYS, 4)
+]
+
+Message = tuple[int, str, str, tuple[str, ...]]
+"""Timestamp, channel, ID, parents."""
+
+
+@dataclass
+class Oracle:
+    """What is held, and of it who named what before it came."""
+
+    held: set[Message] = field(default_factory=set)
+    lacking: set[tuple[str, int, str]] = field(default_factory=set)
+    horizon_ns: int = 0
+
+    def take(self, messages: Iterable[Message]) -> None:
+        new = {each for each in messages if each not in self.held}
+        self.held |= new
+        ids = {(channel, name) for _, channel, name, _ in self.held}
+        self.lacking |= {
+            (channel, ts, parent)
+            for ts, channel, _, parents in new
+            for parent in parents
+            if ts >= self.horizon_ns
+        }
+        self.lacking = {each for each in self.lacking if (each[0], each[2]) not in ids}
+
+    def drop(self, report: PruneReport) -> None:
+        self.horizon_ns = report.horizon_ns
+        gone = Cover(
+            each.partition.bounds for each in report.dropped if each.partition.table == FINE_TABLE
+        )
+        self.held = {each for each in self.held if gone.find(each[0]) is None}
+        self.lacking = {each for each in self.lacking if each[1] >= self.horizon_ns}
+
+    def counts(self, channel: str) -> list[int]:
+        return [
+            len({name for of, ts, name in self.lacking if of == channel and low <= ts < end})
+            for low, end in STEPS
+        ]
+
+
+@pytest.fixture(autouse=True)
+def _several_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missing_module, "MAX_CLAIMED_KEYS", 7)
+
+
+@pytest.fixture
+async def connection(node: Node) -> AsyncIterator[Connection]:
+    """A connection of a node that does the maintenance."""
+    async with await node.database.connect() as opened:
+        yield opened
+
+
+def message(dice: random.Random, since_ns: int = TODAY - DAYS * DAY) -> Message:
+    parents = dice.sample(IDS, dice.choice((0, 1, 1, 2, 5)))
+    return dice.randrange(since_ns, NOW), dice.choice(CHANNELS), dice.choice(IDS), tuple(parents)
+
+
+async def store(node: Node, messages: Iterable[Message], source: Source = Source.CLIENT) -> None:
+    await node.store(
+        batch_of(
+            (
+                ts,
+                TOPICS[len(name) % 2],
+                encode(channel, name, parents=[(parent, None) for parent in parents]),
+            )
+            for ts, channel, name, parents in messages
+        ),
+        source,
+    )
+
+
+async def counted(node: Node) -> dict[str, list[int]]:
+    reads = DatabaseMissingParents(node.database)
+    return {
+        channel: list(await reads.missing_parents(channel.encode(), STEPS)) for channel in CHANNELS
+    }
+
+
+async def assert_right(node: Node, oracle: Oracle) -> None:
+    assert await counted(node) == {channel: oracle.counts(channel) for channel in CHANNELS}
+
+
+async def findings(url: str) -> set[str]:
+    report = await asyncio.to_thread(check, url, now_ns=lambda: NOW, sample=None)
+    return {finding.kind for finding in report.findings}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_counts_are_right_whatever_comes_late_or_is_dropped(
+    node: Node, other_node: Node, connection: Connection, database_url: str, seed: int
+) -> None:
+    dice, oracle = random.Random(seed), Oracle()
+    dropped: list[Message] = []
+    for _ in range(12):
+        batches = [
+            [
+                message(dice, oracle.horizon_ns or STEPS[0][0])
+                for _ in range(dice.choice((1, 3, 110)))
+            ]
+            for _ in range(dice.choice((1, 3)))
+        ]
+        if oracle.held and dice.random() < 0.3:
+            batches[0].append(dice.choice(sorted(oracle.held)))
+        if dropped and dice.random() < 0.5:
+            restored = dice.choices(dropped, k=9)
+            await store(node, restored, Source.RESTORE)
+            oracle.take(restored)
+        await asyncio.gather(*(store(dice.choice((node, other_node)), each) for each in batches))
+        for each in batches:
+            oracle.take(each)
+        if dice.random() < 0.3:
+            # As a node of the version before leaves them.
+            await connection.execute("update storenode.commits set claims = null")
+        if dice.random() < 0.4 and seed:
+            days = dice.randrange(1, DAYS)
+            before = set(oracle.held)
+            report = await prune(connection, RetentionPolicy(age_ns=days * DAY), NOW)
+            assert not report.problems
+            oracle.drop(report)
+            dropped += sorted(before - oracle.held)
+        await follow_claims(connection)
+        await assert_right(node, oracle)
+    assert any(any(oracle.counts(channel)) for channel in CHANNELS)
+    assert await findings(database_url) == set()
+
+
+async def test_a_check_finds_what_is_wrong_and_it_is_made_anew(
+    node: Node, connection: Connection, database_url: str
+) -> None:
+    dice, oracle = random.Random(9), Oracle()
+    messages = [message(dice) for _ in range(40)]
+    oracle.take(messages)
+    await store(node, messages[:30])
+    await follow_claims(connection)
+    await store(node, messages[30:])
+    # What is not followed yet is no fault.
+    assert await findings(database_url) == set()
+    await follow_claims(connection)
+    await assert_right(node, oracle)
+
+    await connection.execute(
+        "delete from storenode.missing_parents where ts = (select max(ts) from"
+        " storenode.missing_parents)"
+    )
+    assert await findings(database_url) == {NOT_COUNTED}
+    await connection.execute(
+        "insert into storenode.missing_parents"
+        " select channel_key, ts, key from storenode.sds limit 1"
+    )
+    assert await findings(database_url) == {NOT_COUNTED, NOT_MISSING}
+    await resummarize(connection)
+    assert await findings(database_url) == set()
+    await assert_right(node, oracle)
+
+
+async def test_an_upgrade_counts_what_is_there(
+    node: Node, connection: Connection, database_url: str
+) -> None:
+    dice, oracle = random.Random(11), Oracle()
+    first, second = ([message(dice) for _ in range(30)] for _ in range(2))
+    await store(node, first)
+    for statement in (
+        "drop table storenode.missing_parents",
+        "alter table storenode.commits drop column claims",
+        "alter table storenode.store drop column claimed_position",
+        "update storenode.alembic_version set version_num = '0009'",
+    ):
+        await connection.execute(statement.encode())
+    await asyncio.to_thread(migrate.upgrade, database_url)
+    oracle.take(first)
+    await assert_right(node, oracle)
+    await store(node, second)
+    oracle.take(second)
+    await follow_claims(connection)
+    await assert_right(node, oracle)

@@ -33,6 +33,7 @@ BENCHMARKS = (
     "gossip_sim",
     "sds",
     "lines",
+    "channels",
     "catchup",
     "groups",
     "pipeline",

@@ -34,6 +34,7 @@ BENCHMARKS = (
     "gossip_sim",
     "sds",
     "lines",
+    "channels",
     "catchup",
     "groups",
     "pipeline",

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 from typing import Self
@@ -29,6 +31,8 @@ from storenode.sds.aio.transport import Route, Transport
 from storenode.sds.chance import Chance
 from storenode.sds.config import ChannelConfig
 from storenode.sds.events import Counts, MissingMessage, Withdrawn
+from storenode.sds.epochs import RateLimit
+from storenode.sds.events import Counts, MissingMessage
 from storenode.sds.pages import Key
 
 Place = str | Transport
@@ -56,6 +60,7 @@ class Channel:
         state: str | Path | None = None,
         config: ChannelConfig | None = None,
         cipher: Cipher | None = None,
+        rate_limit: RateLimit | None = None,
         clock: Callable[[], int] = time.time_ns,
         chance: Chance | None = None,
     ) -> AsyncIterator[Self]:
@@ -68,6 +73,8 @@ class Channel:
           participant has its own. None: nothing outlives the block.
         - ``config``: with the same IDs; its filter must be the same for all participants.
         - ``cipher``: see `storenode.sds.aio.cipher`.
+        - ``rate_limit``: messages that leave in an epoch, of any kind. What is left of the epoch
+          in which a participant goes on from a state counts as used.
         - ``clock`` (Unix time in nanoseconds) and ``chance`` are for tests.
 
         It returns at once, connected or not: `status` says how it is. Leaving waits up to 10
@@ -77,23 +84,27 @@ class Channel:
             ValueError: an ID, the configuration or an address is none that can be used.
             StateError: the state cannot be used: in use, of another version, or damaged.
         """
-        transports = _transports(places)
-        chosen = config or ChannelConfig(channel_id, sender_id)
-        if (chosen.channel_id, chosen.sender_id) != (channel_id, sender_id):
-            raise ValueError("config is of another channel or sender than the one to join as")
-        topic = f"/sds/1/{channel_id}/proto" if content_topic is None else content_topic
-        kept = State(StatePlace.of(state), Identity(channel_id, sender_id))
+        transports = transports_of(places)
+        joining = Joining.of(
+            channel_id,
+            sender_id,
+            pubsub_topic=pubsub_topic,
+            content_topic=content_topic,
+            state=state,
+            config=config,
+        )
         thread = ThreadPoolExecutor(1, thread_name_prefix="sds-state")
         try:
             async with participating(
-                kept,
+                joining.state,
                 thread,
                 transports=transports,
-                route=Route(channel_id, pubsub_topic, topic),
-                config=chosen,
+                route=joining.route,
+                config=joining.config,
                 cipher=cipher or Clear(),
                 clock=clock,
                 chance=chance or SystemRandom(),
+                rate_limit=rate_limit,
             ) as participant:
                 yield cls(participant)
         finally:
@@ -103,6 +114,11 @@ class Channel:
     def status(self) -> Status:
         """How the participant is now."""
         return self._participant.status
+
+    @property
+    def config(self) -> ChannelConfig:
+        """Which channel it is, who takes part, and with which options."""
+        return self._participant.core.config
 
     @property
     def counts(self) -> Counts:
@@ -141,6 +157,24 @@ class Channel:
         sent = self._participant.send(content, message_id)
         await self._participant.saver.saved()
         return sent
+
+    async def send_all(self, contents: Sequence[bytes]) -> list[str]:
+        """Send contents in this order; after a crash all of them were sent, or none.
+
+        Raises as `send`, before any is sent; but those before one that is too large are sent.
+        """
+        participant = self._participant
+        if not all(contents):
+            raise ValueError("a message needs content: an empty one would be a sync message")
+        participant.check_room(len(contents))
+        # Nothing else happens between them: one transaction has all.
+        sent = [participant.send(content, None) for content in contents]
+        await participant.saver.saved()
+        return sent
+
+    def unacknowledged(self) -> frozenset[str]:
+        """Own messages that are sent again until somebody acknowledges them."""
+        return frozenset(self._participant.core.outgoing.by_id)
 
     async def send_ephemeral(self, content: bytes) -> None:
         """Send content that needs no reliability to those who listen now.
@@ -211,7 +245,40 @@ class Channel:
         return [participant.message_of(row) for row in rows]
 
 
-def _transports(places: Place | Sequence[Place]) -> list[Transport]:
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """Who joins which channel, where it is published, and with which state."""
+
+    route: Route
+    config: ChannelConfig
+    state: State
+
+    @classmethod
+    def of(
+        cls,
+        channel_id: str,
+        sender_id: str,
+        *,
+        pubsub_topic: str,
+        content_topic: str | None,
+        state: str | Path | None,
+        config: ChannelConfig | None,
+    ) -> Self:
+        """Read the arguments of `Channel.join`; raises as that."""
+        chosen = config or ChannelConfig(channel_id, sender_id)
+        if (chosen.channel_id, chosen.sender_id) != (channel_id, sender_id):
+            raise ValueError("config is of another channel or sender than the one to join as")
+        topic = f"/sds/1/{channel_id}/proto" if content_topic is None else content_topic
+        kept = State(StatePlace.of(state), Identity(channel_id, sender_id))
+        return cls(Route(channel_id, pubsub_topic, topic), chosen, kept)
+
+
+def transports_of(places: Place | Sequence[Place]) -> list[Transport]:
+    """Where a channel can be reached, each as a transport.
+
+    Raises:
+        ValueError: there is none, or there are too many.
+    """
     given = [places] if isinstance(places, str) or not isinstance(places, Sequence) else places
     if not 0 < len(given) <= MAX_TRANSPORTS:
         raise ValueError(f"name 1 to {MAX_TRANSPORTS} nodes to reach the channel by")

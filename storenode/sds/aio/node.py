@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -114,6 +114,11 @@ class NodeLink:
         """The node's address."""
         return self._name
 
+    @property
+    def route(self) -> Route:
+        """Where the channel is published."""
+        return self._route
+
     async def close(self) -> None:
         """End all calls and the connection."""
         await self._channel.close(grace=None)
@@ -129,7 +134,9 @@ class NodeLink:
             writer = asyncio.create_task(self._write(call, batches, sent))
             try:
                 async for response in call:
-                    yield self._verdicts(response, sent)
+                    verdicts = self.verdicts(response, sent[0] if sent else [])
+                    sent.popleft()
+                    yield verdicts
             except grpc.aio.AioRpcError as error:
                 if (failure := await ending.failure(error)) is not None:
                     raise failure from error
@@ -140,7 +147,15 @@ class NodeLink:
 
     async def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
         """By ``Follow``."""
-        request = store_pb2.FollowRequest(filter=self._filter, cursor=cursor, include_data=True)
+        async with aclosing(self.pages(self._filter, cursor)) as pages:
+            async for page in pages:
+                yield FeedPage(self.fetched(page.messages), page.cursor, page.live)
+
+    async def pages(
+        self, wanted: store_pb2.ContentFilter, cursor: bytes
+    ) -> AsyncGenerator[store_pb2.FollowPage, None]:
+        """The responses to ``Follow``, without end."""
+        request = store_pb2.FollowRequest(filter=wanted, cursor=cursor, include_data=True)
         call = self._store.Follow(request, metadata=self._metadata)
         pages = aiter(call)
         timeout_s: float | None = CALL_TIMEOUT_S
@@ -149,7 +164,7 @@ class NodeLink:
                 while (page := await self._next(pages, timeout_s)) is not None:
                     if len(page.cursor) > MAX_CURSOR_BYTES:
                         raise TransportError(f"The node at {self._name} gives no usable cursor.")
-                    yield FeedPage(self._fetched(page.messages), page.cursor, page.live)
+                    yield page
                     timeout_s = None
             finally:
                 call.cancel()
@@ -186,7 +201,7 @@ class NodeLink:
             if not 200 <= response.status_code < 300:
                 reason = response.status_desc[:MAX_REASON_CHARS]
                 raise TransportError(reason or f"The node at {self._name} gave no reason.")
-            found = [each for each in self._fetched(response.messages) if each.hint in wanted]
+            found = [each for each in self.fetched(response.messages) if each.hint in wanted]
             wanted.difference_update(each.hint for each in found)
             if found:
                 yield found
@@ -228,11 +243,11 @@ class NodeLink:
     ) -> None:
         try:
             async for batch in batches:
-                messages = [self._message(each) for each in batch]
+                request, hints = self.request(batch)
                 # Listed before it is written: the answer may be quicker than this task.
-                sent.append([self._hash(item.message) for item in messages])
+                sent.append(hints)
                 try:
-                    await call.write(store_pb2.PublishRequest(messages=messages))
+                    await call.write(request)
                 except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
                     # The call is over; whoever reads its answers learns why.
                     return
@@ -241,12 +256,24 @@ class NodeLink:
             call.cancel()
             raise
 
-    def _verdicts(
-        self, response: store_pb2.PublishResponse, sent: deque[list[bytes]]
+    def request(self, batch: Sequence[Outbound]) -> tuple[store_pb2.PublishRequest, list[bytes]]:
+        """A request that publishes a batch, and the hashes of its messages."""
+        messages = [self._message(each) for each in batch]
+        return (
+            store_pb2.PublishRequest(messages=messages),
+            [self._hash(item.message) for item in messages],
+        )
+
+    def verdicts(
+        self, response: store_pb2.PublishResponse, hints: Sequence[bytes]
     ) -> list[Verdict]:
-        if not sent or len(response.results) != len(sent[0]):
+        """What a response says of the messages with these hashes.
+
+        Raises:
+            TransportError: it says it of others, or there are none.
+        """
+        if not hints or len(response.results) != len(hints):
             raise TransportError(f"The node at {self._name} answered what was not published.")
-        hints = sent.popleft()
         return [
             Verdict(result.outcome in _HELD, hint, result.reason[:MAX_REASON_CHARS])
             for result, hint in zip(response.results, hints, strict=True)
@@ -267,7 +294,8 @@ class NodeLink:
         pubsub_topic, content_topic = self._topics
         return message_hash(pubsub_topic, message.payload, content_topic, meta, message.timestamp)
 
-    def _fetched(self, items: Iterable[WakuMessageKeyValue]) -> list[Fetched]:
+    def fetched(self, items: Iterable[WakuMessageKeyValue]) -> list[Fetched]:
+        """Messages of the channel under their own hashes; others are dropped."""
         route = self._route
         found = []
         for item in items:
@@ -296,7 +324,7 @@ class NodeLink:
         with self._translated():
             try:
                 while (page := await self._next(pages, CALL_TIMEOUT_S)) is not None:
-                    messages = self._fetched(items(page))
+                    messages = self.fetched(items(page))
                     taken_bytes += sum(len(each.payload) for each in messages) if bounded else 0
                     empty = 0 if messages else empty + 1
                     if messages:

@@ -34,7 +34,9 @@ from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Fetched, Link, Route, Transport
 from storenode.sds.chance import Chance
 from storenode.sds.claims import Proof
+from storenode.sds.channel import ChannelFullError
 from storenode.sds.config import ChannelConfig
+from storenode.sds.epochs import Epochs, RateLimit
 from storenode.sds.events import (
     Behind,
     Broadcast,
@@ -50,8 +52,8 @@ from storenode.sds.events import (
 )
 
 _NS_PER_MS: Final = 1_000_000
-_ONLINE_EVERY_NS: Final = 30 * 10**9
-"""How often the time is noted while a feed is live and silent."""
+_ONLINE_EVERY_NS: Final = 300 * 10**9
+"""How often the time is noted while a feed is live and silent: it costs a transaction."""
 
 
 class LeftError(RuntimeError):
@@ -72,6 +74,7 @@ class Participant:
         cipher: Cipher,
         clock: Callable[[], int],
         chance: Chance,
+        rate_limit: RateLimit | None = None,
     ) -> None:
         self.ledger = ledger
         self.core = ledger.core
@@ -87,8 +90,16 @@ class Participant:
         self._tasks: list[asyncio.Task[None]] = []
         self.saver = Saver(ledger, state, thread, self._release, partial(self._trouble, "state"))
         rotation = Rotation(links)
+        epochs = None
+        if rate_limit is not None:
+            epochs = Epochs(rate_limit, clock(), used_up=ledger.commits > 0)
         self.publisher = Publisher(
-            ledger, Rotation(links), clock, self.tell, partial(self._trouble, "publishing")
+            ledger,
+            Rotation(links),
+            clock,
+            self.tell,
+            partial(self._trouble, "publishing"),
+            epochs=epochs,
         )
         self.repair = Repair(
             self.core,
@@ -177,6 +188,15 @@ class Participant:
             ]
         )
         return sent.message_id
+
+    def check_room(self, count: int) -> None:
+        """Raise `ChannelFullError` where not so many more messages can be sent."""
+        most = self.core.config.max_outgoing
+        if len(self.core.outgoing) + count > most:
+            raise ChannelFullError(
+                f"{len(self.core.outgoing)} messages are unacknowledged, and {count} more would be "
+                f"above {most}: wait until some are not"
+            )
 
     def send_ephemeral(self, content: bytes) -> None:
         """Send content to whoever listens now; nothing happens while offline."""
@@ -368,6 +388,7 @@ async def participating(
     cipher: Cipher,
     clock: Callable[[], int],
     chance: Chance,
+    rate_limit: RateLimit | None = None,
 ) -> AsyncIterator[Participant]:
     """Run the participant of a state, which is opened for that in ``thread`` and closed after it.
 
@@ -388,6 +409,7 @@ async def participating(
             cipher=cipher,
             clock=clock,
             chance=chance,
+            rate_limit=rate_limit,
         )
         participant.start()
         yield participant

@@ -44,7 +44,7 @@ def printed(program: subprocess.Popen[str]) -> str:
 
 
 def test_the_page_has_these_programs() -> None:
-    assert list(FILES) == ["chat.py", "heal.py", "bus.py", "protocol.py"]
+    assert list(FILES) == ["chat.py", "heal.py", "many.py", "bus.py", "protocol.py"]
 
 
 def test_participants_see_the_same_log_and_keep_it(own_node: NodeProcess, tmp_path: Path) -> None:
@@ -63,6 +63,12 @@ def test_lost_messages_are_fetched(own_node: NodeProcess, tmp_path: Path) -> Non
     output = printed(start(own_node, tmp_path, "heal.py"))
     assert matches(step.output, output), output
     assert "by_hint" in output or "closure" in output
+
+
+def test_many_channels(own_node: NodeProcess, tmp_path: Path) -> None:
+    shown = printed(start(own_node, tmp_path, "many.py"))
+    assert shown == "100 channels, the last one is synced\n"
+    assert len(list(tmp_path.glob("room-*.db"))) == 100
 
 
 def test_a_bus_and_the_protocol_alone(own_node: NodeProcess, tmp_path: Path) -> None:

@@ -1,0 +1,124 @@
+"""State files of many channels: a few threads for all of them, and a bound on those that are open.
+
+A state is used by one thread at a time, in the order of the calls. One that has not been used for
+the longest time is closed and opened again by its next transaction, which finds out whether
+another process took it meanwhile: then nothing is written, and `StateTaken` is raised.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from threading import Lock
+from typing import Any, ParamSpec, TypeVar
+
+from storenode.sds.aio.many.limits import MAX_THREADS
+from storenode.sds.aio.state import State
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+class StateFiles:
+    """The threads, and which states are open."""
+
+    def __init__(self, max_open: int) -> None:
+        if max_open < 1:
+            raise ValueError("at least one state must be open at a time")
+        self._max_open = max_open
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="sds-states")
+        self._lock = Lock()
+        self._open: OrderedDict[StateThread, None] = OrderedDict()
+
+    def thread(self, state: State) -> StateThread:
+        """Where a state is used."""
+        return StateThread(state, self)
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Have some thread do this."""
+        self._threads.submit(work)
+
+    def make_room(self, wanted: StateThread) -> None:
+        """A state is about to be used: close those that were unused for longest, if need be."""
+        with self._lock:
+            self._open.pop(wanted, None)
+            closing = []
+            for each in tuple(self._open):
+                if len(self._open) < self._max_open:
+                    break
+                if each.borrow():
+                    del self._open[each]
+                    closing.append(each)
+            self._open[wanted] = None
+        for each in closing:
+            each.park()
+
+    def forget(self, thread: StateThread) -> None:
+        """A state is not used any longer."""
+        with self._lock:
+            self._open.pop(thread, None)
+
+    def close(self) -> None:
+        """End the threads when they have done what was given to them."""
+        self._threads.shutdown(wait=False)
+
+
+class StateThread(Executor):
+    """Runs what is submitted for one state, one after the other, in the shared threads."""
+
+    def __init__(self, state: State, files: StateFiles) -> None:
+        self._state = state
+        self._files = files
+        self._lock = Lock()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._taken = False
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """As `Executor.submit`."""
+        future: Future[_T] = Future()
+        with self._lock:
+            self._waiting.append(lambda: _fulfil(future, lambda: fn(*args, **kwargs)))
+            begin, self._taken = not self._taken, True
+        if begin:
+            self._files.run(self._run)
+        return future
+
+    def borrow(self) -> bool:
+        """Have nothing of it run until `park`; False while something is."""
+        with self._lock:
+            free, self._taken = not self._taken, True
+        return free
+
+    def park(self) -> None:
+        """Close the state, after `borrow`; what was submitted meanwhile runs then."""
+        try:
+            self._state.close()
+        finally:
+            with self._lock:
+                self._taken = bool(self._waiting)
+                again = self._taken
+            if again:
+                self._files.run(self._run)
+
+    def _run(self) -> None:
+        if not self._state.in_memory:
+            self._files.make_room(self)
+        while (work := self._next()) is not None:
+            work()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            self._taken = bool(self._waiting)
+            return self._waiting.popleft() if self._taken else None
+
+
+def _fulfil(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - it belongs to who waits for the result
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,149 @@
+"""A store node over one connection for many channels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractContextManager, aclosing
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from storenode.connection.channel import open_channel
+from storenode.connection.ending import cancelled
+from storenode.sds.aio.limits import MAX_NODE_RESPONSE_BYTES
+from storenode.sds.aio.many.feeds import SharedFeeds
+from storenode.sds.aio.many.limits import MAX_CALLS_AT_ONCE
+from storenode.sds.aio.many.publishing import Answers, SharedPublishing
+from storenode.sds.aio.node import NodeLink, StoreNode
+from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, Route, TransportError, Verdict
+from storenode.sds.envelope import Entry
+from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
+
+if TYPE_CHECKING:
+    from storenode.sds.aio.many.publishing import Call
+
+_T = TypeVar("_T")
+
+
+class SharedNode:
+    """A transport whose links share a connection. Made inside the event loop, and to be closed.
+
+    Raises:
+        ClientOptionError: as `StoreNode.open`.
+    """
+
+    def __init__(self, node: StoreNode) -> None:
+        self._name = node.name
+        self._channel, self._metadata = open_channel(
+            node.address, node.token, node.tls, max_response_bytes=MAX_NODE_RESPONSE_BYTES
+        )
+        common = _CommonLink(self._name, Route("", "", ""), self._channel, self._metadata)
+        self.calls = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
+        self.feeds = SharedFeeds(common.pages, self.calls)
+        self.publishing = SharedPublishing(self._name, common.publishing, common.translated)
+
+    @property
+    def name(self) -> str:
+        """The node's address."""
+        return self._name
+
+    def open(self, route: Route) -> SharedLink:
+        """Make a link of one channel."""
+        return SharedLink(NodeLink(self._name, route, self._channel, self._metadata), self)
+
+    async def close(self) -> None:
+        """End all calls and the connection."""
+        await self.feeds.close()
+        await self.publishing.close()
+        await self._channel.close(grace=None)
+
+
+class SharedLink:
+    """One channel at a shared node; the methods are those of `storenode.sds.aio.transport.Link`."""
+
+    def __init__(self, alone: NodeLink, node: SharedNode) -> None:
+        self._alone = alone
+        self._node = node
+
+    @property
+    def name(self) -> str:
+        """The node's address."""
+        return self._alone.name
+
+    @property
+    def route(self) -> Route:
+        """Where the channel is published."""
+        return self._alone.route
+
+    def fetched(self, items: Sequence[WakuMessageKeyValue]) -> list[Fetched]:
+        """Messages of the channel, verified."""
+        return self._alone.fetched(items)
+
+    def follow_alone(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        """A call of ``Follow`` for this channel only."""
+        return self._alone.follow(cursor)
+
+    def follow(self, cursor: bytes) -> AsyncGenerator[FeedPage, None]:
+        """By a call of ``Follow`` that it shares."""
+        return self._node.feeds.follow(self, cursor)
+
+    async def publish(
+        self, batches: AsyncIterator[Sequence[Outbound]]
+    ) -> AsyncGenerator[Sequence[Verdict], None]:
+        """By the ``PublishStream`` of all channels."""
+        answers = Answers()
+        writer = asyncio.create_task(self._write(batches, answers))
+        try:
+            while True:
+                yield await answers.next()
+        finally:
+            await cancelled(writer)
+
+    def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+        """As `NodeLink.scan`, in turn."""
+        return self._in_turn(self._alone.scan(since_ns))
+
+    def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """As `NodeLink.by_hint`, in turn."""
+        return self._in_turn(self._alone.by_hint(hints))
+
+    def by_id(self, entries: Sequence[Entry]) -> AsyncGenerator[Sequence[Fetched], None]:
+        """As `NodeLink.by_id`, in turn."""
+        return self._in_turn(self._alone.by_id(entries))
+
+    def closure(
+        self, heads: Sequence[Entry], known_ids: Sequence[str]
+    ) -> AsyncGenerator[Sequence[Fetched], None]:
+        """As `NodeLink.closure`, in turn."""
+        return self._in_turn(self._alone.closure(heads, known_ids))
+
+    async def close(self) -> None:
+        """Nothing: the connection is the node's, and calls end with their generators."""
+
+    async def _in_turn(self, pages: AsyncGenerator[_T, None]) -> AsyncGenerator[_T, None]:
+        async with aclosing(pages), self._node.calls:
+            async for page in pages:
+                yield page
+
+    async def _write(self, batches: AsyncIterator[Sequence[Outbound]], answers: Answers) -> None:
+        try:
+            async for batch in batches:
+                request, hints = self._alone.request(batch)
+                judge = partial(self._alone.verdicts, hints=hints)
+                await self._node.publishing.write(request, judge, answers)
+        except Exception:
+            # The reader would wait for answers to what nobody asks.
+            answers.put(TransportError(f"Publishing at {self.name} has failed."))
+            raise
+
+
+class _CommonLink(NodeLink):
+    """The calls that serve all channels."""
+
+    def publishing(self) -> Call:
+        """Open the stream of publishing."""
+        return self._store.PublishStream(None, metadata=self._metadata)
+
+    def translated(self) -> AbstractContextManager[None]:
+        """Failures of calls as `TransportError`."""
+        return self._translated()

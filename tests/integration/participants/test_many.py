@@ -1,0 +1,177 @@
+"""Many channels of one process share a connection, threads and open files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.many import feeds
+from storenode.sds.aio.many.channels import Channels
+from storenode.sds.aio.state import StateTaken
+from storenode.sds.config import ChannelConfig
+from tests.support.node import NodeProcess, running_node
+
+PATIENCE_S = 90.0
+CHANNELS = 220
+OPEN_STATES = 8
+
+Group = tuple[Channels, list[Channel]]
+
+
+@pytest.fixture
+def own_node(tmp_path: Path, new_store: Callable[[], str]) -> Iterator[NodeProcess]:
+    """A node that a test may stop."""
+    with running_node(tmp_path / "node", database_url=new_store()) as process:
+        yield process
+
+
+@asynccontextmanager
+async def joined(
+    node: NodeProcess, room: str, sender: str, count: int, folder: Path | None = None
+) -> AsyncIterator[Group]:
+    """Channels of one sender that are synced."""
+    async with (
+        Channels.open(node.listen, open_states=OPEN_STATES) as channels,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        states = [None if folder is None else folder / f"{number}.db" for number in range(count)]
+        made = await asyncio.gather(
+            *(
+                channels.join(f"{room}-{number}", sender, state=state)
+                for number, state in enumerate(states)
+            )
+        )
+        for channel in made:
+            await channel.wait_for(lambda status: status.synced)
+        yield channels, made
+
+
+async def heard(channel: Channel, count: int) -> list[bytes]:
+    """The first messages of a log."""
+    found: list[bytes] = []
+    async for message in channel.messages():
+        found.append(message.content)
+        if len(found) == count:
+            break
+    return found
+
+
+async def test_hundreds_of_channels_need_few_threads_and_descriptors(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    process = psutil.Process()
+    threads, descriptors = process.num_threads(), process.num_fds()
+    async with joined(node, room, "alice", CHANNELS, tmp_path) as (channels, made):
+        assert len(channels) == len(made) == CHANNELS
+        names = [channel.config.channel_id.encode() for channel in made]
+        await asyncio.gather(*map(Channel.send, made, names))
+        # Of the process: some are there before, and gRPC has threads of its own.
+        assert process.num_threads() <= max(threads, 20)
+        # Three for each open state, with its directory, and what gRPC has.
+        assert process.num_fds() <= descriptors + 3 * OPEN_STATES + 20
+        for channel in made:
+            await channel.wait_for(lambda status: not status.unpublished)
+    async with joined(node, room, "bob", CHANNELS) as (_, others):
+        for number, channel in enumerate(others):
+            assert await heard(channel, 1) == [f"{room}-{number}".encode()]
+
+
+async def test_channels_go_on_from_their_states_without_gap_or_duplicate(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    async with joined(node, room, "bob", 3) as (_, others):
+        async with joined(node, room, "alice", 3, tmp_path) as (channels, made):
+            for channel in made:
+                await channel.send(b"before")
+            # One is left alone, and what comes later reaches the others.
+            await channels.leave(made[0])
+            for channel in others:
+                assert await heard(channel, 1) == [b"before"]
+                await channel.send(b"meanwhile")
+            for channel in made[1:]:
+                assert await heard(channel, 2) == [b"before", b"meanwhile"]
+        for channel in others:
+            await channel.send(b"away")
+            await channel.wait_for(lambda status: not status.unpublished)
+        async with joined(node, room, "alice", 3, tmp_path) as (_, made):
+            for channel, other in zip(made, others, strict=True):
+                await channel.send(b"again")
+                log = [b"before", b"meanwhile", b"away", b"again"]
+                assert await heard(channel, 4) == await heard(other, 4) == log
+                assert len(await channel.log()) == 4
+
+
+async def test_what_a_channel_is_too_slow_for_is_given_by_a_call_of_its_own(
+    node: NodeProcess, room: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feeds, "MAX_QUEUED_PAGES", 0)
+    async with joined(node, room, "alice", 2) as (_, made):
+        async with joined(node, room, "bob", 1) as (_, (other,)):
+            for number in range(40):
+                await other.send(b"%d" % number)
+            assert await heard(made[0], 40) == [b"%d" % number for number in range(40)]
+        # The feed had no gap that something else had to fill.
+        assert set(made[0].calls) <= {"follow", "scan"}
+
+
+async def test_all_channels_come_back_when_their_node_does(
+    own_node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    async with joined(own_node, room, "alice", 3, tmp_path) as (_, made):
+        await made[0].send(b"first")
+        await made[0].wait_for(lambda status: not status.unpublished)
+        await asyncio.to_thread(own_node.terminate)
+        for channel in made:
+            await channel.wait_for(lambda status: status.node is None)
+            await channel.send(b"offline")
+        await asyncio.to_thread(own_node.start)
+        for channel in made:
+            await channel.wait_for(lambda status: status.synced and not status.unpublished)
+        async with joined(own_node, room, "bob", 3) as (_, others):
+            assert await heard(others[0], 2) == [b"first", b"offline"]
+            assert await heard(others[1], 1) == await heard(others[2], 1) == [b"offline"]
+
+
+async def test_a_state_that_another_takes_while_it_is_closed_ends_one_channel_only(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    async with (
+        Channels.open(node.listen, open_states=1) as channels,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        first = await channels.join(f"{room}-0", "alice", state=tmp_path / "0.db")
+        await first.wait_for(lambda status: status.synced)
+        second = await channels.join(f"{room}-1", "alice", state=tmp_path / "1.db")
+        await second.send(b"the first state is closed now")
+        async with Channel.join(
+            node.listen, f"{room}-0", "alice", state=tmp_path / "0.db"
+        ) as taker:
+            await taker.send(b"mine")
+            with pytest.raises(StateTaken):
+                await first.send(b"no longer mine")
+            await taker.wait_for(lambda status: status.synced)
+            assert [message.content for message in await taker.log()] == [b"mine"]
+        await second.send(b"still here")
+        assert len(await second.log()) == 2
+
+
+async def test_what_cannot_be_joined_is_said_and_changes_nothing(
+    node: NodeProcess, room: str
+) -> None:
+    with pytest.raises(ValueError, match="at least one state"):
+        async with Channels.open(node.listen, open_states=0):
+            pass
+    async with Channels.open(node.listen) as channels:
+        with pytest.raises(ValueError, match="another channel or sender"):
+            await channels.join(room, "alice", config=ChannelConfig("other", "alice"))
+        channel = await channels.join(room, "alice")
+        await channels.leave(channel)
+        with pytest.raises(KeyError):
+            await channels.leave(channel)
+        assert len(channels) == 0

@@ -23,12 +23,12 @@ from bench.pipeline.cpu import Used, measured
 from bench.pipeline.same import read_again
 from store.pipeline.causal.audited import audited, missing_parents
 from store.pipeline.causal.claims import Claims
+from store.pipeline.causal.gone_through import LOOKED_FOR
 from store.pipeline.causal.rows import CLAIMS, INCOMPLETE
 from store.pipeline.checking import WRONG_HASH
 from store.pipeline.columns import NAMES
 from store.pipeline.contents import fingerprints_of, read_files
 from store.pipeline.jobs.archive import Archiving, archive
-from store.pipeline.jobs.audit import LOOKED_FOR
 from store.pipeline.jobs.verify import Verifying, file_checks, verify
 from store.pipeline.lake import Lake, LakeFile
 from store.pipeline.limits import HOUR_NS

@@ -268,7 +268,12 @@ def diff(
 @option(
     "--record",
     is_flag=True,
-    help="Add what is found, by channel, to the table ARCHIVE/audits, as `nightly` does.",
+    help="Add what is found to the tables ARCHIVE/audits and ARCHIVE/findings, as `nightly` does.",
+)
+@option(
+    "--full",
+    is_flag=True,
+    help="Go through everything, also what has not changed since a recorded audit.",
 )
 @between
 @job
@@ -279,6 +284,7 @@ def audit(
     output: str | None,
     missing: str | None,
     record: bool,
+    full: bool,
     low_ns: int,
     high_ns: int,
 ) -> int:
@@ -286,7 +292,8 @@ def audit(
 
     Finds parents that are missing, messages whose past is incomplete at any depth, how far each
     channel is complete, and claims that cannot all be true. Parents outside of --from and --to are
-    looked for, too. Changes nothing. The exit code is 1 if anything was found.
+    looked for, too. Of ARCHIVE as a whole, without --output, only channels that have changed since
+    the last recorded audit are gone through. The exit code is 1 if anything was found.
     """
     from store.pipeline.causal.written import Outputs  # noqa: PLC0415
     from store.pipeline.jobs.audit import Auditing  # noqa: PLC0415
@@ -299,7 +306,7 @@ def audit(
     with runner.place(archive) as place, runner.session() as session:
         side = place(session)
         lake = Lake(archive) if record and archive is not None else None
-        work = Auditing(side, low_ns, high_ns, output, missing, runner.say, lake)
+        work = Auditing(side, low_ns, high_ns, output, missing, runner.say, lake, full)
         return runner.finish(audit_job(session, work))
 
 

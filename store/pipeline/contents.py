@@ -35,8 +35,8 @@ def known_hours(
 
     ``keep`` notes what was found in the lake.
     """
-    unknown = lake.unknown_days()
     hours = lake.hours()
+    unknown = lake.unknown_days(hours)
     if unknown:
         files = lake.files(unknown)
         with shown(session, say, "read back", sum(each.rows for each in files)):

@@ -21,11 +21,9 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
-from itertools import accumulate
 from typing import Final, NamedTuple
-from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -35,12 +33,11 @@ from store.pipeline.columns import ARROW, PARTITIONS
 from store.pipeline.errors import USAGE, PipelineError, of_store
 from store.pipeline.fingerprints import XOR_WORDS, Fingerprint, Fingerprints
 from store.pipeline.limits import (
-    COMPACT_AT_FILES,
-    COMPACTION_STEPS,
     DAY_NS,
     MAX_PARQUET_FILES,
     VACUUM_AFTER_HOURS,
 )
+from store.pipeline.listing import Listing, Row
 from store.pipeline.paths import checked, for_spark, on_store, require_room, require_visible
 from store.pipeline.runs import begin_run, delete_abandoned, unmark
 from store.pipeline.storage import (
@@ -130,6 +127,8 @@ class Lake:
         self._log = f"{self.path}/messages"
         self._hours = f"{self.path}/hours"
         self._table: DeltaTable | None = None
+        self._listing: Listing | None = None
+        self._digests: dict[int, str] | None = None
 
     @property
     def exists(self) -> bool:
@@ -158,8 +157,32 @@ class Lake:
             ) from error
         except (DeltaError, OSError, ValueError) as error:
             raise of_store(self.path, error) from error
+        self._listing = self._digests = None
         self._check()
         return self
+
+    def renew(self) -> Lake:
+        """Read the newest state again: only what was committed since, where that is possible.
+
+        Raises:
+            PipelineError: as `open`.
+        """
+        before = None if self._table is None else self.version
+        if before is not None:
+            self._go_on()
+        if before is None or not self._opened.history(1):  # the log is not the one that it was
+            return self.open()
+        if self.version != before:
+            self._digests = None
+        return self
+
+    def _go_on(self) -> None:
+        """Read what was committed since the state was read."""
+        try:
+            self._opened.update_incremental()
+        except (DeltaError, OSError, ValueError) as error:
+            raise of_store(self.path, error) from error
+        self._listing = None
 
     def require_usable(self) -> None:
         """Make sure that an archive is here, or may be begun.
@@ -266,22 +289,23 @@ class Lake:
         Raises:
             PipelineError: there are more than `MAX_PARQUET_FILES`.
         """
-        wanted = None if days is None else set(days)
-        table = pa.table(self._opened.get_add_actions(flatten=True))
-        if table.num_rows > MAX_PARQUET_FILES:
+        found = self.listing
+        if len(found) > MAX_PARQUET_FILES:
             raise PipelineError(
-                f"The archive has {table.num_rows} files, and at most {MAX_PARQUET_FILES} can be"
-                " read at once: split it by time."
+                f"The archive has {len(found)} files, and at most {MAX_PARQUET_FILES} can be read"
+                " at once: split it by time."
             )
-        columns = [
-            table.column(name).to_pylist()
-            for name in ("path", "partition.day", "partition.shard", "size_bytes", "num_records")
-        ]
-        return [
-            LakeFile(f"{self.messages}/{unquote(path)}", _day_number(day), shard, size, rows or 0)
-            for path, day, shard, size, rows in zip(*columns, strict=True)
-            if wanted is None or _day_number(day) in wanted
-        ]
+        return self._as_files(found.rows(None if days is None else set(days)))
+
+    def _as_files(self, rows: Iterable[Row]) -> list[LakeFile]:
+        return [LakeFile(f"{self.messages}/{path}", *rest) for path, *rest in rows]
+
+    @property
+    def listing(self) -> Listing:
+        """The files of the state that was read."""
+        if self._listing is None:
+            self._listing = Listing(self._opened)
+        return self._listing
 
     def publish(self, written: Sequence[Written], note: Mapping[str, str]) -> None:
         """Add files to the table, all or none.
@@ -294,6 +318,7 @@ class Lake:
         self._write(
             [_action(each, new=True) for each in written],
             {f"storenode.{name}": text for name, text in note.items()},
+            {_day_of(each) for each in written},
         )
 
     def begin_run(self) -> str:
@@ -337,8 +362,11 @@ class Lake:
         """The path of a file in the table."""
         return file.path.removeprefix(f"{self.messages}/")
 
-    def _write(self, actions: list[AddAction | RemoveAction], note: dict[str, str]) -> None:
-        before = self.version
+    def _write(
+        self, actions: list[AddAction | RemoveAction], note: dict[str, str], days: set[int]
+    ) -> None:
+        """Commit; what stands for the files changes of some days only."""
+        before, digests = self.version, self._digests
         self._commit(
             lambda: self._opened.create_write_transaction(
                 actions,
@@ -354,6 +382,9 @@ class Lake:
         # Files of another job that are in the state by now were never looked at here.
         if self.version != before + 1:
             raise self._conflict()
+        if digests is not None:
+            kept = {day: each for day, each in digests.items() if day not in days}
+            self._digests = kept | self.listing.digests(days)
 
     def replace(self, gone: Iterable[LakeFile], written: Sequence[Written]) -> None:
         """Let files take the place of others that hold the same messages, all or none.
@@ -362,8 +393,10 @@ class Lake:
             PipelineError: somebody else has published since the state was read.
         """
         self._require_ready(written)
-        actions: list[AddAction | RemoveAction] = [_removal(self.within(each)) for each in gone]
-        self._write([*actions, *(_action(each, new=False) for each in written)], {})
+        old = list(gone)
+        actions: list[AddAction | RemoveAction] = [_removal(self.within(each)) for each in old]
+        days = {each.day for each in old} | {_day_of(each) for each in written}
+        self._write([*actions, *(_action(each, new=False) for each in written)], {}, days)
 
     def crowded(self) -> list[LakeFile]:
         """Small files that should be made one per directory, since it has so many of their size.
@@ -371,10 +404,7 @@ class Lake:
         Files of about the same size are taken together, so that no message is written again with
         every few that come: a few times in all, see `COMPACTION_STEPS`.
         """
-        by_directory: dict[tuple[int, int], list[LakeFile]] = {}
-        for each in self.files():
-            by_directory.setdefault(each.key, []).append(each)
-        return [each for files in by_directory.values() for each in _together(files)]
+        return self._as_files(self.listing.crowded())
 
     def vacuum(self) -> int:
         """Delete files that the log has named and no state of the last `VACUUM_AFTER_HOURS` names,
@@ -390,7 +420,7 @@ class Lake:
                 )
             )
         )
-        named = {run_of(self.within(each)) for each in self.files()}
+        named = {run_of(path) for path in self.listing.paths.to_pylist()}
         try:
             if self._is_table(self._hours):
                 hours = self._delta(self._hours)
@@ -405,7 +435,7 @@ class Lake:
         """What the table holds by hour, of the days for which that is known."""
         if not self._is_table(self._hours):
             return {}
-        digests = self._digests()
+        digests = self.digests()
         rows = self._delta(self._hours).to_pyarrow_table().to_pylist()
         return {
             row["start_ns"]: Fingerprint(row["count"], *(row[word] for word in XOR_WORDS))
@@ -413,17 +443,16 @@ class Lake:
             if digests.get(row["day"]) == row["files"]
         }
 
-    def unknown_days(self) -> list[int]:
-        """Days whose hours must be computed from the files anew."""
-        known = {start // DAY_NS for start in self.hours()}
-        return sorted(self._digests().keys() - known)
+    def unknown_days(self, hours: Fingerprints) -> list[int]:
+        """Days whose hours must be computed from the files anew, as ``hours`` has them not."""
+        return sorted(self.digests().keys() - {start // DAY_NS for start in hours})
 
     def note_hours(self, days: Iterable[int], hours: Fingerprints) -> None:
         """Keep what the hours of some days are, as computed from the state that was read."""
         wanted = sorted(days)
         if not wanted:
             return
-        digests = self._digests()
+        digests = self.digests()
         rows = [
             {
                 "start_ns": start,
@@ -458,6 +487,12 @@ class Lake:
             raise self._conflict() from error
         except (DeltaError, OSError, ValueError) as error:
             raise of_store(self.path, error) from error
+
+    def digests(self) -> Mapping[int, str]:
+        """By day since the epoch, what stands for the set of its files."""
+        if self._digests is None:
+            self._digests = self.listing.digests()
+        return self._digests
 
     @property
     def _options(self) -> dict[str, str] | None:
@@ -497,16 +532,6 @@ class Lake:
                 f" storenode reads {FORMAT_VERSION}: use the version that wrote it, or a newer one."
             )
 
-    def _digests(self) -> dict[int, str]:
-        """By day, what stands for the set of its files."""
-        paths: dict[int, list[str]] = {}
-        for each in self.files():
-            paths.setdefault(each.day, []).append(each.path.removeprefix(self.messages))
-        return {
-            day: sha256("\n".join(sorted(found)).encode()).hexdigest()
-            for day, found in paths.items()
-        }
-
     def _commit(self, action: Callable[[], object]) -> None:
         """Do what makes commits, see that they reach the disk, and read the state anew."""
         before = self._opened.version()
@@ -516,7 +541,8 @@ class Lake:
             raise self._conflict() from error
         except (DeltaError, OSError, ValueError) as error:
             raise of_store(self.path, error) from error
-        self.open()
+        self._go_on()
+        self._digests = None
         self._settle_log(before + 1)
 
     def _conflict(self) -> PipelineError:
@@ -534,17 +560,6 @@ class Lake:
             settle(entries, _LOG_FOLDERS)
         except OSError as error:
             raise of_store(self.path, error) from error
-
-
-def _together(files: Iterable[LakeFile]) -> list[LakeFile]:
-    """Files of one directory that are to be made one: none, or two at least."""
-    by_size = sorted(files, key=lambda each: each.size_bytes)
-    for target in COMPACTION_STEPS:
-        small = [each for each in by_size if each.size_bytes < target // 2]
-        if len(small) >= COMPACT_AT_FILES:
-            sizes = accumulate(each.size_bytes for each in small)
-            return [each for each, size in zip(small, sizes, strict=True) if size <= target]
-    return []
 
 
 def run_of(path: str) -> str:
@@ -568,5 +583,5 @@ def _action(each: Written, *, new: bool) -> AddAction:
     return AddAction(each.path, each.size_bytes, values, now_ms, new, json.dumps(stats))
 
 
-def _day_number(day: object) -> int:
-    return int(pa.scalar(day, pa.date32()).value)
+def _day_of(each: Written) -> int:
+    return int(np.datetime64(each.day, "D").astype(int))

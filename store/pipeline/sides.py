@@ -46,8 +46,8 @@ class LakeSide:
 
     def __init__(self, session: SparkSession, lake: Lake) -> None:
         self.name = lake.path
-        self._session = session
-        self._lake = lake.open()
+        self.session = session
+        self.lake = lake.open()
         self._hours = known_hours(session, lake, keep=False)
 
     def fingerprints(self, level: str, within: Iterable[int] | None) -> Fingerprints:
@@ -58,17 +58,17 @@ class LakeSide:
             found = self._hours
         else:
             hours = sorted(self._hours) if within is None else sorted(within)
-            found = fingerprints_of(self._session, self._files(hours), LEVELS_NS[level])
+            found = fingerprints_of(self.session, self._files(hours), LEVELS_NS[level])
         return _within(found, within, level)
 
     def ids(self, starts: list[int], level: str) -> DataFrame:
         """See `Side`."""
         files = self._files(starts)
         if not files:
-            return self._session.createDataFrame([], spark_schema(ID_COLUMNS))
+            return self.session.createDataFrame([], spark_schema(ID_COLUMNS))
         length_ns = LEVELS_NS[level]
-        wanted = self._session.createDataFrame(pa.table({"start_ns": pa.array(starts, pa.int64())}))
-        rows = read_files(self._session, files, ID_COLUMNS, starts[0], starts[-1] + length_ns)
+        wanted = self.session.createDataFrame(pa.table({"start_ns": pa.array(starts, pa.int64())}))
+        rows = read_files(self.session, files, ID_COLUMNS, starts[0], starts[-1] + length_ns)
         rows = rows.withColumn("start_ns", start_of(length_ns))
         return rows.join(F.broadcast(wanted), "start_ns", "left_semi").select(*ID_COLUMNS)
 
@@ -76,16 +76,16 @@ class LakeSide:
         """See `Side`."""
         files = self.files(low_ns, high_ns)
         if not files:
-            return self._session.createDataFrame([], spark_schema(names))
-        return read_files(self._session, files, names, low_ns, high_ns)
+            return self.session.createDataFrame([], spark_schema(names))
+        return read_files(self.session, files, names, low_ns, high_ns)
 
     def files(self, low_ns: int, high_ns: int) -> list[LakeFile]:
         """Those that have the messages of a range of time."""
         low, high = low_ns // DAY_NS, -(-high_ns // DAY_NS)
-        return [each for each in self._lake.files() if low <= each.day < high]
+        return [each for each in self.lake.files() if low <= each.day < high]
 
     def _files(self, starts: Iterable[int]) -> list[LakeFile]:
-        return self._lake.files({start // DAY_NS for start in starts})
+        return self.lake.files({start // DAY_NS for start in starts})
 
 
 class DatabaseSide:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
@@ -22,12 +23,41 @@ MAX_SENDERS: Final = 3
 _FAULTS: Final = ("missing", "incomplete", "violations", "cycles", "conflicts", "unsearched")
 
 
+REFERENCES: Final = pa.schema(
+    [
+        ("channel", pa.string()),
+        ("parent", pa.string()),
+        ("hint", pa.binary()),
+        ("message_id", pa.string()),
+        ("sender", pa.string()),
+        ("lamport", pa.int64()),
+        ("ts", pa.int64()),
+        ("hash", pa.binary()),
+        ("elsewhere", pa.string()),
+    ]
+)
+"""Who named parents that are missing."""
+
+CONFLICTS: Final = pa.schema(
+    [
+        ("channel", pa.string()),
+        ("message_id", pa.string()),
+        ("claimants", pa.int64()),
+        ("contents", pa.int64()),
+        ("ts", pa.int64()),
+        ("hashes", pa.list_(pa.binary())),
+    ]
+)
+"""IDs that messages with different contents claim."""
+
+
 @dataclass(frozen=True)
 class Tables:
     """What was found, as tables of Spark.
 
     ``findings`` are `FINDINGS`, ``channels`` as by `audited.channels_of`, ``references`` as by
-    `missing.references_to` and with ``elsewhere``, ``conflicts`` as by `conflicts.conflicting`.
+    `missing.references_to` and with ``elsewhere`` (`REFERENCES`), ``conflicts`` as by
+    `conflicts.conflicting` (`CONFLICTS`).
     """
 
     findings: DataFrame
@@ -131,27 +161,46 @@ def _more(count: int) -> Iterator[str]:
         yield f"  and {count:,} more"
 
 
+def empty(like: DataFrame, schema: pa.Schema) -> DataFrame:
+    """No rows of a schema, in the session of another table."""
+    return like.sparkSession.createDataFrame(schema.empty_table())
+
+
+def kinds_of(findings: DataFrame) -> dict[str, int]:
+    """How many findings there are of each kind that there is."""
+    return {row["kind"]: row["count"] for row in findings.groupBy("kind").count().collect()}
+
+
 def reported(name: str, tables: Tables) -> Audited:
-    """Gather what is said of a history called ``name``; everything is computed here."""
-    findings = tables.findings
-    missing = _missing(tables.references)
-    cycles = _cycles(findings)
-    violations = findings.where(F.col("kind") == VIOLATION)
-    unsearched = findings.where(F.col("kind") == UNSEARCHED)
+    """Gather what is said of a history called ``name``; everything is computed here.
+
+    Each table that is asked takes Spark a while, so those without rows are not.
+    """
+    findings, references = tables.findings, tables.references
+    kinds = kinds_of(findings)
     worst = _first(tables.channels, F.desc(_worse()), "channel")
-    lacking = _lacking(tables.references, [row["channel"] for row in worst if row["missing"]])
+    lacking = _lacking(references, [row["channel"] for row in worst if row["missing"]])
     counts = _totals(tables.channels)
     counts["conflicts"] = tables.conflicts.count()
-    counts["unsearched"] = unsearched.count()
+    counts["unsearched"] = kinds.get(UNSEARCHED, 0)
+
+    def of(kind: str, *order: str) -> list[Row]:
+        rows = findings.where(F.col("kind") == kind)
+        return _first(rows, *order) if kind in kinds else []
+
+    missing = _first(_missing(references), "ts", "channel", "parent") if counts["missing"] else []
+    cycles = _first(_cycles(findings), "channel", "cycle") if CYCLE in kinds else []
+    order = ("ts", "channel", "message_id")
+    conflicts = _first(tables.conflicts, *order) if counts["conflicts"] else []
     return Audited(
         name,
         counts,
         [{**_channel(row), **lacking.get(row["channel"], _NOTHING_LACKS)} for row in worst],
-        [_missed(row) for row in _first(missing, "ts", "channel", "parent")],
-        [_violation(row) for row in _first(violations, "ts", "channel", "message_id", "other")],
-        [row.asDict() for row in _first(cycles, "channel", "cycle")],
-        [_conflict(row) for row in _first(tables.conflicts, "ts", "channel", "message_id")],
-        [row["channel"] for row in _first(unsearched, "channel")],
+        list(map(_missed, missing)),
+        [_violation(row) for row in of(VIOLATION, *order, "other")],
+        [row.asDict() for row in cycles],
+        list(map(_conflict, conflicts)),
+        [row["channel"] for row in of(UNSEARCHED, "channel")],
     )
 
 

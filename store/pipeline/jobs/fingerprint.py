@@ -81,9 +81,10 @@ def of_lake(lake: Lake, level: str) -> Fingerprints | None:
         PipelineError: it cannot be read.
     """
     length_ns = LEVELS_NS[level]
-    if length_ns < HOUR_NS or lake.unknown_days():
+    if length_ns < HOUR_NS:
         return None
-    return coarser(lake.hours(), length_ns)
+    hours = lake.hours()
+    return None if lake.unknown_days(hours) else coarser(hours, length_ns)
 
 
 def of_database(url: str, level: str) -> Fingerprints:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString
 
 import psycopg
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -62,6 +63,7 @@ class Batches:
     mark_here: bool = False
     _vacuumed_s: float = field(default_factory=time.time)
     _tended_s: float = field(default_factory=time.time)
+    _lake: Lake | None = None  # of a batch before: its state is read on, and not anew
 
     def __call__(self, rows: DataFrame, _batch: int) -> None:
         """Add the messages of a batch; some may be there already.
@@ -69,10 +71,11 @@ class Batches:
         Raises:
             PipelineError: as `Appender.append`, or nobody waits for the stream any more.
         """
-        job = Archiving(self.url, Lake(self.path), mark_here=self.mark_here)
+        lake = self._lake = (self._lake or Lake(self.path)).renew()
+        job = Archiving(self.url, lake, mark_here=self.mark_here)
         with connected(self.url) as connection:
             self._require_keeper(connection)
-            appender = Appender(rows.sparkSession, job.lake.open())
+            appender = Appender(rows.sparkSession, lake)
             held = rows.persist()
             try:
                 starts = held.select(start_of(HOUR_NS)).distinct().collect()
@@ -82,7 +85,7 @@ class Batches:
                 held.unpersist()
             note(connection, job, state, appender.held, Archived(state.position))
         self._tend(appender)
-        self._vacuum(job.lake)
+        self._vacuum(lake)
 
     def _require_keeper(self, connection: psycopg.Connection[Any]) -> None:
         if connection.execute(_KEEPS, (self.keeper, ARCHIVING)).fetchone() != (True,):
@@ -118,7 +121,9 @@ class Following:
         self._connection = connection
         self._before = read_archived(connection)
         self._first = archive_locked(session, job, connection)
-        self._files = _files(job.lake)
+        self._lake = Lake(job.lake.path).open()
+        self._paths = self._lake.listing.paths
+        self._messages = self._lake.listing.messages
         try:
             self.query = self._start(session, interval_s)
         except SPARK_ERRORS as error:
@@ -133,7 +138,7 @@ class Following:
         told, position = self._first.published, self._first.position
         try:
             while not self.query.awaitTermination(_LOOK_S):
-                # To look is to read the whole log of the archive, and all marks.
+                # To look is to read all marks.
                 if self._position() == position:
                     continue
                 found = self.so_far()
@@ -150,13 +155,14 @@ class Following:
 
     def so_far(self) -> Archived:
         """What was archived since this began, as archive and database have it."""
-        first, files = self._first, _files(self._job.lake)
+        first, listing = self._first, self._lake.renew().listing
+        new = pc.invert(pc.is_in(listing.paths, value_set=self._paths))
         marks = read_archived(self._connection)
         before = self._before
         return Archived(
             self._position(),
-            published=first.published + sum(files.values()) - sum(self._files.values()),
-            files=first.files + len(files.keys() - self._files.keys()),
+            published=first.published + listing.messages - self._messages,
+            files=first.files + (pc.sum(new).as_py() or 0),
             compacted=first.compacted,
             removed=first.removed,
             marked=sorted(hour for hour, each in marks.items() if before.get(hour) != each),
@@ -220,8 +226,3 @@ def _checkpoint(archive: str, store_id: str) -> str:
     if on_store(archive):
         return for_spark(f"{tempfile.gettempdir()}/storenode-stream-{store_id}-{uuid.uuid4().hex}")
     return for_spark(f"{archive}/stream-{store_id}")
-
-
-def _files(lake: Lake) -> dict[str, int]:
-    """The files of an archive, and how many messages each has."""
-    return {each.path: each.rows for each in lake.open().files()}

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from store.pipeline import appending
-from store.pipeline import lake as lake_module
+from store.pipeline import appending, listing
 from store.pipeline.database import connected, lock_archiving
 from store.pipeline.errors import PipelineError
 from store.pipeline.jobs import archive as archive_module
@@ -260,7 +259,7 @@ def test_an_archive_elsewhere_takes_no_part_in_retention_unless_it_is_told_to(
 def test_small_files_are_made_one(
     spark: SparkSession, url: str, lake_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lake_module, "COMPACT_AT_FILES", 2)
+    monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
     more(url, plain(90_000, TODAY - DAY + 1))
     before = len(published(lake_path))
     assert run(spark, url, lake_path).compacted >= 2

@@ -13,8 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store.db.schema.migrate import upgrade
-from store.pipeline import lake as lake_module
-from store.pipeline import storage
+from store.pipeline import listing, storage
 from store.pipeline.contents import KEY
 from store.pipeline.database import connected, lock_archiving
 from store.pipeline.errors import PipelineError
@@ -66,7 +65,7 @@ def test_an_archive_on_s3_from_the_first_message_to_an_empty_database(
 
     late = [plain(10_000 + number, when(number) + 1) for number in range(3)]
     more(url, *late)
-    monkeypatch.setattr(lake_module, "COMPACT_AT_FILES", 2)
+    monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
     second = archived(spark, url, path)
     assert (second.published, second.compacted, second.elsewhere) == (3, 4, None)
 

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import EqualTo, Filter, IsNotNull, LessThan
 
-from store.pipeline import lake as lake_module
+from store.pipeline import listing
 from store.pipeline.archive_source import ArchiveReader, FilesPartition
 from store.pipeline.decode import shard_of
 from store.pipeline.errors import of_spark
@@ -250,7 +250,7 @@ def test_an_archive_is_followed_by_version(
     (first,) = follow()
     assert len(first) == len(messages()) - 1
     more(url, plain(80_000, TODAY - DAY + 5), plain(80_001, TODAY - HOUR))
-    monkeypatch.setattr(lake_module, "COMPACT_AT_FILES", 2)
+    monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
     done = archive(spark, Archiving(url, Lake(str(lake_path))))
     assert (done.published, done.compacted > 0) == (2, True)
     assert follow() == [[TODAY - DAY + 5, TODAY - HOUR]]

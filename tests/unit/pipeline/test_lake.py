@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from store.pipeline import lake as lakes
 from store.pipeline import storage
 from store.pipeline.errors import PipelineError
 from store.pipeline.lake import Lake, Written
@@ -88,3 +91,48 @@ def test_no_archive_is_begun_over_the_files_of_a_lost_log(
             begin()
     assert file.read_bytes() == b"messages"
     assert list(log.glob("*")) == []
+
+
+def named(number: int, day: int) -> Written:
+    text = f"2024-10-{day:02}"
+    return replace(FILE, path=f"run-1/day={text}/shard=0/part-{number}.parquet", day=text)
+
+
+def test_what_is_known_of_a_log_goes_on_with_its_commits(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lakes, "require_visible", lambda *_: None)
+    rng, other = random.Random(5), Lake(lake.path)
+    lake.digests()
+    for number in range(12):
+        if number % 3 < 2:
+            lake.publish(
+                [named(number, rng.randrange(1, 4)) for number in (number, number + 50)], {}
+            )
+        else:
+            gone = rng.sample(lake.files(), 2)
+            lake.replace(gone, [named(number + 100, rng.randrange(1, 4))])
+        fresh = Lake(lake.path).open()
+        assert lake.digests() == other.renew().digests() == fresh.digests()
+        assert sorted(lake.files()) == sorted(other.files()) == sorted(fresh.files())
+        some = {each.day for each in rng.sample(fresh.files(), 1)}
+        assert sorted(lake.files(some)) == [
+            each for each in sorted(fresh.files()) if each.day in some
+        ]
+
+
+def test_only_directories_with_many_small_files_are_crowded(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lakes, "require_visible", lambda *_: None)
+    large = [replace(named(number, 2), size_bytes=2**30) for number in range(100, 110)]
+    lake.publish([*(named(number, 1) for number in range(8)), named(8, 2), *large], {})
+    assert {each.day for each in lake.crowded()} == {19_997}
+    assert len(lake.crowded()) == 8
+
+
+def test_a_log_that_is_gone_is_told_by_who_reads_on(lake: Lake, tmp_path: Path) -> None:
+    lake.publish([FILE], {})
+    shutil.rmtree(tmp_path / "archive" / "messages" / "_delta_log")
+    with pytest.raises(PipelineError, match="missing or damaged"):
+        lake.renew()

@@ -1,0 +1,1 @@
+"""What the last audit of an archive found, so that the next one looks only at what has changed."""

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
@@ -30,9 +29,8 @@ from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Route, Transport
 from storenode.sds.chance import Chance
 from storenode.sds.config import ChannelConfig
-from storenode.sds.events import Counts, MissingMessage, Withdrawn
 from storenode.sds.epochs import RateLimit
-from storenode.sds.events import Counts, MissingMessage
+from storenode.sds.events import Counts, MissingMessage, Withdrawn
 from storenode.sds.pages import Key
 
 Place = str | Transport

@@ -33,8 +33,8 @@ from storenode.sds.aio.state import DurableState
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Fetched, Link, Route, Transport
 from storenode.sds.chance import Chance
-from storenode.sds.claims import Proof
 from storenode.sds.channel import ChannelFullError
+from storenode.sds.claims import Proof
 from storenode.sds.config import ChannelConfig
 from storenode.sds.epochs import Epochs, RateLimit
 from storenode.sds.events import (

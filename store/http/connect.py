@@ -30,7 +30,7 @@ from store.http.failure import HttpFailure
 from store.http.schemas import encode
 from store.serving.call import Call
 from store.serving.context import NodeContext
-from store.serving.failure import CallFailure, Code
+from store.serving.failure import CallFailure, Code, malformed
 from store.serving.limits import MAX_SMALL_REQUEST_BYTES
 from store.serving.methods.coverage import CoverageService
 from store.serving.methods.publish import Publisher
@@ -46,8 +46,15 @@ ASKED_HEADERS: Final = (
 """What pages of other origins may send besides, and read."""
 SHOWN_HEADERS: Final = ("grpc-status", "grpc-message", "grpc-status-details-bin")
 
+MAX_SHOWN_BYTES: Final = 4 * 1024
+"""What the library is given of a body that is not one whole message, to say what is wrong."""
+
+_HEAD_BYTES: Final = 5
+"""Before each message: flags and its length."""
+_NOT_WHOLE: Final = "the request is not one whole message as its protocol says: send one"
 _GRPC_WEB: Final = ("application/grpc-web+proto", "application/grpc-web")
-_UNARY: Final = ("application/proto", *_GRPC_WEB)
+_UNFRAMED: Final = "application/proto"
+_UNARY: Final = (_UNFRAMED, *_GRPC_WEB)
 _STREAM: Final = ("application/connect+proto", *_GRPC_WEB)
 _WRONG_TYPE: Final = (
     "the message must be protobuf: send the header `content-type: {}`, in Connect's library for"
@@ -92,8 +99,8 @@ class _Method:
     def path(self) -> str:
         return f"/{SERVICE}/{self.name}"
 
-    def room(self, request: bytes) -> AbstractContextManager[None]:
-        return nullcontext() if self.large is None else self.large.room(len(request))
+    def room(self, size_bytes: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.large is None else self.large.room(size_bytes)
 
     async def answer(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """Answer a request that has come in full.
@@ -138,6 +145,8 @@ class _Answer(ConnectASGIApplication[None]):
         self._exchange = exchange
         self._call = call
         self._refusal = refusal
+        self._message: bytes | None = None
+        self._size_bytes = 0
         self._failure: Exception | None = None
         self._ended = False
 
@@ -162,12 +171,17 @@ class _Answer(ConnectASGIApplication[None]):
         # The library takes headers as UTF-8, and a caller may send any bytes.
         headers = [(name, value.decode("latin-1").encode()) for name, value in given["headers"]]
         scope = {**given, "path": self._method.path, "root_path": "", "headers": headers}
-        await self(cast("Any", scope), cast("Any", _received(body)), cast("Any", self._send))
+        kind = self._exchange.headers.get("content-type", "").lower()
+        self._message, stand_in = _split(body, framed=not kind.startswith(_UNFRAMED))
+        self._size_bytes = len(body)
+        await self(cast("Any", scope), cast("Any", _received(stand_in)), cast("Any", self._send))
         if self._refusal is not None or self._ended:
             return
-        raise self._failure or HttpFailure(
-            400, Code.INVALID_ARGUMENT, "the request is not as its protocol says"
-        )
+        failure, self._failure = self._failure, None
+        try:
+            raise failure or malformed(_NOT_WHOLE)
+        finally:
+            del failure  # its traceback has this frame: each would keep the other, and the request
 
     async def on_start(self, context: _Context) -> None:
         """Refuse before the body is read: a metadata interceptor of the library."""
@@ -181,35 +195,48 @@ class _Answer(ConnectASGIApplication[None]):
         if self._failure is None and isinstance(error, ConnectError):
             self._failure = _of_library(error)
 
-    async def _unary(self, request: bytes, _context: _Context) -> bytes:
+    async def _unary(self, _stand_in: bytes, _context: _Context) -> bytes:
+        # What fails is raised behind the handler, since the library keeps the error's frames until
+        # the garbage collector finds them: they must not have the request.
         method, call = self._method, self._call
         assert method.unary is not None
         assert call is not None
         try:
-            with method.room(request):
-                response = await method.unary(call, request)
+            with method.room(self._size_bytes):
+                response = await method.unary(call, self._take())
             await call.outlet.answered(len(response), refusable=method.large is not None)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-            raise self._told(error) from None
-        self._ended = True
-        return response
+            told = self._told(error)
+        else:
+            self._ended = True
+            return response
+        raise told
 
-    async def _stream(self, request: bytes, _context: _Context) -> AsyncIterator[bytes]:
+    async def _stream(self, _stand_in: bytes, _context: _Context) -> AsyncIterator[bytes]:
         method, call = self._method, self._call
         assert method.stream is not None
         assert call is not None
         # Here too, so that the caller is told why: outside, the library says that it has hung up.
         draining = call.node.drain.endless() if method.endless else nullcontext()
         try:
-            with method.room(request), draining:
-                async with aclosing(method.stream(call, request)) as pages:
+            with method.room(self._size_bytes), draining:
+                async with aclosing(method.stream(call, self._take())) as pages:
                     async for page in pages:
                         async with call.outlet.sending(len(page)):
                             call.check_rights()
                             yield page
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
-            raise self._told(error) from None
-        self._ended = True
+            told = self._told(error)
+        else:
+            self._ended = True
+            return
+        raise told
+
+    def _take(self) -> bytes:
+        message, self._message = self._message, None
+        if message is None:
+            raise malformed(_NOT_WHOLE)
+        return message
 
     def _told(self, error: Exception) -> ConnectError:
         self._failure = error
@@ -271,6 +298,19 @@ def _operation(
         content_types=types,
         wrong_type=_WRONG_TYPE.format(types[0]),
     )
+
+
+def _split(body: bytes, *, framed: bool) -> tuple[bytes | None, bytes]:
+    """The message of a request, and what the library reads in its place.
+
+    The library copies what it reads, and would keep it. No message: the library refuses the body,
+    of which it is given the beginning.
+    """
+    if not framed:
+        return body, b""
+    if body[:1] == b"\0" and int.from_bytes(body[1:_HEAD_BYTES], "big") == len(body) - _HEAD_BYTES:
+        return body[_HEAD_BYTES:], bytes(_HEAD_BYTES)
+    return None, body[:MAX_SHOWN_BYTES]
 
 
 def _received(body: bytes) -> Receive:

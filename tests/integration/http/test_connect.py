@@ -9,6 +9,7 @@ from typing import Final
 from urllib.parse import unquote
 
 import httpx
+import psutil
 import pytest
 
 from storenode.wire.storenode.v1.store_pb2 import (
@@ -34,6 +35,7 @@ STORE: Final = "/storenode.v1.Store"
 CONNECT: Final = {"content-type": "application/connect+proto", "connect-protocol-version": "1"}
 UNARY: Final = {"content-type": "application/proto", "connect-protocol-version": "1"}
 WEB: Final = {"content-type": "application/grpc-web+proto", "x-grpc-web": "1"}
+MIB: Final = 1024 * 1024
 END: Final = 0x02
 TRAILERS: Final = 0x80
 
@@ -59,6 +61,12 @@ def trailers(body: bytes) -> dict[str, str]:
     assert flags == TRAILERS
     lines = (each.partition(":") for each in last.decode().strip().split("\r\n"))
     return {name: unquote(value.strip()) for name, _, value in lines}
+
+
+def resident_bytes(node: NodeProcess) -> int:
+    """The memory of a node."""
+    assert node.process is not None
+    return int(psutil.Process(node.process.pid).memory_info().rss)
 
 
 def call(api: Api, method: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
@@ -172,6 +180,15 @@ def test_wrong_requests_are_told_why(
         error = answer.json()
     assert sentence in error["message"], error
     assert answer.headers["x-request-id"]
+
+
+def test_refused_requests_are_not_kept(api: Api, node: NodeProcess) -> None:
+    large = b"\xff" * (15 * MIB)
+    before = resident_bytes(node)
+    for _ in range(24):
+        answer = call(api, "Publish", framed(large), WEB)
+        assert trailers(answer.content)["grpc-status"] == "3"
+    assert resident_bytes(node) < before + 6 * len(large)
 
 
 def test_an_error_of_grpc_web_comes_as_its_status(api: Api) -> None:

@@ -1,9 +1,9 @@
 """The methods of ``Store`` for clients that speak Connect or gRPC-Web, such as browsers.
 
 Connect's own library reads and writes both protocols. It is given a codec that leaves messages as
-the bytes that they are, so that the handlers are those of gRPC (`store.serving.methods`), and a
-request that `store.http.endpoint` has identified, charged and read. An application of it answers
-one request.
+the bytes that they are, so that the handlers are those of gRPC (`store.serving.methods`). An
+application of it answers one request, which `store.http.endpoint` has identified, charged and read;
+the library reads an empty message in its place.
 """
 
 from __future__ import annotations
@@ -120,10 +120,12 @@ class _Method:
         await _Answer(self, exchange, refusal=failure).to(b"")
 
 
-class _Answer(ConnectASGIApplication[None]):
-    """The application for one request, which is refused or handled."""
-
+class _Application(ConnectASGIApplication[None]):
     path = SERVICE
+
+
+class _Answer:
+    """The answer to one request, which is refused or handled."""
 
     def __init__(
         self,
@@ -133,14 +135,6 @@ class _Answer(ConnectASGIApplication[None]):
         call: Call | None = None,
         refusal: HttpFailure | None = None,
     ) -> None:
-        super().__init__(
-            service=None,
-            endpoints=self._endpoint,
-            interceptors=(self,),
-            read_max_bytes=None,  # it has been checked
-            compressions=(),
-            codecs=_CODECS,
-        )
         self._method = method
         self._exchange = exchange
         self._call = call
@@ -174,7 +168,16 @@ class _Answer(ConnectASGIApplication[None]):
         kind = self._exchange.headers.get("content-type", "").lower()
         self._message, stand_in = _split(body, framed=not kind.startswith(_UNFRAMED))
         self._size_bytes = len(body)
-        await self(cast("Any", scope), cast("Any", _received(stand_in)), cast("Any", self._send))
+        application = _Application(
+            service=None,
+            endpoints=self._endpoint,
+            interceptors=(self,),
+            read_max_bytes=None,  # it has been checked
+            compressions=(),
+            codecs=_CODECS,
+        )
+        receive = cast("Any", _received(stand_in))
+        await application(cast("Any", scope), receive, cast("Any", self._send))
         if self._refusal is not None or self._ended:
             return
         failure, self._failure = self._failure, None

@@ -27,9 +27,14 @@ _DAYS = 7
 _PAGES = 40
 
 
-async def _sizes(url: str) -> Sizes:
-    async with await AsyncConnection.connect(url, autocommit=True) as connection:
-        return await read_sizes(connection)
+def read(url: str) -> Sizes:
+    """The sizes of a node's tables."""
+
+    async def sizes() -> Sizes:
+        async with await AsyncConnection.connect(url, autocommit=True) as connection:
+            return await read_sizes(connection)
+
+    return asyncio.run(sizes())
 
 
 async def _rebuild(url: str) -> int:
@@ -70,10 +75,10 @@ def main() -> None:
     with bench_node("--max-clock-drift", "off") as bench:
         taken = seconds(lambda: publish(bench, data))
         settle(bench)
-        _report("published", asyncio.run(_sizes(bench.url)), taken, _page_ms(bench))
+        _report("published", read(bench.url), taken, _page_ms(bench))
         taken = seconds(lambda: asyncio.run(_rebuild(bench.url)))
         settle(bench)
-        _report("rebuilt", asyncio.run(_sizes(bench.url)), taken, _page_ms(bench))
+        _report("rebuilt", read(bench.url), taken, _page_ms(bench))
 
 
 if __name__ == "__main__":

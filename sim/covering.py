@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +22,7 @@ from store.domain.ports import StoreBusy, StoreUnavailable
 from store.sync.coverage import Coverage
 
 if TYPE_CHECKING:
+    from sim.database import Database
     from sim.node import Node
     from sim.world import World
 
@@ -42,12 +43,37 @@ async def read_coverage(world: World, dice: Dice) -> None:
             node.process.begin_task("coverage", ask_coverage(node, node.process, dice))
 
 
-async def ask_coverage(node: Node, process: Process, dice: Dice) -> None:
-    """One client: it asks for steps of a range, or for messages with the short form."""
+def ask_after_loss(world: World, database: Database) -> None:
+    """Have clients ask what statements say about messages, right after commits were lost."""
+    for node in world.nodes:
+        if node.peering is None or node.process is None:
+            continue
+        if node.database is database:
+            work = _ask_all(node, node.process, world.own_dice())
+            node.process.begin_task("coverage", work)
+
+
+async def _ask_all(node: Node, process: Process, dice: Dice) -> None:
+    coverage, views = _reads(node, process, dice)
+    said = process.database.stated.values()
+    spans = {(each.start_ns, each.end_ns) for found in said for each in found if each.count}
+    try:
+        for span in sorted(spans)[-_MOST_STEPS:]:
+            await _ask_about(process, coverage, views, [span])
+    except (StoreBusy, StoreUnavailable):
+        process.note("cannot say how complete it is")
+
+
+def _reads(node: Node, process: Process, dice: Dice) -> tuple[Coverage, _Views]:
     assert node.peering is not None
     ids = SimIds(process, dice)
     views = _Views(process, ids, node.peering.index)
-    coverage = Coverage(views, SimStatements(process, dice), ids)
+    return Coverage(views, SimStatements(process, dice), ids), views
+
+
+async def ask_coverage(node: Node, process: Process, dice: Dice) -> None:
+    """One client: it asks for steps of a range, or for messages with the short form."""
+    coverage, views = _reads(node, process, dice)
     try:
         if happens(dice, 0.5):
             await _ask_steps(process, coverage, views, dice)
@@ -62,6 +88,12 @@ async def _ask_steps(process: Process, coverage: Coverage, views: _Views, dice: 
     bounds = [span]
     if happens(dice, 0.5):
         bounds = list(aligned(*span, dice.choice(_STEPS_NS)))[-_MOST_STEPS:]
+    await _ask_about(process, coverage, views, bounds)
+
+
+async def _ask_about(
+    process: Process, coverage: Coverage, views: _Views, bounds: Sequence[Span]
+) -> None:
     steps = await coverage.steps(bounds)
     for step in steps:
         for store in step.stores:

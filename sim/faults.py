@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from sim.covering import ask_after_loss
 from sim.dice import happens
 from sim.limits import NS_PER_MS, NS_PER_S
 from sim.node import Node
@@ -110,6 +111,8 @@ class FaultInjector:
         without = min(self._dice.randint(1, 3), len(database.commits)) if loses else 0
         self._world.trace.note(database.store_id, f"is back without {without} commits")
         database.come_back(without)
+        if without:
+            ask_after_loss(self._world, database)
 
     async def _jump(self) -> None:
         self._skew(self._dice.choice(self._world.nodes))

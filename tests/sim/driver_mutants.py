@@ -144,6 +144,13 @@ def _runs_of_what_has_grown(
     return _runs_whatever_is_held(step, kept, held)
 
 
+def _runs_of_what_has_shrunk(
+    step: Span, statements: Sequence[Statement], held: _Held
+) -> Iterator[Run]:
+    kept = [each for each in statements if held[each.start_ns, each.end_ns][0] <= each.count]
+    return _runs_whatever_is_held(step, kept, held)
+
+
 def _digest_of_what_is_held(self: Agreement, result: Result, own: Sum) -> bytes:
     assert self.key is not None
     return digest_of(self.key, own, self.cut, result.window[1])
@@ -500,6 +507,9 @@ DRIVERS = {
     ),
     "withdraws no statement after a late message": Mutant(
         replace_with(coverage, "_runs", _runs_of_what_has_grown), "is equal over"
+    ),
+    "keeps statements after commits were lost": Mutant(
+        replace_with(coverage, "_runs", _runs_of_what_has_shrunk), "is equal over", 20_038
     ),
     "misses its wake-up": Mutant(
         replace_with(schedule.Synchronizer, "_wake_at", _wake_never),

@@ -24,7 +24,7 @@ START_MS: Final = 1_763_625_600_000
 WAY_MS: Final = 100
 MAX_SETTLE_S: Final = 3_600
 PEOPLE: Final = (3, 10)
-EVERY_S: Final = (2, 5, 30)
+EVERY_S: Final = (2, 5, 30, 300)
 LOSSES: Final = (0.0, 0.1)
 
 

@@ -453,7 +453,7 @@ class GroupJudge:
         causes = {entry.message_id for entry in made.history}
         absent = causes - view.ids
         _demand(set(event.unmet) == absent, f"{name} comes without {len(absent)} causes, unsaid")
-        _demand(absent <= view.lost, f"{name} comes before its causes")
+        _demand(absent <= view.lost | view.replaced, f"{name} comes before its causes")
         self.delivered.setdefault(event.message_id, set()).add(view.name)
         self._insert(view, (event.lamport, event.message_id), event.entries_after)
         if view.capped != event.message_id:
@@ -466,6 +466,7 @@ class GroupJudge:
         _demand(name in view.deceived, f"{view.name} withdraws the genuine {name[:10]}")
         view.keys.remove((event.lamport, name))
         view.withdrawn.add((event.lamport, name))
+        view.replaced.add(name)
         view.ids.discard(name)
         view.deceived.discard(name)
 

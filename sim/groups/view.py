@@ -19,6 +19,7 @@ class View:
         lost: what it was told is lost.
         deceived: forged messages that are in its log; withdrawn: those that left it, and of which
             its application is not told yet.
+        replaced: IDs of all that left it, of which the genuine message may wait for its causes.
         lacking: what a filter of another lacked, and nobody has sent again.
         sent_ns: own unacknowledged messages -> when they were sent last.
         given_up: own messages that were never acknowledged.
@@ -42,6 +43,7 @@ class View:
         self.lost: set[str] = set()
         self.deceived: set[str] = set()
         self.withdrawn: set[Key] = set()
+        self.replaced: set[str] = set()
         self.own: dict[str, int] = {}
         self.sent_ns: dict[str, int] = {}
         self.given_up: set[str] = set()

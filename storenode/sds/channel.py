@@ -488,8 +488,13 @@ class MessageChannel:
         if not self.clock.adopt(lamport, self.clock.unix_ms(now_ms)):
             self.counts.clocks_capped += 1
             events.append(ClockCapped(message_id, lamport))
-        # What was given up may have come after all.
-        unmet = tuple([key for key in dict.fromkeys(taken.given_up) if key not in self.log])
+        # What was given up may have come after all, and the genuine message may wait where a forged
+        # one was withdrawn.
+        again = (
+            each.message_id for each in message.history if each.message_id in self.incoming.ids
+        )
+        absent = dict.fromkeys((*taken.given_up, *again))
+        unmet = tuple([key for key in absent if key not in self.log])
         after = self.log.insert(LogEntry(lamport, message_id, message.sender_id, hint))
         sender, content = message.sender_id, message.content or b""
         proof = taken.proof or proof_of(message)

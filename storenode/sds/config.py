@@ -89,13 +89,13 @@ class ChannelConfig:
     lost_after_ms: int | None = 600_000
     behind_after_ms: int | None = 10_000
     missing_every_ms: int = 5_000
-    sync_min_ms: int = 20_000
-    sync_max_ms: int = 40_000
+    sync_min_ms: int = 15_000
+    sync_max_ms: int = 35_000
     sync_owed_ms: int = 60_000
     sync_at_least_ms: int = 600_000
     max_clock_ahead_ms: int = 3_600_000
     filter_every: int = 200
-    filter_every_ms: int = 21_600_000
+    filter_every_ms: int = 86_400_000
     name_heads: bool = True
     max_waiting: int = 10_000
     max_waiting_bytes: int = 64 * 1024 * 1024

@@ -114,8 +114,9 @@ class Received:
 class Delivered:
     """A message is in the log, ``entries_after`` places before its end.
 
-    ``unmet`` are causes that are not in the log: given up, or part of a circle. ``proof`` says
-    whether the ID shows that this is the genuine message.
+    ``unmet`` are causes that are not in the log: given up, part of a circle, or waiting again for
+    causes of their own where a forged message was withdrawn. ``proof`` says whether the ID shows
+    that this is the genuine message.
     """
 
     message_id: str

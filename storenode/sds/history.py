@@ -7,11 +7,16 @@ one message and fetches what it lacks has everything that its sender had, withou
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import Entry, size_of
 from storenode.sds.limits import MAX_HEADS, MAX_HISTORY_BYTES
 from storenode.sds.log import Log
+
+RECENT_MS: Final = 120_000
+"""An entry of the log that is older need not be named besides the heads: sync messages have named
+it. In a slow channel it would be a third of each line."""
 
 
 class Heads:
@@ -43,12 +48,14 @@ def history_of(
     """What precedes a message with this clock, in log order: the ``last`` entries and ``named``.
 
     Messages whose clock is ahead of ours do not precede it: one with the largest clock would be
-    in every history from then on.
+    in every history from then on. What is neither named nor recent has been named by others since.
     """
     extra = (log.recent(key) for key in dict.fromkeys(named))
     chosen = {entry.message_id: entry for entry in extra if entry is not None}
     count = last if chosen else config.history_entries
-    chosen |= {entry.message_id: entry for entry in log.preceding((lamport, ""), count)}
+    since = lamport - RECENT_MS if chosen and config.name_heads else 0
+    before = (entry for entry in log.preceding((lamport, ""), count) if entry.lamport >= since)
+    chosen |= {entry.message_id: entry for entry in before}
     entries = sorted(chosen.values(), key=lambda entry: entry.key)
     found = [Entry(entry.message_id, entry.hint, entry.sender_id or None) for entry in entries]
     left = MAX_HISTORY_BYTES - sum(map(size_of, found))

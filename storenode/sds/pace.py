@@ -2,10 +2,11 @@
 
 It is sent after a silence of the channel whose length is drawn anew each time; whoever drew the
 shortest speaks for all. While nothing but sync messages is sent, which tell nothing new, each
-silence is four times as long as the one before, up to a bound. In a channel that is never silent,
+silence is 16 times as long as the one before, up to a bound. In a channel that is never silent,
 a participant that only listens would never acknowledge anything, nor would others learn what it
 lacks. So one is also sent when messages that were delivered here have long gone without anybody
-else's history naming them, and when the participant itself has been silent for very long.
+else's history naming them, and when for very long neither the participant itself nor anybody else
+has named all that it could name.
 
 Source: SDS, "Periodic sync message".
 """
@@ -18,22 +19,33 @@ from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import Entry
 from storenode.sds.limits import MAX_OWED_IDS
 
-_RARER: Final = 4
+_RARER: Final = 16
 
 
 class Pace:
     """Times are in milliseconds. What is drawn is None before the draw.
 
     ``silence`` is that of the channel after which we speak, and ``rarer`` by what it is prolonged;
-    ``limits`` are how long we may owe an acknowledgement, and how long we may be silent.
+    ``limits`` are how long we may owe an acknowledgement, and how long we may be silent since
+    ``named_ms``, when somebody last named what we would.
     """
 
-    __slots__ = ("_config", "active_ms", "limits", "owed", "rarer", "silence", "spoke_ms")
+    __slots__ = (
+        "_config",
+        "active_ms",
+        "limits",
+        "named_ms",
+        "owed",
+        "rarer",
+        "silence",
+        "spoke_ms",
+    )
 
     def __init__(self, now_ms: int, config: ChannelConfig) -> None:
         self._config = config
         self.active_ms = now_ms
         self.spoke_ms = now_ms
+        self.named_ms = now_ms
         self.owed: dict[str, int] = {}
         self.silence: float | None = None
         self.limits: tuple[float, float] | None = None
@@ -47,13 +59,17 @@ class Pace:
     def heard(self, now_ms: int, *, news: bool) -> None:
         """A message was broadcast; one without news makes sync messages rarer."""
         self.active(now_ms)
-        config = self._config
-        rarest = max(config.sync_at_least_ms / config.sync_max_ms, 1.0)
-        self.rarer = 1.0 if news else min(self.rarer * _RARER, rarest)
+        if not news:
+            self.named_ms = now_ms
+            self.limits = None
+        self.rarer = 1.0 if news else self._rarest(self.rarer * _RARER)
 
     def spoke(self, now_ms: int, history: Iterable[Entry] | None, *, news: bool) -> None:
         """We have broadcast, which acknowledges what it names; None: all that was delivered."""
         self.heard(now_ms, news=news)
+        if news:
+            # What is left to be said of it is for others to say: that they have it.
+            self.rarer = self._rarest(_RARER)
         self.spoke_ms = now_ms
         if history is None:
             self.owed.clear()
@@ -79,7 +95,12 @@ class Pace:
             owing, longest = config.sync_owed_ms, config.sync_at_least_ms
             self.limits = chance.uniform(owing / 2, owing), chance.uniform(longest / 2, longest)
         owing_ms, longest_ms = self.limits
-        due = min(self.active_ms + self.silence, self.spoke_ms + longest_ms)
+        named_ms = max(self.spoke_ms, self.named_ms)
+        due = min(self.active_ms + self.silence, named_ms + longest_ms)
         if self.owed:
             due = min(due, next(iter(self.owed.values())) + owing_ms)
         return due
+
+    def _rarest(self, rarer: float) -> float:
+        """So much rarer, within the longest silence."""
+        return min(rarer, max(self._config.sync_at_least_ms / self._config.sync_max_ms, 1.0))

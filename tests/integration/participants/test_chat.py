@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from storenode.cli.client.output import Output
 from storenode.sds.aio.bus import Bus
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
+from storenode.sds.envelope import SdsMessage, encode_message
+from storenode.sds.naming import content_id
 from tests.support.command import Command
 from tests.support.node import COMMAND, NodeProcess, clean_environment
 from tests.support.terminal import Terminal
@@ -119,6 +123,29 @@ def test_what_is_missing_is_said_in_words(node: NodeProcess, room: str) -> None:
         command.ok("publish", *topic, "--sender", "dora", "--message-id", "withheld", "a question")
         shown = alice.wait(lambda text: "dora: a question" in text and "up to date" in text)
         assert "carol: an answer" in shown
+
+
+def test_a_forged_line_is_shown_as_forged(node: NodeProcess, room: str, tmp_path: Path) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    message_id = content_id(room, "carol", now_ms, (), b"pay alice")
+    genuine = SdsMessage(room, message_id, "carol", now_ms, content=b"pay alice")
+    command, path = Command.of(node), tmp_path / "payload"
+
+    def publish(message: SdsMessage) -> None:
+        path.write_bytes(encode_message(message))
+        command.ok("publish", "--content-topic", f"/sds/1/{room}/proto", "--file", str(path))
+
+    with chatting(node, room, "alice") as alice:
+        alice.wait(partial(contains, "up to date with"))
+        publish(replace(genuine, content=b"pay mallory"))
+        alice.wait(lambda text: "carol: pay mallory" in text and "(not verified)" in text)
+        publish(genuine)
+        found_out = 'FORGED: "pay mallory" was not said by carol'
+        alice.wait(lambda text: "carol: pay alice" in text and found_out in text)
+        publish(replace(genuine, content=b"pay eve"))
+        alice.wait(partial(contains, 'FORGED: "pay eve" came under the ID of the line of carol'))
+        alice.type("/forged\r")
+        alice.wait(partial(contains, "2 forged lines since the first run"))
 
 
 def test_lines_of_a_pipe_learn_at_once_that_no_node_is_reachable(

@@ -242,7 +242,7 @@ def test_silence_is_broken_once_and_others_keep_still() -> None:
                 sent += 1
                 for other in group:
                     other.receive(now, [Packet(payload)])
-    # After 20 to 40 s, then after four times as long, and by the end twice at most.
+    # After 15 to 35 s, and by the end twice at most.
     assert 1 <= sent <= 3 + 6
 
 

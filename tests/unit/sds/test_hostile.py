@@ -176,7 +176,7 @@ def test_what_is_lost_is_forgotten_in_the_end() -> None:
 
 
 def test_a_flood_of_repair_requests_is_bounded() -> None:
-    me = channel(repair=QUICK_REPAIR, max_outgoing=10_000, sync_min_ms=40_000)
+    me = channel(repair=QUICK_REPAIR, max_outgoing=10_000, sync_min_ms=35_000)
     for number in range(1_500):
         me.send(NOW, b"text", f"m{number}")
     for start in range(0, 1_500, 30):

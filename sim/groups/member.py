@@ -210,6 +210,7 @@ class Member(Caller):
             for packet in packets:
                 heard = self.world.judge.read(packet.payload)
                 self.world.heard += 1
+                self.world.heard_bytes += len(packet.payload)
                 events += self._judged(core, receive(now_ms, [packet]), heard)
             return events
 

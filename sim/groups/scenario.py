@@ -150,7 +150,7 @@ def _config(
     """Times grow with the group, so that it does not talk about itself all the time."""
     unit = 1 if size <= SMALL_GROUP else 4 if size <= LARGE_GROUP else 16
     quiet = 1 if size <= LARGE_GROUP else 5
-    groups = 1 if size <= SMALL_GROUP else size // 20
+    groups = max(size // 20, 1)
     # A message that no history names shows in filters only: without a feed they must cover all,
     # and one that is wrong about it hides it for good.
     capacity = max(4, int(messages * dice.choice((0.5, 1.5, 4) if follow else (4, 6))))

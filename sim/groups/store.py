@@ -62,6 +62,13 @@ class Causes:
 
 Request = Since | ByHint | ById | Causes
 
+_CALLS: Final = {
+    Since: "Scan",
+    ByHint: "Query",
+    ById: "GetSdsMessages",
+    Causes: "GetCausalHistory",
+}
+
 
 def taken(message: Outbound) -> Fetched:
     """A message as whoever takes it has it."""
@@ -139,6 +146,8 @@ class StoreNode:
     async def _take(self, end: End) -> None:
         while not isinstance(batch := await kept(end.read()), Ended):
             await self._disk()
+            self._world.store_calls["batches published"] += 1
+            self._world.store_calls["messages published"] += len(batch)
             verdicts = [self._store(each) for each in batch]
             self._stir()
             if happens(self._world.dice, self._world.faults_now.commit_crashes):
@@ -182,6 +191,7 @@ class StoreNode:
 
     async def _read(self, end: End) -> None:
         request = await kept(end.read())
+        self._world.store_calls[_CALLS[type(request)]] += 1
         await self._disk()
         messages, truncated = self._answer(request)
         if truncated:

@@ -34,10 +34,11 @@ class GroupSummary:
 
     ``settling_ns``: from the end of the faults until all logs were equal. ``broadcasts``: of all
     participants, resends, sync messages and answers included; ``heard``: how often one of them
-    came to somebody, from others or from a store. ``lost``: messages that somebody was told are
-    lost and lacks. ``deceived``: how often a forged message is in a log in the end, as one that is
-    not proven. ``wrong`` acknowledgements by filters, of ``expected``. ``marks``: how often
-    something rare happened.
+    came to somebody, from others or from a store, and ``heard_bytes`` of all that.
+    ``store_calls``: what stores were asked for, by method, and what was published to them.
+    ``lost``: messages that somebody was told are lost and lacks. ``deceived``: how often a forged
+    message is in a log in the end, as one that is not proven. ``wrong`` acknowledgements by
+    filters, of ``expected``. ``marks``: how often something rare happened.
     """
 
     digest: str
@@ -49,6 +50,8 @@ class GroupSummary:
     messages: int
     broadcasts: Mapping[str, int]
     heard: int
+    heard_bytes: int
+    store_calls: Mapping[str, int]
     lost: int
     deceived: int
     wrong: int
@@ -81,7 +84,8 @@ class GroupWorld:
         hosts: list[Host] = [*self.stores, *self.members]
         for host in hosts:
             self.network.add(host)
-        self.heard = 0
+        self.heard = self.heard_bytes = 0
+        self.store_calls: Counter[str] = Counter()
         self._turn = 0
         self._number = 0
         self._closing = False
@@ -288,6 +292,8 @@ class GroupWorld:
             messages=len(everything),
             broadcasts=dict(sorted(self.broadcasts.items())),
             heard=self.heard,
+            heard_bytes=self.heard_bytes,
+            store_calls=dict(sorted(self.store_calls.items())),
             lost=sum(map(len, lost)),
             deceived=sum(len(member.view.deceived) for member in self.members),
             wrong=self.judge.wrong.found,

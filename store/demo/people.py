@@ -193,7 +193,7 @@ class Person:
         async for _ in channel.messages():
             self.length += 1
 
-    async def _note(self, events: Events) -> None:
+    async def _note(self, events: Events[ChannelEvent]) -> None:
         async for event in events:
             self.on_event(event)
             if isinstance(event, Missing):

@@ -100,3 +100,26 @@ else that claims their ID is judged."""
 
 MAX_FORGERIES_TOLD: Final = 1_000
 """Forged messages that are not reported again when they come again."""
+
+MAX_SEGMENTS: Final = 255
+"""Segments of one content: LIP-243 has fewer than 256, its maxTotalSegments."""
+
+SEGMENT_HASH_BYTES: Final = 32
+"""Keccak-256 of the whole content."""
+
+MAX_CONTENT_BYTES: Final = MAX_SEGMENTS * MAX_SDS_MESSAGE_BYTES
+"""A content that is sent in segments."""
+
+MAX_SETS: Final = 256
+MAX_SETS_PER_SENDER: Final = 64
+MAX_PLACES: Final = 16_384
+"""Contents that are not complete, and their segments, of which only the places are kept."""
+
+MAX_CLAIMS: Final = 3
+"""Different segments that are remembered for one place in a content."""
+
+MAX_ATTEMPTS: Final = 16
+"""How often one content is put together and does not have its hash, before it is given up."""
+
+MAX_LOADED_MESSAGES: Final = 4_096
+"""Messages at the end of the log in which parts of contents are looked for after a restart."""

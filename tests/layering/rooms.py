@@ -118,7 +118,7 @@ RUN_BY_HAND = frozenset({"sim.__main__"})
 
 # The only libraries besides the standard one in a pure room: messages, arrays, hashes and sorted
 # lists are plain values.
-PURE_LIBRARIES = frozenset({"google", "mmh3", "numpy", "sortedcontainers"})
+PURE_LIBRARIES = frozenset({"Crypto", "google", "mmh3", "numpy", "sortedcontainers"})
 
 # Clocks, sockets, files, the environment, global randomness, threads and event loops.
 IMPURE_MODULES = frozenset(

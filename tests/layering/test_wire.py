@@ -12,6 +12,7 @@ from storenode.wire.storenode.internal.v1 import (
 )
 from storenode.wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
 from storenode.wire.waku.message.v1 import message_pb2 as waku_pb2
+from storenode.wire.waku.segmentation.v1 import segment_pb2
 from storenode.wire.waku.store.v3 import store_pb2 as query_pb2
 from storenode.wire.waku.sync.transfer.v1 import transfer_pb2
 from tests.layering.sources import ROOT
@@ -25,6 +26,7 @@ MODULES = [
     query_pb2,
     sds_pb2,
     sds_raw_pb2,
+    segment_pb2,
     store_pb2,
     transfer_pb2,
     transfer_raw_pb2,

@@ -54,7 +54,7 @@ async def _commit_or_not(self: Saver, batch: Batch) -> None:
         self._troubled(str(error))
 
 
-def _queue_all(self: Events, commit: int, events: Sequence[ChannelEvent]) -> None:
+def _queue_all(self: Events[ChannelEvent], commit: int, events: Sequence[ChannelEvent]) -> None:
     del commit
     self._queue.extend(events)
 

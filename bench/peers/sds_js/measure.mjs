@@ -1,14 +1,13 @@
-// usage: node measure.mjs FILE CASE
+// usage: node measure.mjs FILE CASE HISTORY
 // FILE holds the packets of one conversation, each after its length as four bytes, big-endian.
-// CASE is receive, shuffled or send. Prints {"count": ..., "seconds": ...} as one line of JSON.
+// CASE is receive, shuffled or send, HISTORY the length of causal histories. Prints
+// {"count": ..., "seconds": ...} of processor time as one line of JSON.
 import { readFileSync } from "node:fs";
-import { performance } from "node:perf_hooks";
 import { Message, MessageChannel } from "@waku/sds";
 
-const [file, what] = process.argv.slice(2);
-const OPTIONS = { causalHistorySize: 2, possibleAcksThreshold: 2, enableRepair: false };
+const [file, what, history] = process.argv.slice(2);
+const OPTIONS = { causalHistorySize: Number(history), possibleAcksThreshold: 2, enableRepair: false };
 const OUTSTANDING = { receive: 10, shuffled: 10, send: 1000 }[what];
-const SWEEP_EVERY = 100;
 const published = async () => ({ success: true });
 
 function packets() {
@@ -33,16 +32,16 @@ async function send(channel, text) {
 const channel = new MessageChannel("bench", "receiver", OPTIONS);
 for (let n = 0; n < OUTSTANDING; n++) await send(channel, `own ${n}`);
 const given = packets();
-const start = performance.now();
+const start = process.cpuUsage();
 for (const [n, packet] of given.entries()) {
   if (what === "send") {
     await send(channel, `more ${n}`);
   } else {
     channel.pushIncomingMessage(Message.decode(packet), undefined);
     await channel.processTasks();
-    if (what === "shuffled" && n % SWEEP_EVERY === SWEEP_EVERY - 1) channel.sweepIncomingBuffer();
   }
 }
 while (what === "shuffled" && channel.sweepIncomingBuffer().length > 0);
-const seconds = (performance.now() - start) / 1000;
+const used = process.cpuUsage(start);
+const seconds = (used.user + used.system) / 1e6;
 console.log(JSON.stringify({ count: given.length, seconds }));

@@ -116,7 +116,7 @@ class PlainChat:
         except (ChannelFullError, ValueError) as error:
             raise CliError(FAILED, f"A line was not sent: {safe(str(error))}.") from error
 
-    async def _print(self, events: Events) -> None:
+    async def _print(self, events: Events[ChannelEvent]) -> None:
         held = await self._channel.log(MAX_SHOWN_LINES)
         # Some of it may have come while it was read: from where is said before it, and once.
         node = self._channel.status.node

@@ -174,6 +174,10 @@ class Channel:
         """Own messages that are sent again until somebody acknowledges them."""
         return frozenset(self._participant.core.outgoing.by_id)
 
+    def unpublished(self) -> frozenset[str]:
+        """Own messages that no node holds yet."""
+        return frozenset(self._participant.ledger.unpublished)
+
     async def send_ephemeral(self, content: bytes) -> None:
         """Send content that needs no reliability to those who listen now.
 
@@ -182,7 +186,7 @@ class Channel:
         """
         self._participant.send_ephemeral(content)
 
-    def events(self) -> Events:
+    def events(self) -> Events[ChannelEvent]:
         """Everything that happens from now on. Read it: a reader that does not read holds the
         channel up after 10,000 events.
         """
@@ -226,14 +230,27 @@ class Channel:
                 if isinstance(event, Message | Withdrawn):
                     yield event
 
-    async def log(self, limit: int = 100, *, before: Key | None = None) -> list[Message]:
+    async def log(
+        self,
+        limit: int = 100,
+        *,
+        before: Key | None = None,
+        until: Events[ChannelEvent] | None = None,
+    ) -> list[Message]:
         """The last messages of the log in order, 1,000 at most; or those before a place.
 
-        The place of a message is its ``key``.
+        The place of a message is its ``key``. With ``until``, those that came before what these
+        events tell.
         """
         await self._participant.saver.saved()
-        commit = self._participant.ledger.commits
+        commit = self._participant.ledger.commits if until is None else until.after_commit
         return await self._page(commit, min(limit, MAX_LOG_PAGE), before=before)
+
+    async def at(self, key: Key) -> Message | None:
+        """The message at a place of the log; None where there is none any longer."""
+        lamport, message_id = key
+        found = await self.log(1, before=(lamport, message_id + "\0"))
+        return found[0] if found and found[0].key == key else None
 
     async def _page(
         self, commit: int, limit: int, *, after: Key | None = None, before: Key | None = None

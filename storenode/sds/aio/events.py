@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 from weakref import WeakSet
 
 from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
@@ -123,23 +123,26 @@ ChannelEvent = (
 )
 
 
-class Events:
+_E = TypeVar("_E")
+
+
+class Events(Generic[_E]):
     """One reader's events, from the moment of its making on. Close it, or drop it.
 
     A reader that does not read holds the participant up: after 10,000 events nothing more is
     received, until it reads or is closed.
     """
 
-    def __init__(self, hub: Hub, after_commit: int) -> None:
+    def __init__(self, hub: Hub[_E], after_commit: int) -> None:
         self._hub = hub
-        self._after = after_commit
-        self._queue: deque[ChannelEvent] = deque()
+        self.after_commit = after_commit
+        self._queue: deque[_E] = deque()
         self._closed = False
 
-    def __aiter__(self) -> AsyncIterator[ChannelEvent]:
+    def __aiter__(self) -> AsyncIterator[_E]:
         return self
 
-    async def __anext__(self) -> ChannelEvent:
+    async def __anext__(self) -> _E:
         while not self._queue:
             if self._closed:
                 raise StopAsyncIteration
@@ -165,9 +168,9 @@ class Events:
         """Whether the participant waits for this reader."""
         return len(self._queue) >= MAX_QUEUED_EVENTS
 
-    def put(self, commit: int, events: Iterable[ChannelEvent]) -> None:
+    def put(self, commit: int, events: Iterable[_E]) -> None:
         """Hand over what a transaction brought."""
-        if commit > self._after and not self._closed:
+        if commit > self.after_commit and not self._closed:
             self._queue.extend(events)
 
     def close(self) -> None:
@@ -176,11 +179,11 @@ class Events:
         self._hub.remove(self)
 
 
-class Hub:
+class Hub(Generic[_E]):
     """All readers of a participant. ``failure`` is raised to whoever waits."""
 
     def __init__(self) -> None:
-        self._readers: WeakSet[Events] = WeakSet()
+        self._readers: WeakSet[Events[_E]] = WeakSet()
         self._change = asyncio.Event()
         self.failure: Exception | None = None
 
@@ -189,18 +192,18 @@ class Hub:
         """Whether anybody reads."""
         return bool(self._readers)
 
-    def reader(self, after_commit: int) -> Events:
+    def reader(self, after_commit: int) -> Events[_E]:
         """A new reader of what transactions after one bring."""
         made = Events(self, after_commit)
         self._readers.add(made)
         return made
 
-    def remove(self, reader: Events) -> None:
+    def remove(self, reader: Events[_E]) -> None:
         """A reader has ended."""
         self._readers.discard(reader)
         self.stir()
 
-    def put(self, commit: int, events: list[ChannelEvent]) -> None:
+    def put(self, commit: int, events: list[_E]) -> None:
         """Hand events to all readers."""
         for reader in tuple(self._readers):
             reader.put(commit, events)

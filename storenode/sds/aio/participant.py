@@ -78,7 +78,7 @@ class Participant:
     ) -> None:
         self.ledger = ledger
         self.core = ledger.core
-        self.hub = Hub()
+        self.hub: Hub[ChannelEvent] = Hub()
         self.status = Status()
         self._links = links
         self._route = route

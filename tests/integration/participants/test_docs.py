@@ -1,4 +1,6 @@
-"""The programs of docs/sds.md run as they stand there, each under the name that it begins with."""
+"""The programs of docs/sds.md and docs/reliable-channel.md run as they stand there, each under the
+name that it begins with.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from tests.support.node import NodeProcess, clean_environment, running_node
 from tests.support.pages import ROOT, blocks, matches, steps
 
 PAGE = (ROOT / "docs" / "sds.md").read_text(encoding="utf-8")
-FILES = {body.splitlines()[0].removeprefix("# "): body for body in blocks(PAGE, "python")}
+RELIABLE = (ROOT / "docs" / "reliable-channel.md").read_text(encoding="utf-8")
+FILES = {
+    body.splitlines()[0].removeprefix("# "): body
+    for page in (PAGE, RELIABLE)
+    for body in blocks(page, "python")
+}
 TIMEOUT_S = 120
 
 
@@ -44,7 +51,7 @@ def printed(program: subprocess.Popen[str]) -> str:
 
 
 def test_the_page_has_these_programs() -> None:
-    assert list(FILES) == ["chat.py", "heal.py", "many.py", "bus.py", "protocol.py"]
+    assert list(FILES) == ["chat.py", "heal.py", "many.py", "bus.py", "protocol.py", "album.py"]
 
 
 def test_participants_see_the_same_log_and_keep_it(own_node: NodeProcess, tmp_path: Path) -> None:
@@ -69,6 +76,13 @@ def test_many_channels(own_node: NodeProcess, tmp_path: Path) -> None:
     shown = printed(start(own_node, tmp_path, "many.py"))
     assert shown == "100 channels, the last one is synced\n"
     assert len(list(tmp_path.glob("room-*.db"))) == 100
+
+
+def test_a_large_content_and_its_events(own_node: NodeProcess, tmp_path: Path) -> None:
+    (step,) = steps(RELIABLE)
+    assert step.command == "python album.py"
+    output = printed(start(own_node, tmp_path, "album.py"))
+    assert matches(step.output, output), output
 
 
 def test_a_bus_and_the_protocol_alone(own_node: NodeProcess, tmp_path: Path) -> None:

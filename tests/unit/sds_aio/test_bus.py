@@ -279,7 +279,7 @@ async def test_who_joins_as_somebody_else_is_told() -> None:
 
 
 async def test_a_reader_that_does_not_read_holds_up_until_it_is_closed() -> None:
-    hub = Hub()
+    hub: Hub[ChannelEvent] = Hub()
     slow, quick = hub.reader(0), hub.reader(0)
     hub.put(1, [Sent("x", None)] * MAX_QUEUED_EVENTS)
     waiting = asyncio.create_task(hub.room())
@@ -298,8 +298,8 @@ async def test_a_reader_that_does_not_read_holds_up_until_it_is_closed() -> None
 
 
 async def test_a_reader_gets_what_came_after_its_making_and_ends_with_the_hub() -> None:
-    hub = Hub()
-    reader: Events = hub.reader(3)
+    hub: Hub[ChannelEvent] = Hub()
+    reader: Events[ChannelEvent] = hub.reader(3)
     hub.put(3, [Sent("before", None)])
     hub.put(4, [Sent("after", None)])
     hub.end()

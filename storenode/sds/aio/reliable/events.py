@@ -1,0 +1,86 @@
+"""What a reliable channel tells, and what it hands out.
+
+Source: RELIABLE-CHANNEL-API, "Type definitions".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from storenode.sds.pages import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A whole content of the log. ``request_id`` names it at its sender, and ``key`` is the place
+    of the segment that completed it.
+    """
+
+    request_id: str
+    sender_id: str
+    content: bytes
+    key: Key
+    own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    """All segments of another's content came, and they have its hash."""
+
+    content: Content
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSent:
+    """Nodes hold all segments. Nobody need have received them."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDelivered:
+    """Other participants have acknowledged all segments; follows `MessageSent`."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSendError:
+    """No node took a segment. It is sent again like all that nobody acknowledges, so a
+    `MessageDelivered` may follow.
+    """
+
+    request_id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDeliveryError:
+    """Nobody has acknowledged a segment, however often it was sent. Nodes hold it."""
+
+    request_id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDropped:
+    """Segments of a content that cannot be put together: too few came in time, there were too
+    many others, or they do not have its hash. ``held`` is how many came.
+    """
+
+    sender_id: str
+    held: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRefused:
+    """A message that is no segment; the sentence says why."""
+
+    message_id: str
+    sender_id: str
+    error: str
+
+
+RequestEvent = MessageSent | MessageDelivered | MessageSendError | MessageDeliveryError
+ReliableEvent = MessageReceived | RequestEvent | ContentDropped | SegmentRefused

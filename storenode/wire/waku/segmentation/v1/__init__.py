@@ -1,0 +1,1 @@
+"""Generated from the schemas of the same name in `proto/`."""

@@ -1,0 +1,308 @@
+"""Reliable channels through a real node: large contents, requests and their events."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from storenode.sds.aio.channel import Channel
+from storenode.sds.aio.events import Events
+from storenode.sds.aio.many.channels import Channels
+from storenode.sds.aio.node import StoreNode
+from storenode.sds.aio.reliable.channel import ReliableChannel, SegmentationConfig
+from storenode.sds.aio.reliable.events import (
+    Content,
+    ContentDropped,
+    MessageDelivered,
+    MessageDeliveryError,
+    MessageReceived,
+    MessageSendError,
+    MessageSent,
+    ReliableEvent,
+    SegmentRefused,
+)
+from storenode.sds.config import ChannelConfig
+from storenode.sds.limits import MAX_SETS_PER_SENDER
+from storenode.sds.segments import Revision, split
+from storenode.wire.waku.segmentation.v1.segment_pb2 import SegmentMessageProto
+from tests.support.lossy import Lossy
+from tests.support.node import NodeProcess, clean_environment
+from tests.support.pages import ROOT
+
+PATIENCE_S = 60.0
+SMALL = SegmentationConfig(segment_bytes=1_024)
+
+
+def quick(room: str, sender: str) -> ChannelConfig:
+    """Acknowledges at once what comes."""
+    return ChannelConfig(room, sender, sync_min_ms=100, sync_max_ms=200, filter_every=1)
+
+
+@asynccontextmanager
+async def pair(
+    node: NodeProcess, room: str, *, lost: float = 0.0
+) -> AsyncIterator[tuple[ReliableChannel, ReliableChannel]]:
+    """Two participants that are synced; the second one loses messages that come live."""
+    dice = random.Random(0)
+    place = Lossy(StoreNode(node.listen), lambda _: dice.random() < lost)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        ReliableChannel.join(
+            node.listen, room, "alice", config=quick(room, "alice"), segmentation=SMALL
+        ) as alice,
+        ReliableChannel.join(
+            place, room, "bob", config=quick(room, "bob"), segmentation=SMALL
+        ) as bob,
+    ):
+        for each in (alice, bob):
+            await each.channel.wait_for(lambda status: status.synced)
+        yield alice, bob
+
+
+async def next_of(events: Events[ReliableEvent], *kinds: type[ReliableEvent]) -> ReliableEvent:
+    async for event in events:
+        if isinstance(event, kinds):
+            return event
+    raise AssertionError("the events have ended")
+
+
+async def received(events: Events[ReliableEvent]) -> Content:
+    event = await next_of(events, MessageReceived)
+    assert isinstance(event, MessageReceived)
+    return event.content
+
+
+async def test_a_large_content_comes_whole_over_a_link_that_loses_half(
+    node: NodeProcess, room: str
+) -> None:
+    content = random.Random(1).randbytes(200_000)
+    async with pair(node, room, lost=0.5) as (alice, bob):
+        told, heard = alice.events(), bob.events()
+        request = await alice.send(content)
+        small = await alice.send(b"")
+        first, second = await received(heard), await received(heard)
+        assert (first.request_id, first.sender_id, first.own) == (request, "alice", False)
+        assert first.content == content
+        assert (second.request_id, second.content) == (small, b"")
+        # In this order, each once, and nothing else of a request.
+        of = {name: [type(await next_of(told, MessageSent))] for name in (request, small)}
+        assert of == {request: [MessageSent], small: [MessageSent]}
+        delivered = {await next_of(told, MessageDelivered) for _ in range(2)}
+        assert delivered == {MessageDelivered(request), MessageDelivered(small)}
+        logs = [[each async for each in _some(channel.messages(), 2)] for channel in (alice, bob)]
+        assert [[each.content for each in log] for log in logs] == [[content, b""]] * 2
+        assert [each.own for each in logs[0]] == [True, True]
+
+
+async def _some(messages: AsyncIterator[Content], count: int) -> AsyncIterator[Content]:
+    for _ in range(count):
+        yield await anext(messages)
+
+
+SENDER = """
+import asyncio, random, sys
+from storenode.sds.aio.reliable.channel import ReliableChannel, SegmentationConfig
+from storenode.sds.epochs import RateLimit
+
+async def main(node, room, state):
+    async with ReliableChannel.join(
+        node, room, "alice", state=state,
+        segmentation=SegmentationConfig(segment_bytes=1_024),
+        rate_limit=RateLimit(7, 10**9),
+    ) as alice:
+        request = await alice.send(random.Random(2).randbytes(30_000))
+        await alice.channel.wait_for(lambda status: status.unpublished == 23)
+        print(request, flush=True)
+        await asyncio.sleep(3_600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def killed_between_segments(listen: str, room: str, state: str) -> str:
+    """Kill a sender when seven of thirty segments have left; answers its request ID."""
+    command = [sys.executable, "-c", SENDER, listen, room, state]
+    environment = clean_environment(PYTHONPATH=str(ROOT))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            request = process.stdout.readline().strip()
+        finally:
+            process.kill()
+    assert request
+    return request
+
+
+async def test_a_sender_that_is_killed_between_segments_goes_on_with_its_request(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    state = tmp_path / "alice.db"
+    request = await asyncio.to_thread(killed_between_segments, node.listen, room, str(state))
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        ReliableChannel.join(node.listen, room, "bob", config=quick(room, "bob")) as bob,
+    ):
+        heard = bob.events()
+        await bob.channel.wait_for(lambda status: status.synced)
+        assert len(await bob.channel.log()) == 7
+        async with ReliableChannel.join(
+            node.listen, room, "alice", config=quick(room, "alice"), state=state
+        ) as alice:
+            told = alice.events()
+            whole = await received(heard)
+            assert whole.request_id == request
+            assert whole.content == random.Random(2).randbytes(30_000)
+            assert await next_of(told, MessageSent) == MessageSent(request)
+            assert await next_of(told, MessageDelivered) == MessageDelivered(request)
+
+
+async def test_a_receiver_that_restarts_between_segments_has_the_content_once(
+    node: NodeProcess, room: str, tmp_path: Path
+) -> None:
+    segments = split(b"0123456789" * 100, 256, Revision.NIM)
+    state = tmp_path / "bob.db"
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        Channel.join(node.listen, room, "alice") as alice,
+    ):
+        await alice.send_all(segments[:4])
+        await alice.wait_for(lambda status: not status.unpublished)
+        async with ReliableChannel.join(node.listen, room, "bob", state=state) as bob:
+            await bob.channel.wait_for(lambda status: status.synced)
+            assert len(await bob.channel.log()) == 4
+        async with ReliableChannel.join(node.listen, room, "bob", state=state) as bob:
+            heard = bob.events()
+            await alice.send_all(segments[4:])
+            assert (await received(heard)).content == b"0123456789" * 100
+            await alice.send_all(split(b"next", 256, Revision.PUBLISHED))
+            assert (await received(heard)).content == b"next"
+
+
+async def test_hostile_segments_are_told_bounded_and_keep_no_content_away(
+    node: NodeProcess, room: str
+) -> None:
+    content = random.Random(3).randbytes(3_000)
+    genuine = split(content, 1_024, Revision.PUBLISHED)
+    forged = [SegmentMessageProto.FromString(each) for each in genuine]
+    forged[0].payload = b"another beginning"
+    forged[1].data_segment_count = 200
+    forged[2].data_segment_index = 7
+    async with pair(node, room) as (alice, bob):
+        heard = bob.events()
+        # The name is a claim: who attacks says it is alice, and comes first.
+        async with Channel.join(node.listen, room, "alice") as mallory:
+            await mallory.send(b"no segment")
+            await mallory.send_all([each.SerializeToString() for each in forged])
+            endless = [
+                SegmentMessageProto(
+                    entire_message_hash=number.to_bytes(32), data_segment_count=255, payload=b"x"
+                ).SerializeToString()
+                for number in range(MAX_SETS_PER_SENDER + 6)
+            ]
+            await mallory.wait_for(lambda status: not status.unpublished)
+            refused = [await next_of(heard, SegmentRefused) for _ in range(2)]
+            assert [type(each) for each in refused] == [SegmentRefused] * 2
+            assert all(isinstance(e, SegmentRefused) and e.sender_id == "alice" for e in refused)
+            await alice.send(content)
+            assert (await received(heard)).content == content
+            await mallory.send_all(endless)
+            dropped = await next_of(heard, ContentDropped)
+            assert isinstance(dropped, ContentDropped)
+            assert (dropped.sender_id, dropped.held) == ("alice", 1)
+
+
+class Xor:
+    """Not secret, but unreadable for whoever does not know it."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def encrypt(self, content: bytes) -> bytes:
+        return b"sealed" + bytes(byte ^ self.key for byte in content)
+
+    def decrypt(self, payload: bytes) -> bytes:
+        if not payload.startswith(b"sealed"):
+            raise ValueError("not sealed")
+        return bytes(byte ^ self.key for byte in payload[6:])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_segments_are_encrypted_by_the_applications_hook(
+    node: NodeProcess, room: str, whole: bool
+) -> None:
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        ReliableChannel.join(
+            node.listen, room, "alice", encryption=Xor(85), encrypt_whole=whole, segmentation=SMALL
+        ) as alice,
+        ReliableChannel.join(
+            node.listen, room, "bob", encryption=Xor(85), encrypt_whole=whole
+        ) as bob,
+        Channel.join(node.listen, room, "eve") as eve,
+    ):
+        heard = bob.events()
+        for channel in (bob.channel, eve):
+            await channel.wait_for(lambda status: status.synced)
+        content = b"plain text " * 500
+        await alice.send(content)
+        assert (await received(heard)).content == content
+        if whole:
+            assert await eve.log() == []
+        else:
+            await eve.wait_for(lambda _: not eve.missing())
+            assert not any(b"plain" in message.content for message in await eve.log())
+
+
+async def test_what_no_node_takes_and_what_nobody_acknowledges_is_told(
+    node: NodeProcess, room: str
+) -> None:
+    config = ChannelConfig(room, "alice", resend_ms=200, resend_possible_ms=400, max_sends=2)
+    too_large = SegmentationConfig(segment_bytes=102_400)
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        ReliableChannel.join(
+            node.listen, room, "alice", config=config, segmentation=too_large, encryption=Padding()
+        ) as alice,
+    ):
+        told = alice.events()
+        large = await alice.send(bytes(60_000))
+        failed = await next_of(told, MessageSendError)
+        assert isinstance(failed, MessageSendError)
+        assert failed.request_id == large
+        assert failed.error
+        small = await alice.send(b"nobody is there")
+        assert await next_of(told, MessageSent) == MessageSent(small)
+        given_up = [await next_of(told, MessageDeliveryError) for _ in range(2)]
+        assert {getattr(each, "request_id", "") for each in given_up} == {large, small}
+        with pytest.raises(ValueError, match="fit into 255 segments"):
+            await alice.send(bytes(102_400 * 255 + 1))
+
+
+class Padding:
+    """Makes of more than 50 kB what no node takes."""
+
+    def encrypt(self, content: bytes) -> bytes:
+        return content + bytes(200_000 if len(content) > 50_000 else 0)
+
+    def decrypt(self, payload: bytes) -> bytes:
+        return payload
+
+
+async def test_many_channels_are_reliable_over_one_connection(node: NodeProcess, room: str) -> None:
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        Channels.open(node.listen) as channels,
+        ReliableChannel.over(await channels.join(room, "alice"), segmentation=SMALL) as alice,
+        ReliableChannel.over(await channels.join(room, "bob"), segmentation=SMALL) as bob,
+    ):
+        heard = bob.events()
+        await bob.channel.wait_for(lambda status: status.synced)
+        await alice.send(bytes(10_000))
+        assert (await received(heard)).content == bytes(10_000)

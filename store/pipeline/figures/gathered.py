@@ -55,11 +55,14 @@ class ChannelPast:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A missing parent: who named it first, and when; ``hint`` is the hash that was named."""
+    """A missing parent: who named it first, in which message, and when; ``hint`` is the hash that
+    was named.
+    """
 
     channel: str
     message_id: str
     named_by: int
+    first: str | None
     sender: str | None
     since_ns: int | None
     hint: str | None

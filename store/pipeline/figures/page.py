@@ -302,6 +302,8 @@ def _fills(gathered: Gathered, place: Place) -> str:
 
 def _pasts(found: Completeness) -> dict[str, Any]:
     bad = [each for each in found.pasts if each.missing or each.incomplete]
+    # Of each channel the first row of the table of what is missing.
+    lost = {each.channel: row for row, each in reversed([*enumerate(found.lost, 1)])}
     return {
         "title": completeness_finding(found).text,
         "rows": [
@@ -312,6 +314,7 @@ def _pasts(found: Completeness) -> dict[str, Any]:
                 _NONE if each.since_ns is None else names.time(each.since_ns),
                 _senders(each),
                 f"{each.incomplete:,} of {each.messages:,}",
+                lost.get(each.channel),
             )
             for each in bad
         ],
@@ -322,6 +325,7 @@ def _pasts(found: Completeness) -> dict[str, Any]:
                 names.shown(each.message_id),
                 names.shown(each.channel),
                 _NONE if each.since_ns is None else names.time(each.since_ns),
+                _NONE if each.first is None else names.shown(each.first),
                 _NONE if each.sender is None else names.shown(each.sender),
                 f"{each.named_by:,}",
             )

@@ -276,6 +276,7 @@ def completeness_of(found: Audited) -> Completeness:
             each["channel"],
             each["message_id"],
             each["named_by"],
+            each["first_named_by"],
             each["sender"],
             each["ts"],
             each["hint"],

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +28,8 @@ from tests.integration.pipeline.cluster import PATIENCE_S, Cluster, ports_of, wa
 from tests.integration.pipeline.test_diff import lacking
 from tests.integration.pipeline.world import DAY, TODAY, held, in_lake, marks, more, plain, rows
 from tests.support.command import Command, Ended
+from tests.support.node import clean_environment
+from tests.support.pages import ROOT
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -87,6 +91,22 @@ def test_jobs_come_to_the_same_through_a_connect_server(
     assert (differ["first_lacks"], differ["second_lacks"]) == (9, len(held(url)))
     for side in ("first", "second"):
         assert lacking(there, side) == lacking(near, side) != []
+
+
+def test_a_notebook_reads_an_archive_through_a_connect_server(server: str, archived: Path) -> None:
+    command = [sys.executable, "-m", "tests.integration.pipeline.notebook"]
+    ended = subprocess.run(
+        [*command, "examples/archive.ipynb"],
+        env=clean_environment(SPARK_REMOTE=server, ARCHIVE=str(archived)),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert f"{len(in_lake(archived)):,} messages came" in ended.stdout
+    assert "PushedFilters: [EqualTo(day," in ended.stdout
 
 
 def test_a_history_goes_the_whole_way(server: str, tmp_path: Path) -> None:

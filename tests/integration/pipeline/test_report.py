@@ -220,7 +220,7 @@ def test_what_is_missing_is_told_by_channel(
     assert found is not None
     assert (found.channels, found.missing, found.incomplete, found.faults) == (2, 1, 1, 0)
     assert found.pasts[0] == ChannelPast("room", 6, 1, 1, at + 4, at + 9, 1, ("bob",))
-    assert found.lost == (Lost("room", "lost", 1, "bob", at + 9, None),)
+    assert found.lost == (Lost("room", "lost", 1, "late", "bob", at + 9, None),)
     without = reported(spark, tmp_path / "other.html", None, url, audit=False)
     assert without.completeness is None
 

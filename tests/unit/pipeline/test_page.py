@@ -43,7 +43,7 @@ HOSTILE = [
     "x" * 121,
     "\U0001f600" * 121,
 ]
-MAX_PAGE_BYTES = 2_500_000
+MAX_PAGE_BYTES = 2_600_000
 
 
 def ranking(names: list[str], parts: int) -> Ranking:
@@ -94,7 +94,7 @@ def completeness(names: list[str]) -> Completeness:
         for place in range(MAX_LISTED)
     )
     lost = tuple(
-        Lost(names[place % len(names)], names[0], 2, names[-1], START, None)
+        Lost(names[place % len(names)], names[0], 2, names[-1], names[-1], START, None)
         for place in range(MAX_LISTED)
     )
     return Completeness(1_000, 154, 200, 1, pasts, lost)
@@ -233,7 +233,7 @@ def test_peers_that_never_reconciled_come_first_to_mind() -> None:
 
 def test_what_a_channel_lacks_is_said_with_since_when_and_by_whom() -> None:
     past = ChannelPast("room", 90, 3, 7, START, START + HOUR_NS, 4, ("alice", None))
-    lost = Lost("m-1", "room", 2, "alice", START + HOUR_NS, None)
+    lost = Lost("room", "m-1", 2, "m-2", "alice", START + HOUR_NS, None)
     found = Completeness(
         2, 3, 7, 0, (past, ChannelPast("ok", 5, 0, 0, START, None, 0, ())), (lost,)
     )
@@ -247,6 +247,11 @@ def test_what_a_channel_lacks_is_said_with_since_when_and_by_whom() -> None:
     wanted = ["room", time(START), "3", time(START + HOUR_NS), "alice, (no sender) and 2 more"]
     assert [each for each in rows if each in wanted][: len(wanted)] == wanted
     assert "1 further channel lacks nothing." in rows
+    assert '<a href="#lost-1">3</a>' in page
+    said = [each for each in rows if each]
+    first = said.index("m-1")
+    wanted = ["m-1", "room", time(START + HOUR_NS), "m-2", "alice", "2"]
+    assert said[first : first + len(wanted)] == wanted
     whole = replace(found, missing=0, incomplete=0, pasts=(), lost=())
     page = page_of(replace(gathered(), completeness=whole))
     assert "Every message that another names is held, in 2 channels." in page

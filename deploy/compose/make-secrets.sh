@@ -46,7 +46,7 @@ for node in a b; do
         "$(cat postgres-storenode.password)" $node $node >database-$node.toml
 done
 
-for client in app operator; do
+for client in app gateway operator; do
     [ -e $client.token ] || openssl rand -hex 32 >$client.token
 done
 digest() { tr -d '\n' <"$1.token" | sha256sum | cut -d ' ' -f 1; }
@@ -54,6 +54,10 @@ cat >clients.toml <<END
 [clients.app]
 token_sha256 = "$(digest app)"
 rights = ["read", "publish", "follow"]
+
+[clients.gateway]
+token_sha256 = "$(digest gateway)"
+rights = ["read"]
 
 [clients.operator]
 token_sha256 = "$(digest operator)"

@@ -40,6 +40,15 @@ def test_two_nodes_are_peers_and_each_has_two_databases(services: dict[str, Any]
         assert services[node]["environment"]["STORENODE_TLS_CA"] == "/run/secrets/ca"
 
 
+def test_the_gateway_is_a_client_that_may_only_read(services: dict[str, Any]) -> None:
+    gateway = services["gateway"]
+    assert gateway["command"][:3] == ["gateway", "--node", "node-a:7420"]
+    assert {each["source"] for each in gateway["secrets"]} == {"ca", "gateway-token"}
+    (volume,) = gateway["volumes"]
+    target = volume["target"] if isinstance(volume, dict) else volume.split(":")[1]
+    assert gateway["environment"]["STORENODE_KEY_FILE"].startswith(f"{target}/")
+
+
 def test_what_is_mounted_is_there(services: dict[str, Any]) -> None:
     for name, service in services.items():
         for volume in service.get("volumes", ()):
@@ -63,7 +72,7 @@ def test_nodes_have_the_memory_that_their_bounds_need(services: dict[str, Any]) 
 
 
 def test_nodes_may_do_little(services: dict[str, Any]) -> None:
-    for name in ("node-a", "node-b", "upgrade-a", "upgrade-b", "archive-a"):
+    for name in ("node-a", "node-b", "gateway", "upgrade-a", "upgrade-b", "archive-a"):
         service = services[name]
         assert service["user"] == "10001:10001"
         assert service["read_only"]
@@ -95,6 +104,7 @@ def test_the_secrets_work_together_and_are_made_once(tmp_path: Path) -> None:
     parse_token_file(text)
     clients = tomllib.loads(text)["clients"]
     token = (secrets / "app.token").read_text().strip()
+    assert clients["gateway"]["rights"] == ["read"]
     assert clients["app"]["token_sha256"] == sha256(token.encode()).hexdigest()
     url = tomllib.loads((secrets / "database-a.toml").read_text())["database-url"]
     password = (secrets / "postgres-storenode.password").read_text().strip()

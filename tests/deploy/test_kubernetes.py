@@ -8,10 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 import kubernetes_validate
 import pytest
 import yaml
 
+from storenode.cli.main import cli
 from tests.deploy.tools import DEPLOY, MEMORY_GIB, run
 
 OVERLAYS = sorted(path.name for path in (DEPLOY / "kubernetes/overlays").iterdir())
@@ -115,14 +117,54 @@ def test_the_small_overlay_has_its_data_on_a_volume_and_no_database_elsewhere() 
     assert "data" not in {each["name"] for each in node["spec"]["template"]["spec"]["volumes"]}
 
 
-def test_the_component_for_http_opens_its_port_to_clients(tmp_path: Path) -> None:
-    base, component = DEPLOY / "kubernetes/base", DEPLOY / "kubernetes/components/http"
+def with_component(folder: Path, name: str) -> dict[tuple[str, str], Manifest]:
+    """The base with a component, by kind and name."""
+    base, component = DEPLOY / "kubernetes/base", DEPLOY / "kubernetes/components" / name
     parts = {
-        "resources": [os.path.relpath(base, tmp_path.resolve())],
-        "components": [os.path.relpath(component, tmp_path.resolve())],
+        "resources": [os.path.relpath(base, folder.resolve())],
+        "components": [os.path.relpath(component, folder.resolve())],
     }
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(parts))
-    found = {(each["kind"], each["metadata"]["name"]): each for each in kustomized(tmp_path)}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(parts))
+    found = {(each["kind"], each["metadata"]["name"]): each for each in kustomized(folder)}
+    for manifest in found.values():
+        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+    return found
+
+
+def test_the_component_for_gateways_leads_from_clients_to_nodes(tmp_path: Path) -> None:
+    found = with_component(tmp_path, "gateway")
+    pod = found["Deployment", "storenode-gateway"]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    (container,) = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    command = cli.get_command(click.Context(cli), "gateway")
+    assert command is not None
+    given = command.make_context("gateway", container["args"][1:]).params
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert {each.transport: each.port for each in given["listen"]} == {
+        "wss": ports["wss"],
+        "tcp": ports["tcp"],
+    }
+    mounted = [each["mountPath"] for each in container["volumeMounts"]]
+    for file in ("key_file", "wss_cert", "wss_key", "token_file", "tls_ca"):
+        assert str(given[file].parent) in mounted, file
+    # The key is refused where everybody can read it.
+    (secret,) = (v["secret"] for v in pod["volumes"] if v["name"] == "gateway")
+    assert secret["defaultMode"] & 0o007 == 0
+    service = found["Service", "storenode-gateway"]["spec"]
+    assert {each["targetPort"] for each in service["ports"]} == {"wss", "tcp"}
+    # Nodes listen where gateways call, and let them in.
+    node, _, port = given["node"].partition(":")
+    served = {each["port"]: each["targetPort"] for each in found["Service", node]["spec"]["ports"]}
+    policy = found["NetworkPolicy", "storenode-from-gateway"]["spec"]["ingress"][0]
+    assert policy["ports"] == [{"port": served[int(port)]}]
+    labels = found["Deployment", "storenode-gateway"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["from"] == [{"podSelector": {"matchLabels": labels}}]
+
+
+def test_the_component_for_http_opens_its_port_to_clients(tmp_path: Path) -> None:
+    found = with_component(tmp_path, "http")
     port = int(found["ConfigMap", "storenode"]["data"]["STORENODE_HTTP_LISTEN"].split(":")[1])
     (container,) = found["StatefulSet", "storenode"]["spec"]["template"]["spec"]["containers"]
     assert {"name": "http", "containerPort": port} in container["ports"]
@@ -130,5 +172,3 @@ def test_the_component_for_http_opens_its_port_to_clients(tmp_path: Path) -> Non
     assert served["http"]["targetPort"] == "http"
     clients = found["NetworkPolicy", "storenode"]["spec"]["ingress"][0]
     assert {"port": "http"} in clients["ports"]
-    for manifest in found.values():
-        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)

@@ -27,8 +27,11 @@ def alerts() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
 
-FROM_OUTSIDE = {"node-down", "no-targets", "node-restarting", "disk-running-out"}
-"""What a node cannot know of itself: that it is not there, or how the last six hours were."""
+FROM_OUTSIDE = {
+    *("node-down", "no-targets", "node-restarting", "disk-running-out"),
+    *("gateway-down", "gateway-without-node"),
+}
+"""What a node cannot know: that it is not there, its last six hours, the gateways before it."""
 
 
 def test_a_node_tells_of_itself_what_the_alerts_tell() -> None:

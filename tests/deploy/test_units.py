@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from store.gateway.limits import DRAIN_TIMEOUT_S, GOODBYE_TIMEOUT_S
 from storenode.cli.main import cli
 from tests.deploy.tools import DEPLOY, MEMORY_GIB, run
 
@@ -29,6 +30,7 @@ def test_there_is_a_unit_for_each_way_to_run() -> None:
     assert SERVICES == [
         "storenode-archive.service",
         "storenode-embedded.service",
+        "storenode-gateway.service",
         "storenode.service",
     ]
 
@@ -71,6 +73,33 @@ def test_a_node_may_end_its_calls_and_is_not_started_again_on_wrong_options() ->
         assert patience_s > seconds(str(drain.default))
         assert service["RestartPreventExitStatus"] == "2"
         assert service["ExecStart"].endswith("/storenode run")
+
+
+def test_a_gateway_may_end_its_streams_and_has_an_environment_of_its_own() -> None:
+    service = parsed("storenode-gateway.service")["Service"]
+    assert seconds(service["TimeoutStopSec"]) > DRAIN_TIMEOUT_S + GOODBYE_TIMEOUT_S
+    assert service["RestartPreventExitStatus"] == "2"
+    assert service["ExecStart"].endswith("/storenode gateway")
+    # Both processes have options of the same name, with other values.
+    assert service["EnvironmentFile"] == "/etc/storenode/gateway.env"
+    key = service["Environment"].removeprefix("STORENODE_KEY_FILE=%S/")
+    assert key.startswith(f"{service['StateDirectory']}/")
+
+
+def test_the_example_of_a_gateway_is_a_configuration() -> None:
+    text = (UNITS / "gateway.env.example").read_text("utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    command = cli.get_command(click.Context(cli), "gateway")
+    assert command is not None
+    with pytest.MonkeyPatch.context() as patch:
+        for name, _, value in (line.partition("=") for line in lines):
+            patch.setenv(name, value)
+        given = command.make_context("gateway", []).params
+    assert [str(each) for each in given["listen"]] == [
+        "/ip4/0.0.0.0/tcp/8000/tls/ws",
+        "/ip4/0.0.0.0/tcp/60000",
+    ]
+    assert given["shard"] == tuple(range(8))
 
 
 def seconds(text: str) -> int:

@@ -17,7 +17,7 @@ from storenode.cli.main import cli
 from tests.deploy.tools import DEPLOY, MEMORY_GIB, run
 
 OVERLAYS = sorted(path.name for path in (DEPLOY / "kubernetes/overlays").iterdir())
-OF_OTHERS = {"ServiceMonitor"}
+OF_OTHERS = {"PodMonitor", "ServiceMonitor"}
 """Kinds whose schema Kubernetes does not know."""
 
 VERSIONS = ("1.30", kubernetes_validate.latest_version())

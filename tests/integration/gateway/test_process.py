@@ -12,7 +12,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from store.gateway.varints import delimited, number_field
+from storenode.client.message import Message
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from tests.integration.gateway.messages import CLUSTER, NODE_PAGE, SHARD
 from tests.support.gateway import GatewayProcess, gateway_command, running_gateway
 from tests.support.node import NodeProcess, clean_environment
 from tests.support.ports import HeldPort
@@ -27,6 +30,7 @@ from tests.support.waku_client import (
     varint,
 )
 
+METADATA = "/vac/waku/metadata/1.0.0"
 ANY = "/ip4/127.0.0.1/tcp/0"
 ASKED = StoreQueryRequest(request_id="r-1", pagination_limit=1)
 
@@ -168,6 +172,19 @@ async def test_it_stops_with_streams_open_and_keeps_its_peer_id(
     with running_gateway(tmp_path, node.listen) as again:
         assert again.peer_id == gateway.peer_id
     assert (tmp_path / "gateway.key").stat().st_mode & 0o077 == 0
+
+
+async def test_pages_and_metadata_are_those_of_the_node(
+    gateway: GatewayProcess, messages: list[Message]
+) -> None:
+    async with WakuClient.connected(gateway.address("tcp"), YAMUX) as client:
+        unasked = await client.query(StoreQueryRequest(pagination_forward=True))
+        most = await client.query(StoreQueryRequest(pagination_limit=5_000))
+        told = await client.ask(METADATA, b"\x00")
+    assert (len(unasked.messages), unasked.HasField("pagination_cursor")) == (NODE_PAGE, True)
+    # The node's own limit, 1,000 messages and 4 MiB, not that of other stores.
+    assert (len(most.messages), most.HasField("pagination_cursor")) == (len(messages), False)
+    assert told == delimited(number_field(1, CLUSTER) + number_field(2, SHARD))
 
 
 async def test_metrics_count_what_was_done(tmp_path: Path, node: NodeProcess) -> None:

@@ -369,6 +369,30 @@ _PROCESS: Final = (
         [(_of("storenode_log_events_suppressed"), "{{instance}}")],
     ),
 )
+_GATEWAYS: Final = (
+    Panel(
+        "Connections of Waku clients",
+        "Open ones. Gateways are in a job of their own, whichever is chosen above.",
+        [("storenode_gateway_open_connections", "{{instance}}")],
+    ),
+    Panel(
+        "Queries of Waku clients",
+        "A second, by who answered: the node, or the gateway with a status of its own.",
+        [("sum by (by) (rate(storenode_gateway_queries_total[$__rate_interval]))", "{{by}}")],
+        "reqps",
+    ),
+    Panel(
+        "Refused Waku clients",
+        "Connections, streams and queries a second, by reason.",
+        [
+            (
+                "sum by (reason) (rate(storenode_gateway_refusals_total[$__rate_interval])) > 0",
+                "{{reason}}",
+            )
+        ],
+        "cps",
+    ),
+)
 ROWS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
     ("Health", _WELL),
     ("Messages and clients", _CLIENTS),
@@ -377,6 +401,7 @@ ROWS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
     ("Peers", _PEERS),
     ("Gossip", _GOSSIP),
     ("Process", _PROCESS),
+    ("Gateways", _GATEWAYS),
 )
 
 

@@ -1,4 +1,4 @@
-"""Metrics that alerts and the dashboard name: the node exports all of them, with these labels."""
+"""Metrics that alerts and the dashboard name: they are exported, with these labels."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import yaml
 from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
+from store.gateway.metrics import GatewayMetrics
 from store.observe.metrics import DATABASE_EVENTS, MAINTENANCE_EVENTS, Metrics
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -34,10 +35,10 @@ _RECORDED = {"storenode:disk_free_bytes", "storenode:disk_size_bytes"}
 
 
 def exported() -> dict[str, set[str]]:
-    """Names of series and their labels; what is no metric object of the node's has no labels."""
+    """Names of series and their labels; what is no metric object of the project's has no labels."""
     metrics = Metrics("1.0")
     found: dict[str, set[str]] = {}
-    for collector in vars(metrics).values():
+    for collector in (*vars(metrics).values(), *vars(GatewayMetrics("1.0")).values()):
         if isinstance(collector, MetricWrapperBase):
             for family in collector.describe():
                 labels = set(collector._labelnames)

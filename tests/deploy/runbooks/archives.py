@@ -11,6 +11,8 @@ from tests.support.fleet import eventually, made, publish
 from tests.support.node import NodeProcess, running_node
 
 HOUR_NS = 3_600 * 10**9
+EXPIRED_NS = 84 * HOUR_NS
+"""Of a partition, which is a day, that ended more than the retention ago, at any time of day."""
 OFTEN = ("--max-clock-drift", "off", "--retention-interval", "1s")
 WAITS = ("--retention", "2d", "--retention-requires-archive")
 OLDEST = "storenode_oldest_unarchived_timestamp_seconds"
@@ -29,7 +31,7 @@ def archives(world: World) -> None:
     """Messages that no archive has: older than the retention, and then a day and a half old."""
     url, data = world.new_store(), world.directory / "data"
     with running_node(data, *OFTEN, database_url=url) as node:
-        asyncio.run(publish(node, made(20, time.time_ns() - 60 * HOUR_NS)))
+        asyncio.run(publish(node, made(20, time.time_ns() - EXPIRED_NS)))
     with running_node(data, *OFTEN, *WAITS, database_url=url) as node:
         _waiting(world, node)
         _behind(world, node)

@@ -97,7 +97,7 @@ docs: $(DOCS) ## build the documentation's site into build/site; a broken link i
 
 check-deploy: $(DEV) ## validate deploy/ with docker-compose, promtool, kubectl, systemd-analyze and psql
 	@$(BIN)/python tools/generate_dashboard.py --check
-	@$(BIN)/python -m pytest tests/deploy $(ARGS)
+	@$(BIN)/python -m pytest tests/deploy --numprocesses auto $(ARGS)
 
 audit-dependencies: $(DEV) ## ask for known vulnerabilities of dependencies; code 3: not known
 	@$(BIN)/python tools/audit_dependencies.py

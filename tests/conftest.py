@@ -46,8 +46,10 @@ TOGETHER = (SPARK, "tests/install/")
 """Folders whose tests share what takes long to make: a session of Spark, what was built."""
 APART = (f"{SPARK}test_cluster.py", f"{SPARK}test_docs.py")
 """Files of these folders that have processes of their own for most of what they do."""
+RUNBOOKS = "tests/deploy/test_runbooks.py"
+"""Whose tests have nothing in common, and take longer than all others of the folder."""
 LONGEST = (
-    *(*APART, *TOGETHER, "tests/faults/test_soak.py"),
+    *(*APART, *TOGETHER, "tests/faults/test_soak.py", RUNBOOKS),
     *("tests/faults/test_upgrade.py", "tests/integration/demo/"),
 )
 """The longest first."""
@@ -55,6 +57,8 @@ LONGEST = (
 
 def _scope(nodeid: str) -> str | None:
     """What is given to a process as a whole, where that is not a file like any other."""
+    if nodeid.startswith(RUNBOOKS):
+        return nodeid
     return next((each for each in (*APART, *TOGETHER) if nodeid.startswith(each)), None)
 
 

@@ -45,7 +45,8 @@ SUMMARY_TIMEOUT_S: Final = 2.0
 """How long a request for metrics waits for that; then it shows older numbers."""
 
 CONDITION_INTERVAL_S: Final = 30.0
-"""How often sizes, dead rows, partitions ahead, standbys and what is archived are looked at."""
+"""How often sizes, dead rows, partitions ahead, standbys and what is archived are looked at, where
+nobody asks for the metrics."""
 
 STATUS_REST_S: Final = 1.0
 """How often the data of the status page is put together, however many look at it."""

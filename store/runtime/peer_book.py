@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Final, Protocol
 
 from store.domain.equality import Hidden
@@ -48,6 +49,9 @@ class PeerBook:
         self.connections: Connections | None = None
         for peer in peers:
             metrics.peer_failures.labels(str(peer))
+        # Of a count that begins with 1 Prometheus knows no growth.
+        for role, ending in product(SyncRole, SyncEnding):
+            metrics.sync_sessions.labels(role.value, ending.value)
 
     def begun(self, peer: PeerAddress) -> None:
         """This node begins a session with a peer."""

@@ -41,11 +41,14 @@ class Telemetry:
         self._summarised_s = -SUMMARY_INTERVAL_S
 
     async def render(self) -> bytes:
-        """The metrics as text; what the database holds is at most SUMMARY_AGE_S old."""
+        """The metrics as text; what the database tells is at most SUMMARY_AGE_S old."""
         if self._clock() - self._summarised_s > SUMMARY_AGE_S:
+            # First, and without the database: a full disk may be what keeps it away.
+            await self.read_disk()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SUMMARY_TIMEOUT_S):
                     await self.read_summary()
+                    await self.read_condition()
         self.read_process()
         return self._metrics.render()
 
@@ -82,12 +85,16 @@ class Telemetry:
         self._metrics.unread_oldest_seconds.set(unread.oldest_ns / NS_PER_S)
         self._metrics.waiting_events.set(unread.waiting)
 
-    async def read_condition(self) -> None:
-        """Read how the database is; one that is away leaves all as it was."""
+    async def read_disk(self) -> None:
+        """Read how full the disk of an embedded database is."""
         if self._embedded_in is not None:
             disk = await asyncio.to_thread(shutil.disk_usage, self._embedded_in)
             self._metrics.disk_free_bytes.labels("data").set(disk.free)
             self._metrics.disk_size_bytes.labels("data").set(disk.total)
+
+    async def read_condition(self) -> None:
+        """Read how the database is; one that is away leaves all as it was."""
+        await self.read_disk()
         with contextlib.suppress(StoreUnavailable, StoreBusy):
             now_ns = time.time_ns()
             self._show(await self._wiring.database.read(lambda each: read_condition(each, now_ns)))

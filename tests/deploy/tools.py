@@ -24,11 +24,11 @@ PACKAGES: Final = {
 }
 
 
-def run(*command: str, cwd: Path = DEPLOY) -> str:
+def run(*command: str, cwd: Path = DEPLOY, code: int | None = 0) -> str:
     """Run a program; returns all that it prints.
 
     Raises:
-        AssertionError: it is not installed, or ended with another code than 0.
+        AssertionError: it is not installed, or ended with another code than ``code``, if given.
     """
     assert shutil.which(command[0]), f"{command[0]} is missing: install {PACKAGES[command[0]]}"
     done = subprocess.run(
@@ -41,7 +41,7 @@ def run(*command: str, cwd: Path = DEPLOY) -> str:
         timeout=240,
         check=False,
     )
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
+    assert code in (None, done.returncode), f"{' '.join(command)}\n{done.stdout}"
     return done.stdout
 
 

@@ -1,0 +1,66 @@
+"""Runbooks of an archive that is not kept up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from tests.deploy.runbooks.scene import World, environment, metric
+from tests.integration.pipeline.conftest import QUICK_JVM, QUICK_SQL
+from tests.support.fleet import eventually, made, publish
+from tests.support.node import NodeProcess, running_node
+
+HOUR_NS = 3_600 * 10**9
+EXPIRED_NS = 84 * HOUR_NS
+"""Of a partition, which is a day, that ended more than the retention ago, at any time of day."""
+OFTEN = ("--max-clock-drift", "off", "--retention-interval", "1s")
+WAITS = ("--retention", "2d", "--retention-requires-archive")
+OLDEST = "storenode_oldest_unarchived_timestamp_seconds"
+QUICK = {
+    "STORENODE_SPARK_CONF": " ".join(f"{name}={value}" for name, value in QUICK_SQL.items()),
+    "JDK_JAVA_OPTIONS": QUICK_JVM,
+}
+ELSEWHERE = {
+    "storenode pipeline diff": "the archive lacks nothing",
+    "storenode pipeline restore": "the archive lacks nothing",
+    "storenode pipeline verify": "the archive is not damaged",
+}
+
+
+def archives(world: World) -> None:
+    """Messages that no archive has: older than the retention, and then a day and a half old."""
+    url, data = world.new_store(), world.directory / "data"
+    with running_node(data, *OFTEN, database_url=url) as node:
+        asyncio.run(publish(node, made(20, time.time_ns() - EXPIRED_NS)))
+    with running_node(data, *OFTEN, *WAITS, database_url=url) as node:
+        _waiting(world, node)
+        _behind(world, node)
+
+
+def _waiting(world: World, node: NodeProcess) -> None:
+    blocked = world.incident("retention-blocked-by-archive", node.metrics)
+    blocked.env = environment(node) | QUICK
+    blocked.values = {"ARCHIVE": str(world.directory / "archive"), "30d": "2d"}
+    blocked.left = ELSEWHERE
+    eventually(lambda: metric(node, OLDEST))
+    blocked.fires()
+    assert "not archived" in blocked.do("storenode db prune", codes=(0, 1)).out
+    blocked.do("storenode pipeline archive")
+    eventually(lambda: not metric(node, OLDEST))
+    dropped = {"event": "partition_dropped"}
+    eventually(lambda: metric(node, "storenode_maintenance_events_total", **dropped))
+    blocked.resolved()
+
+
+def _behind(world: World, node: NodeProcess) -> None:
+    behind = world.incident("archive-behind", node.metrics)
+    behind.env = environment(node) | QUICK
+    behind.values = {"ARCHIVE": str(world.directory / "archive")}
+    behind.well()
+    asyncio.run(publish(node, made(20, time.time_ns() - 36 * HOUR_NS)))
+    eventually(lambda: metric(node, OLDEST))
+    behind.fires()
+    behind.do("storenode pipeline archive ARCHIVE --dry-run")
+    behind.do("storenode pipeline archive ARCHIVE")
+    eventually(lambda: not metric(node, OLDEST))
+    behind.resolved()

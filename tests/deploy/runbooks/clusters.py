@@ -1,0 +1,104 @@
+"""Runbooks of a database with a standby, from its loss to the failover."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+
+from tests.deploy.runbooks.scene import Incident, World, environment, metric
+from tests.support.cluster import ClusterServer, Pair
+from tests.support.fleet import eventually, made, publish
+from tests.support.node import NodeProcess, running_node
+from tests.support.postgres import SUPERUSER
+
+LAG_BYTES = 65 * 1024 * 1024
+PATRONI = {"curl http://db-a-1:8008": "the servers here are without Patroni"}
+
+
+def clusters(world: World) -> None:
+    """A pair: its standby is away, lags, is promoted, and the old primary comes back."""
+    with (
+        Pair(world.directory) as pair,
+        running_node(
+            world.directory / "data", "--max-clock-drift", "off", database_url=pair.url
+        ) as node,
+    ):
+        pair.first.ask("grant pg_read_all_stats to storenode")
+        _standby_away(world, pair, node)
+        _standby_behind(world, pair, node)
+        _promoted(world, pair, node)
+        _old_primary(world, pair, node)
+
+
+def _incident(world: World, name: str, server: ClusterServer, node: NodeProcess) -> Incident:
+    found = world.incident(name, node.metrics, env=environment(node))
+    found.admin_url = server.url.replace("//storenode@", f"//{SUPERUSER}@")
+    return found
+
+
+def _standby_away(world: World, pair: Pair, node: NodeProcess) -> None:
+    missing = _incident(world, "standby-missing", pair.first, node)
+    missing.left = PATRONI
+    eventually(lambda: metric(node, "storenode_database_standbys"))
+    missing.well()
+    pair.second.stop()
+    eventually(lambda: not metric(node, "storenode_database_standbys"))
+    missing.fires()
+    assert "second" not in missing.do("select application_name").out
+    pair.second.start()
+    eventually(lambda: metric(node, "storenode_database_standbys"))
+    assert "second|streaming" in missing.do("select application_name").out
+    missing.resolved()
+
+
+def _standby_behind(world: World, pair: Pair, node: NodeProcess) -> None:
+    behind = _incident(world, "replication-lag", pair.first, node)
+    behind.well()
+    pair.second.ask("select pg_wal_replay_pause()")
+    pair.first.ask("select pg_logical_emit_message(false, 'test', repeat('x', %s))", LAG_BYTES)
+    eventually(lambda: metric(node, "storenode_database_standby_lag_bytes") > LAG_BYTES)
+    behind.fires()
+    behind.do("select application_name")
+    behind.do("select pid")
+    pair.second.ask("select pg_wal_replay_resume()")
+    eventually(lambda: metric(node, "storenode_database_standby_lag_bytes") < LAG_BYTES)
+    behind.resolved()
+
+
+def _promoted(world: World, pair: Pair, node: NodeProcess) -> None:
+    """The standby lacks what was stored since it was cut off."""
+    lost = _incident(world, "commits-lost", pair.second, node)
+    lost.left = {"storenode sync": "the store has no peer", "storenode pipeline": "nor an archive"}
+    lost.well()
+    pair.cut()
+    eventually(lambda: pair.replicating() is None)
+    asyncio.run(publish(node, made(10, time.time_ns())))
+    pair.first.kill()
+    pair.promote()
+    eventually(lambda: metric(node, "storenode_database_events_total", event="commits_lost"))
+    lost.fires()
+    assert "commits_lost" in node.log()
+    lost.do("storenode db check")
+    lost.do("storenode status")
+    asyncio.run(publish(node, made(10, time.time_ns(), seed=2)))
+    lost.resolved()
+
+
+def _old_primary(world: World, pair: Pair, node: NodeProcess) -> None:
+    """It comes back beside the newer one, and is made its standby."""
+    refused = _incident(world, "database-host-refused", pair.second, node)
+    refused.left = {"storenode db accept": "the newer server is not lost"}
+    refused.well()
+    pair.first.start()
+    eventually(lambda: metric(node, "storenode_database_hosts_refused"))
+    refused.fires()
+    assert refused.do("select pg_is_in_recovery").out.startswith("False|00000002")
+    refused.do("select max(position)")
+    pair.first.stop()
+    eventually(lambda: not metric(node, "storenode_database_hosts_refused"))
+    shutil.rmtree(pair.first.data.cluster)
+    pair.first.copy(pair.second)
+    pair.first.start()
+    eventually(lambda: metric(node, "storenode_database_standbys"))
+    refused.resolved()

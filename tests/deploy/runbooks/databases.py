@@ -1,0 +1,271 @@
+"""Runbooks of databases that are away, locked, damaged, or full of dead rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import grpc
+import psycopg
+import pytest
+
+from storenode.client.messages import new_message, new_request
+from storenode.client.types import PublishRequest
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
+from tests.deploy.runbooks.scene import World, environment, execute, metric, superuser
+from tests.support.fleet import CONTENT, PUBSUB, eventually
+from tests.support.node import NodeProcess, running_node
+
+WRITERS = ("--write-connections", "1")
+CALLS = 12
+SLOWER_THAN_S = 2.6
+"""Longer than both limits of what counts as slow."""
+FINISHED = 'storenode_calls_total{code="OK"'
+
+
+def calls(world: World) -> None:
+    """One node: its calls wait for a lock, run into a damaged table, and have no database."""
+    with (
+        running_node(world.directory / "data", *WRITERS, database_url=world.new_store()) as node,
+        grpc.insecure_channel(node.listen) as channel,
+    ):
+        stub = StoreStub(channel)
+        _locked(world, node, stub)
+        _damaged(world, node, stub)
+        _rejecting(world, node, stub)
+
+
+def _request() -> PublishRequest:
+    return new_request([new_message(b"x", CONTENT, PUBSUB, time.time_ns())])
+
+
+def _query() -> StoreQueryRequest:
+    return StoreQueryRequest(message_hashes=[bytes(32)], include_data=True)
+
+
+def _locked(world: World, node: NodeProcess, stub: StoreStub) -> None:
+    assert node.database_url is not None
+    shown = {"env": environment(node), "admin_url": superuser(node.database_url)}
+    waiting = world.incident("connections-exhausted", node.metrics, **shown)
+    slow_to_store = world.incident("publish-slow", node.metrics, **shown)
+    slow_to_read = world.incident("reads-slow", node.metrics, **shown)
+    slow = (slow_to_store, slow_to_read)
+    stub.Publish(_request())
+    stub.Query(_query())
+    for incident in (waiting, *slow):
+        incident.well()
+    with closing(psycopg.connect(node.database_url)) as holder:
+        holder.execute("lock table storenode.messages, storenode.hashes")
+        begun = time.monotonic()
+        stored = [stub.Publish.future(_request()) for _ in range(CALLS)]
+        found = [stub.Query.future(_query()) for _ in range(CALLS)]
+        eventually(lambda: metric(node, "storenode_pool_connections", state="waiting") > 1)
+        waiting.fires()
+        waiting.do("select state")
+        assert "storenode|" in waiting.do("select usename").out
+        for incident in slow:
+            incident.do("select")
+        eventually(lambda: time.monotonic() - begun > SLOWER_THAN_S)
+        waiting.do("select pg_terminate_backend", PID=str(holder.info.backend_pid))
+    for publishing in stored:
+        publishing.result()
+    for reading in found:
+        reading.result()
+    waiting.resolved()
+    for incident in slow:
+        incident.fires()
+    slow_to_read.do("ANALYZE")
+    for incident in slow:
+        incident.resolved()
+
+
+def _damaged(world: World, node: NodeProcess, stub: StoreStub) -> None:
+    assert node.database_url is not None
+    admin = superuser(node.database_url)
+    failing = world.incident("calls-failing", node.metrics, env=environment(node), admin_url=admin)
+    failing.well()
+    execute(admin, "alter table storenode.hashes rename to moved")
+    with pytest.raises(grpc.RpcError) as failed:
+        stub.Query(_query())
+    assert failed.value.code() is grpc.StatusCode.INTERNAL
+    failing.fires()
+    assert failing.do("storenode db check", codes=(1,)).code == 1
+    execute(admin, "alter table storenode.moved rename to hashes")
+    failing.do("storenode db current")
+    stub.Query(_query())
+    failing.resolved()
+
+
+def _rejecting(world: World, node: NodeProcess, stub: StoreStub) -> None:
+    assert node.database_url is not None
+    env = environment(node)
+    unreachable = world.incident(
+        "database-unreachable", node.metrics, env=env, admin_url=world.postgres.admin_url
+    )
+    unreachable.left = {"curl http://db-a-1:8008": "the server here is without Patroni"}
+    failing = world.incident("publish-errors", node.metrics, env=env)
+    for incident in (unreachable, failing):
+        incident.well()
+    with _no_connections(world, node.database_url):
+        eventually(lambda: not metric(node, "storenode_database_up"))
+        with pytest.raises(grpc.RpcError) as failed:
+            stub.Publish(_request())
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        for incident in (unreachable, failing):
+            incident.fires()
+        said = unreachable.do("psql", codes=(2,)).err
+        assert "not currently accepting connections" in said
+        assert "database_away" in node.log()
+        unreachable.do("select count")
+        unreachable.do("select * from pg_stat_replication")
+    eventually(lambda: metric(node, "storenode_database_up"))
+    assert "\n f\n" in unreachable.do("psql").out
+    stub.Publish(_request())
+    for incident in (unreachable, failing):
+        incident.resolved()
+
+
+@contextmanager
+def _no_connections(world: World, database_url: str) -> Iterator[None]:
+    name = database_url.rpartition("/")[2]
+    allow = f"alter database {name} allow_connections"
+    end = f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"
+    execute(world.postgres.admin_url, f"{allow} false", end)
+    yield
+    execute(world.postgres.admin_url, f"{allow} true")
+
+
+def maintenance(world: World) -> None:
+    """One node whose maintenance runs again and again: what keeps it from its work."""
+    url = world.new_store()
+    old_ns = time.time_ns() - 10 * 86_400 * 10**9
+    with (
+        running_node(
+            world.directory / "data", "--max-clock-drift", "off", database_url=url
+        ) as node,
+        grpc.insecure_channel(node.listen) as channel,
+    ):
+        StoreStub(channel).Publish(new_request([new_message(b"old", CONTENT, PUBSUB, old_ns)]))
+    often = ("--retention-interval", "50ms", "--retention-lock-timeout", "10ms")
+    with closing(psycopg.connect(url)) as forgotten:
+        forgotten.execute("select count(*) from storenode.messages")
+        with running_node(
+            world.directory / "data", *often, "--retention", "2d", database_url=url
+        ) as node:
+            _forgotten_session(world, node, forgotten)
+            _table_in_the_way(world, node)
+            _dead_rows(world, node)
+            _wrong_clock(world, node)
+
+
+def _forgotten_session(world: World, node: NodeProcess, forgotten: psycopg.Connection) -> None:
+    assert node.database_url is not None
+    admin = superuser(node.database_url)
+    failing = world.incident(
+        "retention-failing", node.metrics, env=environment(node), admin_url=admin
+    )
+    failing.values = {"30d": "2d"}
+    problems = "storenode_maintenance_events_total"
+    failing.well()
+    seen = metric(node, problems, event="retention_problem")
+    eventually(lambda: metric(node, problems, event="retention_problem") > seen + 31)
+    failing.fires()
+    assert "held a lock" in node.log()
+    told = failing.do("storenode db prune").out
+    assert "1 partitions would go" in told, told
+    failing.do("select pid, now()")
+    failing.do("select pg_terminate_backend", PID=str(forgotten.info.backend_pid))
+    eventually(lambda: metric(node, problems, event="partition_dropped"))
+    failing.resolved()
+
+
+def _table_in_the_way(world: World, node: NodeProcess) -> None:
+    """Partitions ahead are gone, and a table has the name of one."""
+    assert node.database_url is not None
+    admin = superuser(node.database_url)
+    shown = {"env": environment(node), "admin_url": admin}
+    failing = world.incident("maintenance-failing", node.metrics, **shown)
+    missing = world.incident("partitions-missing", node.metrics, **shown)
+    for incident in (failing, missing):
+        incident.well()
+    names = [
+        f"storenode.messages_{time.strftime('%Y%m%d', time.gmtime(time.time() + days * 86_400))}"
+        for days in (1, 2)
+    ]
+    execute(
+        admin, "begin", f"drop table {', '.join(names)}", f"create table {names[0]} ()", "commit"
+    )
+    event = {"event": "maintenance_failed"}
+    seen = metric(node, "storenode_maintenance_events_total", **event)
+    eventually(lambda: metric(node, "storenode_maintenance_events_total", **event) > seen + 6)
+    for incident in (failing, missing):
+        incident.fires()
+    failing.do("storenode db check --sample 100000", codes=(0, 1))
+    missing.do("storenode db partitions")
+    missing.do("select * from pg_locks")
+    assert "ensure_ahead" in node.log()
+    execute(admin, f"drop table {names[0]}")
+    reaches = "storenode_partitions_until_timestamp_seconds"
+    eventually(lambda: metric(node, reaches) > time.time() + 36 * 3_600)
+    failing.do("storenode db check")
+    failing.do("storenode db resummarize")
+    failing.do("ALTER ROLE")
+    for incident in (failing, missing):
+        incident.resolved()
+
+
+def _dead_rows(world: World, node: NodeProcess) -> None:
+    assert node.database_url is not None
+    admin = superuser(node.database_url)
+    dead = world.incident("dead-tuples", node.metrics, admin_url=admin)
+    dead.well()
+    execute(admin, "alter table storenode.unread set (autovacuum_enabled = false)")
+    with psycopg.connect(admin) as updating:
+        updating.execute(
+            "insert into storenode.unread (hash, ts, needed)"
+            " select int8send(n), n, 1 from generate_series(1, 110000) as n"
+        )
+        updating.rollback()
+        updating.execute("select pg_stat_force_next_flush()")
+    rows = {"table": "unread", "state": "dead"}
+    eventually(lambda: metric(node, "storenode_table_rows", **rows) > 100_000)
+    dead.fires()
+    dead.do("select relname")
+    dead.do("select pid")
+    dead.do("VACUUM")
+    eventually(lambda: metric(node, "storenode_table_rows", **rows) < 100_000)
+    dead.resolved()
+
+
+def _wrong_clock(world: World, node: NodeProcess) -> None:
+    """The database's clock goes two hours after the node's."""
+    assert node.database_url is not None
+    admin, name = superuser(node.database_url), node.database_url.rpartition("/")[2]
+    wrong = world.incident("clock-wrong", node.metrics, admin_url=admin, env=environment(node))
+    wrong.left = {
+        "storenode db prune --trust-clock": "the page warns of it",
+        "storenode pipeline restore": "nothing was dropped",
+    }
+    wrong.well()
+    clock = "create function slow.clock_timestamp() returns timestamptz language sql as"
+    path = f"alter role storenode in database {name} "
+    ended = "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'storenode'"
+    end = f"{ended} and datname = '{name}'"
+    execute(
+        admin,
+        "create schema slow",
+        f"{clock} $$ select pg_catalog.clock_timestamp() - interval '2 hours' $$",
+        "grant usage on schema slow to storenode",
+        f"{path} set search_path = slow, pg_catalog, public",
+        end,
+    )
+    event = {"event": "clock_ahead"}
+    eventually(lambda: metric(node, "storenode_maintenance_events_total", **event))
+    wrong.fires()
+    wrong.do("SELECT now()")
+    wrong.do("date -u")
+    execute(admin, f"{path} reset search_path", "drop schema slow cascade", end)
+    eventually(lambda: metric(node, "storenode_maintenance_in_charge"))
+    wrong.resolved()

@@ -1,0 +1,97 @@
+"""Runbooks of an embedded database: its disk fills up, and its server ends again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import psycopg
+import pytest
+
+from tests.deploy.runbooks.scene import Incident, World, environment, metric
+from tests.faults.processes import postmaster_of
+from tests.faults.test_disk_full import WITHOUT_FLOOR, NodeOnSmallDisk, exhaust_log, on_small_disk
+from tests.support.fleet import eventually, made, publish
+
+MIB = 1024 * 1024
+OLD_NS = 25 * 86_400 * 10**9
+EXITS = {"name": "storenode_database_events_total", "event": "postgres_exited"}
+
+
+def disks(world: World) -> None:
+    """A small disk that fills up, slowly and then in full; then Postgres is killed."""
+    with on_small_disk(world.directory, *WITHOUT_FLOOR, "--max-clock-drift", "off") as node:
+        asyncio.run(publish(node, made(100, time.time_ns() - OLD_NS)))
+        eventually((node.mounted.path / "data" / "reserve").exists)
+        _running_out(world, node)
+        _full(world, node)
+        _restarting(world, node)
+
+
+def _incident(world: World, name: str, node: NodeOnSmallDisk) -> Incident:
+    found = world.incident(name, node.metrics, inside=node.mounted.enter)
+    found.env = environment(node) | {"STORENODE_DATA_DIR": str(node.data_dir)}
+    found.values = {"DATA_DIR": str(node.data_dir), "DIR": str(node.data_dir)}
+    found.admin_url = node.database
+    return found
+
+
+def _fill(node: NodeOnSmallDisk, left_mib: int) -> None:
+    node.mounted.fill(left_mib * MIB)
+    eventually(lambda: metric(node, "storenode_disk_free_bytes") < (left_mib + 1) * MIB)
+
+
+def _free(node: NodeOnSmallDisk) -> None:
+    full = metric(node, "storenode_disk_free_bytes")
+    node.mounted.free()
+    eventually(lambda: metric(node, "storenode_disk_free_bytes") > full)
+
+
+def _running_out(world: World, node: NodeOnSmallDisk) -> None:
+    """Files that are not the node's take more and more."""
+    filling = _incident(world, "disk-running-out", node)
+    filling.left = {"select pg_drop_replication_slot": "an embedded database has no standbys"}
+    filling.well(6 * 60)
+    _fill(node, 30)
+    filling.fires(3 * 60)
+    filling.do("storenode db partitions")
+    filling.do("select slot_name")
+    assert "partitions" in filling.do("storenode db prune").out
+    _free(node)
+    filling.resolved()
+
+
+def _full(world: World, node: NodeOnSmallDisk) -> None:
+    """So full that Postgres ends, and cannot start."""
+    full = _incident(world, "disk-full", node)
+    full.well()
+    node.mounted.fill(0)
+    with pytest.raises(psycopg.OperationalError):
+        exhaust_log(node)
+    eventually(lambda: not metric(node, "storenode_database_up"))
+    eventually(lambda: "No space left on device" in node.log())
+    full.fires(10)
+    full.do("df -h")
+    full.do("du -xsh")
+    full.do("storenode db prune")
+    full.do("storenode db partitions")
+    assert not (node.mounted.path / "data" / "reserve").exists()
+    _free(node)
+    eventually(lambda: metric(node, "storenode_ready"))
+    full.resolved()
+
+
+def _restarting(world: World, node: NodeOnSmallDisk) -> None:
+    again = _incident(world, "postgres-restarting", node)
+    again.well()
+    for _ in range(3):
+        exits = metric(node, **EXITS)
+        postmaster_of(node).kill()
+        eventually(lambda exits=exits: metric(node, **EXITS) > exits)  # type: ignore[misc]
+        eventually(
+            lambda: metric(node, "storenode_ready") and metric(node, "storenode_database_up")
+        )
+    again.fires()
+    again.do("df -h")
+    again.do("storenode db check")
+    again.resolved()

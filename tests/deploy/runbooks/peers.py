@@ -1,0 +1,202 @@
+"""Runbooks of two nodes that are peers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import trustme
+
+from storenode.client.messages import new_message, new_request
+from storenode.connection.channel import TlsIdentity
+from storenode.wire.storenode.v1.store_pb2_grpc import StoreStub
+from tests.deploy.runbooks.scene import World, environment, execute, metric, superuser
+from tests.integration.peers.test_forged import forged_at, tls
+from tests.integration.peers.test_gossip_hostile import stream
+from tests.integration.peers.test_processes import events
+from tests.integration.run.test_tls import Pki
+from tests.support.fleet import CONTENT, PUBSUB, eventually, made, publish, synchronize
+from tests.support.node import NodeProcess
+from tests.support.ports import HeldPort
+
+CALLS = 3
+"""Sessions that fail: scheduled ones would wait longer and longer for each other."""
+OPTIONS = ("--max-clock-drift", "off", "--log-level", "info", "--log-format", "json")
+
+
+def peers(world: World) -> None:
+    """Two nodes: the peer is away, then of another cluster, then silent, then not confirming."""
+    here, there = (
+        NodeProcess(world.directory / name, OPTIONS, world.new_store())
+        for name in ("here", "there")
+    )
+    try:
+        there.start()
+        here.args = (*OPTIONS, "--gossip", "on", "--peer", there.peer)
+        here.start()
+        _unreachable(world, here, there)
+        _refused(world, here, there)
+        _silent(world, here, there)
+        _unconfirmed(world, here, there)
+        _cut_off(world, here)
+    finally:
+        for node in (here, there):
+            node.close()
+
+
+def _unreachable(world: World, here: NodeProcess, there: NodeProcess) -> None:
+    Pki(world.directory, trustme.CA()).issue("here.example")
+    away = world.incident("peer-unreachable", here.metrics, env=environment(here))
+    away.values = {"node.pem": str(world.directory / "node.pem")}
+    away.well()
+    there.terminate()
+    for _ in range(CALLS):
+        assert synchronize(here)[0].code != 0
+    away.fires()
+    assert "could not be reached" in away.do("storenode status").out
+    assert "here.example" in away.do("openssl").out
+    there.start()
+    assert "in sync" in away.do("storenode sync").out
+    away.resolved()
+
+
+def _refused(world: World, here: NodeProcess, there: NodeProcess) -> None:
+    refused = world.incident("sync-refused", here.metrics, env=environment(here))
+    refused.well()
+    own = there.args
+    there.terminate()
+    there.args = (*own, "--cluster", "2")
+    there.start()
+    for _ in range(CALLS):
+        assert synchronize(here)[0].code != 0
+    refused.fires()
+    assert "cluster" in refused.do("storenode status").out
+    there.terminate()
+    there.args = own
+    there.start()
+    assert "in sync" in refused.do("storenode sync").out
+    refused.resolved()
+
+
+def _silent(world: World, here: NodeProcess, there: NodeProcess) -> None:
+    """Nothing is scheduled for hours after a session."""
+    ended, _ = synchronize(here)
+    assert ended.code == 0
+    silent = world.incident("peer-silent", here.metrics, env=environment(here))
+    silent.values = {"ID@HOST:PORT": there.peer}
+    silent.well(5)
+    silent.fires(3 * 60)
+    silent.do("storenode status")
+    assert silent.do("storenode sync --peer").code == 0
+    silent.resolved(5)
+
+
+def _unconfirmed(world: World, here: NodeProcess, there: NodeProcess) -> None:
+    assert here.database_url is not None
+    waiting = world.incident("unread-events-ageing", here.metrics, env=environment(here))
+    waiting.well()
+    there.terminate()
+    message = new_message(b"wanted", CONTENT, PUBSUB, time.time_ns())
+    with grpc.insecure_channel(here.listen) as channel:
+        request = new_request([message])
+        request.min_confirms = 1
+        call = StoreStub(channel).Publish.future(request)
+        eventually(lambda: metric(here, "storenode_unread_events"))
+        execute(
+            superuser(here.database_url),
+            "update storenode.unread set began_at = began_at - interval '6 minutes'",
+        )
+        eventually(lambda: metric(here, "storenode_unread_oldest_seconds") > 300)
+        waiting.fires()
+        waiting.do("storenode status")
+        there.start()
+        call.result()
+    eventually(lambda: not metric(here, "storenode_unread_oldest_seconds"))
+    waiting.resolved()
+
+
+def _cut_off(world: World, here: NodeProcess) -> None:
+    """A stranger sends what is no frame; that it is no peer any more ends it."""
+    cut_off = world.incident("gossip-peer-cut-off", here.metrics, env=environment(here))
+    cut_off.well()
+
+    async def garble() -> None:
+        async with stream(here.peer, "garbler") as garbler:
+            await garbler.send(b"\xff" * 40)
+            await garbler.ending()
+
+    asyncio.run(garble())
+    cut_off.fires()
+    assert "garbler" in cut_off.do("storenode status").out
+    cut_off.do("storenode db check")
+    here.terminate()
+    here.start()
+    cut_off.resolved()
+
+
+def sets(world: World) -> None:
+    """Two nodes with certificates: forged sets, then one announces what it has lost."""
+    pki = Pki(world.directory, trustme.CA())
+    alone = (*OPTIONS, "--sync-interval", "0", "--gossip", "off")
+    first, second = (NodeProcess(world.directory / name, (), world.new_store()) for name in "ab")
+    try:
+        port = HeldPort()
+        first.args = (*alone, *tls(pki, "a.example", "b.example"), "--peer-listen", port.address)
+        first.start()
+        named = f"a.example@{first.peer}"
+        second.args = (*alone, *tls(pki, "b.example", "a.example"), "--peer", named)
+        second.start()
+        identity = TlsIdentity(pki.authority.cert_pem.bytes())
+        env = environment(second) | {"STORENODE_TLS_CA": str(pki.ca)}
+        _forged(world, (first, second), env, identity)
+        _lost(world, (first, second), env, identity)
+    finally:
+        for node in (first, second):
+            node.close()
+
+
+def _forged(
+    world: World, nodes: tuple[NodeProcess, NodeProcess], env: dict[str, str], tls: TlsIdentity
+) -> None:
+    forged = world.incident("forged-fingerprint", nodes[1].metrics, env=env)
+    forged.well()
+    messages = asyncio.run(forged_at(*nodes, 600.0, tls))
+    assert forged.do("storenode sync").code == 0
+    forged.fires()
+    (said,) = events(nodes[1], "fingerprint_forged")
+    times = sorted(each.message.timestamp for each in messages)
+    forged.do("storenode query --hash", HASH=said["hashes"][0])
+    forged.do("storenode query --from", FIRST=str(times[0]), LAST=str(times[-1]))
+    forged.do("storenode db check")
+    forged.resolved()
+
+
+def _lost(
+    world: World, nodes: tuple[NodeProcess, NodeProcess], env: dict[str, str], tls: TlsIdentity
+) -> None:
+    """A damaged database has lost a message that the peer still announces."""
+    there, here = nodes
+    assert there.database_url is not None
+    differing = world.incident("differences-not-shrinking", here.metrics, env=env)
+    differing.values = {"ID@HOST:PORT": f"a.example@{there.peer}"}
+    differing.do("storenode sync --peer")
+    differing.well()
+    (lost,) = made(1, time.time_ns() - 60 * 10**9, seed=99)
+    asyncio.run(publish(there, [lost], tls))
+    lose = f"where ts = {lost.message.timestamp}"
+    execute(
+        superuser(there.database_url),
+        *(f"delete from storenode.{table} {lose}" for table in ("messages", "hashes")),
+    )
+    told = differing.do("storenode sync --peer", codes=(0, 1))
+    assert "withheld" in told.out, told
+    differing.fires(4 * 60)
+    differing.env = env | {"STORENODE_DATABASE_URL": there.database_url}
+    assert differing.do("storenode db check", codes=(1,)).code == 1
+    differing.do("storenode db resummarize")
+    differing.env = env
+    there.terminate()
+    there.start()
+    differing.do("storenode sync --peer")
+    differing.resolved()

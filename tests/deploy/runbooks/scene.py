@@ -1,0 +1,152 @@
+"""One node in trouble, and an operator who follows the page of the alert."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from tests.deploy.runbooks.history import History
+from tests.deploy.runbooks.page import Page, filled_in, is_sql
+from tests.faults.processes import metrics
+from tests.support.command import Ended
+from tests.support.node import COMMAND, NodeProcess, clean_environment
+from tests.support.postgres import PostgresServer
+
+_TIMEOUT_S: Final = 240
+
+
+@dataclass
+class Incident:
+    """A page of which a case makes the fault, runs the commands, and sees the end.
+
+    ``values``: what stands for the page's placeholders. ``admin_url``: where its SQL runs.
+    ``inside``: puts a command where the node's disk is mounted. ``left``: commands that are not
+    run, by their beginning, each with the reason.
+    """
+
+    page: Page
+    history: History
+    targets: Sequence[str]
+    finished: list[str]
+    values: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    admin_url: str = ""
+    inside: Callable[[list[str]], list[str]] = list
+    left: Mapping[str, str] = field(default_factory=dict)
+    _run: set[str] = field(default_factory=set)
+    _seen: list[bool] = field(default_factory=list)
+
+    def well(self, minutes: int = 60) -> None:
+        """The expression is not true at first."""
+        self._expect(minutes, expected=False)
+
+    def fires(self, minutes: int = 3) -> None:
+        """The expression is true now."""
+        self._expect(minutes, expected=True)
+
+    def resolved(self, minutes: int = 90) -> None:
+        """The expression is false again, and the page was followed."""
+        self._expect(minutes, expected=False)
+        assert True in self._seen, f"{self.page.name}: the alert was never true"
+        open_ = [
+            each
+            for each in self.page.commands()
+            if not any(run.startswith(each) for run in self._run)
+            and not each.startswith(tuple(self.left))
+        ]
+        assert not open_, f"{self.page.name}.md: not run: {open_}"
+        self.finished.append(self.page.name)
+
+    def _expect(self, minutes: int, *, expected: bool) -> None:
+        self.history.lasts(minutes, *self.targets)
+        self._seen.append(self.history.is_true(self.page.alert))
+        assert self._seen[-1] == expected, f"{self.page.alert} is {not expected}"
+
+    def do(self, prefix: str, *, codes: Sequence[int] = (0,), **values: str) -> Ended:
+        """Run the command of the page that begins so; SQL gives its rows as lines."""
+        command = self.page.command(prefix)
+        self._run.add(command)
+        line = filled_in(command, {**self.values, **values})
+        if is_sql(line):
+            return Ended(0, self._ask(line), "")
+        done = subprocess.run(
+            self.inside(["sh", "-c", line]),
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode in codes, f"{line}: {done}"
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def do_all(self, *prefixes: str) -> None:
+        """Run several that only show something; all that have not been run, when none is named."""
+        for prefix in prefixes or [each for each in self.page.commands() if each not in self._run]:
+            self.do(prefix)
+
+    def _environment(self) -> dict[str, str]:
+        path = f"{Path(COMMAND).parent}{os.pathsep}{os.environ['PATH']}"
+        return clean_environment(**{"PATH": path, **self.env})
+
+    def _ask(self, statement: str) -> str:
+        with psycopg.connect(self.admin_url, autocommit=True) as connection:
+            cursor = connection.execute(sql.SQL(statement))
+            rows = cursor.fetchall() if cursor.description else []
+        return "\n".join("|".join(map(str, row)) for row in rows)
+
+
+@dataclass
+class World:
+    """What a case has: a directory, a Postgres server, and how a database for a node is made.
+
+    ``resolved`` grows with the pages whose alert was true, and is not any more.
+    """
+
+    directory: Path
+    postgres: PostgresServer
+    new_store: Callable[[], str]
+    resolved: list[str] = field(default_factory=list)
+
+    def incident(self, name: str, *targets: str, **details: Any) -> Incident:  # noqa: ANN401
+        """An incident of a page; ``details`` are fields of `Incident`."""
+        history = History(self.directory)
+        return Incident(Page(name), history, targets, self.resolved, **details)
+
+
+def superuser(database_url: str) -> str:
+    """The URL of a database of the shared server for its superuser."""
+    return database_url.replace("//storenode@", "//postgres@")
+
+
+def environment(node: NodeProcess) -> dict[str, str]:
+    """What an operator has set who works beside a node."""
+    env = {"STORENODE_NODE": node.listen, "STORENODE_ADMIN": node.admin}
+    if node.database_url:
+        return {**env, "STORENODE_DATABASE_URL": node.database_url}
+    return {**env, "STORENODE_DATA_DIR": str(node.data_dir)}
+
+
+def metric(node: NodeProcess, name: str, **labels: str) -> float:
+    """One sample of a node, or the sum of those with these labels; 0 when there is none."""
+    wanted = set(labels.values())
+    return sum(
+        value
+        for (found, *has), value in metrics(node).items()
+        if found == name and wanted <= {*has}
+    )
+
+
+def execute(url: str, *statements: str) -> list[Any]:
+    """Run statements as whoever the URL names; the rows of the last."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            cursor = connection.execute(sql.SQL(statement))
+        return cursor.fetchall() if cursor.description else []

@@ -174,6 +174,12 @@ def test_wrong_requests_are_told_why(
     assert answer.headers["x-request-id"]
 
 
+def test_content_types_may_be_written_otherwise(api: Api) -> None:
+    for given in ("Application/GRPC-Web+Proto", "application/grpc-web; charset=utf-8"):
+        web = call(api, "Query", framed(b""), {**WEB, "content-type": given})
+        assert trailers(web.content)["grpc-status"] == "0"
+
+
 def test_an_error_of_grpc_web_comes_as_its_status(api: Api) -> None:
     answer = call(api, "Query", framed(b"\xff"), WEB)
     assert (answer.status_code, trailers(answer.content)["grpc-status"]) == (200, "3")

@@ -115,7 +115,8 @@ def test_who_reads_nothing_gives_way_to_who_reads(node: NodeProcess, operation: 
 def test_a_deadline_that_is_over_while_the_answer_leaves_breaks_it_off(node: NodeProcess) -> None:
     # include_data
     request = (
-        b"POST /storenode.v1.Store/Query HTTP/1.1\r\nhost: localhost\r\nconnect-timeout-ms: 2000\r\n"
+        b"POST /storenode.v1.Store/Query HTTP/1.1\r\nhost: localhost\r\n"
+        b"connect-timeout-ms: 2000\r\n"
         b"content-type: application/proto\r\ncontent-length: 2\r\n\r\n\x10\x01"
     )
     with connected(node) as stalled:

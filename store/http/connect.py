@@ -9,7 +9,7 @@ the library reads an empty message in its place.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -101,6 +101,13 @@ class _Method:
 
     def room(self, size_bytes: int) -> AbstractContextManager[None]:
         return nullcontext() if self.large is None else self.large.room(size_bytes)
+    @property
+    def content_types(self) -> Sequence[str]:
+        """What its requests may be."""
+        return _STREAM if self.unary is None else _UNARY
+
+    def room(self, request: bytes) -> AbstractContextManager[None]:
+        return nullcontext() if self.large is None else self.large.room(len(request))
 
     async def answer(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """Answer a request that has come in full.
@@ -112,7 +119,7 @@ class _Method:
 
     async def refuse(self, exchange: Exchange, failure: HttpFailure) -> None:
         """Tell the caller that a request is not answered."""
-        if failure.status in (405, 415):
+        if failure.status == 405 or exchange.content_type not in self.content_types:
             # Of which protocol it would be is not known: Connect's error is plain JSON.
             body = encode({"code": failure.name.lower(), "message": failure.sentence})
             await exchange.respond(body, status=failure.status, headers=failure.headers)
@@ -161,9 +168,15 @@ class _Answer:
 
     async def to(self, body: bytes) -> None:
         """Answer; raises as `_Method.answer`."""
-        given = self._exchange.scope
-        # The library takes headers as UTF-8, and a caller may send any bytes.
-        headers = [(name, value.decode("latin-1").encode()) for name, value in given["headers"]]
+        given, kind = self._exchange.scope, self._exchange.content_type
+        # The library takes headers as UTF-8, and a caller may send any bytes. Of content types it
+        # knows some in lower case and without parameters only.
+        headers = [
+            (name, value.decode("latin-1").encode())
+            for name, value in given["headers"]
+            if name != b"content-type"
+        ]
+        headers.append((b"content-type", kind.encode()))
         scope = {**given, "path": self._method.path, "root_path": "", "headers": headers}
         kind = self._exchange.headers.get("content-type", "").lower()
         self._message, stand_in = _split(body, framed=not kind.startswith(_UNFRAMED))
@@ -178,6 +191,11 @@ class _Answer:
         )
         receive = cast("Any", _received(stand_in))
         await application(cast("Any", scope), receive, cast("Any", self._send))
+        try:
+            await self(cast("Any", scope), cast("Any", _received(body)), cast("Any", self._send))
+        except ConnectError as error:
+            # Too late to be told, such as a deadline that is over while the answer leaves.
+            raise _of_library(error) from None
         if self._refusal is not None or self._ended:
             return
         failure, self._failure = self._failure, None
@@ -288,7 +306,7 @@ def _operation(
     right: Right,
     largest_bytes: int = MAX_SMALL_REQUEST_BYTES,
 ) -> tuple[str, Operation]:
-    types = _STREAM if method.unary is None else _UNARY
+    types = method.content_types
     return method.path, Operation(
         f"connect_{method.name}",
         "POST",

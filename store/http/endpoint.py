@@ -118,8 +118,7 @@ class Endpoint:
         call.check_ready()
         body = b""
         if operation.method == "POST":
-            kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind not in operation.content_types:
+            if exchange.content_type not in operation.content_types:
                 # Pages of other sites may send forms and text without asking the browser.
                 raise HttpFailure(415, Code.INVALID_ARGUMENT, operation.wrong_type)
             largest = min(call.client.limits.request_bytes, call.largest_bytes)

@@ -49,6 +49,11 @@ class Exchange:
         self._connections = connections
         self.complete = False
 
+    @property
+    def content_type(self) -> str:
+        """Of the body, in lower case and without parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
     async def body(self, bodies: Bodies, largest_bytes: int) -> bytes:
         """Read the body.
 

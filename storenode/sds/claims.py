@@ -25,7 +25,7 @@ from typing import Final
 from storenode.sds.envelope import SdsMessage
 from storenode.sds.ids import IdSet
 from storenode.sds.limits import MAX_FORGERIES_TOLD, MAX_UNPROVEN
-from storenode.sds.naming import content_id
+from storenode.sds.naming import content_id, may_be_hashed
 
 _DIGEST_BYTES: Final = 16
 
@@ -76,6 +76,9 @@ def proof_of(message: SdsMessage) -> Proof:
     sender, lamport = message.sender_id, message.lamport or 0
     if claimed == content_id(message.channel_id, sender, lamport, message.history, content):
         return Proof.MESSAGE
+    if may_be_hashed(content):
+        # With the bytes that another's ID is made of as content, anybody would prove that ID.
+        return Proof.NONE
     return Proof.CONTENT if claimed == sha256(content).hexdigest() else Proof.NONE
 
 

@@ -212,12 +212,15 @@ class Log:
         return after
 
     def _remove_from_page(self, page: int, key: Key) -> None:
-        if page < 0:
+        if page >= 0:
+            self._open_page(page)
+        entries = self._open if page >= 0 else []
+        place = bisect_left(entries, key, key=lambda other: other.key)
+        if place == len(entries) or entries[place].key != key:
+            # It left memory, though an older one may have come since.
             self.pruned -= 1
             return
-        self._open_page(page)
-        place = bisect_left(self._open, key, key=lambda other: other.key)
-        del self._open[place]
+        del entries[place]
         self._counts[page] -= 1
         self._packed -= 1
         if self._open:

@@ -10,14 +10,21 @@ from hashlib import sha256
 
 from storenode.sds.envelope import Entry
 
+_CONTENT = b"sds.v1"
+
 
 def content_id(
     channel_id: str, sender_id: str, lamport: int, history: Iterable[Entry], content: bytes
 ) -> str:
     """ID of a message with content: 64 lower-case hexadecimal digits."""
-    parts = [b"sds.v1", channel_id.encode(), sender_id.encode(), str(lamport).encode()]
+    parts = [_CONTENT, channel_id.encode(), sender_id.encode(), str(lamport).encode()]
     parts += [entry.message_id.encode() for entry in history]
     return _digest([*parts, b"", content])
+
+
+def may_be_hashed(content: bytes) -> bool:
+    """Whether content may be the bytes whose hash is the `content_id` of another message."""
+    return content.startswith(_joined([_CONTENT]))
 
 
 def sync_id(channel_id: str, sender_id: str, lamport: int) -> str:
@@ -33,4 +40,8 @@ def ephemeral_id(channel_id: str, sender_id: str, number: int, content: bytes) -
 
 
 def _digest(parts: list[bytes]) -> str:
-    return sha256(b"".join(len(part).to_bytes(4) + part for part in parts)).hexdigest()
+    return sha256(_joined(parts)).hexdigest()
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    return b"".join(len(part).to_bytes(4) + part for part in parts)

@@ -86,23 +86,25 @@ class Rebuilder:
         Raises:
             psycopg.Error: the database did not serve; the old index is as it was.
         """
-        wasteful = await self._most_wasteful(connection, now_ns)
-        if wasteful is None:
-            return None
-        name, before_bytes = wasteful
-        self._tried.add(name)
         await connection.execute(_SET_TIMEOUT, (f"{LOCK_TIMEOUT_MS}ms",))
         try:
             await _drop_leftovers(connection)
-            index = sql.Identifier(SCHEMA, name)
-            statement = sql.SQL("REINDEX INDEX CONCURRENTLY {}").format(index)
-            await connection.execute(statement, prepare=False)
+            return await self._rebuild(connection, now_ns)
         except (errors.LockNotAvailable, errors.UndefinedTable, errors.UndefinedObject):
             # A transaction that lasts, or retention that was quicker: another index is next.
             return None
         finally:
             if not connection.closed:
                 await connection.execute(_SET_TIMEOUT, ("0",))
+
+    async def _rebuild(self, connection: Connection, now_ns: int) -> Rebuilt | None:
+        wasteful = await self._most_wasteful(connection, now_ns)
+        if wasteful is None:
+            return None
+        name, before_bytes = wasteful
+        self._tried.add(name)
+        statement = sql.SQL("REINDEX INDEX CONCURRENTLY {}").format(sql.Identifier(SCHEMA, name))
+        await connection.execute(statement, prepare=False)
         size = "select pg_relation_size(to_regclass(%s))"
         cursor = await connection.execute(size, (f"{SCHEMA}.{name}",))
         row = await cursor.fetchone()
@@ -127,6 +129,8 @@ async def _sizes(connection: Connection) -> list[tuple[str, str, int, float, int
 
 
 async def _drop_leftovers(connection: Connection) -> None:
+    # Concurrently too: readers would queue behind a lock that waits for a transaction to end.
     for (name,) in await (await connection.execute(_LEFTOVERS)).fetchall():
-        statement = sql.SQL("DROP INDEX IF EXISTS {}").format(sql.Identifier(SCHEMA, name))
+        index = sql.Identifier(SCHEMA, name)
+        statement = sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}").format(index)
         await connection.execute(statement, prepare=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
+from store.db.checks.check import check
 from store.db.maintenance import rebuild
 from store.db.maintenance.rebuild import ENTRY_BYTES, SETTLED_NS, Rebuilder, Rebuilt
 from store.db.schema import partitions
@@ -31,6 +33,7 @@ from pg_index i join pg_class x on x.oid = i.indexrelid
 join pg_class root on root.oid = pg_partition_root(x.oid)
 where i.indrelid = 'storenode.{}'::regclass
 """
+_WAITING = "select count(*) from pg_locks where not granted and pid = {}"
 _BROKEN = "select count(*) from pg_index where not indisvalid"
 
 
@@ -103,11 +106,39 @@ async def test_a_transaction_that_lasts_is_not_waited_for_and_leaves_nothing(
         assert await rebuilder.rebuild(connection, now_ns) is None
         assert (await indexes(connection))["messages_topic_idx"] == (name, size)
     assert await values(connection, "show lock_timeout") == ["0"]
-    # One try in the life of a process; what it has left is gone with the next index.
+    # One try in the life of a process; what it has left is gone with the next.
     others = await all_of(rebuilder, connection, now_ns)
     assert name not in [each.index for each in others]
     assert await values(connection, _BROKEN) == [0]
     (rebuilt,) = await all_of(Rebuilder(), connection, now_ns)
     assert rebuilt.index == name
     assert rebuilt.after_bytes < size
+    assert await values(connection, _BROKEN) == [0]
+
+
+async def test_what_a_rebuild_has_left_goes_without_locking_readers_out(
+    connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 50)
+    now_ns, rebuilder = TODAY + SETTLED_NS, Rebuilder()
+    async with (
+        await opened(database_url) as other,
+        await opened(database_url) as reader,
+        reader.transaction(),
+    ):
+        await reader.execute("set transaction isolation level repeatable read")
+        await reader.execute("select 1 from storenode.messages limit 1")
+        assert await rebuilder.rebuild(connection, now_ns) is None
+        assert await values(other, _BROKEN) == [1]
+        report = await asyncio.to_thread(check, database_url, now_ns=lambda: NOW)
+        assert "invalid index" not in [each.kind for each in report.findings]
+        monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 60_000)
+        dropping = asyncio.create_task(Rebuilder().rebuild(connection, TODAY))
+        waiting = _WAITING.format(connection.info.backend_pid)
+        while await values(other, waiting) == [0] and not dropping.done():
+            pass
+        await other.execute("set lock_timeout = '1s'")
+        await other.execute("select 1 from storenode.messages limit 1")
+        assert not dropping.done()
+    assert await dropping is None, "nothing is over yet"
     assert await values(connection, _BROKEN) == [0]

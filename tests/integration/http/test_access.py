@@ -153,6 +153,15 @@ def test_every_method_of_connect_demands_a_token_and_its_right(
         assert (error["code"], sentence in error["message"]) == (code, True), error
 
 
+@pytest.mark.parametrize("kind", ["application/grpc", "application/grpc+proto", "text/plain", ""])
+def test_a_refusal_is_told_to_those_who_speak_neither_protocol(
+    caller: Callable[[str | None], Api], kind: str
+) -> None:
+    path = "/storenode.v1.Store/Scan"
+    refused = caller(None).client.post(path, headers={"content-type": kind}, content=b"{}")
+    assert (refused.status_code, refused.json()["code"]) == (401, "unauthenticated")
+
+
 def test_other_topics_are_not_there(
     caller: Callable[[str | None], Api], node: NodeProcess, files: Path
 ) -> None:

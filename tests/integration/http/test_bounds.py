@@ -112,6 +112,18 @@ def test_who_reads_nothing_gives_way_to_who_reads(node: NodeProcess, operation: 
     until(node, "storenode_http_connections", 0)
 
 
+def test_a_deadline_that_is_over_while_the_answer_leaves_breaks_it_off(node: NodeProcess) -> None:
+    # include_data
+    request = (
+        b"POST /storenode.v1.Store/Query HTTP/1.1\r\nhost: localhost\r\n"
+        b"connect-timeout-ms: 2000\r\n"
+        b"content-type: application/proto\r\ncontent-length: 2\r\n\r\n\x10\x01"
+    )
+    with connected(node) as stalled:
+        stalled.sendall(request)
+        until(node, 'storenode_http_requests_total{code="408",operation="connect_Query"}', 1)
+
+
 def test_connections_beyond_the_bound_and_those_that_send_nothing_are_closed(
     node: NodeProcess,
 ) -> None:

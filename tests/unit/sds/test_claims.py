@@ -77,6 +77,17 @@ def test_an_id_that_is_the_hash_of_the_content_proves_the_content() -> None:
     assert of(Delivered, events)[-1].proof is Proof.CONTENT
 
 
+def test_what_an_id_is_the_hash_of_proves_nothing_as_content() -> None:
+    true = genuine()
+    parts = [b"sds.v1", CHANNEL.encode(), b"peer", str(NOW).encode(), b"", b"pay alice"]
+    hashed = b"".join(len(part).to_bytes(4) + part for part in parts)
+    assert sha256(hashed).hexdigest() == id_of(true)
+    me = channel()
+    events = take(me, forged(true, hashed), true)
+    assert contents(me, events) == {id_of(true): b"pay alice"}
+    assert of(Delivered, events)[0].proof is Proof.NONE
+
+
 def test_between_two_that_prove_nothing_the_first_stays_and_both_are_known() -> None:
     me = channel()
     events = take(
@@ -161,10 +172,14 @@ def test_one_that_left_memory_is_replaced_too() -> None:
     trues = [
         genuine(b"m%d" % n, lamport=NOW + 10 * n) for n in range(OPEN_ENTRIES + 2 * PAGE_ENTRIES)
     ]
-    me = channel(keep_entries=OPEN_ENTRIES)
+    me = channel(keep_entries=OPEN_ENTRIES + PAGE_ENTRIES)
     take(me, forged(trues[0]), *trues[1:])
     pruned = me.log.pruned
     assert pruned >= PAGE_ENTRIES
+    older = genuine(b"older", lamport=NOW - 10)
+    take(me, older)
+    here = set(log_ids(me))
     events = take(me, trues[0])
     assert of(Withdrawn, events)
-    assert me.log.pruned + len(me.log) == len(trues)
+    assert set(log_ids(me)) == here | {id_of(trues[0])}
+    assert me.log.pruned + len(me.log) == len(trues) + 1

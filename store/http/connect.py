@@ -101,13 +101,11 @@ class _Method:
 
     def room(self, size_bytes: int) -> AbstractContextManager[None]:
         return nullcontext() if self.large is None else self.large.room(size_bytes)
+
     @property
     def content_types(self) -> Sequence[str]:
         """What its requests may be."""
         return _STREAM if self.unary is None else _UNARY
-
-    def room(self, request: bytes) -> AbstractContextManager[None]:
-        return nullcontext() if self.large is None else self.large.room(len(request))
 
     async def answer(self, call: Call, exchange: Exchange, body: bytes) -> None:
         """Answer a request that has come in full.
@@ -178,7 +176,6 @@ class _Answer:
         ]
         headers.append((b"content-type", kind.encode()))
         scope = {**given, "path": self._method.path, "root_path": "", "headers": headers}
-        kind = self._exchange.headers.get("content-type", "").lower()
         self._message, stand_in = _split(body, framed=not kind.startswith(_UNFRAMED))
         self._size_bytes = len(body)
         application = _Application(
@@ -190,9 +187,8 @@ class _Answer:
             codecs=_CODECS,
         )
         receive = cast("Any", _received(stand_in))
-        await application(cast("Any", scope), receive, cast("Any", self._send))
         try:
-            await self(cast("Any", scope), cast("Any", _received(body)), cast("Any", self._send))
+            await application(cast("Any", scope), receive, cast("Any", self._send))
         except ConnectError as error:
             # Too late to be told, such as a deadline that is over while the answer leaves.
             raise _of_library(error) from None

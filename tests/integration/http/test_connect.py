@@ -189,6 +189,8 @@ def test_refused_requests_are_not_kept(api: Api, node: NodeProcess) -> None:
         answer = call(api, "Publish", framed(large), WEB)
         assert trailers(answer.content)["grpc-status"] == "3"
     assert resident_bytes(node) < before + 6 * len(large)
+
+
 def test_content_types_may_be_written_otherwise(api: Api) -> None:
     for given in ("Application/GRPC-Web+Proto", "application/grpc-web; charset=utf-8"):
         web = call(api, "Query", framed(b""), {**WEB, "content-type": given})

@@ -34,6 +34,9 @@ _SERVICE: Final = "http"
 _GONE: Final = "499"
 """Of a request whose caller hung up, as proxies count it; nothing is sent."""
 
+_COUNTED_FROM_0: Final = ("200", "500", "503")
+"""What alerts go by: of a count that begins with 1 Prometheus knows no growth."""
+
 Handler = Callable[[Call, Exchange, bytes], Awaitable[None]]
 Refuse = Callable[[Exchange, HttpFailure], Awaitable[None]]
 
@@ -73,6 +76,9 @@ class Endpoint:
         self._bodies = bodies
         self._operations = {each.method: each for each in operations}
         self._first = operations[0]
+        for operation in operations:
+            for code in _COUNTED_FROM_0:
+                node.metrics.http_requests.labels(operation.name, code)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request: an ASGI application."""

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from store.http.connections import BoundedProtocol, Connections
 from store.http.limits import HANDSHAKE_TIMEOUT_S, KEEP_ALIVE_S, MAX_HEAD_BYTES
 from store.serving.addresses import ListenAddress, bind_error
-from store.serving.tls import Reloader, TlsFiles, authorities, subject_names
+from store.serving.tls import TlsFiles, renewing_context
 
 BACKLOG: Final = 1_024
 
@@ -59,7 +59,7 @@ def bind(
         BindError: The address is in use, not this machine's, or not allowed.
         TlsError: The certificate cannot be used.
     """
-    context = None if tls is None else _tls_context(tls)
+    context = None if tls is None else renewing_context(tls)
     try:
         family, _, _, _, address = socket.getaddrinfo(
             where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -128,31 +128,3 @@ class _Server(uvicorn.Server):
         """Begin to shut down."""
         self.config.timeout_graceful_shutdown = math.ceil(grace_s)
         self.should_exit = True
-
-
-def _tls_context(files: TlsFiles) -> ssl.SSLContext:
-    """A context that takes what the files hold at each handshake.
-
-    Raises:
-        TlsError: A file cannot be read or used.
-    """
-    source = Reloader(files, _made)
-    context = source.current
-
-    def renew(handshake: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _: object) -> None:
-        source.fetch()
-        handshake.context = source.current
-
-    context.sni_callback = renew
-    return context
-
-
-def _made(files: TlsFiles) -> ssl.SSLContext:
-    subject_names(files.cert, files.key)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(files.cert, files.key)
-    if files.client_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=authorities(files.client_ca).decode("ascii"))
-    return context

@@ -281,7 +281,11 @@ def test_requests_are_counted(api: Api, node: NodeProcess) -> None:
     before = count()
     api.get("/api/v1/messages", limit="x")
     assert count() == before + 1
-    assert "storenode_http_connections " in get(node.metrics, "/metrics")[1]
+    told = get(node.metrics, "/metrics")[1]
+    assert "storenode_http_connections " in told
+    assert 'storenode_http_requests_total{code="500",operation="scan"} 0.0' in told, (
+        "alerts need it"
+    )
 
 
 def test_a_request_id_is_kept_where_it_is_fit_for_a_log(api: Api) -> None:

@@ -13,6 +13,7 @@ reach. Two rules keep other sites out, and CORS lets in those that the operator 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -35,6 +36,7 @@ from store.serving.failure import Code
 ANY: Final = "*"
 MISDIRECTED: Final = 421
 _ASKED_HEADERS: Final = ("authorization", "content-type", "last-event-id", "x-request-id")
+_HOST: Final = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:@\[\]]+))(?::[0-9]*)?")
 _ASKING: Final = ("GET", "HEAD", "OPTIONS")
 
 
@@ -121,10 +123,9 @@ def _cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 
 def _name(host: str) -> str:
-    """The name or address of ``HOST`` or ``HOST:PORT``, as it is compared."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower().removesuffix(".")
+    """The name or address of ``HOST`` or ``HOST:PORT``, as it is compared; of anything else all."""
+    found = _HOST.fullmatch(host)
+    return host if found is None else (found[1] or found[2]).lower().removesuffix(".")
 
 
 def _is_address(name: str) -> bool:

@@ -23,7 +23,14 @@ OWN = [
     "a.localhost.",
     "node.example:9",
 ]
-FOREIGN = ["rebound.example", "127.0.0.1.rebound.example:7423", "localhost.rebound.example", ""]
+FOREIGN = [
+    "rebound.example",
+    "127.0.0.1.rebound.example:7423",
+    "localhost.rebound.example",
+    "[::1].rebound.example",
+    "127.0.0.1:80@rebound.example",
+    "",
+]
 
 
 @pytest.mark.parametrize("host", OWN)

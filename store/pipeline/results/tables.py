@@ -212,7 +212,7 @@ class ResultTables:
         except TableNotFoundError:
             return None
         except (DeltaError, OSError, ValueError) as error:
-            raise of_store(folder, error, "table") from error
+            raise _unreadable(folder, "", error) from error
         return table if table.metadata().description == FORMAT else None
 
     def _rows(self, name: str, schema: pa.Schema, paths: list[tuple[str, Place]]) -> DataFrame:
@@ -249,7 +249,12 @@ def _read(folder: str, schema: pa.Schema, file: tuple[str, Place]) -> Batches:
                 columns = [held[each.name].cast(each.type) for each in schema]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise of_store(f"{folder}/{path}", error, "table") from error
+        raise _unreadable(folder, f"/{path}", error) from error
+
+
+def _unreadable(folder: str, within: str, error: Exception) -> PipelineError:
+    told = of_store(f"{folder}{within}", error, "table").sentence
+    return PipelineError(f"{told} If it is damaged, remove {folder}: the next audit begins anew.")
 
 
 def _written(folder: str, run: str, schema: pa.Schema, batches: Batches) -> Batches:

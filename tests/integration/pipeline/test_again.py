@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from store.pipeline.columns import ARROW
+from store.pipeline.errors import PipelineError
 from store.pipeline.jobs.audit import Auditing, audit
 from store.pipeline.lake import Lake, Written
 from store.pipeline.sides import LakeSide
@@ -202,6 +205,13 @@ def test_going_on_is_the_same_as_beginning_anew(spark: SparkSession, tmp_path: P
         if again is not None:
             assert f"audit: {again} channels have changed since the last one" in said
     assert dashboard(place.path, "kitchen") == coverage(place.held, "kitchen")
+    results = place.path / "findings" / "references"
+    for file in results.glob("*.parquet"):
+        file.unlink()
+    with pytest.raises(PipelineError, match=r"remove .*/findings/references: the next"):
+        audit(spark, going)
+    shutil.rmtree(results)
+    assert audit(spark, going).as_json() == found
 
 
 def dashboard(path: Path, channel: str) -> list[tuple[int, int, int]]:

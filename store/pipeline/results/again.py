@@ -91,7 +91,8 @@ class Again:
             "faults": found.findings.where(F.col("kind").isin(*_FAULTS)),
             "conflicts": found.conflicts,
         }
-        self._results.write(tables, self._changes.hours, self._changes.days)
+        days = None if self._past is None else self._changes.days
+        self._results.write(tables, self._changes.hours, days)
 
     def _with_unread(self, channels: DataFrame) -> DataFrame:
         if self._unread is None:

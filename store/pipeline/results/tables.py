@@ -141,8 +141,11 @@ class ResultTables:
         tables = {name: self._rows(name, SCHEMAS[name], paths[name]) for name in SCHEMAS}
         return Results(tables, self._rows("hours", HOURS, paths["hours"]), days)
 
-    def write(self, tables: Mapping[str, DataFrame], hours: DataFrame, days: set[str]) -> None:
-        """Let results take the place of what is there, and of ``hours`` those of some ``days``.
+    def write(
+        self, tables: Mapping[str, DataFrame], hours: DataFrame, days: set[str] | None
+    ) -> None:
+        """Let results take the place of what is there, and of ``hours`` those of some ``days``;
+        None: of all.
 
         Raises:
             PipelineError: they cannot be written, or another audit has written meanwhile.
@@ -161,14 +164,14 @@ class ResultTables:
         days: set[str] | None = None,
     ) -> None:
         folder = f"{self._folder}/{name}"
-        if days is not None:
+        by_day = list(_PLACE) if schema is HOURS else None
+        if by_day is not None:
             rows = rows.repartition("day").sortWithinPartitions("day", "channel", "start_ns")
         table = self._open(name)
         work = partial(_written, folder, uuid.uuid4().hex, schema)
         named = rows.select(*schema.names)
         done = named.mapInArrow(work, from_arrow_schema(_ADDED)).collect()
         added = [_added(*row) for row in done]
-        by_day = None if days is None else list(_PLACE)
         about = CommitProperties(custom_metadata={_TAG: tag}, max_commit_retries=0)
         try:
             if table is None:
@@ -176,6 +179,7 @@ class ResultTables:
                     folder,
                     Schema.from_arrow(schema),
                     added,
+                    mode="overwrite",  # one of another format may be there
                     partition_by=by_day,
                     name=f"storenode {name}",
                     description=FORMAT,

@@ -23,6 +23,7 @@ from store.pipeline.columns import ARROW
 from store.pipeline.errors import PipelineError
 from store.pipeline.jobs.audit import Auditing, audit
 from store.pipeline.lake import Lake, Written
+from store.pipeline.results import tables
 from store.pipeline.sides import LakeSide
 from store.pipeline.writing import day_text, write_batches
 from tests.integration.pipeline.world import DAY, HOUR, TODAY
@@ -191,7 +192,9 @@ def steps(place: Place) -> list[tuple[Callable[[], object], int | None]]:
     ]
 
 
-def test_going_on_is_the_same_as_beginning_anew(spark: SparkSession, tmp_path: Path) -> None:
+def test_going_on_is_the_same_as_beginning_anew(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Lake(str(tmp_path / "lake")).create()
     place = Place(tmp_path / "lake", random.Random(3))
     for happens, again in steps(place):
@@ -211,6 +214,12 @@ def test_going_on_is_the_same_as_beginning_anew(spark: SparkSession, tmp_path: P
     with pytest.raises(PipelineError, match=r"remove .*/findings/references: the next"):
         audit(spark, going)
     shutil.rmtree(results)
+    place.replace(place.days()[:1], [])
+    going = Auditing(LakeSide(spark, lake.open()), say=said.append, record=lake)
+    found = audit(spark, going).as_json()
+    hours = DeltaTable(place.path / "findings" / "hours").to_pyarrow_table(columns=["start_ns"])
+    assert {each // DAY for each in hours["start_ns"].to_pylist()} == set(place.days())
+    monkeypatch.setattr(tables, "FORMAT", "another format")
     assert audit(spark, going).as_json() == found
 
 

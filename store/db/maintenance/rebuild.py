@@ -41,6 +41,9 @@ ENTRY_BYTES: Final = {
 """Of an entry with its line pointer, aligned, by index (PostgreSQL manual, "Database Page
 Layout")."""
 
+CORRUPTING: Final = range(140_000, 140_004)
+"""Releases whose concurrent builds may lose entries (PostgreSQL 14.4, release notes)."""
+
 _FILL: Final = 0.9
 """How full Postgres builds the pages of an index."""
 
@@ -98,6 +101,8 @@ class Rebuilder:
                 await connection.execute(_SET_TIMEOUT, ("0",))
 
     async def _rebuild(self, connection: Connection, now_ns: int) -> Rebuilt | None:
+        if connection.info.server_version in CORRUPTING:
+            return None
         wasteful = await self._most_wasteful(connection, now_ns)
         if wasteful is None:
             return None

@@ -94,6 +94,16 @@ async def test_what_is_over_takes_the_room_that_its_rows_need(connection: Connec
     assert await values(connection, _BROKEN) == [0]
 
 
+async def test_a_release_that_builds_wrongly_is_left_alone(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = connection.info.server_version
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuild, "CORRUPTING", range(release, release + 1))
+        assert await all_of(Rebuilder(), connection, TODAY + SETTLED_NS) == []
+    assert await all_of(Rebuilder(), connection, TODAY + SETTLED_NS)
+
+
 async def test_a_transaction_that_lasts_is_not_waited_for_and_leaves_nothing(
     connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

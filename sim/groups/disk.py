@@ -6,7 +6,7 @@ before a crash, or the first thing that a crash loses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sim.dice import happens
@@ -156,6 +156,10 @@ class SimState:
         if after is not None:
             return [row for row in found if _key(row) > after][:limit]
         return [row for row in found if before is None or _key(row) < before][-limit:]
+
+    def messages(self, message_ids: Sequence[str]) -> list[Row]:
+        """Messages of the log by their IDs."""
+        return [self._disk.log[name] for name in message_ids if name in self._disk.log]
 
 
 def _place(row: Row) -> tuple[int, bytes]:

@@ -24,14 +24,16 @@ Rules:
 Source: SDS, "Protocol steps", in the newest revision.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from math import ceil, inf
 from typing import assert_never
 
+from storenode.sds.answering import answer, recalled
 from storenode.sds.behind import Lacks
 from storenode.sds.bloom import RollingFilter
 from storenode.sds.broadcasts import broadcast_of
+from storenode.sds.census import Census
 from storenode.sds.chance import Chance
 from storenode.sds.claims import Claims, Proof, Verdict, proof_of, said_by
 from storenode.sds.clock import Clock
@@ -51,7 +53,6 @@ from storenode.sds.events import (
     Delivered,
     EphemeralReceived,
     Event,
-    Forged,
     Input,
     Lost,
     Missing,
@@ -64,15 +65,14 @@ from storenode.sds.events import (
     Received,
     Refusal,
     Refused,
-    RepairAnswered,
     RepairRequested,
     Send,
     SendEphemeral,
     SendSync,
     Sent,
     Tick,
-    Withdrawn,
 )
+from storenode.sds.forgeries import reject, withdraw
 from storenode.sds.gaps import Gaps
 from storenode.sds.history import Heads, history_of
 from storenode.sds.ids import draw_salt
@@ -92,6 +92,9 @@ from storenode.sds.pace import Pace
 from storenode.sds.pages import LogEntry
 from storenode.sds.repair import Answers, Requests
 from storenode.sds.showing import Showing
+
+Sealing = Callable[[int, tuple[Entry, ...]], bytes]
+"""Makes the content as it travels, from the Lamport timestamp and the causal history."""
 
 
 class ChannelFullError(RuntimeError):
@@ -123,6 +126,7 @@ class MessageChannel:
         self.gaps = Gaps(config)
         self.requests = None if repair is None else Requests(repair, config.sender_id)
         self.answers = None if repair is None else Answers(repair, config.sender_id)
+        self.census = None if repair is None else Census(repair, config.sender_id, now_ms)
         self.told_ms = now_ms
         self.sends = 0
 
@@ -153,8 +157,14 @@ class MessageChannel:
         """What is missing now, longest first."""
         return self.incoming.missing()
 
-    def send(self, now_ms: int, content: bytes, message_id: str | None = None) -> list[Event]:
-        """Send content (SDS, "Send message"); for errors see `step`."""
+    def send(
+        self,
+        now_ms: int,
+        content: bytes,
+        message_id: str | None = None,
+        sealed: Sealing | None = None,
+    ) -> list[Event]:
+        """Send content (SDS, "Send message"), as ``sealed`` makes it, if given; errors: `step`."""
         if not content:
             raise ValueError("a message needs content: an empty one would be a sync message")
         if len(self.outgoing) >= self.config.max_outgoing:
@@ -167,12 +177,13 @@ class MessageChannel:
         now_ms = self._running(now_ms)
         config = self.config
         history = self._history(lamport, last=config.history_entries)
+        content = content if sealed is None else sealed(lamport, history)
         if message_id is None:
             message_id = content_id(config.channel_id, config.sender_id, lamport, history, content)
         message = self._message(message_id, lamport, history, now_ms, content)
         self.sends += 1
         shown = self.showing.content(self.sends, now_ms)
-        events: list[Event] = [self._broadcast(message, Reason.CONTENT, shown=shown)]
+        events: list[Event] = [self.broadcast(message, Reason.CONTENT, shown=shown)]
         self._add_own(message, now_ms)
         self.pace.spoke(now_ms, None if shown else history, news=True)
         self._tell_requests(message, events)
@@ -201,7 +212,7 @@ class MessageChannel:
             return []
         always = config.filter_every == 1 or not config.name_heads
         shown = self.showing.sync(now_ms, wanted=shows or always)
-        events: list[Event] = [self._broadcast(message, Reason.SYNC, shown=shown)]
+        events: list[Event] = [self.broadcast(message, Reason.SYNC, shown=shown)]
         self.pace.spoke(now_ms, None if shown else history, news=False)
         self._tell_requests(message, events)
         return events
@@ -221,7 +232,7 @@ class MessageChannel:
         )
         check_id("message_id", name)
         message = SdsMessage(config.channel_id, name, config.sender_id, content=content)
-        return [self._broadcast(message, Reason.EPHEMERAL, shown=False)]
+        return [self.broadcast(message, Reason.EPHEMERAL, shown=False)]
 
     def published(self, message_id: str, hint: bytes | None) -> list[Event]:
         """The transport took an own message; later histories carry the new hint.
@@ -252,7 +263,7 @@ class MessageChannel:
         tell = now_ms - self.told_ms >= self.config.missing_every_ms
         self._sweep_incoming(now_ms, events, tell=tell)
         self._sweep_outgoing(now_ms, events)
-        self._answer(now_ms, events)
+        answer(self, now_ms, events)
         missing, lost = self.incoming.wants, self.lost
         found, asks = self.lacks.sweep(self.filter, missing, lost, self.clock, now_ms)
         events += found
@@ -267,6 +278,10 @@ class MessageChannel:
         chosen = [key for key in dict.fromkeys(message_ids) if key in self.incoming.wants]
         self._lose(chosen, self._running(now_ms), events)
         return events
+
+    def recalled(self, messages: Iterable[SdsMessage]) -> list[Event]:
+        """Answer repair requests with what the application has of the messages of a `Recall`."""
+        return recalled(self, messages)
 
     def sweep_incoming(self, now_ms: int) -> list[Event]:
         """The sweep of the incoming buffer alone; always tells what is missing."""
@@ -325,7 +340,8 @@ class MessageChannel:
             config.channel_id, message_id, config.sender_id, lamport, history, None, asked, content
         )
 
-    def _broadcast(self, message: SdsMessage, reason: Reason, *, shown: bool) -> Broadcast:
+    def broadcast(self, message: SdsMessage, reason: Reason, *, shown: bool) -> Broadcast:
+        """A message as it leaves; ``shown``: with the filter."""
         return broadcast_of(self.config, message, reason, self.filter if shown else None)
 
     def _add_own(self, message: SdsMessage, now_ms: int) -> None:
@@ -378,7 +394,7 @@ class MessageChannel:
             if verdict is Verdict.GENUINE:
                 self._take(now_ms, message, hint, events, own=own)
             elif verdict is Verdict.FORGED:
-                self._reject(message, hint, events)
+                reject(self, message, hint, events)
             else:
                 self._again(now_ms, message.message_id, hint, own=own)
         else:
@@ -396,31 +412,6 @@ class MessageChannel:
         if not own and entry is not None and (not hint or hint != entry.hint):
             # Another copy: its sender may not have heard that we have it.
             self.pace.delivered(message_id, now_ms)
-
-    def _reject(self, message: SdsMessage, hint: bytes | None, events: list[Event]) -> None:
-        """Report a forged message, once."""
-        if self.claims.is_news(message):
-            message_id, sender, lamport = message.message_id, message.sender_id, message.lamport
-            certain = self.claims.is_certain(message_id)
-            content = message.content or b""
-            self.counts.forged += 1
-            events.append(Forged(message_id, sender, lamport or 0, content, hint, certain))
-
-    def _withdraw(self, message_id: str, events: list[Event]) -> None:
-        """Let a message go whose ID proves nothing: the genuine one is here."""
-        lamport = self.claims.withdraw(message_id)
-        self.counts.forged += 1
-        if self.incoming.withdraw(message_id):
-            for forgotten in self.incoming.take_forgotten():
-                self._stop_asking(forgotten)
-            return
-        self.log.remove((lamport, message_id))
-        self.heads.ids.pop(message_id, None)
-        # It may have passed for naming messages that nothing else names.
-        self.showing.due = True
-        if self.answers is not None:
-            self.answers.drop(message_id)
-        events.append(Withdrawn(message_id, lamport))
 
     def _take(
         self,
@@ -450,7 +441,7 @@ class MessageChannel:
             events.append(Refused(Refusal.BUFFER_FULL, message_id))
             return
         if content and self._is_known(message_id):
-            self._withdraw(message_id, events)
+            withdraw(self, message_id, events)
         events.append(Received(message_id, message.kind, message.sender_id))
         if not own:
             learn(self, now_ms, message, events)
@@ -468,10 +459,10 @@ class MessageChannel:
 
     def _wait(self, now_ms: int, waiting: Waiting, events: list[Event]) -> None:
         if waiting.message.content:
-            self._stop_asking(waiting.message.message_id)
+            self.stop_asking(waiting.message.message_id)
         missing = self.incoming.add(waiting, now_ms)
         for message_id in self.incoming.take_forgotten():
-            self._stop_asking(message_id)
+            self.stop_asking(message_id)
         if self.requests is not None and missing:
             chosen = set(missing)
             for entry in waiting.message.history:
@@ -498,7 +489,10 @@ class MessageChannel:
         after = self.log.insert(LogEntry(lamport, message_id, message.sender_id, hint))
         sender, content = message.sender_id, message.content or b""
         proof = taken.proof or proof_of(message)
-        events.append(Delivered(message_id, sender, lamport, content, hint, after, unmet, proof))
+        history = message.history
+        events.append(
+            Delivered(message_id, sender, lamport, content, hint, after, unmet, proof, history)
+        )
         self.pace.delivered(message_id, now_ms)
         if self.answers is not None:
             self.answers.keep(message.bare())
@@ -512,9 +506,10 @@ class MessageChannel:
         if not self.heads.add(message_id, message.history, named=named):
             self.showing.due = True
         self.incoming.met(message_id)
-        self._stop_asking(message_id)
+        self.stop_asking(message_id)
 
-    def _stop_asking(self, message_id: str) -> None:
+    def stop_asking(self, message_id: str) -> None:
+        """No longer ask others for a message."""
         if self.requests is not None:
             self.requests.discard(message_id)
 
@@ -567,7 +562,7 @@ class MessageChannel:
         events.append(Lost(tuple(message_ids)))
         for message_id in message_ids:
             self.lost[message_id] = None
-            self._stop_asking(message_id)
+            self.stop_asking(message_id)
             self.incoming.met(message_id, given_up=True)
         while len(self.lost) > MAX_LOST_IDS:
             del self.lost[next(iter(self.lost))]
@@ -579,17 +574,10 @@ class MessageChannel:
             now_ms, config.resend_ms, config.resend_possible_ms, config.max_sends
         )
         shown = config.filter_every == 1
-        events += [self._broadcast(each, Reason.RESEND, shown=shown) for each in again]
+        events += [self.broadcast(each, Reason.RESEND, shown=shown) for each in again]
         events += gave_up
         if again:
             self.pace.active(now_ms)
-
-    def _answer(self, now_ms: int, events: list[Event]) -> None:
-        if self.answers is None:
-            return
-        for message in self.answers.take(now_ms):
-            events.append(self._broadcast(message, Reason.REPAIR, shown=False))
-            events.append(RepairAnswered(message.message_id))
 
     def _prune(self, events: list[Event]) -> None:
         keep = self.config.keep_entries

@@ -18,14 +18,32 @@ _AT_LEAST_ONE: Final = (
 )
 
 
+DEFAULT_CHANNEL_ID: Final = "0"
+"""The channel of a group that has only one (SDS, "Messages")."""
+
+PARTICIPANTS_PER_GROUP: Final = 128
+
+
+def response_groups(participants: int) -> int:
+    """How many response groups SDS-R recommends for so many participants.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if participants < 1:
+        raise ValueError("a channel has at least one participant")
+    return participants // PARTICIPANTS_PER_GROUP + 1
+
+
 @dataclass(frozen=True, slots=True)
 class RepairConfig:
-    """SDS-Repair: participants ask each other for what they miss, and answer from memory.
+    """SDS-Repair: participants ask each other for what they miss, and answer each other.
 
     Requests wait from ``request_min_ms`` to ``request_max_ms`` and are repeated in that rhythm
     until the message came or was given up; answers wait up to ``request_max_ms``. Of ``groups``
-    response groups, only the sender's answers. The last ``kept_messages`` messages, of at most
-    ``kept_bytes``, can be answered.
+    response groups, only the sender's answers: `response_groups` of the expected number of
+    participants, the same for all. The last ``kept_messages`` messages, of at most ``kept_bytes``,
+    are answered from memory, older ones when the application recalls them (`Recall`).
     """
 
     request_min_ms: int = 30_000
@@ -44,7 +62,7 @@ class RepairConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChannelConfig:
-    """One participant of one channel.
+    """One participant of one channel; each participant has a ``sender_id`` of its own.
 
     - ``history_entries``: causal history of a message; ``gap_entries`` more name messages that
       a filter has just shown missing at somebody, out of the last ``gap_window``.
@@ -74,8 +92,8 @@ class ChannelConfig:
     - ``older_revision``: send histories as plain IDs.
     """
 
-    channel_id: str
-    sender_id: str
+    channel_id: str = DEFAULT_CHANNEL_ID
+    sender_id: str = ""
     filter: FilterShape = field(default_factory=FilterShape)
     history_entries: int = 2
     gap_entries: int = 4

@@ -84,14 +84,17 @@ class MessageError(ValueError):
     """The bytes are not a message of a channel, or break a limit."""
 
 
-def decode_message(payload: bytes) -> SdsMessage:
+def decode_message(payload: bytes, *, stored: bool = False) -> SdsMessage:
     """Read a message of either revision.
+
+    ``stored``: this participant wrote it down. It may be longer than what comes from others, since
+    entries of the older revision take less room than those that are written.
 
     Raises:
         MessageError: the bytes do not parse, the message is neither content nor sync nor
             ephemeral, or one of its parts breaks a limit.
     """
-    if len(payload) > MAX_SDS_MESSAGE_BYTES:
+    if len(payload) > MAX_SDS_MESSAGE_BYTES and not stored:
         raise MessageError(f"a message of {len(payload)} bytes is over {MAX_SDS_MESSAGE_BYTES}")
     raw: message_pb2.Message | sds_raw_pb2.RawSdsMessage
     try:
@@ -138,6 +141,25 @@ def encode_older(message: SdsMessage) -> bytes:
         bloom_filter=message.bloom_filter,
         content=message.content,
     ).SerializeToString()
+
+
+def encode_history(history: Iterable[Entry]) -> bytes:
+    """A causal history alone, as it is in a message."""
+    entries = [_wire_entry(entry) for entry in history]
+    return message_pb2.Message(causal_history=entries).SerializeToString()
+
+
+def decode_history(encoded: bytes) -> tuple[Entry, ...]:
+    """Read what `encode_history` wrote.
+
+    Raises:
+        MessageError: the bytes are something else.
+    """
+    try:
+        raw = message_pb2.Message.FromString(encoded)
+    except DecodeError as error:
+        raise MessageError("a causal history does not parse") from error
+    return tuple([_entry(entry) for entry in raw.causal_history])
 
 
 def size_of(entry: Entry) -> int:

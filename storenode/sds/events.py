@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from storenode.sds.claims import Proof
-from storenode.sds.envelope import Kind
+from storenode.sds.envelope import Entry, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Delivered:
 
     ``unmet`` are causes that are not in the log: given up, part of a circle, or waiting again for
     causes of their own where a forged message was withdrawn. ``proof`` says whether the ID shows
-    that this is the genuine message.
+    that this is the genuine message. ``history`` is what it names as its causes.
     """
 
     message_id: str
@@ -127,6 +127,7 @@ class Delivered:
     entries_after: int = 0
     unmet: tuple[str, ...] = ()
     proof: Proof = Proof.NONE
+    history: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,28 @@ class RepairAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """Others asked for these, which are in the log and have left memory: give what is stored of
+    them to `MessageChannel.recalled`. Nothing happens to what is not given.
+    """
+
+    message_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsUnfit:
+    """The configured response groups do not fit the participants that were heard.
+
+    Of about ``participants``, ``groups`` groups are so large that many answer at once, or so small
+    that often nobody does; ``fitting`` groups are recommended, for all participants alike.
+    """
+
+    groups: int
+    participants: int
+    fitting: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClockCapped:
     """A received clock was further ahead than allowed; ours followed only to the bound."""
 
@@ -292,6 +315,8 @@ Event = (
     | CaughtUp
     | RepairRequested
     | RepairAnswered
+    | Recall
+    | GroupsUnfit
     | ClockCapped
     | Refused
     | Pruned

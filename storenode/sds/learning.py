@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from storenode.sds.envelope import Kind, SdsMessage
+from storenode.sds.envelope import Entry, Kind, SdsMessage
 from storenode.sds.events import Acknowledged, Event
 from storenode.sds.limits import MAX_REPAIR_ANSWERED
 
@@ -20,6 +20,8 @@ def learn(channel: MessageChannel, now_ms: int, message: SdsMessage, events: lis
     named = {entry.message_id for entry in message.history}
     news = message.kind is Kind.CONTENT or not channel.heads.ids.keys() <= named
     channel.pace.heard(now_ms, news=news)
+    if channel.census is not None and (told := channel.census.heard(message.sender_id, now_ms)):
+        events.append(told)
     for entry in message.history:
         if channel.outgoing.remove(entry.message_id):
             events.append(Acknowledged(entry.message_id, 0.0, message.sender_id))
@@ -33,7 +35,7 @@ def learn(channel: MessageChannel, now_ms: int, message: SdsMessage, events: lis
     if channel.answers is not None and channel.requests is not None:
         for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
             channel.requests.put_off(entry.message_id, now_ms)
-        ignored = channel.answers.asked(message.repair_request, now_ms)
+        ignored = channel.answers.asked(message.repair_request, channel.log, now_ms)
         channel.counts.repair_requests_ignored += ignored
 
 
@@ -65,4 +67,4 @@ def _review(
         entries = channel.gaps.entries(channel.log, message.lamport or 0, unix_ms)
         for key in channel.gaps.look(bloom_filter, message.sender_id, entries, now_ms):
             if channel.answers is not None:
-                channel.answers.offer(key, now_ms)
+                channel.answers.offer(Entry(key), channel.log, now_ms)

@@ -24,6 +24,9 @@ MAX_HISTORY_BYTES: Final = 40 * 1024
 """Causal history of an own message: 256 usual entries fit. Others choose their IDs, and must not
 be able to make ours too large to send; past this, the oldest entries are left out."""
 
+MAX_SIGNATURE_BYTES: Final = 8_192
+"""An application's signature of a message: the largest that are usual, of SLH-DSA-128s, fit."""
+
 MAX_CLOCK: Final = 2**64 - 1
 """Largest Lamport timestamp that the wire can carry."""
 
@@ -44,6 +47,18 @@ ASK_EVERY_MS: Final = 1_000
 
 MAX_REMEMBERED_ANSWERS: Final = 4_096
 """IDs answered lately, which are not answered again so soon."""
+
+MAX_PENDING_RECALLS: Final = 256
+MAX_RECALLED_AT_ONCE: Final = 8
+RECALL_EVERY_MS: Final = 1_000
+"""Messages that others ask for and that are not in memory: how many may wait to be read, how many
+are read together, and how often."""
+
+MAX_COUNTED: Final = 512
+"""Participants that are counted one by one; more are estimated."""
+
+CENSUS_MS: Final = 86_400_000
+"""How long participants are counted before it begins anew."""
 
 MAX_REPAIR_REQUESTS: Final = 65_536
 """Own repair requests that wait for their time: one per missing message at most."""

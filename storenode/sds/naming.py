@@ -11,15 +11,25 @@ from hashlib import sha256
 from storenode.sds.envelope import Entry
 
 _CONTENT = b"sds.v1"
+_SIGNED = b"sds.v1.signed"
 
 
 def content_id(
     channel_id: str, sender_id: str, lamport: int, history: Iterable[Entry], content: bytes
 ) -> str:
     """ID of a message with content: 64 lower-case hexadecimal digits."""
-    parts = [_CONTENT, channel_id.encode(), sender_id.encode(), str(lamport).encode()]
-    parts += [entry.message_id.encode() for entry in history]
-    return _digest([*parts, b"", content])
+    return _digest([_CONTENT, *_parts(channel_id, sender_id, lamport, history, content)])
+
+
+def canonical(
+    channel_id: str, sender_id: str, lamport: int, history: Iterable[Entry], content: bytes
+) -> bytes:
+    """What an application signs of a message: what a `content_id` covers, under another name.
+
+    Each part after its length as four bytes, big-endian: ``sds.v1.signed``, channel, sender, the
+    Lamport timestamp in decimal digits, the IDs of the causal history, nothing, the content.
+    """
+    return _joined([_SIGNED, *_parts(channel_id, sender_id, lamport, history, content)])
 
 
 def may_be_hashed(content: bytes) -> bool:
@@ -37,6 +47,18 @@ def ephemeral_id(channel_id: str, sender_id: str, number: int, content: bytes) -
     """ID of an ephemeral message; ``number`` tells apart what one participant sends."""
     parts = [b"sds.v1.ephemeral", channel_id.encode(), sender_id.encode(), str(number).encode()]
     return _digest([*parts, content])
+
+
+def _parts(
+    channel_id: str,
+    sender_id: str,
+    lamport: int,
+    history: Iterable[Entry],
+    content: bytes,
+) -> list[bytes]:
+    parts = [channel_id.encode(), sender_id.encode(), str(lamport).encode()]
+    parts += [entry.message_id.encode() for entry in history]
+    return [*parts, b"", content]
 
 
 def _digest(parts: list[bytes]) -> str:

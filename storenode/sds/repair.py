@@ -24,6 +24,8 @@ from storenode.sds.limits import (
     MAX_REPAIR_ANSWERED,
     MAX_REPAIR_REQUESTS,
 )
+from storenode.sds.log import Log
+from storenode.sds.recalls import Recalls
 
 
 @lru_cache(maxsize=1024)
@@ -114,7 +116,7 @@ class Requests:
 class Answers:
     """Messages that can be sent again, those that will be, and those that were lately."""
 
-    __slots__ = ("_bytes", "_config", "_own_id", "answered", "kept", "pending")
+    __slots__ = ("_bytes", "_config", "_own_id", "answered", "kept", "pending", "recalls")
 
     def __init__(self, config: RepairConfig, own_id: str) -> None:
         self._config = config
@@ -122,6 +124,7 @@ class Answers:
         self.kept: OrderedDict[str, SdsMessage] = OrderedDict()
         self.pending: dict[str, int] = {}
         self.answered: OrderedDict[str, int] = OrderedDict()
+        self.recalls = Recalls()
         self._bytes = 0
 
     def keep(self, message: SdsMessage) -> None:
@@ -139,33 +142,43 @@ class Answers:
 
     def drop(self, message_id: str) -> None:
         """A message turned out not to be the genuine one: nobody is given it."""
+        self.recalls.due.pop(message_id, None)
         message = self.kept.pop(message_id, None)
         if message is not None:
             self._bytes -= _size(message)
             self.pending.pop(message_id, None)
 
-    def asked(self, entries: Sequence[Entry], now_ms: int) -> int:
-        """Another participant asked for messages; of how many of these nothing comes."""
-        looked_at = entries[:MAX_REPAIR_ANSWERED]
-        return len(entries) - sum(self.offer(each.message_id, now_ms) for each in looked_at)
+    def asked(self, entries: Sequence[Entry], log: Log, now_ms: int) -> int:
+        """Another participant asked for messages; of how many of these nothing comes.
 
-    def offer(self, message_id: str, now_ms: int) -> bool:
+        Most messages of the ``log`` are not in memory.
+        """
+        looked_at = entries[:MAX_REPAIR_ANSWERED]
+        return len(entries) - sum(self.offer(each, log, now_ms) for each in looked_at)
+
+    def offer(self, entry: Entry, log: Log, now_ms: int) -> bool:
         """A participant asked for a message, or lacks it; False when nothing comes of that."""
+        message_id = entry.message_id
         message = self.kept.get(message_id)
-        if message is None or message_id in self.pending or self._was_answered(message_id, now_ms):
+        if (message is None and message_id not in log) or self._is_under_way(message_id, now_ms):
             return False
-        sender_id = message.sender_id
-        if not may_answer(self._config, self._own_id, sender_id, message_id):
+        # Of a message that is not in memory the sender is known by the request's word only, until
+        # it is recalled.
+        sender_id = entry.sender_id if message is None else message.sender_id
+        if sender_id and not may_answer(self._config, self._own_id, sender_id, message_id):
             return False
+        due_ms = now_ms + answer_delay_ms(self._config, self._own_id, sender_id or "", message_id)
+        if message is None:
+            return self.recalls.add(message_id, due_ms)
         if len(self.pending) >= MAX_PENDING_ANSWERS:
             return False
-        delay = answer_delay_ms(self._config, self._own_id, sender_id, message_id)
-        self.pending[message_id] = now_ms + delay
+        self.pending[message_id] = due_ms
         return True
 
     def seen(self, message_id: str) -> None:
         """The message came again: somebody else has answered."""
         self.pending.pop(message_id, None)
+        self.recalls.due.pop(message_id, None)
 
     def take(self, now_ms: int) -> list[SdsMessage]:
         """Messages whose answer is due, the longest due first."""
@@ -173,17 +186,32 @@ class Answers:
         due = due[:MAX_ANSWERS_AT_ONCE]
         for _, message_id in due:
             del self.pending[message_id]
-            self.answered[message_id] = now_ms
-            self.answered.move_to_end(message_id)
-            if len(self.answered) > MAX_REMEMBERED_ANSWERS:
-                self.answered.popitem(last=False)
+            self._remember(message_id, now_ms)
         return [self.kept[message_id] for _, message_id in due]
+
+    def take_recalls(self, now_ms: int) -> tuple[str, ...]:
+        """IDs of messages that are to be recalled now; they count as answered."""
+        taken = self.recalls.take(now_ms)
+        for message_id in taken:
+            self._remember(message_id, now_ms)
+        return taken
 
     def next_due_ms(self) -> int | None:
         """When the next answer is due."""
-        return min(self.pending.values(), default=None)
+        recall_ms = self.recalls.next_due_ms()
+        times = self.pending.values() if recall_ms is None else (*self.pending.values(), recall_ms)
+        return min(times, default=None)
 
-    def _was_answered(self, message_id: str, now_ms: int) -> bool:
+    def _remember(self, message_id: str, now_ms: int) -> None:
+        self.answered[message_id] = now_ms
+        self.answered.move_to_end(message_id)
+        if len(self.answered) > MAX_REMEMBERED_ANSWERS:
+            self.answered.popitem(last=False)
+
+    def _is_under_way(self, message_id: str, now_ms: int) -> bool:
+        """Whether it will be answered, or was lately."""
+        if message_id in self.pending or message_id in self.recalls.due:
+            return True
         at = self.answered.get(message_id)
         return at is not None and now_ms - at < self._config.request_min_ms
 

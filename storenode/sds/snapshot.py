@@ -346,7 +346,7 @@ class _Reader:
         return self.text(), self.number()
 
     def message(self) -> SdsMessage:
-        return decode_message(self.bytes_())
+        return decode_message(self.bytes_(), stored=True)
 
     def outgoing(self, config: ChannelConfig) -> Outgoing:
         message = self.message()

@@ -28,7 +28,7 @@ from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.state import StateError
 from storenode.sds.bloom import FilterShape
-from storenode.sds.config import ChannelConfig
+from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
 
 _CHAT = "Chat"
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -41,7 +41,14 @@ def _with_credentials(function: _F) -> _F:
 
 
 @click.command(cls=LayeredCommand)
-@option("--channel", "channel_id", required=True, section=_CHAT, help="The channel to talk in.")
+@option(
+    "--channel",
+    "channel_id",
+    default=DEFAULT_CHANNEL_ID,
+    show_default=True,
+    section=_CHAT,
+    help="The channel to talk in; a group with only one needs no name for it.",
+)
 @option("--name", required=True, section=_CHAT, help="Your name; it must be unique in the channel.")
 @option(
     "--state",

@@ -24,11 +24,12 @@ from storenode.sds.aio.events import ChannelEvent, Events, Message
 from storenode.sds.aio.limits import MAX_LOG_PAGE, MAX_TRANSPORTS
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.participant import Participant, participating
+from storenode.sds.aio.signing import Signer
 from storenode.sds.aio.state import Identity, State, StatePlace
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Route, Transport
 from storenode.sds.chance import Chance
-from storenode.sds.config import ChannelConfig
+from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
 from storenode.sds.epochs import RateLimit
 from storenode.sds.events import Counts, MissingMessage, Withdrawn
 from storenode.sds.pages import Key
@@ -50,14 +51,15 @@ class Channel:
     async def join(
         cls,
         places: Place | Sequence[Place],
-        channel_id: str,
-        sender_id: str,
+        channel_id: str = DEFAULT_CHANNEL_ID,
+        sender_id: str = "",
         *,
         pubsub_topic: str = DEFAULT_PUBSUB_TOPIC,
         content_topic: str | None = None,
         state: str | Path | None = None,
         config: ChannelConfig | None = None,
         cipher: Cipher | None = None,
+        signer: Signer | None = None,
         rate_limit: RateLimit | None = None,
         clock: Callable[[], int] = time.time_ns,
         chance: Chance | None = None,
@@ -66,11 +68,13 @@ class Channel:
 
         - ``places``: store nodes, best first; the next one is used when one goes away. A
           `StoreNode` has a token and TLS.
+        - ``channel_id``: a group without channels leaves it out.
+        - ``sender_id``: must be given, and is unique in the channel.
         - ``content_topic``: the same for all participants; ``/sds/1/CHANNEL/proto`` if not given.
         - ``state``: path of a file, or the URL of a database; the participant goes on from it. Each
           participant has its own. None: nothing outlives the block.
         - ``config``: with the same IDs; its filter must be the same for all participants.
-        - ``cipher``: see `storenode.sds.aio.cipher`.
+        - ``cipher``, ``signer``: see `storenode.sds.aio.cipher` and `storenode.sds.aio.signing`.
         - ``rate_limit``: messages that leave in an epoch, of any kind. What is left of the epoch
           in which a participant goes on from a state counts as used.
         - ``clock`` (Unix time in nanoseconds) and ``chance`` are for tests.
@@ -103,6 +107,7 @@ class Channel:
                 clock=clock,
                 chance=chance or SystemRandom(),
                 rate_limit=rate_limit,
+                signer=signer,
             ) as participant:
                 yield cls(participant)
         finally:

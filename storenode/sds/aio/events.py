@@ -11,6 +11,7 @@ from typing import Generic, Self, TypeVar
 from weakref import WeakSet
 
 from storenode.sds.aio.limits import MAX_QUEUED_EVENTS
+from storenode.sds.aio.signing import Signed
 from storenode.sds.claims import Proof
 from storenode.sds.events import (
     Acknowledged,
@@ -20,6 +21,7 @@ from storenode.sds.events import (
     EphemeralReceived,
     Forged,
     GaveUp,
+    GroupsUnfit,
     Lost,
     Missing,
     PossiblyAcknowledged,
@@ -42,7 +44,8 @@ class Message:
     when the cipher could not open it. ``published`` is False while no node holds an own message.
     ``acknowledged_by`` is who was the first known to have an own message, as of when the log was
     read; None: nobody, or it is another's. The name may be empty. ``proof`` is of the ID; a message
-    that is not proven leaves the log when the genuine one comes (`Withdrawn`).
+    that is not proven leaves the log when the genuine one comes (`Withdrawn`). ``signature`` is the
+    application's, and ``signed`` whether it is valid (`storenode.sds.aio.signing`).
     """
 
     message_id: str
@@ -57,6 +60,8 @@ class Message:
     readable: bool = True
     acknowledged_by: str | None = None
     proof: Proof = Proof.UNKNOWN
+    signature: bytes | None = None
+    signed: Signed = Signed.NO
 
     @property
     def key(self) -> Key:
@@ -116,6 +121,7 @@ ChannelEvent = (
     | ClockCapped
     | RepairRequested
     | RepairAnswered
+    | GroupsUnfit
     | Connected
     | Disconnected
     | NotStored

@@ -24,9 +24,9 @@ from storenode.sds.aio.schema import (
     WAITING,
 )
 from storenode.sds.chance import Chance
-from storenode.sds.channel import MessageChannel
+from storenode.sds.channel import MessageChannel, Sealing
 from storenode.sds.claims import Proof
-from storenode.sds.envelope import Kind, encode_message
+from storenode.sds.envelope import Entry, Kind, SdsMessage, encode_history, encode_message
 from storenode.sds.events import (
     Acknowledged,
     Broadcast,
@@ -79,8 +79,7 @@ class OwnMessage:
     """A message that was just sent; ``number`` is its place in the outbox."""
 
     number: int
-    message_id: str
-    lamport: int
+    message: SdsMessage
     hint: bytes
     proof: Proof
     events: list[Event]
@@ -144,14 +143,18 @@ class Ledger:
         message_id: str | None,
         seal: Callable[[bytes], bytes],
         hint_of: Callable[[bytes, int], bytes],
+        *,
+        sealed: Sealing | None = None,
     ) -> OwnMessage:
-        """Send content; the message is in the outbox afterwards, sealed as it will travel.
+        """Send content, as ``sealed`` makes it, if given; the message is in the outbox
+        afterwards, with ``seal`` applied to the whole.
 
         Raises as `MessageChannel.send`.
         """
-        events = self.core.send(now_ns // 1_000_000, content, message_id)
+        events = self.core.send(now_ns // 1_000_000, content, message_id, sealed)
         sent = next(each for each in events if isinstance(each, Broadcast))
-        lamport, proof = self._note_own(sent.message_id, content)
+        message = self.core.outgoing.by_id[sent.message_id].message
+        proof = self._note_own(message)
         payload, number = seal(sent.payload), self._next_item
         self._put(OutboxItem(number, sent.message_id, payload, now_ns))
         self._next_item += 1
@@ -159,7 +162,7 @@ class Ledger:
         hint = hint_of(payload, now_ns)
         self._note(self.core.published(sent.message_id, hint))
         rest: list[Event] = [each for each in events if not isinstance(each, Broadcast)]
-        return OwnMessage(number, sent.message_id, lamport, hint, proof, rest)
+        return OwnMessage(number, message, hint, proof, rest)
 
     def receive(self, now_ms: int, packets: Iterable[Packet]) -> list[Event]:
         """Take packets."""
@@ -172,6 +175,10 @@ class Ledger:
     def abandon(self, now_ms: int, message_ids: Iterable[str]) -> list[Event]:
         """Give up missing messages."""
         return self._note(self.core.abandon(now_ms, message_ids))
+
+    def recalled(self, messages: Iterable[SdsMessage]) -> list[Event]:
+        """Answer others with messages that were read from the state."""
+        return self._note(self.core.recalled(messages))
 
     def ephemeral(self, content: bytes) -> list[Event]:
         """Send without reliability; only the counter changes."""
@@ -266,16 +273,16 @@ class Ledger:
         }
         self.dirty = True
 
-    def _note_own(self, message_id: str, content: bytes) -> tuple[int, Proof]:
-        message = self.core.outgoing.by_id[message_id].message
-        lamport = message.lamport or 0
+    def _note_own(self, message: SdsMessage) -> Proof:
+        message_id = message.message_id
         self.serial += 1
         proof = Proof.OWN if message_id in self.core.claims.unproven else Proof.MESSAGE
-        self._log(self.serial, message_id, message.sender_id, lamport, content)
+        key = message.lamport or 0, message_id
+        self._log(self.serial, key, message.sender_id, message.content or b"", message.history)
         self._notes.log[message_id]["proof"] = proof.value
         self._notes.unacknowledged.add(message_id)
         self._found(message_id)
-        return lamport, proof
+        return proof
 
     def _note(self, events: list[Event]) -> list[Event]:
         notes = self._notes
@@ -345,15 +352,17 @@ class Ledger:
         serial = self.serials.pop(event.message_id)
         self._waits_no_longer(serial)
         self._found(event.message_id)
-        self._log(serial, event.message_id, event.sender_id, event.lamport, event.content)
+        key = event.lamport, event.message_id
+        self._log(serial, key, event.sender_id, event.content, event.history)
         row = self._notes.log[event.message_id]
         row["hint"], row["proof"] = event.hint, event.proof.value
         if event.unmet:
             row["unmet"] = json.dumps(event.unmet)
 
     def _log(
-        self, serial: int, message_id: str, sender_id: str, lamport: int, content: bytes
+        self, serial: int, key: Key, sender_id: str, content: bytes, history: Iterable[Entry]
     ) -> None:
+        lamport, message_id = key
         self._notes.log[message_id] = {
             "serial": serial,
             "lamport": lamport - LAMPORT_OFFSET,
@@ -364,6 +373,7 @@ class Ledger:
             "unmet": "[]",
             "committed": 0,
             "proof": "",
+            "history": encode_history(history),
         }
 
     def _hint(self, message_id: str, hint: bytes) -> None:

@@ -24,11 +24,13 @@ from storenode.sds.aio.feed import Feed
 from storenode.sds.aio.ledger import Ledger, Row
 from storenode.sds.aio.limits import LEAVE_TIMEOUT_S, MAX_TICK_S, PACKETS_AT_ONCE
 from storenode.sds.aio.publisher import Publisher, Ready
+from storenode.sds.aio.recalling import Recalling
 from storenode.sds.aio.repair import Repair
 from storenode.sds.aio.revive import revive
 from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.schema import LAMPORT_OFFSET
+from storenode.sds.aio.signing import Opened, Signer, Signing, unframe
 from storenode.sds.aio.state import DurableState
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Fetched, Link, Route, Transport
@@ -36,6 +38,7 @@ from storenode.sds.chance import Chance
 from storenode.sds.channel import ChannelFullError
 from storenode.sds.claims import Proof
 from storenode.sds.config import ChannelConfig
+from storenode.sds.envelope import Entry, decode_history
 from storenode.sds.epochs import Epochs, RateLimit
 from storenode.sds.events import (
     Behind,
@@ -47,6 +50,7 @@ from storenode.sds.events import (
     Packet,
     Pruned,
     Reason,
+    Recall,
     Refusal,
     Refused,
 )
@@ -75,6 +79,7 @@ class Participant:
         clock: Callable[[], int],
         chance: Chance,
         rate_limit: RateLimit | None = None,
+        signer: Signer | None = None,
     ) -> None:
         self.ledger = ledger
         self.core = ledger.core
@@ -84,11 +89,18 @@ class Participant:
         self._route = route
         self._forgets = state.in_memory
         self._cipher = cipher
+        config = self.core.config
+        self._signing = Signing(signer, config.channel_id, config.sender_id)
         self._clock = clock
         self._chance = chance
         self._troubles: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.saver = Saver(ledger, state, thread, self._release, partial(self._trouble, "state"))
+        self.recalling = Recalling(
+            config.channel_id,
+            self.saver.messages,
+            lambda found: self.tell(ledger.recalled(found)),
+        )
         rotation = Rotation(links)
         epochs = None
         if rate_limit is not None:
@@ -135,6 +147,7 @@ class Participant:
             self.feed.searches(),
             self.publisher.run(),
             self.repair.run(self.feed.quiet),
+            self.recalling.run(),
             self._tick(),
         ):
             task = asyncio.create_task(work)
@@ -165,29 +178,30 @@ class Participant:
 
     def send(self, content: bytes, message_id: str | None) -> str:
         """Send content; it leaves when it is saved. Raises as `MessageChannel.send`."""
-        sealed = content if self._cipher.whole else self._cipher.seal(content)
-        now_ns = self._clock()
-        sent = self.ledger.send(now_ns, sealed, message_id, self._seal, self._hint)
-        entries_after = self.core.log.after((sent.lamport, sent.message_id))
-        own = self.core.config.sender_id
-        self.tell(
-            [
-                Message(
-                    sent.message_id,
-                    own,
-                    sent.lamport,
-                    content,
-                    sent.hint,
-                    entries_after,
-                    own=True,
-                    published=False,
-                    proof=sent.proof,
-                ),
-                *sent.events,
-                Ready(sent.number),
-            ]
+
+        def sealed(lamport: int, history: Sequence[Entry]) -> bytes:
+            return self._seal_content(self._signing.frame(content, lamport, history))
+
+        sent = self.ledger.send(
+            self._clock(), content, message_id, self._seal, self._hint, sealed=sealed
         )
-        return sent.message_id
+        message, lamport = sent.message, sent.message.lamport or 0
+        opened = self._open(message.content or b"", message.sender_id, lamport, message.history)
+        shown = Message(
+            message.message_id,
+            message.sender_id,
+            lamport,
+            content,
+            sent.hint,
+            self.core.log.after((lamport, message.message_id)),
+            own=True,
+            published=False,
+            proof=sent.proof,
+            signature=opened.signature,
+            signed=opened.signed,
+        )
+        self.tell([shown, *sent.events, Ready(sent.number)])
+        return message.message_id
 
     def check_room(self, count: int) -> None:
         """Raise `ChannelFullError` where not so many more messages can be sent."""
@@ -200,8 +214,7 @@ class Participant:
 
     def send_ephemeral(self, content: bytes) -> None:
         """Send content to whoever listens now; nothing happens while offline."""
-        sealed = content if self._cipher.whole else self._cipher.seal(content)
-        events = self.ledger.ephemeral(sealed)
+        events = self.ledger.ephemeral(self._seal_content(content))
         if self.feed.node is not None:
             self.tell(events)
 
@@ -212,6 +225,8 @@ class Participant:
         for thing in things:
             if isinstance(thing, Behind):
                 self.feed.search(thing.since_ms * _NS_PER_MS)
+            elif isinstance(thing, Recall):
+                self.recalling.want(thing.message_ids)
         self.saver.add(things)
         self.refresh()
 
@@ -231,21 +246,25 @@ class Participant:
 
     def message_of(self, row: Row) -> Message:
         """A row of the log as the application sees it."""
-        content, readable = self._open_content(row["content"])
         message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
-        by = row["acknowledged_by"]
+        lamport, by = row["lamport"] + LAMPORT_OFFSET, row["acknowledged_by"]
+        encoded = row["history"]
+        history = None if encoded is None else decode_history(encoded)
+        opened = self._open(row["content"], sender_id, lamport, history)
         return Message(
             message_id,
             sender_id,
-            row["lamport"] + LAMPORT_OFFSET,
-            content,
+            lamport,
+            opened.content,
             row["hint"],
             unmet=tuple(json.loads(row["unmet"])),
             own=sender_id == self.core.config.sender_id,
             published=message_id not in self.ledger.unpublished,
-            readable=readable,
+            readable=opened.readable,
             acknowledged_by=None if by is None else by.decode(),
             proof=Proof(row["proof"]),
+            signature=opened.signature,
+            signed=opened.signed,
         )
 
     def refresh(self) -> None:
@@ -275,7 +294,7 @@ class Participant:
             elif isinstance(thing, Broadcast):
                 if thing.reason is not Reason.EPHEMERAL or self.feed.node is not None:
                     self.publisher.offer_volatile(thing, self._seal(thing.payload))
-            elif self.hub.readers and not isinstance(thing, Pruned):
+            elif self.hub.readers and not isinstance(thing, Pruned | Recall):
                 shown.append(self._shown(thing))
         self.hub.put(commit, shown)
         self.refresh()
@@ -283,21 +302,24 @@ class Participant:
     def _shown(self, event: Any) -> ChannelEvent:  # noqa: ANN401 - any event of the core
         match event:
             case Delivered():
-                content, readable = self._open_content(event.content)
+                sender, lamport, history = event.sender_id, event.lamport, event.history
+                opened = self._open(event.content, sender, lamport, history)
                 return Message(
                     event.message_id,
                     event.sender_id,
                     event.lamport,
-                    content,
+                    opened.content,
                     event.hint,
                     event.entries_after,
                     event.unmet,
                     own=event.sender_id == self.core.config.sender_id,
-                    readable=readable,
+                    readable=opened.readable,
                     proof=event.proof,
+                    signature=opened.signature,
+                    signed=opened.signed,
                 )
             case Forged():
-                return replace(event, content=self._open_content(event.content)[0])
+                return replace(event, content=unframe(self._open_content(event.content)[0])[0])
             case EphemeralReceived():
                 content, _ = self._open_content(event.content)
                 return EphemeralReceived(event.message_id, event.sender_id, content)
@@ -316,6 +338,14 @@ class Participant:
                 self.core.counts.malformed += 1
         return packets
 
+    def _open(
+        self, content: bytes, sender_id: str, lamport: int, history: Sequence[Entry] | None
+    ) -> Opened:
+        clear, readable = self._open_content(content)
+        if not readable:
+            return Opened(clear, readable=False)
+        return self._signing.read(clear, sender_id, lamport, history)
+
     def _open_content(self, content: bytes) -> tuple[bytes, bool]:
         if self._cipher.whole:
             return content, True
@@ -323,6 +353,9 @@ class Participant:
             return self._cipher.open(content), True
         except CipherError:
             return content, False
+
+    def _seal_content(self, content: bytes) -> bytes:
+        return content if self._cipher.whole else self._cipher.seal(content)
 
     def _seal(self, payload: bytes) -> bytes:
         return self._cipher.seal(payload) if self._cipher.whole else payload
@@ -389,6 +422,7 @@ async def participating(
     clock: Callable[[], int],
     chance: Chance,
     rate_limit: RateLimit | None = None,
+    signer: Signer | None = None,
 ) -> AsyncIterator[Participant]:
     """Run the participant of a state, which is opened for that in ``thread`` and closed after it.
 
@@ -410,6 +444,7 @@ async def participating(
             clock=clock,
             chance=chance,
             rate_limit=rate_limit,
+            signer=signer,
         )
         participant.start()
         yield participant

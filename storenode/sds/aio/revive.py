@@ -126,7 +126,7 @@ def _missing_since_ms(core: MessageChannel, waiting: Waiting) -> int:
 
 
 def _waiting(core: MessageChannel, row: Row) -> Waiting:
-    message = decode_message(row["payload"])
+    message = decode_message(row["payload"], stored=True)
     named = [entry.message_id for entry in message.history]
     gone = [name for name in named if name in core.lost]
     unmet = {name for name in named if name not in core.log and name not in core.lost}
@@ -145,7 +145,7 @@ def _fill_filter(state: DurableState, ledger: Ledger, waiting: list[Row]) -> Non
     """
     count = filter_length(ledger.core.config.filter, ledger.serial)
     found = dict(state.newest_ids(count))
-    found |= {row["serial"]: decode_message(row["payload"]).message_id for row in waiting}
+    found |= {row["serial"]: decode_message(row["payload"], stored=True).message_id for row in waiting}
     newest = found[max(found)] if found else ""
     for serial in range(ledger.serial - count + 1, ledger.serial + 1):
         ledger.core.filter.add(found.get(serial, newest))
@@ -155,7 +155,7 @@ def _fill_filter(state: DurableState, ledger: Ledger, waiting: list[Row]) -> Non
 def _fill_outgoing(state: DurableState, core: MessageChannel) -> None:
     made = []
     for row in state.rows("unacknowledged"):
-        message = decode_message(row["payload"])
+        message = decode_message(row["payload"], stored=True)
         probe = core.config.filter.probe(message.message_id)
         witnesses = json.loads(row["witnesses"])
         made.append(Outgoing(message, probe, row["due_ms"], row["sends"], witnesses, row["error"]))

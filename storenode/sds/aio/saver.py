@@ -99,6 +99,11 @@ class Saver:
         read = partial(self._state.page, limit, after=after, before=before, committed=committed)
         return await asyncio.get_running_loop().run_in_executor(self._thread, read)
 
+    async def messages(self, message_ids: Sequence[str]) -> list[Row]:
+        """Messages of the log, as `State.messages` has them."""
+        read = partial(self._state.messages, message_ids)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, read)
+
     async def _save(self) -> None:
         """One transaction with all that waits."""
         pending, self._pending = self._pending, []

@@ -82,13 +82,21 @@ LOG: Final = Table(
         ("unmet", _TEXT),
         ("committed", _INTEGER),
         ("proof", "text not null default 'unknown'"),
+        ("history", "blob"),
     ),
 )
 """``serial`` is the message's place in the filter, ``committed`` the transaction that added it,
-``proof`` a `storenode.sds.claims.Proof`."""
+``proof`` a `storenode.sds.claims.Proof`, ``history`` as `storenode.sds.envelope.encode_history`
+writes it, null where the program before wrote the row."""
 
-LOG_PROOF: Final = "alter table sds_log add column proof text not null default 'unknown'"
-"""For a table of the program before, which can still read and write it."""
+LOG_ADDED: Final = tuple(
+    (name, f"alter table sds_log add column {name} {kind}")
+    for name, kind in LOG.columns
+    if name in ("proof", "history")
+)
+"""For a table of a program before, which can still read and write it."""
+
+LOG_ID: Final = "create index if not exists sds_log_id on sds_log (message_id)"
 
 LOG_ORDER: Final = "create unique index sds_log_order on sds_log (lamport, message_id)"
 

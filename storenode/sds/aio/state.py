@@ -22,8 +22,9 @@ from storenode.sds.aio.schema import (
     ALL,
     LAMPORT_OFFSET,
     LOG,
+    LOG_ADDED,
+    LOG_ID,
     LOG_ORDER,
-    LOG_PROOF,
     PARTICIPANT,
     VERSION,
     Table,
@@ -42,6 +43,7 @@ _ACKNOWLEDGED: Final = "select sender_id from sds_acknowledged where message_id 
 _UNKNOWN: Final = (
     "delete from sds_acknowledged where message_id not in (select message_id from sds_log)"
 )
+_COMPLETE: Final = "where message_id = ? and history is not null"
 _ALL: Final = 2**63 - 1
 _LATER: Final = "(lamport > ? or (lamport = ? and message_id > ?))"
 _EARLIER: Final = "(lamport < ? or (lamport = ? and message_id < ?))"
@@ -159,6 +161,9 @@ class DurableState(Protocol):
         Rows have ``acknowledged_by`` too: None for those that nobody has acknowledged.
         """
 
+    def messages(self, message_ids: Sequence[str]) -> list[Row]:
+        """Messages of the log by their IDs, those whose history is not known left out."""
+
 
 class _Cursor(Protocol):
     """What is used of a DB-API cursor."""
@@ -177,7 +182,7 @@ class _Sqlite:
 
     faults: tuple[type[Exception], ...] = (sqlite3.Error,)
     exists = "select 1 from sqlite_master where name = ?"
-    has_proof = "select 1 from pragma_table_info('sds_log') where name = 'proof'"
+    has_column = "select 1 from pragma_table_info('sds_log') where name = ?"
 
     def __init__(self, place: StatePlace) -> None:
         self._connection = sqlite3.connect(
@@ -217,8 +222,8 @@ class _Postgres:
     """A connection to Postgres, which holds an advisory lock for as long as it lasts."""
 
     exists = "select 1 from pg_class where oid = to_regclass(?)"
-    has_proof = (
-        "select 1 from pg_attribute where attrelid = to_regclass('sds_log') and attname = 'proof'"
+    has_column = (
+        "select 1 from pg_attribute where attrelid = to_regclass('sds_log') and attname = ?"
     )
 
     def __init__(self, place: StatePlace) -> None:
@@ -426,6 +431,14 @@ class State:
                 row["acknowledged_by"] = by
         return found if after is not None else found[::-1]
 
+    def messages(self, message_ids: Sequence[str]) -> list[Row]:
+        """As `DurableState.messages`."""
+        found: list[Row] = []
+        with self._transaction() as transaction:
+            for name in message_ids:
+                found += transaction.rows(LOG, _COMPLETE, name.encode())
+        return found
+
     @contextmanager
     def _transaction(self) -> Iterator[_Transaction]:
         database = self._connected()
@@ -467,14 +480,17 @@ class State:
             for table in ALL:
                 transaction.run(table.create())
             transaction.run(LOG_ORDER)
+            transaction.run(LOG_ID)
             transaction.insert(PARTICIPANT, [self._first_row()])
             return self._first_row()
         self._check(found[0])
         if not transaction.one(exists, ACKNOWLEDGED.name):
             # A state of the program before, which can still read it.
             transaction.run(ACKNOWLEDGED.create())
-        if not transaction.one(database.has_proof):
-            transaction.run(LOG_PROOF)
+        for name, statement in LOG_ADDED:
+            if not transaction.one(database.has_column, name):
+                transaction.run(statement)
+        transaction.run(LOG_ID)
         transaction.run(_CLAIM, self._owner)
         return found[0]
 

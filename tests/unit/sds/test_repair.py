@@ -4,9 +4,23 @@ from hashlib import sha256
 
 from storenode.sds.config import RepairConfig
 from storenode.sds.envelope import Entry, decode_message
-from storenode.sds.events import Broadcast, Reason, RepairAnswered, RepairRequested
+from storenode.sds.events import Broadcast, Reason, Recall, RepairAnswered, RepairRequested
+from storenode.sds.limits import MAX_PENDING_RECALLS, MAX_RECALLED_AT_ONCE
+from storenode.sds.log import OPEN_ENTRIES
+from storenode.sds.pages import PAGE_ENTRIES
 from storenode.sds.repair import answer_delay_ms, may_answer, number_of, request_delay_ms
-from tests.unit.sds.worlds import NOW, QUICK_REPAIR, channel, delivered, dice, of, take, wire
+from storenode.sds.snapshot import restore, snapshot
+from tests.unit.sds.worlds import (
+    NOW,
+    QUICK_REPAIR,
+    channel,
+    delivered,
+    dice,
+    grows_when_written,
+    of,
+    take,
+    wire,
+)
 
 CONFIG = RepairConfig()
 
@@ -98,3 +112,68 @@ def test_a_pending_answer_goes_with_its_message() -> None:
     assert list(me.answers.pending) == ["old"]
     take(me, wire("m1"), wire("m2"))
     assert of(RepairAnswered, me.tick(NOW + 400, dice())) == []
+
+
+def test_a_message_that_left_memory_is_recalled_and_answered() -> None:
+    me = channel(repair=RepairConfig(100, 400, kept_messages=1))
+    old = wire("old", after=["cause"], sender="bob")
+    take(me, wire("cause"), old, wire("new"))
+    take(me, wire("ask", content=None, sender="carol", asks=["old", "unknown"]))
+    assert of(Recall, me.tick(NOW + 400, dice())) == [Recall(("old",))]
+    (sent,) = of(Broadcast, me.recalled([decode_message(old)]))
+    assert (sent.reason, sent.payload) == (Reason.REPAIR, old)
+    assert me.recalled([decode_message(wire("unknown"))]) == [], "it is not in the log"
+    take(me, wire("again", content=None, sender="carol", asks=["old"]), now=NOW + 450)
+    assert of(Recall, me.tick(NOW + 499, dice())) == [], "it was answered a moment ago"
+
+
+def test_a_recall_waits_as_an_answer_does_and_is_cancelled_by_anothers() -> None:
+    me = channel(repair=RepairConfig(100, 400, kept_messages=1))
+    old = wire("old", sender="bob")
+    take(me, old, wire("new"))
+    asked = wire("ask", content=None, sender="carol", asks=[Entry("old", None, "bob")])
+    take(me, asked)
+    assert me.answers is not None
+    due = NOW + answer_delay_ms(RepairConfig(100, 400), "me", "bob", "old")
+    assert me.answers.next_due_ms() == due
+    assert of(Recall, me.tick(due - 1, dice())) == []
+    take(me, old)
+    assert of(Recall, me.tick(NOW + 400, dice())) == []
+
+
+def test_only_the_group_of_the_true_sender_answers_what_is_recalled() -> None:
+    config = RepairConfig(100, 400, groups=64, kept_messages=1)
+    me = channel(repair=config)
+    names = [f"m{number}" for number in range(200)]
+    take(me, *(wire(name, sender="bob") for name in names))
+    messages = [decode_message(wire(name, sender="bob")) for name in names]
+    answered = [event.message_id for event in of(RepairAnswered, me.recalled(messages))]
+    assert answered == [name for name in names if may_answer(config, "me", "bob", name)]
+    assert 0 < len(answered) < 20
+
+
+def test_who_asks_for_everything_has_eight_messages_a_second_recalled() -> None:
+    me = channel(repair=RepairConfig(100, 400, kept_messages=1))
+    count = OPEN_ENTRIES + 2 * PAGE_ENTRIES
+    names = [f"m{number}" for number in range(count)]
+    take(me, *(wire(name, lamport=NOW + at, sender="me") for at, name in enumerate(names)))
+    # The oldest are packed; as own messages they would be answered at once.
+    asks = [names[at : at + 32] for at in range(0, count - 1, 32)]
+    take(me, *(wire(f"a{at}", content=None, asks=some) for at, some in enumerate(asks)))
+    assert me.answers is not None
+    assert len(me.answers.recalls.due) == MAX_PENDING_RECALLS
+    recalled = [of(Recall, me.tick(NOW + 1_000 + ms, dice())) for ms in range(0, 3_000, 100)]
+    ids = [message_id for events in recalled for each in events for message_id in each.message_ids]
+    assert len(ids) == len(set(ids)) == 3 * MAX_RECALLED_AT_ONCE
+    assert set(ids) <= set(names[:PAGE_ENTRIES])
+
+
+def test_an_answer_that_has_become_too_large_is_left_out() -> None:
+    """Entries of the older revision take less room than those that we send."""
+    me = channel(repair=QUICK_REPAIR)
+    causes = [f"c{number}" for number in range(200)]
+    take(me, *map(wire, causes), grows_when_written(causes))
+    take(me, wire("ask", content=None, sender="carol", asks=["full", "c0"]))
+    me = restore(me.config, snapshot(me))
+    answers = of(RepairAnswered, me.tick(NOW + 400, dice()))
+    assert [event.message_id for event in answers] == ["c0"]

@@ -2,13 +2,21 @@
 
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig, RepairConfig
-from storenode.sds.envelope import Entry, SdsMessage, encode_message
+from storenode.sds.envelope import (
+    Entry,
+    SdsMessage,
+    decode_message,
+    encode_message,
+    encode_older,
+)
 from storenode.sds.events import Broadcast, Delivered, Event, Packet
+from storenode.sds.limits import MAX_SDS_MESSAGE_BYTES
 
 NOW = 1_763_625_600_000
 CHANNEL = "room"
@@ -56,7 +64,7 @@ def wire(
     content: bytes | None = b"text",
     seen: Iterable[str] | None = None,
     bloom_filter: bytes | None = None,
-    asks: Iterable[str] = (),
+    asks: Iterable[str | Entry] = (),
     room: str = CHANNEL,
 ) -> bytes:
     """A message of somebody else; ``seen`` are the IDs of its filter."""
@@ -68,10 +76,20 @@ def wire(
             lamport,
             tuple(Entry(entry) if isinstance(entry, str) else entry for entry in after),
             bloom_filter if seen is None else filter_of(SMALL, seen),
-            tuple(Entry(entry) for entry in asks),
+            tuple(Entry(entry) if isinstance(entry, str) else entry for entry in asks),
             content,
         )
     )
+
+
+def grows_when_written(causes: Iterable[str]) -> bytes:
+    """A message of the older revision that does not fit in the newer one, as its entries grow."""
+    history = tuple(Entry(cause) for cause in causes)
+    full = SdsMessage(CHANNEL, "full", "bob", NOW, history, content=b"x")
+    room = MAX_SDS_MESSAGE_BYTES - len(encode_older(full)) - 2
+    payload = encode_older(replace(full, content=bytes(room)))
+    assert len(payload) <= MAX_SDS_MESSAGE_BYTES < len(encode_message(decode_message(payload)))
+    return payload
 
 
 def take(into: MessageChannel, *messages: bytes, now: int = NOW) -> list[Event]:

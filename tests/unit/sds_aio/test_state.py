@@ -27,6 +27,7 @@ from storenode.sds.events import Broadcast, Lost, Packet, Reason
 from storenode.sds.incoming import Waiting
 from storenode.sds.log import OPEN_ENTRIES, Log
 from storenode.sds.pages import PAGE_ENTRIES
+from tests.unit.sds.worlds import SMALL, grows_when_written
 
 START_NS = 1_763_625_600_000_000_000
 NS_PER_MS = 1_000_000
@@ -105,7 +106,7 @@ class World:
             payload = ledger.outbox[sent.number].payload
             for other in self.others:
                 other.receive(self.now_ms, [Packet(payload, sent.hint)])
-            ledger.published(sent.message_id, sent.hint)
+            ledger.published(sent.message.message_id, sent.hint)
             ledger.settle(sent.number)
 
     def other(self, ledger: Ledger) -> None:
@@ -300,6 +301,19 @@ def test_a_password_is_never_shown() -> None:
     with pytest.raises(StateError) as caught:
         state.open()
     assert "secret" not in str(caught.value)
+
+
+def test_a_message_that_grows_when_it_is_written_is_read_again(tmp_path: Path) -> None:
+    payload = grows_when_written(f"c{number}" for number in range(200))
+    state, ledger = opened(tmp_path / "alice.db", filter=SMALL)
+    ledger.receive(START_NS // NS_PER_MS, [Packet(payload, b"h")])
+    batch = ledger.take()
+    assert batch is not None
+    state.commit(batch)
+    state.close()
+    state, ledger = opened(tmp_path / "alice.db", filter=SMALL)
+    assert list(ledger.core.incoming.ids) == ["full"]
+    state.close()
 
 
 def test_a_resend_is_remembered(tmp_path: Path) -> None:

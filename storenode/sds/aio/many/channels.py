@@ -24,8 +24,9 @@ from storenode.sds.aio.many.limits import DEFAULT_OPEN_STATES, MAX_LEAVING_AT_ON
 from storenode.sds.aio.many.shared import SharedNode
 from storenode.sds.aio.node import StoreNode
 from storenode.sds.aio.participant import Participant, participating
+from storenode.sds.aio.signing import Signer
 from storenode.sds.aio.transport import Transport
-from storenode.sds.config import ChannelConfig
+from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
 from storenode.sds.epochs import RateLimit
 
 
@@ -87,14 +88,15 @@ class Channels:
 
     async def join(
         self,
-        channel_id: str,
-        sender_id: str,
+        channel_id: str = DEFAULT_CHANNEL_ID,
+        sender_id: str = "",
         *,
         pubsub_topic: str = DEFAULT_PUBSUB_TOPIC,
         content_topic: str | None = None,
         state: str | Path | None = None,
         config: ChannelConfig | None = None,
         cipher: Cipher | None = None,
+        signer: Signer | None = None,
         rate_limit: RateLimit | None = None,
     ) -> Channel:
         """Take part in a channel until it is left; arguments and errors as `Channel.join`."""
@@ -117,6 +119,7 @@ class Channels:
             clock=time.time_ns,
             chance=SystemRandom(),
             rate_limit=rate_limit,
+            signer=signer,
         )
         channel = Channel(await taking_part.__aenter__())
         self._joined[channel] = taking_part, thread

@@ -30,7 +30,7 @@ from storenode.sds.aio.reliable.events import (
 from storenode.sds.aio.reliable.reading import Reader, segment_of
 from storenode.sds.aio.reliable.requests import Requests
 from storenode.sds.aio.status import Status
-from storenode.sds.config import ChannelConfig
+from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
 from storenode.sds.epochs import RateLimit
 from storenode.sds.events import Acknowledged, GaveUp, Sent
 from storenode.sds.limits import MAX_LOADED_MESSAGES
@@ -81,8 +81,8 @@ class ReliableChannel:
     async def join(
         cls,
         places: Place | Sequence[Place],
-        channel_id: str,
-        sender_id: str,
+        channel_id: str = DEFAULT_CHANNEL_ID,
+        sender_id: str = "",
         *,
         pubsub_topic: str = DEFAULT_PUBSUB_TOPIC,
         content_topic: str | None = None,

@@ -1,0 +1,117 @@
+"""Signatures are the application's: what it signs and verifies, and how a signature travels.
+
+The canonical bytes of a message (`storenode.sds.naming.canonical`) cover channel, sender, clock,
+causal history and content, as its ID does; so a signature cannot be moved to another message. It
+follows the content inside the content field, within the encryption and covered by the ID:
+
+    content ‖ signature ‖ its length (2 bytes, big-endian) ‖ mark (8 bytes)
+
+Participants without a signer take it off too. Other implementations have it at the content's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
+
+from storenode.sds.envelope import Entry
+from storenode.sds.limits import MAX_SIGNATURE_BYTES
+from storenode.sds.naming import canonical
+
+_MARK: Final = b"\x00sds-sig"
+_LENGTH_BYTES: Final = 2
+
+
+class Signer(Protocol):
+    """Signs own messages and verifies those of others, quickly: it holds up the event loop."""
+
+    def sign(self, canonical: bytes, /) -> bytes:
+        """Sign: 1 to 8,192 bytes; none leave this message unsigned."""
+
+    def verify(self, canonical: bytes, signature: bytes, sender_id: str, /) -> bool:
+        """Whether the signature is this sender's. Whatever it raises counts as False."""
+
+
+class Signed(Enum):
+    """What is known of a message's signature."""
+
+    NO = "not signed"
+    UNCHECKED = "unchecked"
+    """There is no signer here, or a version stored the message that did not keep its history."""
+
+    VALID = "valid"
+    INVALID = "invalid"
+
+    def __bool__(self) -> bool:
+        return self is Signed.VALID
+
+
+class Opened(NamedTuple):
+    """A content as the application sees it, and what was around it."""
+
+    content: bytes
+    readable: bool = True
+    signature: bytes | None = None
+    signed: Signed = Signed.NO
+
+
+class Signing:
+    """Signs and verifies the messages of one participant."""
+
+    def __init__(self, signer: Signer | None, channel_id: str, sender_id: str) -> None:
+        self._signer = signer
+        self._channel_id = channel_id
+        self._sender_id = sender_id
+
+    def frame(self, content: bytes, lamport: int, history: Sequence[Entry]) -> bytes:
+        """An own content with its signature.
+
+        Raises:
+            ValueError: the signature is too long.
+        """
+        signature = b""
+        if self._signer is not None:
+            message = self._channel_id, self._sender_id, lamport, history, content
+            signature = self._signer.sign(canonical(*message))
+        if len(signature) > MAX_SIGNATURE_BYTES:
+            raise ValueError(
+                f"a signature has {len(signature)} bytes: {MAX_SIGNATURE_BYTES} are the most"
+            )
+        # Content that ends as signatures do is told from a signed one by an empty signature.
+        if not signature and not content.endswith(_MARK):
+            return content
+        return content + signature + len(signature).to_bytes(_LENGTH_BYTES) + _MARK
+
+    def read(
+        self, framed: bytes, sender_id: str, lamport: int, history: Sequence[Entry] | None
+    ) -> Opened:
+        """A content without its signature; ``history`` is None where it is not known."""
+        content, signature = unframe(framed)
+        if not signature:
+            return Opened(content)
+        if self._signer is None or history is None:
+            return Opened(content, signature=signature, signed=Signed.UNCHECKED)
+        signed = canonical(self._channel_id, sender_id, lamport, history, content)
+        valid = _verifies(self._signer, signed, signature, sender_id)
+        return Opened(
+            content, signature=signature, signed=Signed.VALID if valid else Signed.INVALID
+        )
+
+
+def unframe(framed: bytes) -> tuple[bytes, bytes]:
+    """The content, and its signature, which is empty where there is none."""
+    end = len(framed) - len(_MARK) - _LENGTH_BYTES
+    if end <= 0 or not framed.endswith(_MARK):
+        return framed, b""
+    size = int.from_bytes(framed[end : end + _LENGTH_BYTES])
+    if size > MAX_SIGNATURE_BYTES or size >= end:
+        return framed, b""
+    return framed[: end - size], framed[end - size : end]
+
+
+def _verifies(signer: Signer, signed: bytes, signature: bytes, sender_id: str) -> bool:
+    try:
+        return bool(signer.verify(signed, signature, sender_id))
+    except Exception:  # noqa: BLE001 - others choose the bytes, which must not stop the channel
+        return False

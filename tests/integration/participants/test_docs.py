@@ -51,7 +51,8 @@ def printed(program: subprocess.Popen[str]) -> str:
 
 
 def test_the_page_has_these_programs() -> None:
-    assert list(FILES) == ["chat.py", "heal.py", "many.py", "bus.py", "protocol.py", "album.py"]
+    names = ["chat.py", "heal.py", "many.py", "signed.py", "bus.py", "protocol.py", "album.py"]
+    assert list(FILES) == names
 
 
 def test_participants_see_the_same_log_and_keep_it(own_node: NodeProcess, tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_participants_see_the_same_log_and_keep_it(own_node: NodeProcess, tmp_pa
 
 
 def test_lost_messages_are_fetched(own_node: NodeProcess, tmp_path: Path) -> None:
-    (step,) = steps(PAGE)
+    step, _ = steps(PAGE)
     assert step.command == "python heal.py"
     output = printed(start(own_node, tmp_path, "heal.py"))
     assert matches(step.output, output), output
@@ -76,6 +77,12 @@ def test_many_channels(own_node: NodeProcess, tmp_path: Path) -> None:
     shown = printed(start(own_node, tmp_path, "many.py"))
     assert shown == "100 channels, the last one is synced\n"
     assert len(list(tmp_path.glob("room-*.db"))) == 100
+
+
+def test_signatures_are_verified(own_node: NodeProcess, tmp_path: Path) -> None:
+    _, step = steps(PAGE)
+    assert step.command == "python signed.py"
+    assert matches(step.output, printed(start(own_node, tmp_path, "signed.py")))
 
 
 def test_a_large_content_and_its_events(own_node: NodeProcess, tmp_path: Path) -> None:

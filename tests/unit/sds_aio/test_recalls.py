@@ -85,7 +85,7 @@ async def test_after_a_restart_an_old_message_is_answered(tmp_path: Path) -> Non
         assert [each.message_id for each in log][:2] == [first, second]
         assert [each.content for each in log][:2] == [b"the first", b"the second"]
         assert {each.proof for each in log} == {Proof.MESSAGE}, "the messages as they were"
-        answered = set()
+        answered: set[str] = set()
         async with asyncio.timeout(PATIENCE_S):
             while len(answered) < 2:
                 event = await anext(told)

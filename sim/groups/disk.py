@@ -159,6 +159,7 @@ class SimState:
 
     def messages(self, message_ids: Sequence[str]) -> list[Row]:
         """Messages of the log by their IDs."""
+        self._member.world.mark("a message was read to answer others")
         return [self._disk.log[name] for name in message_ids if name in self._disk.log]
 
 

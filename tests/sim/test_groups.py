@@ -55,6 +55,7 @@ def test_the_runs_have_come_by_what_they_are_for(seen: Counter[str]) -> None:
     expected = {
         "a causal history was asked for",
         "a message was forged",
+        "a message was read to answer others",
         "a participant crashed before a transaction",
         "a participant crashed between a transaction and what follows from it",
         "a store crashed between a commit and its acknowledgement",

@@ -30,7 +30,7 @@ from storenode.sds.aio.revive import revive
 from storenode.sds.aio.rotation import Rotation
 from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.schema import LAMPORT_OFFSET
-from storenode.sds.aio.signing import Opened, Signer, Signing, unframe
+from storenode.sds.aio.signing import HistoryOf, Opened, Signer, Signing, unframe
 from storenode.sds.aio.state import DurableState
 from storenode.sds.aio.status import Status
 from storenode.sds.aio.transport import Fetched, Link, Route, Transport
@@ -186,7 +186,9 @@ class Participant:
             self._clock(), content, message_id, self._seal, self._hint, sealed=sealed
         )
         message, lamport = sent.message, sent.message.lamport or 0
-        opened = self._open(message.content or b"", message.sender_id, lamport, message.history)
+        opened = self._open(
+            message.content or b"", message.sender_id, lamport, lambda: message.history
+        )
         shown = Message(
             message.message_id,
             message.sender_id,
@@ -249,8 +251,12 @@ class Participant:
         message_id, sender_id = row["message_id"].decode(), row["sender_id"].decode()
         lamport, by = row["lamport"] + LAMPORT_OFFSET, row["acknowledged_by"]
         encoded = row["history"]
-        history = None if encoded is None else decode_history(encoded)
-        opened = self._open(row["content"], sender_id, lamport, history)
+        opened = self._open(
+            row["content"],
+            sender_id,
+            lamport,
+            lambda: None if encoded is None else decode_history(encoded),
+        )
         return Message(
             message_id,
             sender_id,
@@ -302,8 +308,9 @@ class Participant:
     def _shown(self, event: Any) -> ChannelEvent:  # noqa: ANN401 - any event of the core
         match event:
             case Delivered():
-                sender, lamport, history = event.sender_id, event.lamport, event.history
-                opened = self._open(event.content, sender, lamport, history)
+                opened = self._open(
+                    event.content, event.sender_id, event.lamport, lambda: event.history
+                )
                 return Message(
                     event.message_id,
                     event.sender_id,
@@ -338,13 +345,11 @@ class Participant:
                 self.core.counts.malformed += 1
         return packets
 
-    def _open(
-        self, content: bytes, sender_id: str, lamport: int, history: Sequence[Entry] | None
-    ) -> Opened:
+    def _open(self, content: bytes, sender_id: str, lamport: int, history_of: HistoryOf) -> Opened:
         clear, readable = self._open_content(content)
         if not readable:
             return Opened(clear, readable=False)
-        return self._signing.read(clear, sender_id, lamport, history)
+        return self._signing.read(clear, sender_id, lamport, history_of)
 
     def _open_content(self, content: bytes) -> tuple[bytes, bool]:
         if self._cipher.whole:

@@ -1,8 +1,8 @@
 """A ledger made from a state, so that a participant goes on where its last transaction left it.
 
-What is not kept is timing (when to speak next), sync messages that waited, which messages no
-other one names, and which can be answered to others who ask: all of that begins anew. The first
-message of a new life therefore carries the filter.
+What is not kept is timing (when to speak next), sync messages that waited, and which messages no
+other one names: all of that begins anew. The first message of a new life therefore carries the
+filter. Others who ask are answered from the state.
 """
 
 from __future__ import annotations
@@ -145,7 +145,9 @@ def _fill_filter(state: DurableState, ledger: Ledger, waiting: list[Row]) -> Non
     """
     count = filter_length(ledger.core.config.filter, ledger.serial)
     found = dict(state.newest_ids(count))
-    found |= {row["serial"]: decode_message(row["payload"], stored=True).message_id for row in waiting}
+    found |= {
+        row["serial"]: decode_message(row["payload"], stored=True).message_id for row in waiting
+    }
     newest = found[max(found)] if found else ""
     for serial in range(ledger.serial - count + 1, ledger.serial + 1):
         ledger.core.filter.add(found.get(serial, newest))

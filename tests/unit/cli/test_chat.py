@@ -25,6 +25,7 @@ from storenode.sds.events import (
     CaughtUp,
     Forged,
     GaveUp,
+    GroupsUnfit,
     Missing,
     MissingMessage,
     PossiblyAcknowledged,
@@ -118,6 +119,13 @@ def test_who_is_ahead_and_what_is_missing_is_told_once() -> None:
     assert transcript.take(Behind("bob", 0, 3, 2)) == []
     assert len(transcript.take(CaughtUp("bob"))) == 1
     assert transcript.people.others["bob"].ahead == 0
+
+
+def test_response_groups_that_do_not_fit_are_told() -> None:
+    (remark,) = Transcript("alice", 0).take(GroupsUnfit(1, 1_256, 10))
+    assert remark.rows == [
+        "about 1,256 people speak here: set all up for 10 response groups instead of 1"
+    ]
 
 
 def test_forged_lines_are_shown_as_forged_wherever_they_come() -> None:

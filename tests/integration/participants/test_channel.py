@@ -16,6 +16,7 @@ from storenode.client.node import connect
 from storenode.sds.aio.channel import Channel
 from storenode.sds.aio.events import Message
 from storenode.sds.aio.node import StoreNode
+from storenode.sds.aio.recalling import message_of
 from storenode.sds.aio.state import StateTaken
 from storenode.sds.aio.transport import Outbound, Route
 from storenode.sds.config import ChannelConfig
@@ -200,13 +201,22 @@ async def test_a_state_in_postgres_works_and_is_locked(
 ) -> None:
     url = empty_database_url.replace("postgresql://", "postgresql+psycopg://")
     async with Channel.join(node.listen, room, "alice", state=url) as alice:
-        await alice.send(b"kept in Postgres")
+        first = await alice.send(b"kept in Postgres")
         with pytest.raises(StateTaken, match="in use by another process"):
             async with Channel.join(node.listen, room, "alice", state=url):
                 pass
+    # A state of the version before, which kept no causal histories.
+    with psycopg.connect(empty_database_url) as connection:
+        connection.execute("drop index sds_log_id")
+        connection.execute("alter table sds_log drop column history")
     async with Channel.join(node.listen, room, "alice", state=url) as alice:
         assert await contents(alice) == [b"kept in Postgres"]
         await synced(alice)
+        second = await alice.send(b"with its history")
+        (row,) = await alice._participant.saver.messages([first, second])
+        answer = message_of(room, row)
+        assert answer.content == b"with its history"
+        assert [entry.message_id for entry in answer.history] == [first]
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, asyncio.InvalidStateError])

@@ -275,6 +275,11 @@ def diff(
     is_flag=True,
     help="Go through everything, also what has not changed since a recorded audit.",
 )
+@option(
+    "--against",
+    metavar="ARCHIVE",
+    help="Try what was said of another store by this archive of that store.",
+)
 @between
 @job
 def audit(
@@ -285,6 +290,7 @@ def audit(
     missing: str | None,
     record: bool,
     full: bool,
+    against: str | None,
     low_ns: int,
     high_ns: int,
 ) -> int:
@@ -293,20 +299,25 @@ def audit(
     Finds parents that are missing, messages whose past is incomplete at any depth, how far each
     channel is complete, and claims that cannot all be true. Parents outside of --from and --to are
     looked for, too. Of ARCHIVE as a whole, without --output, only channels that have changed since
-    the last recorded audit are gone through. The exit code is 1 if anything was found.
+    the last recorded audit are gone through, and messages that other stores were once found to hold
+    as well must still be there. The exit code is 1 if anything was found.
     """
     from store.pipeline.causal.written import Outputs  # noqa: PLC0415
     from store.pipeline.jobs.audit import Auditing  # noqa: PLC0415
     from store.pipeline.jobs.audit import audit as audit_job  # noqa: PLC0415
     from store.pipeline.lake import Lake  # noqa: PLC0415
+    from store.pipeline.sides import LakeSide  # noqa: PLC0415
 
-    if record and (archive is None or low_ns or high_ns != FOREVER):
-        raise CliError(USAGE, "--record needs ARCHIVE, as a whole: leave --from and --to out.")
+    if (record or against is not None) and (archive is None or low_ns or high_ns != FOREVER):
+        name = "--record" if record else "--against"
+        raise CliError(USAGE, f"{name} needs ARCHIVE, as a whole: leave --from and --to out.")
     Outputs(output, missing)  # looks whether they can be written
+    opened = None if against is None else Lake(against).open()
     with runner.place(archive) as place, runner.session() as session:
         side = place(session)
         lake = Lake(archive) if record and archive is not None else None
-        work = Auditing(side, low_ns, high_ns, output, missing, runner.say, lake, full)
+        other = None if opened is None else LakeSide(session, opened)
+        work = Auditing(side, low_ns, high_ns, output, missing, runner.say, lake, full, other)
         return runner.finish(audit_job(session, work))
 
 

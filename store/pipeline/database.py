@@ -6,6 +6,7 @@ position and the fingerprints of everything that was committed up to it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,12 +22,13 @@ from store.db.summaries.deltas import Buckets, merged, unpack
 from store.domain.partitioning import Bounds, parse_bounds
 from store.pipeline.errors import FAILED, PipelineError, of_database
 from store.pipeline.fingerprints import LEVELS_NS, Fingerprint, Fingerprints, of_buckets
-from store.pipeline.limits import HOUR_NS
+from store.pipeline.limits import HOUR_NS, MAX_STATED
 from store.pipeline.paths import spelled, spellings
 
 Connection = psycopg.Connection[Any]
 
 FOREVER: Final = 2**63 - 1
+_LOST: Final = "The database has lost what it is: its table `store` is empty."
 _BUCKET_LEVELS: Final[Mapping[str, int]] = {"minute": 0, "hour": 1, "day": 2}
 
 _SNAPSHOT: Final[LiteralString] = "set transaction isolation level repeatable read"
@@ -67,6 +69,24 @@ _RESTORED: Final[LiteralString] = """
 select coalesce(sum(messages), 0)::bigint from storenode.export_commits
 where position > %s and source = 'restore'
 """
+_STATED: Final[LiteralString] = """
+select store_id, start_ns, end_ns, compared_ns, keyed, count, fingerprint from storenode.coverage
+where missing_here = 0 and missing_there = 0 and count > 0
+  and start_ns %% %s = 0 and end_ns %% %s = 0
+order by end_ns desc limit %s
+"""
+_PAST: Final[LiteralString] = """
+select concat_ws('/', (select system_identifier from pg_control_system()),
+    left(pg_walfile_name(pg_current_wal_insert_lsn()), 8),
+    (select oid from pg_database where datname = current_database()),
+    'storenode.store'::regclass::oid)
+"""
+_UNREADABLE: Final = (
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.UndefinedFunction,
+    psycopg.errors.FeatureNotSupported,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+)
 _TRY_LOCK: Final[LiteralString] = "select pg_try_advisory_lock(%s)"
 
 
@@ -116,7 +136,7 @@ def read_state(
         connection.execute(_SNAPSHOT)
         row = connection.execute(_STORE).fetchone()
         if row is None:
-            raise PipelineError("The database has lost what it is: its table `store` is empty.")
+            raise PipelineError(_LOST)
         store_id, horizon_ns, folded, position = row
         buckets = _buckets(connection, level, low_ns, high_ns, folded)
         texts = [text for (text,) in connection.execute(_PARTITIONS)]
@@ -203,3 +223,47 @@ def restored_since(connection: Connection, position: int) -> int:
     """Messages that restores have added behind a commit position."""
     ((messages,),) = connection.execute(_RESTORED, (position,)).fetchall()
     return int(messages)
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What sessions found other stores to hold as well, as of ``time_ns`` or a little later.
+
+    ``past`` stands for the past of the database: another one after a standby was promoted, a backup
+    was recovered or a dump was loaded; None where a managed service hides it. ``rows``: of the
+    newest `MAX_STATED` spans of whole hours that have messages the other store's ID, start, end, as
+    of when, whether by keyed digests, messages, and XOR (32 bytes). Times are in nanoseconds.
+    """
+
+    store_id: str
+    time_ns: int
+    past: str | None
+    rows: list[tuple[Any, ...]]
+
+
+def read_stated(connection: Connection) -> Stated:
+    """Read the statements of equality that are kept, whether or not they still hold."""
+    now_ns = time.time_ns()
+    store_id, _ = _store(connection)
+    rows = connection.execute(_STATED, (HOUR_NS, HOUR_NS, MAX_STATED)).fetchall()
+    return Stated(store_id, now_ns, _past(connection), rows)
+
+
+def read_horizon(connection: Connection) -> int:
+    """The time before which retention may have dropped messages."""
+    return _store(connection)[1]
+
+
+def _store(connection: Connection) -> tuple[str, int]:
+    row = connection.execute(_STORE).fetchone()
+    if row is None:
+        raise PipelineError(_LOST)
+    return str(row[0]), int(row[1])
+
+
+def _past(connection: Connection) -> str | None:
+    try:
+        row = connection.execute(_PAST).fetchone()
+    except _UNREADABLE:
+        return None
+    return None if row is None else str(row[0])

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
 from store.pipeline.causal.rows import COUNTS, CYCLE, UNSEARCHED, VIOLATION
+from store.pipeline.claims import Tried
 from store.pipeline.limits import MAX_LISTED
 from store.pipeline.reports import time_text
 from storenode.message.printing import printable
@@ -80,11 +81,17 @@ class Audited:
     unsearched: list[str] = field(default_factory=list)
     output: str | None = None
     missing_file: str | None = None
+    claims: Tried = field(default_factory=Tried)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every past is complete and no message contradicts another."""
+        return not any(self.counts[name] for name in _FAULTS)
 
     @property
     def sound(self) -> bool:
-        """Whether every past is complete and no claim contradicts another."""
-        return not any(self.counts[name] for name in _FAULTS)
+        """Whether that is so, and what was said of other stores is borne out."""
+        return self.complete and not self.claims.untrue
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
@@ -92,6 +99,9 @@ class Audited:
             "name": self.name,
             "sound": self.sound,
             **self.counts,
+            "claims": self.claims.kept,
+            "claims_tried_against": self.claims.against,
+            "claims_untrue": self.claims.untrue,
             "listed": {
                 "channels": self.channels,
                 "missing": self.missing,
@@ -99,6 +109,7 @@ class Audited:
                 "cycles": self.cycles,
                 "conflicts": self.conflicts,
                 "unsearched": self.unsearched,
+                "claims_untrue": self.claims.listed,
             },
             "output": self.output,
             "missing_file": self.missing_file,
@@ -124,7 +135,7 @@ class Audited:
             "unsearched",
             map(printable, self.unsearched),
         )
-        if not self.sound:
+        if not self.complete:
             told.append("channels, the least complete first:")
             told += [f"  {_channel_line(each)}" for each in self.channels]
             told += _more(self.counts["channels"] - len(self.channels))
@@ -135,7 +146,10 @@ class Audited:
                 f"The missing IDs are in {self.missing_file}: ask peers for them with"
                 " `storenode sync --ids`."
             )
-        told.append("Every past is complete." if self.sound else "The history has gaps or faults.")
+        told += self.claims.lines()
+        told.append(
+            "Every past is complete." if self.complete else "The history has gaps or faults."
+        )
         return told
 
     def _summary(self) -> str:

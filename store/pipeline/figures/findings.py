@@ -58,6 +58,8 @@ def _all(gathered: Gathered) -> Iterator[Finding]:
         yield gap_finding(traffic)
     if gathered.completeness is not None:
         yield completeness_finding(gathered.completeness)
+        if gathered.completeness.untrue:
+            yield claims_finding(gathered.completeness)
     if gathered.compared is not None:
         yield compared_finding(gathered.compared)
     if gathered.arrivals is not None:
@@ -105,6 +107,17 @@ def completeness_finding(found: Completeness) -> Finding:
     past = f"; {names.count(found.incomplete, 'message')} with an incomplete past"
     faults = f"; {names.count(found.faults, 'contradiction')}" if found.faults else ""
     return Finding(WARNING, f"{told} {verb} missing{since}{past}{faults}.", PASTS)
+
+
+def claims_finding(found: Completeness) -> Finding:
+    """What the archive should hold since another store was found to hold the same."""
+    claims = names.count(found.untrue, "claim")
+    return Finding(
+        WARNING,
+        f"{claims} that another store holds the same messages: the archive lacks some of them."
+        " `storenode pipeline audit` names the time.",
+        PASTS,
+    )
 
 
 def compared_finding(compared: Compared) -> Finding:

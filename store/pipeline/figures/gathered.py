@@ -71,7 +71,8 @@ class Lost:
 @dataclass(frozen=True, slots=True)
 class Completeness:
     """What an audit found: in all channels, in the least complete ones, and the first parents that
-    are missing. ``faults`` are violations, cycles and conflicts.
+    are missing. ``faults`` are violations, cycles and conflicts; ``untrue`` are claims of the past
+    about other stores that are not borne out.
     """
 
     channels: int
@@ -80,6 +81,7 @@ class Completeness:
     faults: int
     pasts: tuple[ChannelPast, ...]
     lost: tuple[Lost, ...]
+    untrue: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ def _audited(found: Completeness) -> dict[str, Any]:
         "missing": found.missing,
         "incomplete": found.incomplete,
         "faults": found.faults,
+        "claims_untrue": found.untrue,
         "least_complete": [
             {
                 "channel": each.channel[:MAX_NAME_CHARS],

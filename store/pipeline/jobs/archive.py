@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from store.domain.partitioning import Bounds
 from store.pipeline.appending import Appender
+from store.pipeline.claims import keep_claims
 from store.pipeline.columns import NAMES
 from store.pipeline.contents import known_hours
 from store.pipeline.database import (
@@ -26,8 +27,10 @@ from store.pipeline.database import (
     lock_archiving,
     mark_archived,
     read_archived,
+    read_horizon,
     read_marked_archives,
     read_state,
+    read_stated,
 )
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import (
@@ -53,6 +56,7 @@ class Archived:
     database as archived, ``kept`` were noted already. ``differing`` hours are not the same in lake
     and database although everything was exported: the lake holds what the database lacks.
     ``elsewhere``: no hour was marked, since the database's marks are about that archive.
+    ``claims`` of equality with other stores were kept beside the lake.
     """
 
     position: int
@@ -65,6 +69,7 @@ class Archived:
     kept: int = 0
     differing: list[int] = field(default_factory=list)
     elsewhere: str | None = None
+    claims: int = 0
     dry_run: bool = False
 
     @property
@@ -85,6 +90,7 @@ class Archived:
             "hours_marked_before": self.kept,
             "hours_differing": [time_text(hour) for hour in self.differing[:MAX_LISTED]],
             "marked_archive": self.elsewhere,
+            "claims_kept": self.claims,
             "dry_run": self.dry_run,
         }
 
@@ -170,6 +176,7 @@ class _Run:
             return self._dry_run()
         appender = Appender(self._session, lake.create(), job.say)
         appender.record()
+        stated = read_stated(self._connection)
         state = self._state()
         to_do = _to_do(state, appender.held)
         result = Archived(state.position, _missing(to_do, appender.held))
@@ -183,6 +190,9 @@ class _Run:
             appender.record()
         result.published, result.files = appender.messages, appender.files
         note(self._connection, job, state, appender.held, result)
+        if job.everything:
+            horizon_ns = read_horizon(self._connection)
+            result.claims = keep_claims(lake, stated, horizon_ns, appender.held)
         result.compacted = appender.compact()
         if result.compacted:
             appender.record()

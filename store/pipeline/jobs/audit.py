@@ -20,6 +20,7 @@ from store.pipeline.audits import note_audit
 from store.pipeline.causal.gone_through import GoneThrough, Range
 from store.pipeline.causal.reported import Audited, reported
 from store.pipeline.causal.written import Outputs
+from store.pipeline.claims import Tried, try_claims
 from store.pipeline.database import FOREVER
 from store.pipeline.errors import SPARK_ERRORS, of_spark
 from store.pipeline.lake import Lake
@@ -36,6 +37,7 @@ class Auditing:
     missing, which ``storenode sync --ids`` reads; both must not exist.
     ``record``: the archive, to add what is found to its table of audits, and to let the next audit
     go on from there. ``full``: go through everything, whatever an audit has found before.
+    ``against``: the archive of another store, to try the claims about that store by.
     """
 
     side: Side
@@ -46,6 +48,12 @@ class Auditing:
     say: Say = silent
     record: Lake | None = None
     full: bool = False
+    against: LakeSide | None = None
+
+    @property
+    def everything(self) -> bool:
+        """Whether no time is left out."""
+        return (self.low_ns, self.high_ns) == (0, FOREVER)
 
 
 def audit(session: SparkSession, job: Auditing) -> Audited:
@@ -75,6 +83,7 @@ def audit(session: SparkSession, job: Auditing) -> Audited:
                 if again is not None:
                     again.record(tables)
             result.output, result.missing_file = job.output, job.missing
+            result.claims = _tried(job)
             return result
     except SPARK_ERRORS as error:
         raise of_spark(error) from error
@@ -84,9 +93,18 @@ def _range(job: Auditing) -> Range:
     return Range(job.side, job.low_ns, job.high_ns, job.say)
 
 
+def _tried(job: Auditing) -> Tried:
+    """How the claims of the past fare; those of a part of an archive, or a database, are none."""
+    side, against = job.side, job.against
+    if not (isinstance(side, LakeSide) and job.everything):
+        return Tried()
+    other = None if against is None else (against.lake, against.fingerprints("hour", None))
+    return try_claims(side.lake, side.fingerprints("hour", None), other)
+
+
 def _again(stack: ExitStack, job: Auditing) -> Again | None:
     """How to go on from the last audit; None where that does not help."""
-    whole = (job.low_ns, job.high_ns) == (0, FOREVER) and job.output is None
+    whole = job.everything and job.output is None
     if not (whole and isinstance(job.side, LakeSide)) or (job.full and job.record is None):
         return None
     return Again(stack, job.side, job.say, full=job.full)

@@ -168,6 +168,7 @@ class Following:
             marked=sorted(hour for hour, each in marks.items() if before.get(hour) != each),
             kept=first.kept,
             elsewhere=first.elsewhere,
+            claims=first.claims,
         )
 
     def stop(self) -> None:

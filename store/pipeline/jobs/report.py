@@ -290,6 +290,7 @@ def completeness_of(found: Audited) -> Completeness:
         counts["violations"] + counts["cycles"] + counts["conflicts"],
         tuple(pasts),
         tuple(lost),
+        found.claims.untrue,
     )
 
 

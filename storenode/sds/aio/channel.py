@@ -20,6 +20,7 @@ from typing import Self
 
 from storenode.message.topics import DEFAULT_PUBSUB_TOPIC
 from storenode.sds.aio.cipher import Cipher, Clear
+from storenode.sds.aio.covered import InStep, NodeCoverage, by_completeness, in_step
 from storenode.sds.aio.events import ChannelEvent, Events, Message
 from storenode.sds.aio.limits import MAX_LOG_PAGE, MAX_TRANSPORTS
 from storenode.sds.aio.node import StoreNode
@@ -136,6 +137,20 @@ class Channel:
     def missing(self) -> tuple[MissingMessage, ...]:
         """What is missing now, longest first."""
         return self._participant.core.missing()
+
+    async def in_step(self, since_ns: int = 0) -> InStep:
+        """Until when everything from a time on (Unix nanoseconds) was certainly taken over.
+
+        Reads what the most complete of the nodes holds since then once more, and goes by what the
+        node says of that answer. None is certain where no node was found equal to another store, or
+        messages are missing; what was given up as lost no longer counts as missing.
+        """
+        return await in_step(self._participant, since_ns)
+
+    async def nodes_by_completeness(self) -> list[NodeCoverage]:
+        """How complete each of the nodes says that it is, the one to prefer first."""
+        found = await by_completeness(self._participant.links)
+        return [told for _, told in found]
 
     async def wait_for(self, condition: Callable[[Status], bool]) -> Status:
         """Wait until the status meets a condition, and return it.

@@ -40,6 +40,7 @@ from storenode.sds.aio.transport import (
 )
 from storenode.sds.envelope import Entry
 from storenode.wire.sds.v1.message_pb2 import HistoryEntry
+from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.storenode.v1 import store_pb2, store_pb2_grpc
 from storenode.wire.waku.message.v1.message_pb2 import WakuMessage
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest, WakuMessageKeyValue
@@ -170,12 +171,29 @@ class NodeLink:
                 call.cancel()
         raise TransportError(f"The node at {self._name} ended the feed.")
 
-    async def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
+    def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
         """By ``Scan``; a node whose messages go back in time has lost its turn."""
-        request = store_pb2.ScanRequest(filter=self._filter, time_start=since_ns, include_data=True)
+        return self.scan_telling(since_ns, None)
+
+    async def scan_telling(
+        self, since_ns: int, tell: Callable[[AnswerCoverage], None] | None
+    ) -> AsyncGenerator[Sequence[Fetched], None]:
+        """The same; ``tell`` is given how complete the answer is, if the node can tell."""
+
+        def messages_of(page: store_pb2.ScanPage) -> Iterable[WakuMessageKeyValue]:
+            if tell is not None and page.HasField("coverage"):
+                tell(page.coverage)
+            return page.messages
+
+        request = store_pb2.ScanRequest(
+            filter=self._filter,
+            time_start=since_ns,
+            include_data=True,
+            coverage=tell is not None,
+        )
         last_ns = since_ns
         call = self._store.Scan(request, metadata=self._metadata)
-        async for messages in self._pages(call, lambda page: page.messages, bounded=False):
+        async for messages in self._pages(call, messages_of, bounded=False):
             for message in messages:
                 if message.timestamp_ns < last_ns:
                     raise TransportError(
@@ -218,6 +236,23 @@ class NodeLink:
         call = self._store.GetSdsMessages(request, metadata=self._metadata)
         async for messages in self._pages(call, lambda page: _stored(page.messages, wanted)):
             yield messages
+
+    async def coverage(self) -> AnswerCoverage | None:
+        """How complete the node is, by ``GetSdsMessages``; None: it cannot tell."""
+        request = store_pb2.GetSdsMessagesRequest(
+            channel_id=self._route.channel_id, filter=self._filter, coverage=True
+        )
+        told: list[AnswerCoverage] = []
+
+        def messages_of(page: store_pb2.SdsMessagesPage) -> Iterable[WakuMessageKeyValue]:
+            if page.HasField("coverage"):
+                told.append(page.coverage)
+            return ()
+
+        call = self._store.GetSdsMessages(request, metadata=self._metadata)
+        async for _ in self._pages(call, messages_of):
+            pass
+        return told[-1] if told else None
 
     async def closure(
         self, heads: Sequence[Entry], known_ids: Sequence[str]

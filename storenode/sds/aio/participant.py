@@ -85,7 +85,7 @@ class Participant:
         self.core = ledger.core
         self.hub: Hub[ChannelEvent] = Hub()
         self.status = Status()
-        self._links = links
+        self.links = links
         self._route = route
         self._forgets = state.in_memory
         self._cipher = cipher
@@ -173,7 +173,7 @@ class Participant:
         self.saver.fail(left)
         self.hub.end()
         self.hub.fail(left)
-        for link in self._links:
+        for link in self.links:
             await link.close()
 
     def send(self, content: bytes, message_id: str | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -17,6 +17,7 @@ from storenode.sds.aio.many.publishing import Answers, SharedPublishing
 from storenode.sds.aio.node import NodeLink, StoreNode
 from storenode.sds.aio.transport import FeedPage, Fetched, Outbound, Route, TransportError, Verdict
 from storenode.sds.envelope import Entry
+from storenode.wire.storenode.coverage.v1.coverage_pb2 import AnswerCoverage
 from storenode.wire.waku.store.v3.store_pb2 import WakuMessageKeyValue
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ class SharedLink:
         """Where the channel is published."""
         return self._alone.route
 
+    @property
+    def dropped(self) -> int:
+        """As `NodeLink.dropped`."""
+        return self._alone.dropped
+
     def fetched(self, items: Sequence[WakuMessageKeyValue]) -> list[Fetched]:
         """Messages of the channel, verified."""
         return self._alone.fetched(items)
@@ -102,6 +108,17 @@ class SharedLink:
     def scan(self, since_ns: int) -> AsyncGenerator[Sequence[Fetched], None]:
         """As `NodeLink.scan`, in turn."""
         return self._in_turn(self._alone.scan(since_ns))
+
+    def scan_telling(
+        self, since_ns: int, tell: Callable[[AnswerCoverage], None]
+    ) -> AsyncGenerator[Sequence[Fetched], None]:
+        """As `NodeLink.scan_telling`, in turn."""
+        return self._in_turn(self._alone.scan_telling(since_ns, tell))
+
+    async def coverage(self) -> AnswerCoverage | None:
+        """As `NodeLink.coverage`, in turn."""
+        async with self._node.calls:
+            return await self._alone.coverage()
 
     def by_hint(self, hints: Sequence[bytes]) -> AsyncGenerator[Sequence[Fetched], None]:
         """As `NodeLink.by_hint`, in turn."""

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -95,6 +97,11 @@ def spark_schema(names: Iterable[str] = NAMES) -> StructType:
     return StructType(
         [StructField(each.name, _SPARK[each.type], nullable=each.nullable) for each in fields]
     )
+
+
+def empty(session: SparkSession, schema: pa.Schema) -> DataFrame:
+    """No rows of a schema; through Spark Connect none of an Arrow table can be had."""
+    return session.createDataFrame([], from_arrow_schema(schema))
 
 
 def file_columns() -> list[str]:

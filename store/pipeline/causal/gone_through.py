@@ -16,7 +16,7 @@ from store.pipeline.causal.audited import audited, channels_of
 from store.pipeline.causal.claims import Claims, claims_in
 from store.pipeline.causal.conflicts import conflicting
 from store.pipeline.causal.missing import elsewhere, held_outside, held_unread, references_to
-from store.pipeline.causal.reported import CONFLICTS, REFERENCES, Tables, empty, kinds_of
+from store.pipeline.causal.reported import CONFLICTS, REFERENCES, Tables, kinds_of
 from store.pipeline.causal.rounds import settled
 from store.pipeline.causal.rows import (
     BLOCK,
@@ -30,6 +30,7 @@ from store.pipeline.causal.rows import (
     VIOLATION,
     Kinds,
 )
+from store.pipeline.columns import empty
 from store.pipeline.database import FOREVER
 from store.pipeline.lake import LakeFile
 from store.pipeline.progress import Say, silent
@@ -92,12 +93,12 @@ class GoneThrough:
     def tables(self) -> Tables:
         """Go through everything."""
         findings = self._findings(None)
-        kinds = kinds_of(findings)
+        kinds, session = kinds_of(findings), findings.sparkSession
         if MISSING in kinds:
             findings, located = self._located(findings)
         else:
-            located = empty(findings, REFERENCES)
-        conflicts = self._conflicts(findings) if CLAIMED in kinds else empty(findings, CONFLICTS)
+            located = empty(session, REFERENCES)
+        conflicts = self._conflicts(findings) if CLAIMED in kinds else empty(session, CONFLICTS)
         return Tables(findings, settled(channels_of(findings)), located, conflicts)
 
     def _located(self, findings: DataFrame) -> tuple[DataFrame, DataFrame]:

@@ -175,11 +175,6 @@ def _more(count: int) -> Iterator[str]:
         yield f"  and {count:,} more"
 
 
-def empty(like: DataFrame, schema: pa.Schema) -> DataFrame:
-    """No rows of a schema, in the session of another table."""
-    return like.sparkSession.createDataFrame(schema.empty_table())
-
-
 def kinds_of(findings: DataFrame) -> dict[str, int]:
     """How many findings there are of each kind that there is."""
     return {row["kind"]: row["count"] for row in findings.groupBy("kind").count().collect()}

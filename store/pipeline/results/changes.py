@@ -20,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 
 from store.pipeline.causal.missing import held_unread
 from store.pipeline.causal.rounds import settled
+from store.pipeline.columns import empty
 from store.pipeline.contents import over_files, read_files
 from store.pipeline.files import batches_of
 from store.pipeline.fingerprints import HASH_WORDS, XOR_WORDS, numbers_of
@@ -107,7 +108,7 @@ def _hours(session: SparkSession, files: list[LakeFile], digests: Mapping[str, s
 
 
 def _no_hours(session: SparkSession) -> DataFrame:
-    return session.createDataFrame(HOURS.empty_table())
+    return empty(session, HOURS)
 
 
 def _summed(files: list[LakeFile]) -> Iterator[pa.RecordBatch]:

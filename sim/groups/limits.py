@@ -2,7 +2,7 @@
 
 from typing import Final
 
-MAX_GROUP: Final = 5_000
+MAX_GROUP: Final = 10_000
 """Participants of one group."""
 
 MAX_GROUP_EVENTS: Final = 20_000_000

@@ -49,6 +49,7 @@ def channel(sender: str, history: int = 2) -> MessageChannel:
         history_entries=history,
         max_outgoing=10**6,
         max_waiting=10**6,
+        max_waiting_bytes=10**9,
         filter_every=1,
         name_heads=False,
     )

@@ -30,12 +30,15 @@ def main() -> int:
         "--groups", type=int, metavar="SIZE", help="runs of SDS groups of so many participants"
     )
     parser.add_argument("--with-store", action="store_true", help="groups have store nodes")
+    parser.add_argument(
+        "--fixed", action="store_true", help="groups have the same options at each size and seed"
+    )
     parser.add_argument("--trace", action="store_true", help="print what happens")
     given = parser.parse_args()
     if given.groups is not None and not 2 <= given.groups <= MAX_GROUP:
         parser.error(f"a group has 2 to {MAX_GROUP} participants")
-    if given.groups is None and given.with_store:
-        parser.error("--with-store is about groups: give --groups SIZE too")
+    if given.groups is None and (given.with_store or given.fixed):
+        parser.error("--with-store and --fixed are about groups: give --groups SIZE too")
     if given.groups is not None and (given.gossip is not None or given.nodes is not None):
         parser.error("--groups has neither gossip nor a number of nodes")
     failed = 0
@@ -54,7 +57,14 @@ def _run(given: argparse.Namespace, seed: int) -> object:
     sink = print if given.trace else None
     dice = random.Random(seed)
     if given.groups is not None:
-        return simulate_group(seed, dice, given.groups, with_store=given.with_store, sink=sink)
+        return simulate_group(
+            seed,
+            dice,
+            given.groups,
+            with_store=given.with_store,
+            fixed=given.fixed,
+            sink=sink,
+        )
     if given.gossip is None:
         return simulate(seed, dice, nodes=given.nodes, sink=sink)
     beside = given.gossip == "beside"

@@ -203,7 +203,7 @@ class Member(Caller):
 
     def _watch(self, core: Any) -> None:  # noqa: ANN401 - a channel, whose methods are replaced
         """Have the judge see every step of a core."""
-        receive, tick = core.receive, core.tick
+        receive, tick, next_due_ms = core.receive, core.tick, core.next_due_ms
 
         def one_by_one(now_ms: int, packets: Iterable[Packet]) -> list[Event]:
             events: list[Event] = []
@@ -217,12 +217,16 @@ class Member(Caller):
         def ticked(now_ms: int, chance: object) -> list[Event]:
             events = self._judged(core, tick(now_ms, chance))
             self.view.ticked_ns = self.world.timeline.now_ns
-            delay_ms = core.next_due_ms(chance) - now_ms
-            with self.world.judging():
-                self.world.judge.slept(self.view, delay_ms)
             return events
 
-        core.receive, core.tick = one_by_one, ticked
+        def asked(chance: object) -> int:
+            due_ms: int = next_due_ms(chance)
+            if self.view.ticked_ns == self.world.timeline.now_ns:
+                with self.world.judging():
+                    self.world.judge.slept(self.view, due_ms - self.now_ms)
+            return due_ms
+
+        core.receive, core.tick, core.next_due_ms = one_by_one, ticked, asked
         for name in ("send", "published"):
             setattr(core, name, self._watched(core, getattr(core, name)))
         core.abandon = self._watched(core, core.abandon, abandoned=True)

@@ -18,6 +18,10 @@ from storenode.sds.config import ChannelConfig, RepairConfig
 SMALL_GROUP: Final = 10
 LARGE_GROUP: Final = 200
 
+FIXED_MESSAGES: Final = 10
+FIXED_TALK_NS: Final = 180 * NS_PER_S
+"""The conversation of `fixed_group`, during which there are faults."""
+
 _CHANNEL: Final = "room"
 
 
@@ -127,6 +131,39 @@ def drawn_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
         ),
         limits=_limits(dice),
         faults=faults,
+    )
+
+
+def fixed_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
+    """A scenario of the same conversation for any size, so that sizes compare.
+
+    Participants and stores have the options that ship. Of what participants broadcast to each
+    other a fifth is lost; each crashes every two hours in the mean, and a tenth joins late.
+    """
+    return GroupScenario(
+        stores=2 if with_store else 0,
+        follow=False,
+        joins_ns=tuple(
+            int(dice.uniform(0, FIXED_TALK_NS)) if number % 10 == 9 else 0 for number in range(size)
+        ),
+        messages=FIXED_MESSAGES,
+        burst=1,
+        talk_ns=FIXED_TALK_NS,
+        faults_ns=FIXED_TALK_NS,
+        pull_ns=3 * NS_PER_S,
+        drift_ns=600 * NS_PER_S,
+        network_delay_ns=50 * NS_PER_MS,
+        disk_delay_ns=20 * NS_PER_MS,
+        config=ChannelConfig(_CHANNEL, "anybody"),
+        limits=RequestLimits(),
+        faults=GroupFaults(
+            lost=0.2,
+            twice=0.05,
+            breaks=0.02,
+            refused_saves=0.01,
+            crash_every_ns=7_200 * NS_PER_S // size,
+            skew_ns=3 * NS_PER_S,
+        ),
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from sim.groups.run import simulate_group
+from sim.groups.scenario import FIXED_MESSAGES, fixed_group
 from sim.groups.world import GroupSummary
 
 BATCHES, BATCH = 12, 10
@@ -82,3 +83,13 @@ def test_the_same_seed_gives_the_same_run(with_store: bool) -> None:
         simulate_group(5, random.Random(5), 4, with_store=with_store) for _ in range(2)
     )
     assert first == second
+
+
+def test_fixed_options_are_the_same_at_each_size_and_the_logs_end_equal() -> None:
+    small, large = (fixed_group(random.Random(size), size, with_store=True) for size in (10, 500))
+    for name in ("config", "limits", "messages", "burst", "talk_ns", "pull_ns", "stores"):
+        assert getattr(small, name) == getattr(large, name)
+    summary = simulate_group(1, random.Random(1), 20, with_store=True, fixed=True)
+    assert (summary.members, summary.stores, summary.lost) == (20, 2, 0)
+    assert summary.messages == summary.broadcasts["content"] == FIXED_MESSAGES
+    assert summary.store_calls["messages published"] >= FIXED_MESSAGES

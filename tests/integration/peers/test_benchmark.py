@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 SIZES = ("--messages", "3000", "--missing", "30", "--many", "2000")
-"""So many that a session over TLS is worth the compact mode."""
+"""In the end 5,000 messages, for which the compact mode is offered."""
 
 
 def test_lines_with_what_each_process_used() -> None:

@@ -433,8 +433,7 @@ class MessageChannel:
         if content:
             unmet.discard(message_id)
             proof = proof_of(message)
-        gone = [each.message_id for each in message.history if each.message_id in lost]
-        taken = Waiting(message, hint, now_ms, unmet, gone, proof)
+        taken = Waiting(message, hint, now_ms, unmet, proof)
         bounds = config.max_waiting, config.max_waiting_bytes, config.max_missing
         if unmet and not self.incoming.fits(taken, *bounds):
             self.counts.buffer_full += 1
@@ -479,13 +478,11 @@ class MessageChannel:
         if not self.clock.adopt(lamport, self.clock.unix_ms(now_ms)):
             self.counts.clocks_capped += 1
             events.append(ClockCapped(message_id, lamport))
-        # What was given up may have come after all, and the genuine message may wait where a forged
-        # one was withdrawn.
-        again = (
-            each.message_id for each in message.history if each.message_id in self.incoming.ids
-        )
-        absent = dict.fromkeys((*taken.given_up, *again))
-        unmet = tuple([key for key in absent if key not in self.log])
+        # Compared with the log only now: what was given up may have come after all, and what was
+        # there may have been forged and withdrawn.
+        causes = dict.fromkeys(each.message_id for each in message.history)
+        causes.pop(message_id, None)
+        unmet = tuple([key for key in causes if key not in self.log])
         after = self.log.insert(LogEntry(lamport, message_id, message.sender_id, hint))
         sender, content = message.sender_id, message.content or b""
         proof = taken.proof or proof_of(message)
@@ -563,7 +560,7 @@ class MessageChannel:
         for message_id in message_ids:
             self.lost[message_id] = None
             self.stop_asking(message_id)
-            self.incoming.met(message_id, given_up=True)
+            self.incoming.met(message_id)
         while len(self.lost) > MAX_LOST_IDS:
             del self.lost[next(iter(self.lost))]
         self._release(now_ms, events)

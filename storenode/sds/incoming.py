@@ -32,15 +32,13 @@ ENTRY_BYTES: Final = 256
 class Waiting:
     """A message that waits; sync messages wait too, and are dropped when they are ready.
 
-    ``unmet`` are the IDs that it waits for, ``given_up`` those that it waited for in vain;
-    ``proof`` is of its ID, where that was looked at.
+    ``unmet`` are the IDs that it waits for; ``proof`` is of its ID, where that was looked at.
     """
 
     message: SdsMessage
     hint: bytes | None
     arrived_ms: int
     unmet: set[str]
-    given_up: list[str] = field(default_factory=list)
     proof: Proof = Proof.NONE
 
     @property
@@ -129,14 +127,12 @@ class IncomingBuffer:
             want.hints.append(hint)
         want.sender_id = want.sender_id or entry.sender_id
 
-    def met(self, message_id: str, *, given_up: bool = False) -> None:
+    def met(self, message_id: str) -> None:
         """A dependency is in the log, or given up: whoever waits for nothing else is ready."""
         self.wants.pop(message_id, None)
         for serial in self._waiters.pop(message_id, ()):
             waiting = self.waiting[serial]
             waiting.unmet.discard(message_id)
-            if given_up:
-                waiting.given_up.append(message_id)
             if not waiting.unmet:
                 self.ready[serial] = None
 
@@ -206,7 +202,6 @@ class IncomingBuffer:
         waiting = self.waiting.get(serial)
         if waiting is None or not waiting.unmet:
             return False
-        waiting.given_up.extend(sorted(waiting.unmet))
         self._stop_waiting(serial)
         waiting.unmet.clear()
         self.ready[serial] = None

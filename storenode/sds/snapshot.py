@@ -108,7 +108,8 @@ def _restore(config: ChannelConfig, read: "_Reader", version: int) -> MessageCha
     channel.lost = dict.fromkeys(read.list_(read.text))
     for outgoing in read.list_(lambda: read.outgoing(config)):
         channel.outgoing.add(outgoing)
-    channel.incoming.restore(read.list_(read.waiting), read.list_(read.want))
+    waiting = read.list_(lambda: read.waiting(version))
+    channel.incoming.restore(waiting, read.list_(read.want))
     _read_pace(read, channel)
     _read_repair(read, channel)
     if version > 1:
@@ -282,7 +283,6 @@ class _Writer:
         self.maybe(value.hint)
         self.number(value.arrived_ms)
         self.list_(sorted(value.unmet), self.text)
-        self.list_(value.given_up, self.text)
 
     def want(self, item: tuple[str, Want]) -> None:
         self.timed((item[0], item[1].since_ms))
@@ -354,9 +354,13 @@ class _Reader:
         due_ms, sends = self.number(), self.number()
         return Outgoing(message, probe, due_ms, sends, self.list_(self.number), self.float_())
 
-    def waiting(self) -> Waiting:
+    def waiting(self, version: int) -> Waiting:
         message, hint, arrived_ms = self.message(), self.maybe(), self.number()
-        return Waiting(message, hint, arrived_ms, set(self.list_(self.text)), self.list_(self.text))
+        unmet = set(self.list_(self.text))
+        if version <= 2:
+            # What it waited for in vain; that is found in its history.
+            self.list_(self.text)
+        return Waiting(message, hint, arrived_ms, unmet)
 
     def want(self) -> tuple[str, Want]:
         message_id, since_ms = self.timed()

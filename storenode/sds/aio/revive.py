@@ -128,10 +128,9 @@ def _missing_since_ms(core: MessageChannel, waiting: Waiting) -> int:
 def _waiting(core: MessageChannel, row: Row) -> Waiting:
     message = decode_message(row["payload"], stored=True)
     named = [entry.message_id for entry in message.history]
-    gone = [name for name in named if name in core.lost]
     unmet = {name for name in named if name not in core.log and name not in core.lost}
     unmet.discard(message.message_id)
-    return Waiting(message, row["hint"], row["arrived_ms"], unmet, gone, proof_of(message))
+    return Waiting(message, row["hint"], row["arrived_ms"], unmet, proof_of(message))
 
 
 def _ask(core: MessageChannel, entry: Entry, since_ms: int) -> None:

@@ -118,6 +118,20 @@ def test_the_genuine_one_waits_for_its_own_causes() -> None:
     assert contents(me, events) == {id_of(cause): b"cause", id_of(true): b"pay alice"}
 
 
+def test_what_comes_before_a_withdrawn_cause_says_so() -> None:
+    cause = genuine(b"cause", lamport=NOW - 5)
+    true = genuine(after=[id_of(cause)])
+    second = genuine(b"second", after=[id_of(cause), id_of(true)], lamport=NOW - 1)
+    me = channel()
+    take(me, forged(true, history=()), second, true)
+    told = of(Delivered, take(me, cause))
+    assert [(each.message_id, each.unmet) for each in told] == [
+        (id_of(cause), ()),
+        (id_of(second), (id_of(true),)),
+        (id_of(true), ()),
+    ]
+
+
 def test_a_forged_one_that_waits_makes_room_together_with_what_it_asked_for() -> None:
     true = genuine()
     me = channel(repair=QUICK_REPAIR)

@@ -24,7 +24,6 @@ from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
 from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
 from storenode.sds.events import Broadcast, Lost, Packet, Reason
-from storenode.sds.incoming import Waiting
 from storenode.sds.log import OPEN_ENTRIES, Log
 from storenode.sds.pages import PAGE_ENTRIES
 from tests.unit.sds.worlds import SMALL, grows_when_written
@@ -55,9 +54,6 @@ def facets(core: MessageChannel) -> dict[str, object]:
     """What must outlive the process."""
     core.check()
 
-    def gone(waiting: Waiting) -> set[str]:
-        return {name for name in waiting.given_up if name not in core.log}
-
     return {
         "log": [(each.key, each.sender_id, each.hint) for each in core.log.entries()],
         "filter": core.filter.encode(),
@@ -69,7 +65,7 @@ def facets(core: MessageChannel) -> dict[str, object]:
             for key, each in core.outgoing.by_id.items()
         },
         "waiting": {
-            each.message.message_id: (each.message, each.hint, set(each.unmet), gone(each))
+            each.message.message_id: (each.message, each.hint, set(each.unmet))
             for each in core.incoming.waiting.values()
             if each.message.content
         },

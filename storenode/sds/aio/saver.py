@@ -107,16 +107,17 @@ class Saver:
     async def _save(self) -> None:
         """One transaction with all that waits."""
         pending, self._pending = self._pending, []
-        waiters, self._waiters = self._waiters, []
+        count = len(self._waiters)
         batch = self._ledger.take()
         if batch is not None:
             try:
                 await self._commit(batch)
             except StateError as error:
-                self._waiters += waiters
                 self.fail(error)
                 raise
         self._release(self._ledger.commits if batch is None else batch.number, pending)
+        # Until here they are where `fail` finds them, which is called when this task is cancelled.
+        waiters, self._waiters = self._waiters[:count], self._waiters[count:]
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)

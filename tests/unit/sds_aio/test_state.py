@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storenode.sds.aio.ledger import Ledger
+from storenode.sds.aio.participant import LeftError
 from storenode.sds.aio.revive import filter_length, revive
+from storenode.sds.aio.saver import Saver
 from storenode.sds.aio.state import Identity, State, StateError, StatePlace, StateTaken
 from storenode.sds.bloom import FilterShape, RollingFilter
 from storenode.sds.channel import MessageChannel
@@ -259,6 +262,29 @@ def test_whoever_lost_the_state_writes_nothing_more(tmp_path: Path) -> None:
     assert batch is not None
     with pytest.raises(StateTaken, match="in use by another process"):
         state.commit(batch)
+
+
+async def test_who_waits_for_a_state_that_fails_is_told_that_the_channel_was_left(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "alice.db"
+    state, ledger = opened(path)
+    state.close()
+    path.unlink()
+    path.mkdir()
+    failed = asyncio.Event()
+    saver = Saver(ledger, state, None, lambda *_: None, lambda _: failed.set())
+    saving = asyncio.create_task(saver.run())
+    ledger.send(START_NS, b"hello", None, bytes, lambda *_: b"")
+    waiting = asyncio.create_task(saver.saved())
+    async with asyncio.timeout(60):
+        await failed.wait()
+        assert not waiting.done()
+        saving.cancel()
+        await asyncio.wait({saving})
+        saver.fail(LeftError("The channel was left."))
+        with pytest.raises(LeftError):
+            await waiting
 
 
 def test_another_version_is_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ from storenode.sds.events import (
     Sent,
     Tick,
 )
-from storenode.sds.forgeries import reject, withdraw
+from storenode.sds.forgeries import frees, reject, withdraw
 from storenode.sds.gaps import Gaps
 from storenode.sds.history import Heads, history_of
 from storenode.sds.ids import draw_salt
@@ -391,7 +391,7 @@ class MessageChannel:
             events.append(EphemeralReceived(message.message_id, message.sender_id, message.content))
         elif kind is Kind.CONTENT and self._is_known(message.message_id):
             verdict = self.claims.judge(message)
-            if verdict is Verdict.GENUINE:
+            if verdict is Verdict.GENUINE or (verdict is Verdict.SAME and frees(self, message)):
                 self._take(now_ms, message, hint, events, own=own)
             elif verdict is Verdict.FORGED:
                 reject(self, message, hint, events)
@@ -423,16 +423,9 @@ class MessageChannel:
         own: bool,
     ) -> None:
         content, message_id = message.content, message.message_id
-        log, lost, config = self.log, self.lost, self.config
-        unmet = {
-            entry.message_id
-            for entry in message.history
-            if entry.message_id not in log and entry.message_id not in lost
-        }
-        proof = Proof.NONE
-        if content:
-            unmet.discard(message_id)
-            proof = proof_of(message)
+        config = self.config
+        unmet = self.unmet(message)
+        proof = proof_of(message) if content else Proof.NONE
         taken = Waiting(message, hint, now_ms, unmet, proof)
         bounds = config.max_waiting, config.max_waiting_bytes, config.max_missing
         if unmet and not self.incoming.fits(taken, *bounds):
@@ -455,6 +448,13 @@ class MessageChannel:
             self._deliver(now_ms, taken, events)
             if self.incoming.ready and not self.config.release_at_sweep:
                 self._release(now_ms, events)
+
+    def unmet(self, message: SdsMessage) -> set[str]:
+        """The causes that a message would wait for."""
+        named = {entry.message_id for entry in message.history}
+        if message.content:
+            named.discard(message.message_id)
+        return {key for key in named if key not in self.log and key not in self.lost}
 
     def _wait(self, now_ms: int, waiting: Waiting, events: list[Event]) -> None:
         if waiting.message.content:

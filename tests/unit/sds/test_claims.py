@@ -56,6 +56,14 @@ def contents(me: MessageChannel, events: Sequence[object]) -> dict[str, bytes]:
     return shown
 
 
+def _as_it_is(me: MessageChannel) -> MessageChannel:
+    return me
+
+
+def _restored(me: MessageChannel) -> MessageChannel:
+    return restore(me.config, snapshot(me))
+
+
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 def test_the_proven_message_wins_in_any_order(order: tuple[int, ...]) -> None:
     true = genuine()
@@ -75,6 +83,36 @@ def test_an_id_that_is_the_hash_of_the_content_proves_the_content() -> None:
     events = take(me, wire(message_id, content=b"no"), wire(message_id, content=b"yes"))
     assert contents(me, events) == {message_id: b"yes"}
     assert of(Delivered, events)[-1].proof is Proof.CONTENT
+
+
+@pytest.mark.parametrize("later", [_as_it_is, _restored])
+def test_a_copy_with_invented_causes_does_not_hold_the_content_up(
+    later: Callable[[MessageChannel], MessageChannel],
+) -> None:
+    message_id = sha256(b"yes").hexdigest()
+    invented = wire(message_id, sender="mallory", content=b"yes", after=["invented"])
+    true = wire(message_id, content=b"yes", after=["cause"])
+    me = channel(repair=QUICK_REPAIR)
+    events = take(me, wire("reply", after=[message_id]), invented, true)
+    assert [each.message_id for each in me.missing()] == ["invented"]
+    me = later(me)
+    events += take(me, invented, wire("cause"), true, invented)
+    told = [(each.message_id, each.sender_id, each.unmet) for each in of(Delivered, events)]
+    assert told == [("cause", "peer", ()), (message_id, "peer", ()), ("reply", "peer", ())]
+    assert not me.missing()
+    assert me.requests is not None
+    assert not me.requests.due
+    me.check()
+
+
+@pytest.mark.parametrize("release_at_sweep", [False, True])
+def test_a_copy_takes_no_place_in_the_log_nor_of_one_that_is_ready(release_at_sweep: bool) -> None:
+    message_id = sha256(b"yes").hexdigest()
+    me = channel(release_at_sweep=release_at_sweep)
+    events = take(me, wire(message_id, content=b"yes", after=["cause"]), wire("cause"))
+    events += take(me, wire(message_id, sender="mallory", content=b"yes"))
+    events += me.tick(NOW + 1, dice())
+    assert [each.sender_id for each in of(Delivered, events)] == ["peer", "peer"]
 
 
 def test_what_an_id_is_the_hash_of_proves_nothing_as_content() -> None:
@@ -154,14 +192,6 @@ def test_nobody_is_given_a_forged_message_that_was_found_out() -> None:
     events += me.tick(NOW + 3_000, dice())
     assert of(RepairAnswered, events)
     assert forged(true) not in payloads(events)
-
-
-def _as_it_is(me: MessageChannel) -> MessageChannel:
-    return me
-
-
-def _restored(me: MessageChannel) -> MessageChannel:
-    return restore(me.config, snapshot(me))
 
 
 @pytest.mark.parametrize("later", [_as_it_is, _restored])

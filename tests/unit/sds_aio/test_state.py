@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -335,6 +336,23 @@ def test_a_message_that_grows_when_it_is_written_is_read_again(tmp_path: Path) -
     state.close()
     state, ledger = opened(tmp_path / "alice.db", filter=SMALL)
     assert list(ledger.core.incoming.ids) == ["full"]
+    state.close()
+
+
+def test_a_copy_that_takes_the_place_of_one_that_waits_does_so_on_disk(tmp_path: Path) -> None:
+    now_ms, message_id = START_NS // NS_PER_MS, sha256(b"yes").hexdigest()
+    waits = SdsMessage("room", message_id, "eve", now_ms, (Entry("invented"),), content=b"yes")
+    for each in (waits, replace(waits, sender_id="bob", history=())):
+        state, ledger = opened(tmp_path / "alice.db")
+        ledger.receive(now_ms, [Packet(encode_message(each))])
+        batch = ledger.take()
+        assert batch is not None
+        state.commit(batch)
+        state.close()
+    state, revived = opened(tmp_path / "alice.db")
+    assert facets(revived.core) == facets(ledger.core)
+    assert [each.sender_id for each in revived.core.log.entries()] == ["bob"]
+    assert not revived.core.incoming.waiting
     state.close()
 
 

@@ -6,7 +6,7 @@ Rules:
 2. A message is delivered once, after all its causes, or after those that were given up.
 3. The log is ordered by (Lamport timestamp, message ID) at every participant alike.
 4. What was delivered stays known for good, whatever has left memory.
-5. A packet that is not taken changes nothing, and is counted.
+5. A packet that is not taken is counted, and changes nothing but that others have answered for it.
 6. Of several messages with one ID, one that proves to be the genuine one is in the log
    (`storenode.sds.claims`); another that was there is withdrawn.
 
@@ -430,6 +430,9 @@ class MessageChannel:
         bounds = config.max_waiting, config.max_waiting_bytes, config.max_missing
         if unmet and not self.incoming.fits(taken, *bounds):
             self.counts.buffer_full += 1
+            if self.answers is not None:
+                # A forged one with its ID may be here, which is not to be the answer after this.
+                self.answers.seen(message_id)
             events.append(Refused(Refusal.BUFFER_FULL, message_id))
             return
         if content and self._is_known(message_id):

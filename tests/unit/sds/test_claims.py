@@ -10,7 +10,15 @@ import pytest
 from storenode.sds.channel import MessageChannel
 from storenode.sds.claims import Proof
 from storenode.sds.envelope import Entry, SdsMessage, decode_message, encode_message
-from storenode.sds.events import Delivered, Forged, Missing, RepairAnswered, Withdrawn
+from storenode.sds.events import (
+    Delivered,
+    Forged,
+    Missing,
+    Refusal,
+    Refused,
+    RepairAnswered,
+    Withdrawn,
+)
 from storenode.sds.log import OPEN_ENTRIES
 from storenode.sds.naming import content_id
 from storenode.sds.pages import PAGE_ENTRIES
@@ -54,6 +62,15 @@ def contents(me: MessageChannel, events: Sequence[object]) -> dict[str, bytes]:
             shown[event.message_id] = event.content
     assert shown.keys() == set(log_ids(me))
     return shown
+
+
+def test_nobody_is_given_a_forged_message_after_the_genuine_one_passed_by() -> None:
+    cause = genuine(b"cause", lamport=NOW - 5)
+    true = genuine(after=[id_of(cause)])
+    me = channel(repair=QUICK_REPAIR, max_waiting=1)
+    take(me, wire("waits", after=["x"]), forged(true, history=()), wire("asks", asks=[id_of(true)]))
+    assert [each.reason for each in of(Refused, take(me, true))] == [Refusal.BUFFER_FULL]
+    assert not of(RepairAnswered, me.tick(NOW + 1_000, dice()))
 
 
 def _as_it_is(me: MessageChannel) -> MessageChannel:

@@ -71,8 +71,8 @@ async def test_hundreds_of_channels_need_few_threads_and_descriptors(
         assert len(channels) == len(made) == CHANNELS
         names = [channel.config.channel_id.encode() for channel in made]
         await asyncio.gather(*map(Channel.send, made, names))
-        # Of the process: some are there before, and gRPC has threads of its own.
-        assert process.num_threads() <= max(threads, 20)
+        # Of the process, which may have more of other tests: gRPC's own, and those for states.
+        assert process.num_threads() <= threads + 20
         # Three for each open state, with its directory, and what gRPC has.
         assert process.num_fds() <= descriptors + 3 * OPEN_STATES + 20
         for channel in made:

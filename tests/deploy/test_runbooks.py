@@ -41,8 +41,10 @@ CASES: Final[Mapping[Callable[[World], None], tuple[str, ...]]] = {
 
 NOT_HERE: Final[Mapping[str, str]] = {
     "node-restarting": "It asks systemd, Kubernetes and the kernel, which restart and kill nodes.",
+    "gateway-down": "It asks systemd and Kubernetes; the gateway's own tests end and start it.",
+    "gateway-without-node": "Tests of the gateway's process take its node away and give it back.",
 }
-"""Pages that a machine without these cannot carry out, and why."""
+"""Pages that are not carried out here, and why."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

@@ -60,7 +60,7 @@ def changes_since(session: SparkSession, lake: Lake, past: Results | None) -> Ch
     before = {} if past is None else past.days
     changed = {day for day, digest in digests.items() if before.get(day) != digest}
     files = [each for each in lake.files() if day_text(each.day) in changed]
-    hours = settled(_hours(session, files, digests)) if files else _no_hours(session)
+    hours = settled(_hours(session, files, digests)) if files else empty(session, HOURS)
     days = changed | (before.keys() - digests.keys())
     channels = None if past is None else _channels(session, past, files, hours, days)
     return Changes(files, hours, days, channels)
@@ -105,10 +105,6 @@ def _hours(session: SparkSession, files: list[LakeFile], digests: Mapping[str, s
     rows = sums.agg(F.sum("messages").alias("messages"), *words).withColumn("hour", hour)
     known = rows.withColumn("day", day).join(F.broadcast(days), "day")
     return known.withColumn("day", F.to_date("day")).select(*HOURS.names)
-
-
-def _no_hours(session: SparkSession) -> DataFrame:
-    return empty(session, HOURS)
 
 
 def _summed(files: list[LakeFile]) -> Iterator[pa.RecordBatch]:

@@ -4,7 +4,7 @@ The first line is about a few messages that either side lacks among many that bo
 call of ``storenode sync`` until it has ended and both databases are equal. The second is about many
 that one side lacks, against the rate of the ``PublishStream`` by which the other got them. Both are
 in clear text, where sessions keep to the base wire. The third is the first once more, over TLS:
-with keyed digests and, since the counts differ, in the compact mode. All messages lie within 40
+with keyed digests and, once the IDs are in memory, in the compact mode. All messages lie within 40
 minutes, those that are missing at random in it.
 """
 
@@ -14,9 +14,11 @@ import argparse
 import hashlib
 import json
 import random
+import re
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +53,8 @@ PORTION = 100_000
 """Rows that are in memory at a time."""
 
 FREE = ("--max-clock-drift", "off", "--gossip", "off")
+IN_MEMORY = re.compile(r"^storenode_index_entries (\S+)$", re.MULTILINE)
+MAX_LOADING_S = 120
 HASHES = "copy (select hash from storenode.messages order by hash) to stdout (format binary)"
 
 
@@ -106,8 +110,23 @@ class Pair:
         assert digest(self.caller) == digest(self.callee), "the databases differ"
         return taken, found, cost
 
+    def wait_until_in_memory(self, count: int) -> None:
+        """Wait until either node has read that many IDs from its database."""
+        deadline = time.monotonic() + MAX_LOADING_S
+        for bench in (self.caller, self.callee):
+            while in_memory(bench) < count:
+                assert time.monotonic() < deadline, "a node does not read its IDs into memory"
+                time.sleep(0.05)
+
     def _used(self) -> tuple[Used, Used]:
         return used(self.caller), used(self.callee)
+
+
+def in_memory(bench: Bench) -> float:
+    """The IDs that a node has in memory."""
+    with urllib.request.urlopen(f"http://{bench.node.metrics}/metrics") as response:
+        found = IN_MEMORY.search(response.read().decode())
+    return float(found.group(1)) if found else 0.0
 
 
 def digest(bench: Bench) -> bytes:
@@ -249,7 +268,9 @@ def main() -> None:
             many(both, messages, given.messages, given.many)
             apart(both, messages, given.missing, seed=4)
         with two.secured() as both:
-            few(both, "sync over TLS", given.messages + given.many, given.missing)
+            count = given.messages + given.many
+            both.wait_until_in_memory(count)
+            few(both, "sync over TLS", count, given.missing)
 
 
 if __name__ == "__main__":

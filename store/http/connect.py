@@ -21,9 +21,7 @@ from connectrpc.request import RequestContext
 from connectrpc.server import ConnectASGIApplication, Endpoint
 from starlette.types import Message, Receive
 
-from store.domain.access import Right
 from store.domain.ports import Services
-from store.domain.quota import CallKind
 from store.http.endpoint import Operation, translate
 from store.http.exchange import CallerGone, Exchange
 from store.http.failure import HttpFailure
@@ -31,11 +29,11 @@ from store.http.schemas import encode
 from store.serving.call import Call
 from store.serving.context import NodeContext
 from store.serving.failure import CallFailure, Code, malformed
-from store.serving.limits import MAX_SMALL_REQUEST_BYTES
+from store.serving.methods import table
 from store.serving.methods.coverage import CoverageService
 from store.serving.methods.publish import Publisher
 from store.serving.methods.reads import LargeReads, Reads
-from storenode.message.limits import MAX_REQUEST_BYTES
+from store.serving.methods.table import Method
 from storenode.wire.storenode.v1 import store_pb2
 
 SERVICE: Final = store_pb2.DESCRIPTOR.services_by_name["Store"].full_name
@@ -86,18 +84,17 @@ _CODECS: Final = (_Bytes(),)
 class _Method:
     """A method of the service; one of ``unary`` and ``stream`` is its handler.
 
-    ``large``: what its large requests take room of. ``endless``: as of an `Operation`.
+    ``large``: what its large requests take room of.
     """
 
-    name: str
+    served: Method
     large: LargeReads | None
     unary: _Unary | None = None
     stream: _Stream | None = None
-    endless: bool = False
 
     @property
     def path(self) -> str:
-        return f"/{SERVICE}/{self.name}"
+        return f"/{SERVICE}/{self.served.name}"
 
     def room(self, size_bytes: int) -> AbstractContextManager[None]:
         return nullcontext() if self.large is None else self.large.room(size_bytes)
@@ -153,7 +150,7 @@ class _Answer:
         method = self._method
         unary = method.unary is not None
         known = MethodInfo(
-            name=method.name,
+            name=method.served.name,
             service_name=SERVICE,
             input=bytes,
             output=bytes,
@@ -234,7 +231,7 @@ class _Answer:
         assert method.stream is not None
         assert call is not None
         # Here too, so that the caller is told why: outside, the library says that it has hung up.
-        draining = call.node.drain.endless() if method.endless else nullcontext()
+        draining = call.node.drain.endless() if method.served.endless else nullcontext()
         try:
             with method.room(self._size_bytes), draining:
                 async with aclosing(method.stream(call, self._take())) as pages:
@@ -270,48 +267,30 @@ def operations(services: Services, node: NodeContext) -> Mapping[str, Operation]
     """What is served, by path."""
     large, reads = LargeReads(), Reads(services)
     found = [
-        _operation(
-            _Method("Publish", None, unary=Publisher(services).publish),
-            Right.PUBLISH,
-            MAX_REQUEST_BYTES,
-        ),
-        _operation(_Method("Query", large, unary=reads.query), Right.READ, MAX_REQUEST_BYTES),
-        _operation(_Method("Scan", large, stream=reads.scan), Right.READ),
-        _operation(_Method("Follow", large, stream=reads.follow, endless=True), Right.FOLLOW),
-        _operation(
-            _Method("GetSdsMessages", large, stream=reads.sds_messages),
-            Right.READ,
-            MAX_REQUEST_BYTES,
-        ),
-        _operation(
-            _Method("GetCausalHistory", large, stream=reads.causal_history),
-            Right.READ,
-            MAX_REQUEST_BYTES,
-        ),
+        _Method(table.PUBLISH, None, unary=Publisher(services).publish),
+        _Method(table.QUERY, large, unary=reads.query),
+        _Method(table.SCAN, large, stream=reads.scan),
+        _Method(table.FOLLOW, large, stream=reads.follow),
+        _Method(table.SDS_MESSAGES, large, stream=reads.sds_messages),
+        _Method(table.CAUSAL_HISTORY, large, stream=reads.causal_history),
     ]
     if node.coverage is not None:
-        coverage = CoverageService(node.coverage)
-        found.append(
-            _operation(_Method("GetCoverage", large, stream=coverage.coverage), Right.READ)
-        )
-    return dict(found)
+        found.append(_Method(table.COVERAGE, large, stream=CoverageService(node.coverage).coverage))
+    return {method.path: _operation(method) for method in found}
 
 
-def _operation(
-    method: _Method,
-    right: Right,
-    largest_bytes: int = MAX_SMALL_REQUEST_BYTES,
-) -> tuple[str, Operation]:
-    types = method.content_types
-    return method.path, Operation(
-        f"connect_{method.name}",
+def _operation(method: _Method) -> Operation:
+    served, types = method.served, method.content_types
+    assert served.right is not None, "the methods of Store need a right"
+    return Operation(
+        f"connect_{served.name}",
         "POST",
-        right,
-        CallKind.STREAM if method.unary is None else CallKind.CALL,
+        served.right,
+        served.kind,
         method.answer,
         method.refuse,
-        endless=method.endless,
-        largest_bytes=largest_bytes,
+        endless=served.endless,
+        largest_bytes=served.max_request_bytes,
         content_types=types,
         wrong_type=_WRONG_TYPE.format(types[0]),
     )

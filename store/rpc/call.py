@@ -16,8 +16,7 @@ from typing import Final, Literal, Protocol, TypeAlias, TypeVar
 
 import grpc
 
-from store.domain.access import Client, Denied, Right
-from store.domain.quota import CallKind
+from store.domain.access import Client, Denied
 from store.observe.logging import get_logger, request_context
 from store.rpc.context import RpcContext
 from store.rpc.failure import RpcFailure, malformed, translate
@@ -37,8 +36,8 @@ from store.rpc.limits import MAX_SERIES
 from store.rpc.receiving import NoRequest
 from store.serving import call as serving
 from store.serving.failure import exceeded
-from store.serving.limits import MAX_SMALL_REQUEST_BYTES
 from store.serving.methods.reads import LargeReads
+from store.serving.methods.table import Method
 from store.serving.remote import Remote, remote
 from store.serving.unsent import Outlet
 
@@ -52,32 +51,6 @@ BidiHandler = Callable[["Call", Context], Awaitable[None]]
 _T = TypeVar("_T")
 _NS_PER_S: Final = 1e9
 _COUNTED_FROM_0: Final = ("OK", "UNAVAILABLE", "INTERNAL")
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """What the wrapper must know of a method.
-
-    ``right``: what a caller needs; None lets everybody in, without a look at tokens.
-    ``peers``: peers may call it. ``peers_only``: nobody else may. ``endless``: it goes on until
-    somebody ends it. ``always``: it is served although the node is not ready. ``timed``: its
-    duration is a read's.
-    """
-
-    name: str
-    right: Right | None
-    kind: CallKind
-    peers: bool = False
-    peers_only: bool = False
-    endless: bool = False
-    always: bool = False
-    timed: bool = False
-    max_request_bytes: int = MAX_SMALL_REQUEST_BYTES
-
-    @property
-    def traced(self) -> bool:
-        """True for what applications ask, and what ends; probes and peers are left out."""
-        return not (self.right is None or self.endless or self.always or self.peers_only)
 
 
 @dataclass(slots=True)

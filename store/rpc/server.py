@@ -18,14 +18,16 @@ from store.domain.ports import Services
 from store.domain.quota import CallKind
 from store.rpc import health, reflection
 from store.rpc.admin import fetch_messages, get_status, synchronize
-from store.rpc.call import ListenerKind, Method, Wrapper
+from store.rpc.call import ListenerKind, Wrapper
 from store.rpc.context import RpcContext
 from store.rpc.gossiping import GossipService
 from store.rpc.peer import PeerService
 from store.rpc.publish import publish_stream
+from store.serving.methods import table
 from store.serving.methods.coverage import CoverageService
 from store.serving.methods.publish import Publisher
 from store.serving.methods.reads import Reads, refuse_query
+from store.serving.methods.table import Method
 from storenode.message.limits import MAX_REQUEST_BYTES
 from storenode.wire.storenode.v1 import admin_pb2, peer_pb2, store_pb2
 
@@ -69,49 +71,23 @@ def build_handlers(
 
 
 def _reads(wrapper: Wrapper, reads: Reads) -> _Handlers:
-    large = MAX_REQUEST_BYTES
-    query = Method(
-        "Query", Right.READ, CallKind.CALL, peers=True, timed=True, max_request_bytes=large
-    )
-    scan = Method("Scan", Right.READ, CallKind.STREAM, peers=True, timed=True)
-    follow = Method("Follow", Right.FOLLOW, CallKind.STREAM, peers=True, endless=True)
-    lookup = Method(
-        "GetSdsMessages",
-        Right.READ,
-        CallKind.STREAM,
-        peers=True,
-        timed=True,
-        max_request_bytes=large,
-    )
-    walk = Method(
-        "GetCausalHistory",
-        Right.READ,
-        CallKind.STREAM,
-        peers=True,
-        timed=True,
-        max_request_bytes=large,
-    )
     return {
-        query.name: wrapper.unary(query, reads.query, refuse_query),
-        scan.name: wrapper.stream(scan, reads.scan),
-        follow.name: wrapper.stream(follow, reads.follow),
-        lookup.name: wrapper.stream(lookup, reads.sds_messages),
-        walk.name: wrapper.stream(walk, reads.causal_history),
+        table.QUERY.name: wrapper.unary(table.QUERY, reads.query, refuse_query),
+        table.SCAN.name: wrapper.stream(table.SCAN, reads.scan),
+        table.FOLLOW.name: wrapper.stream(table.FOLLOW, reads.follow),
+        table.SDS_MESSAGES.name: wrapper.stream(table.SDS_MESSAGES, reads.sds_messages),
+        table.CAUSAL_HISTORY.name: wrapper.stream(table.CAUSAL_HISTORY, reads.causal_history),
     }
 
 
 def _coverage(wrapper: Wrapper, service: CoverageService) -> _Handlers:
-    coverage = Method("GetCoverage", Right.READ, CallKind.STREAM, peers=True, timed=True)
-    return {coverage.name: wrapper.stream(coverage, service.coverage)}
+    return {table.COVERAGE.name: wrapper.stream(table.COVERAGE, service.coverage)}
 
 
 def _publishing(wrapper: Wrapper, publisher: Publisher) -> _Handlers:
-    single = Method("Publish", Right.PUBLISH, CallKind.CALL, max_request_bytes=MAX_REQUEST_BYTES)
-    stream = Method(
-        "PublishStream", Right.PUBLISH, CallKind.STREAM, max_request_bytes=MAX_REQUEST_BYTES
-    )
+    stream = table.PUBLISH_STREAM
     return {
-        single.name: wrapper.unary(single, publisher.publish),
+        table.PUBLISH.name: wrapper.unary(table.PUBLISH, publisher.publish),
         stream.name: wrapper.bidi(stream, partial(publish_stream, publisher)),
     }
 

@@ -16,6 +16,9 @@ UNHEALTHY_CHECK_INTERVAL_S: Final = 0.25
 CHECK_TIMEOUT_S: Final = 5.0
 """A database that answers no sooner counts as away."""
 
+REASON_REST_S: Final = 2.0
+"""The database is away for so long before another reason for it is told."""
+
 POOL_ATTEMPTS: Final = 5
 """How often the pools are asked for a connection to ask on, where no other can be had."""
 

@@ -22,6 +22,7 @@ from store.runtime.limits import (
     CHECK_TIMEOUT_S,
     HEALTHY_CHECK_INTERVAL_S,
     POOL_ATTEMPTS,
+    REASON_REST_S,
     UNHEALTHY_CHECK_INTERVAL_S,
 )
 
@@ -40,6 +41,9 @@ class DatabaseMonitor:
         self._failure: str | None = None
         """Why it asks on a connection of the pools, while it does."""
         self._away_since_s = 0.0
+        self._reason: str | None = None
+        """Why it is away, as told last; another reason is told once it is away for so long."""
+        self._tell_from_s = REASON_REST_S
         self._failed_before = 0
 
     def check_now(self) -> None:
@@ -122,6 +126,8 @@ class DatabaseMonitor:
     def _tell(self, reason: str | None) -> None:
         up = reason is None
         if up == self._up:
+            if reason is not None:
+                self._tell_again(reason)
             return
         self._up = up
         if up:
@@ -129,10 +135,18 @@ class DatabaseMonitor:
             away_s = round(time.monotonic() - self._away_since_s, 1)
             _LOG.info("database_back", away_s=away_s, failed_connections=failed)
         else:
-            self._away_since_s = time.monotonic()
-            self._failed_before = self._database.failed_connections
+            self._away_since_s, self._tell_from_s = time.monotonic(), REASON_REST_S
+            self._failed_before, self._reason = self._database.failed_connections, reason
             _LOG.warning("database_away", reason=reason)
         self._on_change(up)
+
+    def _tell_again(self, reason: str) -> None:
+        """Say that it is away for another reason, as in a failover; ever less often."""
+        away_s = time.monotonic() - self._away_since_s
+        if reason == self._reason or away_s < self._tell_from_s:
+            return
+        self._reason, self._tell_from_s = reason, 2 * away_s
+        _LOG.warning("database_still_away", reason=reason, away_s=round(away_s, 1))
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
 import grpc
 import psutil
+import psycopg
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
+from psycopg import sql
 
 from store.db.schema.migrate import upgrade
 from tests.integration.run.helpers import get, run_to_end, watch_health
@@ -120,11 +123,22 @@ def test_a_node_outlives_its_embedded_server(tmp_path: Path) -> None:
         assert node.terminate() == 0
 
 
+def allow_connections(server: PostgresServer, name: str, *, allowed: bool) -> None:
+    """Let a database accept connections again, or end those that it has and accept no more."""
+    with psycopg.connect(server.admin_url, autocommit=True) as connection:
+        allow = sql.SQL("alter database {} allow_connections {}")
+        connection.execute(allow.format(sql.Identifier(name), sql.Literal(allowed)))
+        if not allowed:
+            end = "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s"
+            connection.execute(end, [name])
+
+
 def test_a_node_waits_for_an_external_server_to_come_back(tmp_path: Path) -> None:
     server = PostgresServer(tmp_path / "postgres")
     server.start()
     try:
-        url = server.url(server.create_database())
+        name = server.create_database()
+        url = server.url(name)
         upgrade(url)
         with (
             running_node(tmp_path / "data", database_url=url) as node,
@@ -132,8 +146,11 @@ def test_a_node_waits_for_an_external_server_to_come_back(tmp_path: Path) -> Non
         ):
             states = watch_health(channel)
             assert next(states) == SERVING
-            server.stop()
+            allow_connections(server, name, allowed=False)
             assert next(states) == NOT_SERVING
+            server.stop()
+            # The log follows the cause: not accepting connections first, then no server at all.
+            eventually(lambda: re.search(r"refused.*database_still_away", node.log()))
             assert get(node.metrics, "/readyz") == (
                 503,
                 "not ready: the database does not answer\n",
@@ -141,6 +158,7 @@ def test_a_node_waits_for_an_external_server_to_come_back(tmp_path: Path) -> Non
             assert get(node.metrics, "/healthz") == (200, "alive\n")
             assert "storenode_ready 0.0" in get(node.metrics, "/metrics")[1]
             server.start()
+            allow_connections(server, name, allowed=True)
             assert next(states) == SERVING
             assert node.terminate() == 0
         outage = node.log()

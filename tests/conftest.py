@@ -50,6 +50,7 @@ RUNBOOKS = "tests/deploy/test_runbooks.py"
 """Whose tests have nothing in common, and take longer than all others of the folder."""
 LONGEST = (
     *(*APART, *TOGETHER, "tests/faults/test_soak.py", RUNBOOKS),
+    "tests/deploy/test_composition.py",
     *("tests/faults/test_upgrade.py", "tests/integration/demo/"),
 )
 """The longest first."""

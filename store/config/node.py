@@ -116,6 +116,12 @@ class NodeConfig:
         ADDRESS,
         "127.0.0.1:7422",
     )
+    metrics_allow_host: tuple[str, ...] = listener(
+        "Name by which browsers may call --metrics-listen, such as node.example; * for any;"
+        " repeatable. Without it: IP addresses and localhost alone.",
+        metavar="NAME",
+        multiple=True,
+    )
     http_listen: Address | None = listener(
         "Address for clients over HTTP: /api/v1, nwaku's /store/v3/messages, Connect and gRPC-Web;"
         " off unless given.",
@@ -374,6 +380,11 @@ class NodeConfig:
         return frozenset(allowed.union(own))
 
     @property
+    def metrics_hosts(self) -> frozenset[str]:
+        """Names by which browsers may call --metrics-listen, ``*`` for any."""
+        return frozenset(map(str.lower, (*self.metrics_allow_host, self.metrics_listen.host)))
+
+    @property
     def separate_peer_listener(self) -> bool:
         """True when peers have a listener that is not the clients'."""
         peer = self.peer_listen
@@ -462,10 +473,13 @@ class NodeConfig:
                     f"--http-allow-origin {origin} is no origin: give scheme, host and port alone,"
                     " such as https://app.example, or *."
                 )
-        for name in self.http_allow_host:
+        for flag, name in (
+            *(("--http-allow-host", name) for name in self.http_allow_host),
+            *(("--metrics-allow-host", name) for name in self.metrics_allow_host),
+        ):
             if name != "*" and not _HOST.fullmatch(name):
                 return (
-                    f"--http-allow-host {name} is no name of a host: give it without scheme and"
+                    f"{flag} {name} is no name of a host: give it without scheme and"
                     " port, such as node.example, or *."
                 )
         return None

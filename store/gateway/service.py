@@ -20,6 +20,7 @@ from store.gateway.node import Node
 from store.gateway.noise import StaticKey
 from store.gateway.protocols import Described, Metadata, StoreQuery, handlers
 from store.gateway.server import Listening, Server, bind
+from store.observe.hosts import ANY
 from store.observe.http import MetricsListener
 from store.observe.logging import get_logger
 from store.serving.tls import TlsError, TlsFiles, renewing_context
@@ -96,7 +97,7 @@ class Gateway:
         async def render() -> bytes:
             return metrics.render()
 
-        listener = MetricsListener(render, None, node.why_not_ready)
+        listener = MetricsListener(render, None, node.why_not_ready, [ANY])
         try:
             bound = await listener.open(address.host, address.port)
         except OSError as error:

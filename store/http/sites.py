@@ -13,10 +13,8 @@ reach. Two rules keep other sites out, and CORS lets in those that the operator 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -29,14 +27,13 @@ from store.http.exchange import CallerGone, Exchange
 from store.http.failure import HttpFailure
 from store.http.limits import CORS_MAX_AGE_S
 from store.http.requests import refuse
+from store.observe.hosts import ANY, is_served, name_of
 from store.observe.metrics import Metrics
 from store.serving.call import new_request_id
 from store.serving.failure import Code
 
-ANY: Final = "*"
 MISDIRECTED: Final = 421
 _ASKED_HEADERS: Final = ("authorization", "content-type", "last-event-id", "x-request-id")
-_HOST: Final = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:@\[\]]+))(?::[0-9]*)?")
 _ASKING: Final = ("GET", "HEAD", "OPTIONS")
 
 
@@ -54,11 +51,11 @@ class Sites:
     def wrong(self, method: str, headers: Headers) -> HttpFailure | None:
         """Why a request is refused before anybody asks who sent it."""
         host = headers.get("host", "")
-        if ANY not in self.hosts and not self._is_own(host):
+        if not is_served(host, self.hosts):
             return HttpFailure(
                 MISDIRECTED,
                 Code.PERMISSION_DENIED,
-                f"this node is not called {_name(host)[:100]!r}: call it by its address, or start"
+                f"this node is not called {name_of(host)[:100]!r}: call it by its address, or start"
                 " it with --http-allow-host and this name",
             )
         if method in _ASKING or self._may_write(host, headers):
@@ -69,12 +66,6 @@ class Sites:
             "a web page of another site sent this request: start the node with"
             " --http-allow-origin and the page's origin",
         )
-
-    def _is_own(self, host: str) -> bool:
-        name = _name(host)
-        if name == "localhost" or name.endswith(".localhost"):
-            return True
-        return name in self.hosts or _is_address(name)
 
     def _may_write(self, host: str, headers: Headers) -> bool:
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
@@ -120,17 +111,3 @@ def _cross_origin(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         expose_headers=["retry-after", "x-request-id", *SHOWN_HEADERS],
         max_age=CORS_MAX_AGE_S,
     )
-
-
-def _name(host: str) -> str:
-    """The name or address of ``HOST`` or ``HOST:PORT``, as it is compared; of anything else all."""
-    found = _HOST.fullmatch(host)
-    return host if found is None else (found[1] or found[2]).lower().removesuffix(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -7,17 +7,23 @@ which have places of their own:
   the one that waits longest makes room, and a probe sends its request at once;
 - requests for metrics and for the page are bounded in number, each for itself;
 - what else there is costs nothing, and is always answered.
+
+Pages are for browsers, and so for the names alone that `store.observe.hosts` tells. Metrics and
+probes are for programs, which call by whatever name they find a node: these may be asked for by any
+name, but by a browser. It always sends ``Accept-Language``, which no web page can leave out, and a
+name: a request without one is no browser's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
 from store.observe import page
+from store.observe.hosts import is_served, name_of
 from store.observe.limits import (
     HTTP_HEAD_TIMEOUT_S,
     HTTP_TIMEOUT_S,
@@ -30,6 +36,7 @@ from store.observe.metrics import CONTENT_TYPE
 
 _TEXT = "text/plain; charset=utf-8"
 _JSON = "application/json"
+_FOR_PROGRAMS = ("/metrics", "/healthz", "/readyz")
 _END_OF_HEAD = b"\r\n\r\n"
 _TOO_LARGE = f"A request has at most {MAX_HTTP_HEAD_BYTES} bytes.\n".encode()
 _NO_PAGE = b"Here are /metrics, /healthz and /readyz.\n"
@@ -47,17 +54,22 @@ class Answer:
 
 
 class MetricsListener:
-    """Serves until `close`; without `render_status` there is no status page."""
+    """Serves until `close`; without `render_status` there is no status page.
+
+    ``hosts``: names by which a browser may call, besides addresses and ``localhost``.
+    """
 
     def __init__(
         self,
         render_metrics: Callable[[], Awaitable[bytes]],
         render_status: Callable[[], Awaitable[bytes]] | None,
         why_not_ready: Callable[[], str | None],
+        hosts: Collection[str],
     ) -> None:
         self._render_metrics = render_metrics
         self._render_status = render_status
         self._why_not_ready = why_not_ready
+        self._hosts = hosts
         self._server: asyncio.Server | None = None
         self._unfinished: dict[asyncio.StreamWriter, None] = {}
         self._metrics_requests = _Places("requests for metrics", MAX_METRICS_REQUESTS)
@@ -144,12 +156,17 @@ class MetricsListener:
             self._unfinished.pop(writer, None)
 
     async def _exchange(self, head: bytes, writer: asyncio.StreamWriter) -> None:
-        parts = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        line, *lines = head.decode("latin-1").split("\r\n")
+        parts = line.split(" ")
         if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
             await _refuse(writer, HTTPStatus.BAD_REQUEST, b"This is no HTTP/1.1 request.\n")
             return
         method, path, _ = parts
         with_body = method != "HEAD"
+        misdirected = self._misdirected(path, _headers(lines))
+        if misdirected is not None:
+            await _send(writer, misdirected, with_body=with_body)
+            return
         places = self._places(path)
         if places is None:
             await _send(writer, await self.answer(method, path), with_body=with_body)
@@ -158,6 +175,19 @@ class MetricsListener:
         else:
             with places:
                 await _send(writer, await self.answer(method, path), with_body=with_body)
+
+    def _misdirected(self, path: str, headers: Mapping[str, str]) -> Answer | None:
+        """The answer to a page that may have been led here by its own name."""
+        if path.partition("?")[0] in _FOR_PROGRAMS and "accept-language" not in headers:
+            return None
+        host = headers.get("host")
+        if host is None or is_served(host, self._hosts):
+            return None
+        sentence = (
+            f"This node is not called {name_of(host)[:100]!r}: call it by its address, or start it"
+            " with --metrics-allow-host and this name.\n"
+        )
+        return Answer(HTTPStatus.MISDIRECTED_REQUEST, sentence.encode())
 
     def _places(self, path: str) -> _Places | None:
         """The places that a request needs one of."""
@@ -178,6 +208,12 @@ class _Places:
 
     def __exit__(self, *_: object) -> None:
         self.free += 1
+
+
+def _headers(lines: Sequence[str]) -> dict[str, str]:
+    """Headers by their names in small letters; of one that comes again the last."""
+    pairs = (line.partition(":") for line in lines)
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 def _too_many(what: str) -> Answer:

@@ -225,7 +225,10 @@ class Node:
     async def _open_metrics(self, stack: AsyncExitStack) -> str:
         where = self._config.metrics_listen
         listener = MetricsListener(
-            self._render_metrics, self._status.render, self._readiness.why_not
+            self._render_metrics,
+            self._status.render,
+            self._readiness.why_not,
+            self._config.metrics_hosts,
         )
         try:
             port = await listener.open(where.host, where.port)

@@ -12,6 +12,11 @@ from tests.integration.http.api import PUBSUB
 from tests.support.node import NodeProcess, running_node
 
 TOPIC = "/sites/1/lobby/proto"
+READ = """
+const done = arguments[arguments.length - 1];
+fetch(arguments[0], {headers: {"accept-language": ""}})
+  .then(answer => done(answer.status), error => done(error.name));
+"""
 PUBLISH = """
 const done = arguments[arguments.length - 1];
 const [api, body, type] = arguments;
@@ -62,3 +67,11 @@ def test_a_page_whose_name_leads_to_the_node_reads_nothing(page: Page, node: Nod
     for path in ("/", "/api/v1/messages", "/openapi.json"):
         page.driver.get(f"http://{REBOUND}:{port}{path}")
         assert f"this node is not called '{REBOUND}'" in page.text()
+
+
+def test_such_a_page_reads_nothing_of_the_metrics_listener(page: Page, node: NodeProcess) -> None:
+    port = node.metrics.rpartition(":")[2]
+    for path in ("/status", "/status.json", "/metrics"):
+        page.driver.get(f"http://{REBOUND}:{port}{path}")
+        assert f"This node is not called '{REBOUND}'" in page.text()
+        assert page.driver.execute_async_script(READ, path) == 421

@@ -20,6 +20,7 @@ from storenode.client.messages import hash_of, new_message, new_request
 from storenode.client.node import NodeClient, connect
 from storenode.client.retry import Retry
 from storenode.client.types import FollowPage, PublishRequest, PublishResult, ScanPage
+from storenode.connection.channel import TlsIdentity
 from storenode.wire.waku.store.v3.store_pb2 import StoreQueryRequest
 
 PUBSUB: Final = "/waku/2/rs/1/0"
@@ -92,10 +93,12 @@ class Publisher:
     dice: Random
     payload_bytes: int = 100
     messages: int = 50
+    token: str | None = None
+    tls: TlsIdentity | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until `stop` is set, and be answered."""
-        async with connect(self.node, retry=PATIENT) as client:
+        async with connect(self.node, token=self.token, tls=self.tls, retry=PATIENT) as client:
             async for request, response in client.publish_stream(self._requests(stop)):
                 self.ledger.answered(request, response.results)
 
@@ -200,9 +203,11 @@ async def found_by_hash(client: NodeClient, wanted: Iterable[bytes]) -> set[byte
     return found
 
 
-async def check_node(node: str, ledger: Ledger) -> set[bytes]:
+async def check_node(
+    node: str, ledger: Ledger, token: str | None = None, tls: TlsIdentity | None = None
+) -> set[bytes]:
     """Compare a node with the ledger, by time and by hash; returns what it holds."""
-    async with connect(node, retry=PATIENT) as client:
+    async with connect(node, token=token, tls=tls, retry=PATIENT) as client:
         held = await scanned(client)
         ledger.check(held)
         assert await found_by_hash(client, ledger.acknowledged) == ledger.acknowledged

@@ -1,7 +1,8 @@
 """The maintenance of a database: partitions, retention, statistics, sums; by one node at a time.
 
     waiting  --lock obtained-->      in charge: a round at once and every interval,
-                                     and between rounds summaries are folded
+                                     and between rounds summaries are folded, and beside them
+                                     an index is rebuilt
     any      --connection lost-->    reconnecting, with backoff --> waiting
 
 The lock belongs to the session, so it passes to another node when this one, or its connection,
@@ -61,7 +62,8 @@ class EventSink(Protocol):
 class Maintainer:
     """Runs the maintenance while it is this node's turn.
 
-    ``connect`` opens a connection in autocommit mode that is used for nothing else; ``now_ns`` is a
+    ``connect`` opens a connection in autocommit mode that is used for nothing else, and a second
+    one while an index is rebuilt, which takes long and must not delay the rest; ``now_ns`` is a
     clock in nanoseconds since the epoch, of which ``max_lead_ns`` says how far ahead of the
     database's it may be (None: it is not compared). ``steady_ns`` is a clock that nobody sets, by
     which leaps of the other are noticed (None: they are not). ``last_online_ns``: when the store
@@ -95,6 +97,7 @@ class Maintainer:
         self._last_online_ns = last_online_ns
         self._made_at_ns = steady_ns() if steady_ns is not None else 0
         self._rebuilder = Rebuilder()
+        self._rebuilding: asyncio.Task[None] | None = None
         self._clock: RetentionClock | None = None
         self._doubted = False
         self._wake = asyncio.Event()
@@ -124,7 +127,7 @@ class Maintainer:
                     "maintenance_disconnected", error=sentence(error), retry_in_s=backoff_s
                 )
             finally:
-                self._in_charge = False
+                await self._yield_charge()
             await self._pause(backoff_s)
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
@@ -132,7 +135,7 @@ class Maintainer:
         while True:
             if await self._is_ahead(connection):
                 if self._in_charge:
-                    self._in_charge = False
+                    await self._yield_charge()
                     await connection.execute(_UNLOCK, (MAINTENANCE,))
                 # Folding goes by no clock, and perhaps there is no other node.
                 await self._fold_meanwhile(connection)
@@ -246,10 +249,30 @@ class Maintainer:
         await seal(connection, now_ns)
 
     async def _rebuild(self, connection: Connection, now_ns: int) -> None:
-        rebuilt = await self._rebuilder.rebuild(connection, now_ns)
+        """Begin to rebuild an index, unless one is being rebuilt."""
+        if self._rebuilding is not None and not self._rebuilding.done():
+            return
+        if await self._rebuilder.is_due(connection, now_ns):
+            self._rebuilding = asyncio.create_task(self._rebuild_beside(now_ns))
+
+    async def _rebuild_beside(self, now_ns: int) -> None:
+        try:
+            async with await self._connect() as connection:
+                rebuilt = await self._rebuilder.rebuild(connection, now_ns)
+        except psycopg.Error as error:
+            self._on_event("maintenance_failed", task="rebuild", error=sentence(error))
+            return
         if rebuilt is not None:
             sizes = {"before_bytes": rebuilt.before_bytes, "after_bytes": rebuilt.after_bytes}
             self._on_event("index_rebuilt", index=rebuilt.index, **sizes)
+
+    async def _yield_charge(self) -> None:
+        """End what only the node in charge may do."""
+        self._in_charge = False
+        if self._rebuilding is not None:
+            self._rebuilding.cancel()
+            await asyncio.gather(self._rebuilding, return_exceptions=True)
+            self._rebuilding = None
 
     async def _pause(self, seconds: float) -> bool:
         """Wait; True when a round was requested."""

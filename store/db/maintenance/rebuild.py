@@ -81,6 +81,12 @@ class Rebuilder:
     def __init__(self) -> None:
         self._tried: set[str] = set()
 
+    async def is_due(self, connection: Connection, now_ns: int) -> bool:
+        """Whether `rebuild` would do anything."""
+        if await _leftovers(connection):
+            return True
+        return await self._most_wasteful(connection, now_ns) is not None
+
     async def rebuild(self, connection: Connection, now_ns: int) -> Rebuilt | None:
         """Rebuild the index that wastes the most; None: there is none, or it is in use too long.
 
@@ -101,8 +107,6 @@ class Rebuilder:
                 await connection.execute(_SET_TIMEOUT, ("0",))
 
     async def _rebuild(self, connection: Connection, now_ns: int) -> Rebuilt | None:
-        if connection.info.server_version in CORRUPTING:
-            return None
         wasteful = await self._most_wasteful(connection, now_ns)
         if wasteful is None:
             return None
@@ -117,6 +121,8 @@ class Rebuilder:
 
     async def _most_wasteful(self, connection: Connection, now_ns: int) -> tuple[str, int] | None:
         """Name and size of an index."""
+        if connection.info.server_version in CORRUPTING:
+            return None
         catalog = await read_catalog(connection)
         over = {each.oid for each in catalog.partitions if each.bounds.high <= now_ns - SETTLED_NS}
         worst, found = 0.0, None
@@ -133,9 +139,13 @@ async def _sizes(connection: Connection) -> list[tuple[str, str, int, float, int
     return await (await connection.execute(_SIZES, (MIN_BYTES,))).fetchall()
 
 
+async def _leftovers(connection: Connection) -> list[str]:
+    return [name for (name,) in await (await connection.execute(_LEFTOVERS)).fetchall()]
+
+
 async def _drop_leftovers(connection: Connection) -> None:
     # Concurrently too: readers would queue behind a lock that waits for a transaction to end.
-    for (name,) in await (await connection.execute(_LEFTOVERS)).fetchall():
+    for name in await _leftovers(connection):
         index = sql.Identifier(SCHEMA, name)
         statement = sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}").format(index)
         await connection.execute(statement, prepare=False)

@@ -13,6 +13,7 @@ from store.db.maintenance.rebuild import ENTRY_BYTES, SETTLED_NS, Rebuilder, Reb
 from store.db.schema import partitions
 from store.domain.partitioning import DAY_NS
 from tests.integration.database.rows import NOW, TODAY, Connection, opened, values
+from tests.integration.database.test_maintainer import Events, maintainer, running
 
 ROWS = 40_000
 # In turn over many topics, one after the other in time: every index but the one by time is entered
@@ -34,6 +35,10 @@ join pg_class root on root.oid = pg_partition_root(x.oid)
 where i.indrelid = 'storenode.{}'::regclass
 """
 _WAITING = "select count(*) from pg_locks where not granted and pid = {}"
+_REBUILDING = """
+select count(*) from pg_stat_activity
+where datname = current_database() and state = 'active' and query like 'REINDEX %'
+"""
 _BROKEN = "select count(*) from pg_index where not indisvalid"
 
 
@@ -152,3 +157,39 @@ async def test_what_a_rebuild_has_left_goes_without_locking_readers_out(
         assert not dropping.done()
     assert await dropping is None, "nothing is over yet"
     assert await values(connection, _BROKEN) == [0]
+
+
+async def test_maintenance_goes_on_while_an_index_is_rebuilt(
+    connection: Connection, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rebuild waits for older transactions; rounds and folding have another connection."""
+    monkeypatch.setattr(rebuild, "LOCK_TIMEOUT_MS", 60_000)
+    name, _ = (await indexes(connection))["messages_topic_idx"]
+    events = Events()
+    node = maintainer(lambda: opened(database_url), events, None, lambda: TODAY + SETTLED_NS, 0.01)
+    async with running(node):
+        async with await opened(database_url) as reader, reader.transaction():
+            await reader.execute("set transaction isolation level repeatable read")
+            await reader.execute("select 1 from storenode.messages limit 1")
+            while await values(connection, _REBUILDING) == [0]:
+                pass
+            before = node.rounds
+            while node.rounds < before + 3:
+                assert await values(connection, _REBUILDING) == [1]
+            assert "index_rebuilt" not in events.names()
+        assert (await events.wait_for("index_rebuilt"))["index"] == name
+    assert await values(connection, _REBUILDING) == [0]
+
+
+async def test_a_rebuild_ends_with_the_maintenance_of_its_node(
+    connection: Connection, database_url: str
+) -> None:
+    node = maintainer(lambda: opened(database_url), Events(), None, lambda: TODAY + SETTLED_NS)
+    async with await opened(database_url) as reader, reader.transaction():
+        await reader.execute("set transaction isolation level repeatable read")
+        await reader.execute("select 1 from storenode.messages limit 1")
+        async with running(node):
+            while await values(connection, _REBUILDING) == [0]:
+                pass
+        while await values(connection, _REBUILDING) != [0]:
+            pass

@@ -121,6 +121,10 @@ def test_the_database_url_is_never_shown(command_line: CommandLine) -> None:
             ["--http-listen=127.0.0.1:1", "--http-allow-host=https://a.example"],
             "--http-allow-host https://a.example is no name of a host",
         ),
+        (
+            ["--metrics-allow-host=a.example:7422"],
+            "--metrics-allow-host a.example:7422 is no name of a host",
+        ),
         (["--insecure=all"], "Invalid value for --insecure: 'all' is not one of"),
         (["--shard=x"], "Invalid value for --shard: 'x' is not a valid integer range."),
         (["--shard=65536"], "Invalid value for --shard: 65536 is not in the range 0<=x<=65535."),

@@ -1,0 +1,173 @@
+"""The processes of `deploy/compose/compose.yaml` without containers, arranged as the file says.
+
+What a container has for itself is put in its place: names and ports of its networks are ports of
+loopback, and its directories are below one of the test. All else is read from the file: commands,
+environment, secrets, order, and the health checks, which are run.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import yaml
+
+from tests.deploy.tools import DEPLOY, run
+from tests.support.fleet import eventually
+from tests.support.node import COMMAND, clean_environment
+from tests.support.ports import HeldPort
+
+COMPOSE: Final = DEPLOY / "compose"
+IMAGE: Final[Mapping[str, str]] = {
+    "STORENODE_DATA_DIR": "/var/lib/storenode/data",
+    # The option's default; each container has a loopback of its own.
+    "STORENODE_ADMIN_LISTEN": "127.0.0.1:7421",
+}
+"""What containers of the image have without any file that says so (`deploy/container`)."""
+
+STOP_TIMEOUT_S: Final = 60
+PATHS: Final[Mapping[str, str]] = {
+    "/run/secrets": "run-secrets",
+    "/var/lib/storenode": "state",
+}
+"""What a container has mounted, and its name below the directory of the service."""
+
+_MULTIADDR: Final = re.compile(r"/ip4/0\.0\.0\.0/tcp/(\d+)")
+
+
+class Composition:
+    """Starts services by name, after those that they depend on; a context manager.
+
+    ``given``: services that the caller runs, at the ports that `port` tells.
+    """
+
+    def __init__(self, directory: Path, given: Iterable[str]) -> None:
+        content = yaml.safe_load((COMPOSE / "compose.yaml").read_text("utf-8"))
+        self.services: Mapping[str, Any] = content["services"]
+        self.directory = directory
+        self._files: Mapping[str, Any] = content["secrets"]
+        self._ports: dict[tuple[str, int], HeldPort] = {}
+        self._started = set(given)
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._logs: list[IO[bytes]] = []
+        # Every interface and loopback are the container's own.
+        hosts = "|".join(map(re.escape, [*self.services, "0.0.0.0", "127.0.0.1"]))
+        self._address = re.compile(rf"\b({hosts}):(\d+)\b")
+        run("sh", str(COMPOSE / "make-secrets.sh"), str(self.secrets))
+
+    def __enter__(self) -> Composition:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for process in reversed(self._running):
+            process.send_signal(signal.SIGTERM)
+        for process in reversed(self._running):
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for log in self._logs:
+            log.close()
+
+    @property
+    def secrets(self) -> Path:
+        """What `make-secrets.sh` has made."""
+        return self.directory / "secrets"
+
+    def port(self, service: str, number: int) -> HeldPort:
+        """The port of loopback that stands for one of a service."""
+        return self._ports.setdefault((service, number), HeldPort())
+
+    def address(self, service: str, number: int) -> str:
+        """HOST:PORT of it."""
+        return self.port(service, number).address
+
+    def place(self, service: str) -> Path:
+        """The directory of a service."""
+        return self.directory / service
+
+    def in_place(self, service: str, text: str) -> str:
+        """A text of a container, with the addresses and paths that it has here."""
+        text = self._address.sub(
+            lambda found: self.address(
+                found[1] if found[1] in self.services else service, int(found[2])
+            ),
+            text,
+        )
+        text = _MULTIADDR.sub(
+            lambda found: f"/ip4/127.0.0.1/tcp/{self.port(service, int(found[1])).number}", text
+        )
+        for path, name in PATHS.items():
+            text = text.replace(path, str(self.place(service) / name))
+        return text
+
+    def start(self, service: str) -> None:
+        """Start a service, and first what it depends on, and wait until it is healthy."""
+        if service in self._started:
+            return
+        self._started.add(service)
+        self._place_secrets(service)
+        for other in self.services[service].get("depends_on", ()):
+            self.start(other)
+        process = self.launch(service, [COMMAND, *self._command(service)])
+        check = self.services[service].get("healthcheck", {})
+        if "test" not in check:
+            assert process.wait(STOP_TIMEOUT_S) == 0, self.log(service)
+            self._running.remove(process)
+            return
+        eventually(lambda: process.poll() is not None or self._healthy(service, check["test"]))
+        assert process.poll() is None, self.log(service)
+
+    def launch(self, service: str, command: Sequence[str], **env: str) -> subprocess.Popen[bytes]:
+        """Start a process with the environment of a service; it is ended with the others."""
+        log = self._log_path(service).open("ab")
+        self._logs.append(log)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=clean_environment(**{**self._environment(service), **env}),
+            start_new_session=True,
+        )
+        self._running.append(process)
+        return process
+
+    def log(self, service: str) -> str:
+        """What it has written."""
+        return self._log_path(service).read_text("utf-8", errors="replace")
+
+    def _log_path(self, service: str) -> Path:
+        return self.directory / f"{service}.log"
+
+    def _command(self, service: str) -> list[str]:
+        return [self.in_place(service, part) for part in self.services[service]["command"]]
+
+    def _environment(self, service: str) -> dict[str, str]:
+        inside = {**IMAGE, **self.services[service].get("environment", {})}
+        return {name: self.in_place(service, str(value)) for name, value in inside.items()}
+
+    def _place_secrets(self, service: str) -> None:
+        for name in PATHS.values():
+            (self.place(service) / name).mkdir(parents=True)
+        for each in self.services[service].get("secrets", ()):
+            source, target = (
+                (each, each) if isinstance(each, str) else (each["source"], each["target"])
+            )
+            made = self.secrets / Path(self._files[source]["file"]).name
+            path = self.place(service) / PATHS["/run/secrets"] / target
+            path.touch(mode=0o600)
+            path.write_text(self.in_place(service, made.read_text("utf-8")), "utf-8")
+
+    def _healthy(self, service: str, test: Sequence[str]) -> bool:
+        how, *command = (self.in_place(service, part) for part in test)
+        assert how == "CMD", test
+        command = [sys.executable if part == "python" else part for part in command]
+        done = subprocess.run(command, capture_output=True, check=False)
+        return done.returncode == 0

@@ -48,7 +48,7 @@ from storenode.sds.aio.ledger import Batch
 from storenode.sds.aio.limits import MAX_REQUESTS_IN_FLIGHT
 from storenode.sds.aio.participant import Participant
 from storenode.sds.aio.transport import FeedPage, Fetched
-from storenode.sds.bloom import holds
+from storenode.sds.bloom import FilterShape, holds
 from storenode.sds.channel import MessageChannel
 from storenode.sds.envelope import Kind, SdsMessage, decode_message
 from storenode.sds.events import (
@@ -100,6 +100,7 @@ class GroupJudge:
 
     Attributes:
         made: every message with content that was broadcast, by ID.
+        shapes: of each participant's filters.
         forgeries: what somebody else published under their IDs.
         wrong: about acknowledgements by filters.
     """
@@ -107,6 +108,7 @@ class GroupJudge:
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self.made: dict[str, SdsMessage] = {}
         self.forgeries = Forgeries()
+        self.shapes: dict[str, FilterShape] = {}
         self._now_ns = now_ns
         self._said: dict[bytes, str] = {}
         self._read: dict[bytes, SdsMessage] = {}
@@ -318,9 +320,13 @@ class GroupJudge:
     def caught_up(self, view: View, event: CaughtUp, channel: MessageChannel) -> None:
         """A channel knows of all that a peer has (rule 19), as far back as it can compare."""
         newest = view.filters.get(event.sender_id)
-        if newest is None or newest.bloom_filter is None or not channel.filter.complete:
+        if newest is None or newest.bloom_filter is None:
             return
-        shape, bits = view.config.filter, newest.bloom_filter
+        shape, bits = self.shapes[event.sender_id], newest.bloom_filter
+        read = channel.filters.shape_of(event.sender_id, bits)
+        own = None if read is None else channel.filters.of(read)
+        if own is None or not own.complete:
+            return
         known = view.ids | channel.incoming.ids.keys() | channel.incoming.wants.keys() | view.lost
         lacking = [
             key
@@ -431,7 +437,7 @@ class GroupJudge:
             for entry in message.repair_request[:MAX_REPAIR_ANSWERED]:
                 view.asked[entry.message_id] = None
             if message.bloom_filter is not None:
-                shape, seen = view.config.filter, message.bloom_filter
+                shape, seen = self.shapes[message.sender_id], message.bloom_filter
                 view.lacking |= {key for key in view.ids if not holds(seen, shape.probe(key))}
 
     def _delivered(self, view: View, event: Event, _: SdsMessage | None) -> None:

@@ -54,9 +54,12 @@ class Member(Caller):
     def __init__(self, world: GroupWorld, number: int) -> None:
         self.name = f"p{number}"
         self.world = world
-        self.config = replace(world.scenario.config, sender_id=self.name)
+        scenario = world.scenario
+        shape = scenario.filters[number % len(scenario.filters)]
+        self.config = replace(scenario.config, sender_id=self.name, filter=shape)
         self.clock = Clock(world.timeline)
         self.view = View(self.name, self.config)
+        world.judge.shapes[self.name] = shape
         self.disk = Disk()
         self.participant: Participant | None = None
         self.crashes = 0

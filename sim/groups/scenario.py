@@ -66,7 +66,8 @@ class GroupScenario:
     hear each other's broadcasts. ``pull_ns``: how often a store fetches what another one has, 0:
     never; ``drift_ns``: how far from its own time a message's may be. ``joins_ns[i]``: when
     participant i joins first. ``messages`` are said over ``talk_ns``, in bursts of up to
-    ``burst``. ``config`` is of all participants, but for their names.
+    ``burst``. ``config`` is of all participants, but for their names and their filters, of which
+    they have ``filters`` in turn.
     """
 
     stores: int
@@ -81,6 +82,7 @@ class GroupScenario:
     network_delay_ns: int
     disk_delay_ns: int
     config: ChannelConfig
+    filters: tuple[FilterShape, ...]
     limits: RequestLimits
     faults: GroupFaults
 
@@ -108,7 +110,7 @@ def drawn_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
                 faults, crash_every_ns=0, leave_every_ns=0, save_crashes=0.0, send_crashes=0.0
             )
     in_step = faults.skew_ns <= 3 * NS_PER_S
-    return GroupScenario(
+    drawn = GroupScenario(
         stores=stores,
         follow=follow,
         joins_ns=_joins(dice, size, talk_ns),
@@ -129,9 +131,12 @@ def drawn_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
             follow=follow,
             repair=not stores or happens(dice, 0.3),
         ),
+        filters=(),
         limits=_limits(dice),
         faults=faults,
     )
+    shape = drawn.config.filter
+    return replace(drawn, filters=_filters(shape, messages) if small else (shape,))
 
 
 def fixed_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
@@ -155,6 +160,7 @@ def fixed_group(dice: Dice, size: int, *, with_store: bool) -> GroupScenario:
         network_delay_ns=50 * NS_PER_MS,
         disk_delay_ns=20 * NS_PER_MS,
         config=ChannelConfig(_CHANNEL, "anybody"),
+        filters=(FilterShape(),),
         limits=RequestLimits(),
         faults=GroupFaults(
             lost=0.2,
@@ -213,6 +219,14 @@ def _config(
         release_at_sweep=happens(dice, 0.2),
         repair=RepairConfig(500 * unit, 2_000 * unit, groups=groups) if repair else None,
     )
+
+
+def _filters(shape: FilterShape, messages: int) -> tuple[FilterShape, ...]:
+    """Other sizes and numbers of hashes in one of three groups."""
+    if messages % 3:
+        return (shape,)
+    larger = FilterShape(2 * shape.capacity, shape.error_rate)
+    return shape, larger, FilterShape(shape.capacity, shape.error_rate / 20)
 
 
 def _limits(dice: Dice) -> RequestLimits:

@@ -2,9 +2,9 @@
 
 A filter is never wrong about a bit that is set: its owner has a message that set it. When the
 message is neither in our filter nor missing or lost by name, we lack it without knowing its ID. A
-message may still be on its way, so a bit counts after a grace period only. Filters of other sizes
-cannot be read, and a filter that reaches further back than ours proves nothing: of these the peers
-are counted.
+message may still be on its way, so a bit counts after a grace period only. A filter whose shape is
+not known cannot be read, and one that reaches further back than ours proves nothing: of these the
+peers are counted.
 """
 
 from collections.abc import Collection
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from math import inf, log
 from typing import Final
 
-from storenode.sds.bloom import FilterShape, RollingFilter, filter_of
+from storenode.sds.bloom import Shape, filter_of
 from storenode.sds.clock import Clock
 from storenode.sds.events import Behind, CaughtUp
+from storenode.sds.filters import Filters
 from storenode.sds.limits import (
     MAX_BEHIND_PEERS,
     MAX_COMPARED_PEERS,
@@ -44,6 +45,7 @@ class _Unread:
 
     lamport: int
     bits: bytes
+    shape: Shape | None
     received_ms: int
 
 
@@ -53,6 +55,7 @@ class _Lack:
 
     since_ms: int
     turned_ms: int
+    shape: Shape
     fresh: int = 0
     aging: int = 0
     proven: int = 0
@@ -65,6 +68,12 @@ class _Lack:
             self.turned_ms = now_ms
             self.proven |= self.aging
             self.aging, self.fresh = self.fresh, 0
+
+    def reshape(self, shape: Shape) -> None:
+        """The peer's filters are of another shape now: bits of the former mean nothing there."""
+        if shape != self.shape:
+            self.shape = shape
+            self.fresh = self.aging = self.proven = 0
 
     def explain(self, known: int) -> None:
         """Drop the bits of messages that are known by now."""
@@ -81,12 +90,12 @@ class Lacks:
     """
 
     __slots__ = (
-        *("_compared_ms", "_compares", "_grace_ms", "_shape", "_unread"),
+        *("_compared_ms", "_compares", "_filters", "_grace_ms", "_unread"),
         *("compared", "incomparable", "peers"),
     )
 
-    def __init__(self, shape: FilterShape, grace_ms: int | None) -> None:
-        self._shape = shape
+    def __init__(self, filters: Filters, grace_ms: int | None) -> None:
+        self._filters = filters
         self._compares = grace_ms is not None
         self._grace_ms = grace_ms or 0
         self.peers: dict[str, _Lack] = {}
@@ -95,10 +104,17 @@ class Lacks:
         self._unread: dict[str, _Unread] = {}
         self._compared_ms = 0
 
+    def shapes(self) -> set[Shape]:
+        """What is needed of the filters."""
+        waiting = {unread.shape for unread in self._unread.values() if unread.shape}
+        return waiting | {lack.shape for lack in self.peers.values()}
+
     def look(
-        self, sender_id: str, bloom_filter: bytes, lamport: int, own: RollingFilter, now_ms: int
+        self, sender_id: str, bloom_filter: bytes, shape: Shape | None, lamport: int, now_ms: int
     ) -> None:
         """Have a peer's newest filter compared with our own, by the next sweep.
+
+        ``shape``: what it is known to be, None: unknown.
 
         A comparison takes as long as the reception of a message, and a newer filter contains the
         older ones of its peer: so of many messages only the newest is compared.
@@ -107,13 +123,14 @@ class Lacks:
             return
         before = self._unread.get(sender_id)
         if before is None or lamport >= before.lamport:
-            self._unread[sender_id] = _Unread(lamport, bloom_filter, now_ms)
+            self._unread[sender_id] = _Unread(lamport, bloom_filter, shape, now_ms)
         if len(self._unread) >= MAX_UNREAD_FILTERS:
-            self._compare(own, own.known(), now_ms)
+            self._compare(now_ms)
+            # What cannot be compared yet will come again.
+            self._unread.clear()
 
     def sweep(
         self,
-        own: RollingFilter,
         missing: Collection[str],
         lost: Collection[str],
         clock: Clock,
@@ -125,37 +142,55 @@ class Lacks:
         """
         if self.next_due_ms() > now_ms:
             return [], False
-        known = own.known()
-        self._compare(own, known, now_ms)
+        self._compare(now_ms)
         if not self.peers:
             return [], False
-        if len(missing) + len(lost) > MAX_EXPLAINED_IDS:
+        shapes = {lack.shape for lack in self.peers.values()}
+        named = (*missing, *lost)
+        if len(named) * len(shapes) > MAX_EXPLAINED_IDS:
             self._postpone(now_ms)
             return [], False
-        named = filter_of(self._shape, (*missing, *lost))
-        found = self._due(known | int.from_bytes(named), clock, now_ms)
+        known = {each: int.from_bytes(filter_of(each, named)) for each in shapes}
+        found = self._due({each: known[each] | self._known(each) for each in shapes}, clock, now_ms)
         return found, any(isinstance(each, Behind) and each.searches > 1 for each in found)
 
-    def _compare(self, own: RollingFilter, known: int, now_ms: int) -> None:
-        reach = inf if own.complete else own.span() * _SAME_REACH
-        for sender_id, unread in self._unread.items():
-            self.incomparable.pop(sender_id, None)
-            if self._shape.reads(unread.bits):
-                self._compare_one(sender_id, unread, known, reach)
-            else:
+    def _known(self, shape: Shape) -> int:
+        """What explains the bits of a filter; nothing shows in one that cannot be compared yet."""
+        own = self._filters.of(shape)
+        return -1 if own is None else own.known()
+
+    def _compare(self, now_ms: int) -> None:
+        """Compare what waits; what has come too early for its shape goes on waiting."""
+        known: dict[Shape, int] = {}
+        for sender_id, unread in list(self._unread.items()):
+            shape = unread.shape
+            own = None if shape is None else self._filters.of(shape)
+            if shape is None:
                 self._cannot_compare(sender_id)
-        self._unread.clear()
+            elif own is None:
+                continue
+            else:
+                if shape not in known:
+                    known[shape] = own.known()
+                reach = inf if own.complete else own.span() * _SAME_REACH
+                self._compare_one(sender_id, unread, shape, known[shape], reach)
+            del self._unread[sender_id]
         self._compared_ms = now_ms
 
-    def _compare_one(self, sender_id: str, unread: _Unread, known: int, reach: float) -> None:
+    def _compare_one(
+        self, sender_id: str, unread: _Unread, shape: Shape, known: int, reach: float
+    ) -> None:
+        self.incomparable.pop(sender_id, None)
         bits = int.from_bytes(unread.bits)
         lacking = bits & ~known
+        if sender_id in self.peers:
+            self.peers[sender_id].reshape(shape)
         if not lacking:
             self._agreed(sender_id, unread.received_ms)
-        elif self._inserted(bits) >= reach:
+        elif _inserted(shape, bits) >= reach:
             self._cannot_compare(sender_id)
         else:
-            lack = self._lack(sender_id, unread.received_ms)
+            lack = self._lack(sender_id, shape, unread.received_ms)
             if lack is not None:
                 lack.fresh |= lacking
 
@@ -168,10 +203,10 @@ class Lacks:
         for lack in self.peers.values():
             lack.turned_ms = now_ms
 
-    def _due(self, known: int, clock: Clock, now_ms: int) -> list[Behind | CaughtUp]:
+    def _due(self, known: dict[Shape, int], clock: Clock, now_ms: int) -> list[Behind | CaughtUp]:
         found: list[Behind | CaughtUp] = []
         for sender_id, lack in list(self.peers.items()):
-            lack.explain(known)
+            lack.explain(known[lack.shape])
             lack.turn(now_ms, self._grace_ms)
             if not (lack.fresh or lack.aging or lack.proven):
                 del self.peers[sender_id]
@@ -184,7 +219,7 @@ class Lacks:
 
     def at_least(self) -> int:
         """How many messages we lack at least, by the peer that shows the most."""
-        counts = (self._count(lack) for lack in self.peers.values() if lack.searches)
+        counts = (_count(lack) for lack in self.peers.values() if lack.searches)
         return max(counts, default=0)
 
     def next_due_ms(self) -> float:
@@ -201,15 +236,7 @@ class Lacks:
         since_ms = (
             0 if lack.searches == MAX_SEARCHES else max(clock.unix_ms(lack.since_ms) - reach_ms, 0)
         )
-        return Behind(sender_id, since_ms, self._count(lack), lack.searches)
-
-    def _count(self, lack: _Lack) -> int:
-        return -(-lack.proven.bit_count() // self._shape.hashes)
-
-    def _inserted(self, bits: int) -> float:
-        """Estimated number of IDs in a filter."""
-        fill = bits.bit_count() / self._shape.bits
-        return inf if fill > _MAX_FILL else -self._shape.bits / self._shape.hashes * log(1 - fill)
+        return Behind(sender_id, since_ms, _count(lack), lack.searches)
 
     def _agreed(self, sender_id: str, now_ms: int) -> None:
         if sender_id not in self.peers:
@@ -218,7 +245,7 @@ class Lacks:
             if len(self.compared) > MAX_COMPARED_PEERS:
                 del self.compared[next(iter(self.compared))]
 
-    def _lack(self, sender_id: str, now_ms: int) -> _Lack | None:
+    def _lack(self, sender_id: str, shape: Shape, now_ms: int) -> _Lack | None:
         """A peer's entry; None while there are too many, and one is still searched for.
 
         The others go on showing that something is lacking when one makes room.
@@ -230,6 +257,16 @@ class Lacks:
             if any(each.searches < MAX_SEARCHES for each in self.peers.values()):
                 return None
             del self.peers[next(iter(self.peers))]
-        made = _Lack(self.compared.get(sender_id, now_ms), now_ms)
+        made = _Lack(self.compared.get(sender_id, now_ms), now_ms, shape)
         self.peers[sender_id] = made
         return made
+
+
+def _count(lack: _Lack) -> int:
+    return -(-lack.proven.bit_count() // lack.shape.hashes)
+
+
+def _inserted(shape: Shape, bits: int) -> float:
+    """Estimated number of IDs in a filter."""
+    fill = bits.bit_count() / shape.bits
+    return inf if fill > _MAX_FILL else -shape.bits / shape.hashes * log(1 - fill)

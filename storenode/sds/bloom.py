@@ -1,13 +1,14 @@
 """Bloom filters over message IDs, bit for bit those of the field's JavaScript library.
 
-A filter has no header: both sides must know capacity and error rate, and bytes of another length
-carry no information. Positions come from two signed MurmurHash3 values, ``(a + n*b) mod m``. The
-bytes are 64-bit words, big-endian: position p is bit ``p mod 8`` of byte ``(p div 8) xor 7``.
+A filter has no header: both sides must know the number of positions and of hashes, or infer them
+(`storenode.sds.shapes`). Positions come from two signed MurmurHash3 values, ``(a + n*b) mod m``.
+The bytes are 64-bit words, big-endian: position p is bit ``p mod 8`` of byte ``(p div 8) xor 7``.
 
 Source: SDS, "Participant state"; the layout is that of the published implementations.
 """
 
 import struct
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,15 +20,60 @@ import mmh3
 
 from storenode.sds.limits import MAX_FILTER_CAPACITY
 
-_WORD_BITS: Final = 64
+WORD_BITS: Final = 64
 _LOW: Final = 0xFFFFFFFF
 
 Probe = tuple[tuple[int, int], ...]
 """Where an ID's bits are: (byte, mask) of each position."""
 
 
+class Shape(ABC):
+    """How IDs are placed in a filter; `FilterShape` where it is chosen."""
+
+    capacity: int
+    """IDs after which a filter is rolled over."""
+
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """Positions in all (m)."""
+
+    @property
+    @abstractmethod
+    def hashes(self) -> int:
+        """Positions of one ID (k)."""
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Length of an encoded filter."""
+        return (1 + self.bits // WORD_BITS) * (WORD_BITS // 8)
+
+    def pair(self, message_id: str) -> tuple[int, int]:
+        """The two values that all of an ID's positions follow from."""
+        first, step = hashes_of(message_id)
+        return first % self.bits, step % self.bits
+
+    def positions(self, message_id: str) -> list[int]:
+        """Positions of an ID, in the order of their making; some may be equal."""
+        first, step = self.pair(message_id)
+        return [(first + n * step) % self.bits for n in range(self.hashes)]
+
+    def probe(self, message_id: str) -> Probe:
+        """The same as bytes and masks of an encoded filter."""
+        return tuple((p >> 3 ^ 7, 1 << (p & 7)) for p in self.positions(message_id))
+
+    def reads(self, data: bytes | None) -> bool:
+        """Whether bytes can be a filter of this shape."""
+        return data is not None and len(data) == self.size_bytes
+
+    def false_positive_rate(self, data: bytes) -> float:
+        """Probability that an ID which was never inserted seems to be in an encoded filter."""
+        filled = int.from_bytes(data).bit_count() / self.bits
+        return float(min(filled, 1.0) ** self.hashes)
+
+
 @dataclass(frozen=True)
-class FilterShape:
+class FilterShape(Shape):
     """Capacity (IDs) and error rate of a channel's filters, and what follows from them.
 
     Raises:
@@ -60,33 +106,10 @@ class FilterShape:
         """Positions in all (m)."""
         return self.capacity * self.bits_per_id
 
-    @cached_property
-    def size_bytes(self) -> int:
-        """Length of an encoded filter."""
-        return (1 + self.bits // _WORD_BITS) * (_WORD_BITS // 8)
 
-    def pair(self, message_id: str) -> tuple[int, int]:
-        """The two values that all of an ID's positions follow from."""
-        first = abs(mmh3.hash(message_id, 0)) % self.bits
-        return first, abs(mmh3.hash(message_id + " b", 0)) % self.bits
-
-    def positions(self, message_id: str) -> list[int]:
-        """Positions of an ID, in the order of their making; some may be equal."""
-        first, step = self.pair(message_id)
-        return [(first + n * step) % self.bits for n in range(self.hashes)]
-
-    def probe(self, message_id: str) -> Probe:
-        """The same as bytes and masks of an encoded filter."""
-        return tuple((p >> 3 ^ 7, 1 << (p & 7)) for p in self.positions(message_id))
-
-    def reads(self, data: bytes | None) -> bool:
-        """Whether bytes can be a filter of this shape."""
-        return data is not None and len(data) == self.size_bytes
-
-    def false_positive_rate(self, data: bytes) -> float:
-        """Probability that an ID which was never inserted seems to be in an encoded filter."""
-        filled = int.from_bytes(data).bit_count() / self.bits
-        return float(min(filled, 1.0) ** self.hashes)
+def hashes_of(message_id: str) -> tuple[int, int]:
+    """The two hashes of an ID, before they are made to fit a filter."""
+    return abs(mmh3.hash(message_id, 0)), abs(mmh3.hash(message_id + " b", 0))
 
 
 def holds(data: bytes | bytearray, probe: Probe) -> bool:
@@ -107,7 +130,7 @@ class RollingFilter:
 
     __slots__ = ("_before", "_bits", "_k", "_m", "_pairs", "complete", "shape")
 
-    def __init__(self, shape: FilterShape) -> None:
+    def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self._k = shape.hashes
         self._m = shape.bits
@@ -151,7 +174,7 @@ class RollingFilter:
         return struct.pack(f">{len(self._pairs)}Q", *self._pairs)
 
     @classmethod
-    def from_pairs(cls, shape: FilterShape, pairs: bytes) -> Self:
+    def from_pairs(cls, shape: Shape, pairs: bytes) -> Self:
         """Make the filter again from `pairs`.
 
         Raises:
@@ -189,7 +212,7 @@ class RollingFilter:
                 position -= size
 
 
-def filter_of(shape: FilterShape, message_ids: Iterable[str]) -> bytes:
+def filter_of(shape: Shape, message_ids: Iterable[str]) -> bytes:
     """The encoded filter that holds just these IDs, however many they are."""
     bits = bytearray(shape.size_bytes)
     for message_id in message_ids:

@@ -72,6 +72,7 @@ from storenode.sds.events import (
     Sent,
     Tick,
 )
+from storenode.sds.filters import Filters
 from storenode.sds.forgeries import frees, reject, withdraw
 from storenode.sds.gaps import Gaps
 from storenode.sds.history import Heads, history_of
@@ -113,13 +114,13 @@ class MessageChannel:
         self.clock = Clock(now_ms, config.max_clock_ahead_ms)
         self.log = Log(draw_salt(chance))
         self.claims = Claims(self.log.met.salt)
-        self.filter = RollingFilter(config.filter)
+        self.filters = Filters(config.filter)
         self.outgoing = OutgoingBuffer(config.filter)
         self.incoming = IncomingBuffer()
         self.counts = Counts()
         self.lost: dict[str, None] = {}
         self.pace = Pace(now_ms, config)
-        self.lacks = Lacks(config.filter, config.behind_after_ms)
+        self.lacks = Lacks(self.filters, config.behind_after_ms)
         self.heads = Heads()
         self.showing = Showing(config.filter_every, config.filter_every_ms, now_ms)
         repair = config.repair
@@ -129,6 +130,11 @@ class MessageChannel:
         self.census = None if repair is None else Census(repair, config.sender_id, now_ms)
         self.told_ms = now_ms
         self.sends = 0
+
+    @property
+    def filter(self) -> RollingFilter:
+        """The filter that is sent."""
+        return self.filters.own
 
     def step(self, now_ms: int, given: Input, chance: Chance) -> list[Event]:
         """Take one input; answer what follows from it, in order.
@@ -264,8 +270,9 @@ class MessageChannel:
         self._sweep_incoming(now_ms, events, tell=tell)
         self._sweep_outgoing(now_ms, events)
         answer(self, now_ms, events)
+        self.filters.build(self.log)
         missing, lost = self.incoming.wants, self.lost
-        found, asks = self.lacks.sweep(self.filter, missing, lost, self.clock, now_ms)
+        found, asks = self.lacks.sweep(missing, lost, self.clock, now_ms)
         events += found
         if asks or min(self.pace.due_ms(chance), self._ask_due_ms()) <= now_ms:
             events += self._send_sync(now_ms, shows=asks)
@@ -347,7 +354,7 @@ class MessageChannel:
     def _add_own(self, message: SdsMessage, now_ms: int) -> None:
         message_id, lamport = message.message_id, message.lamport or 0
         self.log.insert(LogEntry(lamport, message_id, message.sender_id))
-        self.filter.add(message_id)
+        self.filters.add(message_id)
         if not proof_of(message):
             self.claims.add(message_id, said_by(message, own=True))
         probe = self.config.filter.probe(message_id)
@@ -441,7 +448,7 @@ class MessageChannel:
         if not own:
             learn(self, now_ms, message, events)
         if content:
-            self.filter.add(message_id)
+            self.filters.add(message_id)
             if not proof:
                 self.claims.add(message_id, said_by(message))
         if unmet:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from storenode.sds.bloom import holds
+from storenode.sds.bloom import Shape, holds
 from storenode.sds.config import ChannelConfig
 from storenode.sds.limits import MAX_CLOCK, MAX_GAP_IDS, MAX_LACKING_IDS, MAX_LACKING_PEERS
 from storenode.sds.log import OPEN_ENTRIES, Log
@@ -56,14 +56,13 @@ class Gaps:
 
     __slots__ = (
         *("_below", "_offer_after_ms", "_passed", "_window"),
-        *("every_ms", "lacking", "looked_ms", "shape", "told"),
+        *("every_ms", "lacking", "looked_ms", "told"),
     )
 
     def __init__(self, config: ChannelConfig) -> None:
-        self.shape = config.filter
         self.every_ms = config.gap_every_ms
         self._offer_after_ms = config.repair.request_max_ms if config.repair else 0
-        self._window = min(config.gap_window, config.filter.capacity // 4)
+        self._window = config.gap_window
         self.lacking: OrderedDict[str, dict[str, _Lacking]] = OrderedDict()
         self.looked_ms: int | None = None
         self.told: dict[str, int] = {}
@@ -74,22 +73,28 @@ class Gaps:
         """Whether a filter may be looked at again; looking takes a while."""
         return self.looked_ms is None or now_ms - self.looked_ms >= self.every_ms
 
-    def entries(self, log: Log, of_ms: int, now_ms: int) -> list[LogEntry]:
-        """What to compare with a filter of a time now: at most twice ``gap_window`` entries.
+    def entries(self, log: Log, shape: Shape, of_ms: int, now_ms: int) -> list[LogEntry]:
+        """What to compare with a filter now: at most twice ``gap_window`` entries.
 
-        The last from a while before it, and some of all that a filter shows, further down with
-        each look. Those whose clock is ahead of now are among them: how old they are cannot be
-        told, and to wait until they are no longer ahead could take years.
+        The filter has a shape, and is of a time: the last entries from a while before it, and some
+        of all that it shows, further down with each look. Those whose clock is ahead of now are
+        among them: how old they are cannot be told, and to wait until they are no longer ahead
+        could take years.
         """
-        count = self._window
-        further = self._further(log, count)
+        count = min(self._window, shape.capacity // 4)
+        further = self._further(log, shape.capacity, count)
         before_ms = max(min(of_ms, now_ms) - GAP_GRACE_MS, 0)
         found = log.preceding((before_ms, ""), count)
         first = found[0].key if found else (before_ms, "")
         return found + [each for each in further if each.key < first or each.lamport > now_ms]
 
     def look(
-        self, bloom_filter: bytes, sender_id: str, entries: Iterable[LogEntry], now_ms: int
+        self,
+        bloom_filter: bytes,
+        shape: Shape,
+        sender_id: str,
+        entries: Iterable[LogEntry],
+        now_ms: int,
     ) -> list[str]:
         """Compare a participant's filter with recent entries of the log; what to offer."""
         self.looked_ms = now_ms
@@ -102,7 +107,7 @@ class Gaps:
             message_id = entry.message_id
             if entry.sender_id == sender_id:
                 continue
-            if holds(bloom_filter, self.shape.probe(message_id)):
+            if holds(bloom_filter, shape.probe(message_id)):
                 lacking.pop(message_id, None)
                 continue
             if len(self.told) < MAX_GAP_IDS:
@@ -126,19 +131,20 @@ class Gaps:
                 self.told[message_id] = times
         return chosen
 
-    def _further(self, log: Log, count: int) -> list[LogEntry]:
-        left = self._reach(log) - self._passed
+    def _further(self, log: Log, capacity: int, count: int) -> list[LogEntry]:
+        left = _reach(log, capacity) - self._passed
         found = log.preceding(self._below, min(count, left)) if left > 0 else []
         at_end = len(found) < count
         self._below = _END if at_end else found[0].key
         self._passed = 0 if at_end else self._passed + len(found)
         return found
 
-    def _reach(self, log: Log) -> int:
-        """How many entries a filter shows, if its owner has them, and a history can name.
 
-        A filter that may have been rolled over has the newer half of its capacity for certain,
-        in the order of their coming, which is not quite that of the log.
-        """
-        capacity, entries = self.shape.capacity, len(log) + log.pruned
-        return min(OPEN_ENTRIES, entries if entries <= capacity * 3 // 4 else capacity // 4)
+def _reach(log: Log, capacity: int) -> int:
+    """How many entries a filter shows, if its owner has them, and a history can name.
+
+    A filter that may have been rolled over has the newer half of its capacity for certain, in the
+    order of their coming, which is not quite that of the log.
+    """
+    entries = len(log) + log.pruned
+    return min(OPEN_ENTRIES, entries if entries <= capacity * 3 // 4 else capacity // 4)

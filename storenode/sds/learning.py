@@ -46,25 +46,29 @@ def _review(
     bloom_filter: bytes,
     events: list[Event],
 ) -> None:
-    config = channel.config
-    channel.lacks.look(
-        message.sender_id, bloom_filter, message.lamport or 0, channel.filter, now_ms
-    )
-    if not config.filter.reads(bloom_filter):
+    config, sender_id, lamport = channel.config, message.sender_id, message.lamport or 0
+    filters = channel.filters
+    if filters.is_time(sender_id, now_ms):
+        in_use, waiting = channel.lacks.shapes(), channel.incoming.ids
+        filters.look(sender_id, bloom_filter, channel.log, now_ms, waiting=waiting, in_use=in_use)
+    shape = filters.shape_of(sender_id, bloom_filter)
+    channel.lacks.look(sender_id, bloom_filter, shape, lamport, now_ms)
+    if shape is None:
         channel.counts.filters_unreadable += 1
         return
     channel.showing.heard(now_ms)
     if channel.outgoing.by_id:
         events += channel.outgoing.witness(
             bloom_filter,
+            shape,
             message,
-            config.possible_acks,
-            config.max_ack_error,
-            config.resend_possible_ms - config.resend_ms,
+            needed=config.possible_acks,
+            max_error=config.max_ack_error,
+            resend_ms=config.resend_possible_ms - config.resend_ms,
         )
     if config.gap_entries and channel.gaps.is_time(now_ms):
         unix_ms = channel.clock.unix_ms(now_ms)
-        entries = channel.gaps.entries(channel.log, message.lamport or 0, unix_ms)
-        for key in channel.gaps.look(bloom_filter, message.sender_id, entries, now_ms):
+        entries = channel.gaps.entries(channel.log, shape, lamport, unix_ms)
+        for key in channel.gaps.look(bloom_filter, shape, sender_id, entries, now_ms):
             if channel.answers is not None:
                 channel.answers.offer(Entry(key), channel.log, now_ms)

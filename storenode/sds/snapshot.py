@@ -96,7 +96,7 @@ def _restore(config: ChannelConfig, read: "_Reader", version: int) -> MessageCha
     _check_identity(read, config)
     channel = MessageChannel(config, 0, _NoChance())
     _read_log(read, channel)
-    channel.filter = RollingFilter.from_pairs(config.filter, read.bytes_())
+    channel.filters.own = RollingFilter.from_pairs(config.filter, read.bytes_())
     clock = channel.clock
     clock.value, clock.latest_ms, clock.set_back_ms = (read.number() for _ in range(3))
     channel.sends = read.number()

@@ -74,7 +74,7 @@ class Channel:
         - ``content_topic``: the same for all participants; ``/sds/1/CHANNEL/proto`` if not given.
         - ``state``: path of a file, or the URL of a database; the participant goes on from it. Each
           participant has its own. None: nothing outlives the block.
-        - ``config``: with the same IDs; its filter must be the same for all participants.
+        - ``config``: with the same IDs; filters of one size are compared best.
         - ``cipher``, ``signer``: see `storenode.sds.aio.cipher` and `storenode.sds.aio.signing`.
         - ``rate_limit``: messages that leave in an epoch, of any kind. What is left of the epoch
           in which a participant goes on from a state counts as used.

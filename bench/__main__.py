@@ -35,6 +35,7 @@ BENCHMARKS = (
     "gossip",
     "gossip_sim",
     "sds",
+    "nodes",
     "lines",
     "channels",
     "catchup",

@@ -1,8 +1,8 @@
 """Runs benchmarks one after the other, each in a process of its own.
 
 ``python -m bench`` runs all with their own sizes; names run those; ``--messages`` is passed on.
-``python -m bench soak``, ``hostile``, ``gateway`` and ``scale`` have options of their own:
-`bench.soak`, `bench.hostile`, `bench.gateway`, `bench.scale`.
+``python -m bench soak``, ``hostile``, ``gateway``, ``scale`` and ``readers`` have options of their
+own: `bench.soak`, `bench.hostile`, `bench.gateway`, `bench.scale`, `bench.readers`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 
 from bench.gateway import main as gateway
 from bench.hostile.__main__ import main as hostile
+from bench.readers import main as readers
 from bench.scale import main as scale
 from bench.soak.__main__ import main as soak
 
@@ -34,6 +35,7 @@ BENCHMARKS = (
     "gossip",
     "gossip_sim",
     "sds",
+    "nodes",
     "lines",
     "channels",
     "catchup",
@@ -44,7 +46,13 @@ BENCHMARKS = (
 
 def main() -> int:
     """Run; the exit code is 1 if any of them failed."""
-    others = {"gateway": gateway, "hostile": hostile, "scale": scale, "soak": soak}
+    others = {
+        "gateway": gateway,
+        "hostile": hostile,
+        "readers": readers,
+        "scale": scale,
+        "soak": soak,
+    }
     if sys.argv[1:2] and sys.argv[1] in others:
         return others[sys.argv[1]](sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench")

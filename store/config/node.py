@@ -88,6 +88,10 @@ class NodeConfig:
         metavar="URL",
         secret=True,
     )
+    read_only: bool = data(
+        "Serve reads alone, from the one Postgres of --database-url, which may be a standby.",
+        is_flag=True,
+    )
     postgres_setting: tuple[tuple[str, str], ...] = data(
         "Setting of the embedded Postgres, such as shared_buffers=1GB; repeatable.",
         SETTING,
@@ -397,6 +401,7 @@ class NodeConfig:
             ConfigError: The first contradiction.
         """
         for problem in (
+            self._problem_of_reading(),
             self._problem_of_tls(),
             self._problem_of_peers(),
             self._problem_of_listeners(),
@@ -405,6 +410,16 @@ class NodeConfig:
         ):
             if problem is not None:
                 raise ConfigError(problem)
+
+    def _problem_of_reading(self) -> str | None:
+        if self.read_only and self.database_url is None:
+            return "--read-only needs --database-url: name the Postgres, or its standby, to read."
+        if self.read_only and self.peer:
+            return (
+                "--peer is given with --read-only: a node that stores nothing has no peers; let"
+                " the nodes that take writes have them."
+            )
+        return None
 
     def _problem_of_tls(self) -> str | None:
         if (self.tls_cert is None) != (self.tls_key is None):

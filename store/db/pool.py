@@ -124,8 +124,10 @@ def unavailable(error: BaseException) -> StoreUnavailable:
     return StoreUnavailable("the database cannot be reached; retry with backoff")
 
 
-def complete_url(url: str) -> str:
+def complete_url(url: str, *, read_only: bool = False) -> str:
     """Add what a node needs to a connection string: a writable server, and quick detection.
+
+    ``read_only``: any server will do.
 
     Source: PostgreSQL manual, "Connection Strings", "Specifying Multiple Hosts".
 
@@ -138,7 +140,7 @@ def complete_url(url: str) -> str:
         raise ValueError(f"the database URL cannot be read: {error}".strip()) from error
     _require_ports(str(given.get("port", "")))
     defaults = {
-        "target_session_attrs": "read-write",
+        "target_session_attrs": "any" if read_only else "read-write",
         "connect_timeout": "5",
         "keepalives_idle": "10",
         "keepalives_interval": "5",

@@ -24,6 +24,8 @@ from store.rpc.identity import (
     AUTHORIZATION,
     NODE_ID,
     REQUEST_ID,
+    RETRY_AFTER_MS,
+    RETRY_PUSHBACK,
     CallMetadata,
     identify_peer,
     is_believed_peer,
@@ -140,7 +142,8 @@ def _end_with(context: Context, failure: RpcFailure, call_id: str) -> None:
     """
     context.set_code(failure.code)
     context.set_details(failure.sentence)
-    context.set_trailing_metadata(((REQUEST_ID, call_id),))
+    later = ((RETRY_PUSHBACK, RETRY_AFTER_MS),) if failure.retry else ()
+    context.set_trailing_metadata(((REQUEST_ID, call_id), *later))
 
 
 class Wrapper:

@@ -17,6 +17,7 @@ from store.config.node import NodeConfig
 from store.db.errors import SchemaError, reasons, sentence
 from store.db.pool import HostRefused, complete_url
 from store.db.primary.guard import GuardEvent, PrimaryGuard
+from store.db.primary.hosts import hosts_of
 from store.db.schema import migrate
 from store.embedded.datadir import DataDir
 from store.embedded.errors import EmbeddedPostgresError
@@ -62,6 +63,8 @@ def database_host(config: NodeConfig, on_event: HostEvent, on_hosts: GuardEvent)
     """The host that the configuration asks for."""
     if config.database_url is None:
         return EmbeddedHost(config, on_event)
+    if config.read_only:
+        return ReplicaHost(config, config.database_url)
     return ExternalHost(config, config.database_url, on_hosts)
 
 
@@ -112,11 +115,13 @@ class ExternalHost:
     """
 
     kind = "external"
+    guard: PrimaryGuard | None
 
     def __init__(self, config: NodeConfig, url: str, on_hosts: GuardEvent) -> None:
         self._data = DataDir(config.data_dir.absolute())
         self.guard = PrimaryGuard(SeenFiles(config.data_dir), on_hosts)
         self._url = url
+        self._read_only = config.read_only
         self._patience_s = config.start_timeout / NS_PER_S
 
     async def start(self) -> str:
@@ -128,7 +133,7 @@ class ExternalHost:
             NodeError: The schema is missing, too old or too new, or the directory is in use.
         """
         try:
-            url = complete_url(self._url)
+            url = self.url()
         except ValueError:
             # What libpq says about it may repeat the password.
             raise WrongConfigurationError(
@@ -144,7 +149,7 @@ class ExternalHost:
 
     def url(self) -> str:
         """The URL with all its hosts."""
-        return complete_url(self._url)
+        return complete_url(self._url, read_only=self._read_only)
 
     async def stop(self) -> None:
         """Give the data directory back."""
@@ -174,10 +179,39 @@ class ExternalHost:
 
     async def _choose(self, url: str) -> str:
         """The URL with the host to be used first; whatever keeps all hosts away is found later."""
+        if self.guard is None:
+            return url
         choice = await self.guard.choose(url)
         if choice.refused and not choice.served:
             raise HostRefused("; ".join(choice.refused.values()))
         return choice.url
+
+
+class ReplicaHost(ExternalHost):
+    """One Postgres that is only read; as a standby it may be older than what others have seen."""
+
+    def __init__(self, config: NodeConfig, url: str) -> None:
+        super().__init__(config, url, _unheard)
+        self.guard = None
+
+    async def start(self) -> str:
+        """Wait for the database; raises as `ExternalHost.start`.
+
+        Raises:
+            WrongConfigurationError: The URL names several hosts.
+        """
+        # Each stands at another place of the history: readers would go back and forth in it.
+        with contextlib.suppress(psycopg.ProgrammingError):
+            if len(hosts_of(self._url)) > 1:
+                raise WrongConfigurationError(
+                    "--database-url names several hosts and --read-only is given: name one"
+                    " Postgres, and run a node for each."
+                )
+        return await super().start()
+
+
+def _unheard(name: str, fields: Mapping[str, object], /) -> None:
+    """Without a guard nothing is told of hosts."""
 
 
 def _unreachable(url: str, reason: str) -> str:

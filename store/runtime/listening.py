@@ -94,6 +94,7 @@ def bind_listeners(
         TlsError: A certificate cannot be used.
     """
     _warn_of_locked_out_peers(config)
+    _warn_of_few_descriptors(config)
     rules = _peer_rules(config, secret)
     client = _bind_client(config, services, base, rules)
     peer = client
@@ -160,6 +161,18 @@ def _connections(config: NodeConfig) -> int:
     if soft == unlimited or soft >= wanted:
         return config.max_connections
     return max(1, (soft - RESERVED_DESCRIPTORS) // listeners)
+
+
+def _warn_of_few_descriptors(config: NodeConfig) -> None:
+    most = _connections(config)
+    if most < config.max_connections:
+        _LOG.warning(
+            "connections_reduced",
+            to=most,
+            reason=f"the limit of open files is too low for --max-connections"
+            f" {config.max_connections} on each listener: raise it (LimitNOFILE), or lower the"
+            " option",
+        )
 
 
 def _warn_of_locked_out_peers(config: NodeConfig) -> None:

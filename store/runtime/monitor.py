@@ -32,8 +32,12 @@ _LOG = get_logger("store.runtime.monitor")
 class DatabaseMonitor:
     """Tells `on_change` when the database goes away (False) and when it is back (True)."""
 
-    def __init__(self, database: Database, on_change: Callable[[bool], None]) -> None:
+    def __init__(
+        self, database: Database, on_change: Callable[[bool], None], *, read_only: bool = False
+    ) -> None:
+        """``read_only``: a standby will do."""
         self._database = database
+        self._read_only = read_only
         self._on_change = on_change
         self._connection: Connection | None = None
         self._hurry = asyncio.Event()
@@ -65,7 +69,7 @@ class DatabaseMonitor:
             await self._disconnect()
 
     async def _ask(self) -> str | None:
-        """None when the database answered and takes writes, else why not.
+        """None when the database answered and takes the writes of the node, else why not.
 
         A connection that broke since the last time says nothing about now: a server that restarted
         quickly answers a new one.
@@ -80,7 +84,7 @@ class DatabaseMonitor:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 failure = await self._connect()
                 if self._connection is not None:
-                    answer = await _takes_writes(self._connection)
+                    answer = await self._serves(self._connection)
                 else:
                     answer = await self._ask_on_a_pool()
                 if answer:
@@ -102,11 +106,15 @@ class DatabaseMonitor:
         while True:
             try:
                 async with self._database.connection(self._database.read_pool) as connection:
-                    return await _takes_writes(connection)
+                    return await self._serves(connection)
             except PoolTimeout:
                 attempts -= 1
                 if not attempts or not any(pool_size(each) for each in self._database.pools):
                     raise
+
+    async def _serves(self, connection: Connection) -> bool:
+        cursor = await connection.execute("select pg_is_in_recovery()")
+        return await cursor.fetchone() == (False,) or self._read_only
 
     async def _connect(self) -> str | None:
         """Have a connection of its own; why none can be made, else None."""
@@ -153,8 +161,3 @@ class DatabaseMonitor:
         if connection is not None:
             with contextlib.suppress(psycopg.Error, OSError):
                 await connection.close()
-
-
-async def _takes_writes(connection: Connection) -> bool:
-    cursor = await connection.execute("select pg_is_in_recovery()")
-    return await cursor.fetchone() == (False,)

@@ -206,14 +206,8 @@ class Node:
         stack.push_async_callback(listeners.stop, 0)
         for listener in listeners.all:
             await listener.start()
-        online = OnlineRecorder(
-            wiring.online, system_environment("store.sync.online", self._metrics)
-        )
-        online.begin()
-        stack.push_async_callback(online.note)
-        stack.push_async_callback(self._exchange_tasks.stop)
-        self._exchange_tasks.start("online", online.run)
-        self._exchange_tasks.start("resume", peering.resumer.run)
+        if not config.read_only:
+            self._begin_exchange(stack, wiring, peering)
         self._tasks.start_every(
             CONNECTIONS_INTERVAL_S, "connections", listeners.crowds(config).look
         )
@@ -221,6 +215,16 @@ class Node:
         self._readiness.set(Obstacle.STARTING, present=False)
         self._tell_ready(listeners, metrics_address, node_id)
         return listeners
+
+    def _begin_exchange(self, stack: AsyncExitStack, wiring: Wiring, peering: Peering) -> None:
+        """Record when the store is online, and fetch what it has missed."""
+        environment = system_environment("store.sync.online", self._metrics)
+        online = OnlineRecorder(wiring.online, environment)
+        online.begin()
+        stack.push_async_callback(online.note)
+        stack.push_async_callback(self._exchange_tasks.stop)
+        self._exchange_tasks.start("online", online.run)
+        self._exchange_tasks.start("resume", peering.resumer.run)
 
     async def _open_metrics(self, stack: AsyncExitStack) -> str:
         where = self._config.metrics_listen
@@ -244,7 +248,9 @@ class Node:
         self._telemetry = telemetry
         self._metrics.database_up.set(1)
         self._show_options()
-        self._monitor = DatabaseMonitor(wiring.database, self._database_changed)
+        self._monitor = DatabaseMonitor(
+            wiring.database, self._database_changed, read_only=self._config.read_only
+        )
         watch = self._host_watch(wiring)
         if watch is not None:
             stack.push_async_callback(watch.end)
@@ -253,7 +259,8 @@ class Node:
         tasks.start("database monitor", self._monitor.run)
         if watch is not None:
             tasks.start_every(HOSTS_INTERVAL_S, "database hosts", watch.look)
-        tasks.start("maintainer", wiring.maintainer.run)
+        if not self._config.read_only:
+            tasks.start("maintainer", wiring.maintainer.run)
         tasks.start_every(SUMMARY_INTERVAL_S, "summary", telemetry.read_all)
         tasks.start_every(CONDITION_INTERVAL_S, "condition", telemetry.read_condition)
         tasks.start_every(DISK_INTERVAL_S, "disk space", self._disk.look)
@@ -312,7 +319,7 @@ class Node:
             unsent=UnsentAnswers(time.monotonic, self._config.max_unsent_size),
             drain=self._drain,
             exchange=peering.synchronizer,
-            sessions=peering.sessions,
+            sessions=None if self._config.read_only else peering.sessions,
             gossip=gossiping.served,
             confirmations=gossiping.confirmations,
             tracing=tracing,
@@ -321,6 +328,7 @@ class Node:
             intake=wiring.online,
             missing_parents=wiring.missing_parents,
             coverage=wiring.coverage,
+            read_only=self._config.read_only,
         )
 
     def _tell_ready(self, listeners: Listeners, metrics_address: str, node_id: str) -> None:

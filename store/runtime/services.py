@@ -127,7 +127,9 @@ async def open_wiring(
     database = await Database.open(url, _pool_settings(config), guard)
     stack.push_async_callback(database.close)
     written_ids, unread = WrittenIds(), UnreadEvents(database)
-    tracking = Tracking(unread, config.max_confirms) if config.gossip else None
+    tracking = (
+        Tracking(unread, config.max_confirms) if config.gossip and not config.read_only else None
+    )
     partitions = PartitionMap(time.time_ns, config.retention)
     writer = DatabaseWriter(
         database,
@@ -137,8 +139,9 @@ async def open_wiring(
         tracing=tracing,
         is_full=is_full,
     )
-    await writer.start()
-    stack.push_async_callback(writer.stop)
+    if not config.read_only:
+        await writer.start()
+        stack.push_async_callback(writer.stop)
     stored = DatabaseIds(database)
     hot = HotIndex(
         stored,
@@ -161,6 +164,7 @@ async def open_wiring(
         on_failed=_feed_failed,
         on_commits=commits.commits,
         page_bytes=page_bytes,
+        read_only=config.read_only,
     )
     await feed.start()
     stack.push_async_callback(feed.stop)

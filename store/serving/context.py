@@ -71,6 +71,7 @@ class NodeContext:
     a time, beside the node's sessions.
     ``intake``: when nodes of the store took messages in; None where that is not recorded.
     ``missing_parents``: of SDS channels; None where they are not counted.
+    ``read_only``: messages of clients are refused.
     """
 
     identity: NodeIdentity
@@ -92,4 +93,5 @@ class NodeContext:
     coverage_turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     intake: IntakeRecord | None = None
     missing_parents: MissingParents | None = None
+    read_only: bool = False
     in_flight: Budget = field(default_factory=lambda: Budget(MAX_IN_FLIGHT_PUBLISH_BYTES))

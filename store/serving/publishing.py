@@ -13,7 +13,9 @@ from store.domain.unread import Confirmation
 from store.messages.fields import chunk_messages
 from store.messages.record import RecordBatch
 from store.serving.call import Call
-from store.serving.failure import busy, over_limit
+from store.serving.failure import busy, over_limit, unready
+
+READ_ONLY: Final = "this node only reads: publish at a node that takes writes"
 
 _NS_PER_S: Final = 1e9
 _SOURCE: Final = Source.CLIENT.value
@@ -52,11 +54,13 @@ class Publishing:
         ``size_bytes`` is the size of the request that they came in.
 
         Raises:
-            CallFailure: too many messages, in this request or lately.
+            CallFailure: too many messages, in this request or lately; or the node only reads.
             MalformedMessage: one is not encoded as the schema says.
         """
         node, count = call.node, len(messages)
         began_ns = node.monotonic_ns()
+        if node.read_only:
+            raise unready(READ_ONLY)
         check_count(call, count)
         call.charge_messages(count)
         admission = Admission(node.policy(), node.now_ns(), Source.CLIENT, call.client)

@@ -21,7 +21,6 @@ from storenode.connection.errors import (
     CursorRefused,
     LimitExceeded,
     NodeError,
-    NodeUnavailable,
     node_error,
 )
 
@@ -35,6 +34,8 @@ _UNSERVED = "CANCELLED"
 @dataclass(frozen=True, slots=True)
 class Retry:
     """How often a call is made again after the node did not serve it or the connection broke.
+
+    A limit that is reached for the moment counts as not served.
 
     Every other node is tried at once. After a round in which all have failed comes a pause, from
     ``first_delay_s`` on twice as long each time up to ``max_delay_s``, and another round;
@@ -84,7 +85,7 @@ class Attempts:
         """
         if isinstance(error, CursorRefused):
             self._refused = error
-        elif not isinstance(error, CallTimeout | NodeUnavailable):
+        elif not isinstance(error, CallTimeout) and not error.retryable:
             raise error
         self._repeatable = self._repeatable or error.retryable
         self._may_repeat = self._may_repeat or error.code == _UNSERVED

@@ -1,6 +1,7 @@
 """What a call of a node may raise, each with a name and a sentence that says what to do."""
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import grpc
 
@@ -9,6 +10,9 @@ DRAINING: Final = "the node is shutting down"
 
 _NOT_CONNECTED: Final = ("failed to connect", "dns resolution failed")
 _NOT_SENT: Final = 'Failed "execute_batch"'
+_RETRY_PUSHBACK: Final = "grpc-retry-pushback-ms"
+"""In the trailing metadata of a call that the node could not serve for the moment."""
+
 _BROKEN: Final = (
     "broken pipe",
     "connection reset",
@@ -91,7 +95,10 @@ class AccessDenied(NodeError):
 
 
 class LimitExceeded(NodeError):
-    """The request exceeds a limit of the node or of the token; the sentence names it."""
+    """The request exceeds a limit of the node or of the token; the sentence names it.
+
+    ``retryable`` is true where that is so for the moment: too much is asked for at one time.
+    """
 
 
 class NotServed(NodeError):
@@ -134,7 +141,12 @@ def node_error(error: grpc.aio.AioRpcError, address: str) -> NodeError:
             "or a node of a newer version.",
         )
     kind = _BY_CODE.get(code, NodeError)
-    return kind(code, details or f"The node at {address} gave no reason.")
+    failure = kind(code, details or f"The node at {address} gave no reason.")
+    if code == "RESOURCE_EXHAUSTED":
+        # The types of gRPC describe its metadata wrongly: it is pairs of a name and a value.
+        told: Iterable[Any] = error.trailing_metadata() or ()
+        failure.retryable = any(name == _RETRY_PUSHBACK for name, _ in told)
+    return failure
 
 
 def _unavailable(details: str, address: str) -> NodeUnavailable:
@@ -159,4 +171,6 @@ def _unavailable(details: str, address: str) -> NodeUnavailable:
 def query_error(status_code: int, description: str) -> NodeError:
     """The error that a ``StoreQueryResponse`` carries (13/WAKU2-STORE, status codes)."""
     code = f"QUERY_{status_code}"
-    return _BY_CODE.get(code, NodeError)(code, description or "The node gave no reason.")
+    failure = _BY_CODE.get(code, NodeError)(code, description or "The node gave no reason.")
+    failure.retryable = failure.retryable or code == "QUERY_429"
+    return failure

@@ -17,6 +17,7 @@ from typing import Final
 import psycopg
 
 from store.db.commits.pages import (
+    BEHIND,
     FOREIGN,
     LOST,
     NOT_HELD,
@@ -49,6 +50,9 @@ from store.messages.cursor import MAX_POSITION, NONCE_BYTES, FollowCursor, Follo
 from storenode.message.limits import MAX_MESSAGE_BYTES
 
 POLL_S: Final = 1.0
+REPLICA_POLL_S: Final = 0.1
+"""A standby passes no notifications on."""
+
 IDLE_PAGE_S: Final = 60.0
 """An idle follower is sent an empty page this often, so that its cursor does not grow old."""
 
@@ -92,8 +96,13 @@ class DatabaseFeed:
         on_failed: FailureListener | None = None,
         on_commits: CommitListener | None = None,
         page_bytes: int = DEFAULT_PAGE_BYTES,
+        read_only: bool = False,
     ) -> None:
-        """Entries of one page have ``page_bytes`` at most."""
+        """Entries of one page have ``page_bytes`` at most.
+
+        ``read_only``: the database may be a standby, which others are ahead of.
+        """
+        self._read_only = read_only
         self._database = database
         self._page_bytes = page_bytes
         self._on_lost = on_lost
@@ -144,7 +153,8 @@ class DatabaseFeed:
             try:
                 async with await self._database.connect() as connection:
                     await connection.execute("select pg_advisory_lock_shared(%s)", (NODES,))
-                    await connection.execute("listen storenode_feed")
+                    if not self._read_only:
+                        await connection.execute("listen storenode_feed")
                     await self._check_head(connection)
                     await self._tail_on(connection)
             except (psycopg.Error, StoreUnavailable, TimeoutError):
@@ -185,10 +195,16 @@ class DatabaseFeed:
                 await self._pass_on(connection, some)
             self._tails_well = True
             if len(commits) < _COMMITS_AT_ONCE:
-                async for _ in connection.notifies(timeout=POLL_S, stop_after=1):
-                    pass
+                await self._wait_for_news(connection)
                 if now_s() < read_s + _PACE_S:
                     await asyncio.sleep(_PACE_S)
+
+    async def _wait_for_news(self, connection: Connection) -> None:
+        if self._read_only:
+            await asyncio.sleep(REPLICA_POLL_S)
+            return
+        async for _ in connection.notifies(timeout=POLL_S, stop_after=1):
+            pass
 
     async def _pass_on(self, connection: Connection, commits: Sequence[CommitRow]) -> None:
         self._hub.expect(commits[-1].place)
@@ -283,6 +299,8 @@ class DatabaseFeed:
             if not cursor.sealed and not await is_held(connection, place):
                 raise CursorOutOfRange(NOT_HELD)
             if not await is_served(connection, place):
+                if self._read_only and place[0] > (await newest(connection))[0]:
+                    raise StoreUnavailable(BEHIND)
                 raise CursorOutOfRange(LOST)
             return FeedPosition(
                 place, None if cursor.hash is None else (cursor.timestamp, cursor.hash)

@@ -33,6 +33,10 @@ NOT_HELD: Final = (
     "the cursor is one of the version before, and the commit that it names is not held; scan what"
     " may be missing, then follow with an empty cursor"
 )
+BEHIND: Final = (
+    "this node reads a standby, which has not come to the commit that the cursor names: retry, or"
+    " ask a node that takes writes"
+)
 FOREIGN: Final = (
     "the cursor belongs to another database; follow from the beginning, or scan the gap"
 )

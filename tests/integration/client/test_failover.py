@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from storenode.client import (
     CallTimeout,
     ConnectionLost,
     CursorRefused,
+    LimitExceeded,
     Message,
     NodeDraining,
     NodeUnreachable,
@@ -180,3 +183,37 @@ async def test_a_cursor_of_a_store_that_is_gone_is_refused(stores: list[NodeProc
         await ended(stores[0], KILLED)
         with pytest.raises(CursorRefused):
             await taken(feed, 5)
+
+
+async def test_a_limit_that_is_reached_for_the_moment_is_waited_for(tmp_path: Path) -> None:
+    node = NodeProcess(tmp_path / "a", (*LATE, "--max-streams", "1"))
+    try:
+        await asyncio.to_thread(node.start)
+        async with (
+            AsyncClient(node.listen) as hasty,
+            AsyncClient(node.listen, retry=PATIENT) as slow,
+        ):
+            await hasty.publish_many(made(3))
+            async with hasty.follow(TOPIC, from_beginning=True) as first:
+                await taken(first, 3)
+                with pytest.raises(LimitExceeded, match="limit of 1") as refusal:
+                    [each async for each in hasty.scan(TOPIC)]
+                assert refusal.value.retryable
+                scan = asyncio.create_task(taken(slow.scan(TOPIC), 3))
+                await asyncio.to_thread(refused_again, node)
+                assert not scan.done()
+            assert len(await scan) == 3
+    finally:
+        node.close()
+
+
+def refused_again(node: NodeProcess) -> None:
+    """Wait until the node has refused a second scan."""
+    counted = re.compile(
+        rb'^storenode_calls_total{(?=.*"Scan").*"RESOURCE_EXHAUSTED".*} (.+)$', re.MULTILINE
+    )
+    refusals = 0.0
+    while refusals < 2:
+        with urllib.request.urlopen(f"http://{node.metrics}/metrics") as response:
+            found = counted.search(response.read())
+        refusals = 0.0 if found is None else float(found[1])

@@ -1,0 +1,309 @@
+"""Many readers of one node: followers, scans in turn, and a storm of logins.
+
+``python -m bench readers`` measures, each on a node of its own:
+
+- ``grpc``: so many followers by ``Follow``, on ``--connections`` connections;
+- ``sse``: so many followers by server-sent events, each on a connection of its own;
+- ``scans``: so many scans in turn, each of a day of one channel;
+- ``login``: so many participants that come at one moment, each on a connection of its own, and each
+  want a day of three channels at once, by three scans.
+
+Names choose some of them; each prints one line of JSON. Followers all follow one topic, to which
+messages are published one at a time, each when all have the one before; then so many messages to
+a topic that one more follower has for itself. Memory is that of the node's process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import psutil
+
+from bench.data import PUBSUB_TOPIC
+from bench.http import follower as sse_follower
+from bench.support import Bench, bench_node, publish_requests, report, settle, used
+from storenode.client.messages import new_message
+from storenode.client.node import NodeClient, connect, content_filter
+from storenode.client.retry import Retry
+from storenode.wire.storenode.v1.store_pb2 import PublishRequest
+
+PARTS: Final = ("grpc", "sse", "scans", "login")
+CROWD: Final = "/bench/1/followed/proto"
+ALONE: Final = "/bench/1/alone/proto"
+SENT: Final = 20
+PAYLOAD: Final = bytes(500)
+OPENING: Final = 64
+"""Followers that begin side by side."""
+
+A_DAY: Final = 20
+"""Messages of a participant a day, and participants of a channel, as docs/scaling.md has them."""
+
+CHANNELS_OF_ONE: Final = 3
+DAY_NS: Final = 86_400 * 10**9
+BATCH: Final = 1_000
+SAMPLE_S: Final = 0.1
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+_MANY: Final = "50000"
+_ROOM: Final = (
+    *("--max-connections", _MANY, "--max-connections-per-host", _MANY),
+    *("--max-streams", _MANY, "--max-calls", _MANY),
+)
+"""Everybody here calls from one host, which is one client to a node without tokens."""
+
+_HTTP: Final = ("--http-listen", "127.0.0.1:0")
+
+
+@dataclass(slots=True)
+class Waiting:
+    """What followers tell: ``begun`` when one is live, ``seen`` with each message that it has."""
+
+    begun: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    seen: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+
+
+def node_bytes(bench: Bench) -> int:
+    """Resident memory of the node."""
+    return int(psutil.Process(bench.node.process.pid).memory_info().rss)
+
+
+@asynccontextmanager
+async def peak(bench: Bench) -> AsyncIterator[Callable[[], int]]:
+    """The largest memory of the node in the block, looked at every `SAMPLE_S`."""
+    most = node_bytes(bench)
+
+    async def look() -> None:
+        nonlocal most
+        while True:
+            most = max(most, node_bytes(bench))
+            await asyncio.sleep(SAMPLE_S)
+
+    task = asyncio.create_task(look())
+    try:
+        yield lambda: most
+    finally:
+        task.cancel()
+
+
+def refused(bench: Bench) -> int:
+    """Calls that the node has ended with another code than OK, clients that left apart."""
+    with urllib.request.urlopen(f"http://{bench.node.metrics}/metrics") as response:
+        lines = response.read().decode().splitlines()
+    calls = [line.rsplit(" ", 1) for line in lines if line.startswith("storenode_calls_total{")]
+    expected = ('code="OK"', 'code="CANCELLED"')
+    return sum(int(float(count)) for name, count in calls if not any(e in name for e in expected))
+
+
+# Followers
+
+
+async def grpc_follower(client: NodeClient, topic: str, waiting: Waiting) -> None:
+    """Follow until cancelled."""
+    begun = False
+    async with aclosing(client.follow(filter=content_filter(PUBSUB_TOPIC, topic))) as pages:
+        async for page in pages:
+            if page.live and not begun:
+                begun = True
+                waiting.begun.release()
+            for _ in page.messages:
+                waiting.seen.release()
+
+
+async def publish_timed(client: NodeClient, topic: str, waiting: Waiting, each: int) -> list[float]:
+    """Publish one message at a time to ``each`` followers; milliseconds until the last has it."""
+    taken = []
+    for number in range(SENT):
+        began = time.perf_counter()
+        await client.publish([new_message(b"%d" % number, topic, PUBSUB_TOPIC, time.time_ns())])
+        for _ in range(each):
+            await waiting.seen.acquire()
+        taken.append((time.perf_counter() - began) * 1e3)
+    return taken
+
+
+async def begin_all(
+    group: asyncio.TaskGroup, followers: list[Coroutine[object, object, None]], waiting: Waiting
+) -> list[asyncio.Task[None]]:
+    """Begin followers, `OPENING` at one time; all are live afterwards."""
+    tasks = []
+    for number, work in enumerate(followers):
+        tasks.append(group.create_task(work))
+        if number >= OPENING:
+            await waiting.begun.acquire()
+    for _ in followers[-OPENING:]:
+        await waiting.begun.acquire()
+    return tasks
+
+
+async def followers(bench: Bench, part: str, count: int, connections: int) -> None:
+    """Measure followers by gRPC or by server-sent events."""
+    crowd, alone = Waiting(), Waiting()
+    async with AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(connect(bench.node.listen))
+            for _ in range(connections + 1 if part == "grpc" else 1)
+        ]
+        before_bytes, began = node_bytes(bench), time.perf_counter()
+        if part == "grpc":
+            work = [
+                grpc_follower(clients[1 + number % connections], CROWD, crowd)
+                for number in range(count)
+            ]
+        else:
+            work = [sse_follower(bench, crowd.begun, crowd.seen) for _ in range(count)]
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        tasks = await begin_all(group, work, crowd)
+        begun_s, held_bytes = time.perf_counter() - began, node_bytes(bench) - before_bytes
+        tasks += await begin_all(group, [grpc_follower(clients[0], ALONE, alone)], alone)
+        before = used(bench)
+        async with peak(bench) as most:
+            to_all = await publish_timed(clients[0], CROWD, crowd, count)
+        costs = used(bench).since(before, SENT * count)
+        to_one = await publish_timed(clients[0], ALONE, alone, 1)
+        for task in tasks:
+            task.cancel()
+    report(
+        benchmark="readers",
+        part=part,
+        followers=count,
+        connections=connections if part == "grpc" else count,
+        all_live_s=begun_s,
+        follower_kib=held_bytes / count / KIB,
+        peak_mib=most() / MIB,
+        last_follower_ms=statistics.median(to_all),
+        slowest_ms=max(to_all),
+        beside_an_idle_crowd_ms=statistics.median(to_one),
+        **costs,
+    )
+
+
+# Reads of a day
+
+
+def channel_name(number: int) -> str:
+    """Content topic of a channel."""
+    return f"/bench/1/channel-{number}/proto"
+
+
+def fill_day(bench: Bench, participants: int) -> int:
+    """Publish the last day of so many participants; how many channels they have."""
+    channels = max(CHANNELS_OF_ONE, participants * CHANNELS_OF_ONE // A_DAY)
+    total = participants * A_DAY
+    first_ns, step_ns = time.time_ns() - DAY_NS, DAY_NS // total
+
+    def requests() -> Iterator[PublishRequest]:
+        for start in range(0, total, BATCH):
+            request = PublishRequest()
+            for number in range(start, min(start + BATCH, total)):
+                item = request.messages.add(pubsub_topic=PUBSUB_TOPIC)
+                item.message.content_topic = channel_name(number % channels)
+                item.message.timestamp = first_ns + number * step_ns
+                item.message.payload = PAYLOAD
+            yield request
+
+    with bench.channel() as channel:
+        publish_requests(channel, requests(), total)
+    settle(bench)
+    return channels
+
+
+async def read_channel(client: NodeClient, number: int) -> int:
+    """Scan a channel; how many messages it has."""
+    count = 0
+    topics = content_filter(PUBSUB_TOPIC, channel_name(number))
+    async with aclosing(client.scan(filter=topics)) as pages:
+        async for page in pages:
+            count += len(page.messages)
+    return count
+
+
+async def scans(bench: Bench, count: int, participants: int) -> None:
+    """Measure scans in turn."""
+    channels = fill_day(bench, participants)
+    taken, read = [], 0
+    async with connect(bench.node.listen) as client:
+        await read_channel(client, 0)
+        before, first_bytes = used(bench), node_bytes(bench)
+        for number in range(count):
+            began = time.perf_counter()
+            read += await read_channel(client, number % channels)
+            taken.append((time.perf_counter() - began) * 1e3)
+    report(
+        benchmark="readers",
+        part="scans",
+        scans=count,
+        messages_each=read / count,
+        p50_ms=statistics.median(taken),
+        p99_ms=statistics.quantiles(taken, n=100)[98],
+        grew_mib=(node_bytes(bench) - first_bytes) / MIB,
+        **{f"scan_{name}": value for name, value in used(bench).since(before, count).items()},
+    )
+
+
+async def login(bench: Bench, participants: int) -> None:
+    """Measure the storm."""
+    channels = fill_day(bench, participants)
+    retry = Retry(attempts=None, at_start=True)
+    began, before_refused, before = time.perf_counter(), refused(bench), used(bench)
+
+    async def one(number: int) -> tuple[float, int]:
+        async with connect(bench.node.listen, retry=retry) as client:
+            mine = [(CHANNELS_OF_ONE * number + each) % channels for each in range(CHANNELS_OF_ONE)]
+            counts = await asyncio.gather(*(read_channel(client, each) for each in mine))
+        return time.perf_counter() - began, sum(counts)
+
+    first_bytes = node_bytes(bench)
+    async with peak(bench) as most:
+        ended = await asyncio.gather(*map(one, range(participants)))
+    taken, counts = zip(*ended, strict=True)
+    report(
+        benchmark="readers",
+        part="login",
+        participants=participants,
+        messages_each=sum(counts) / participants,
+        half_s=statistics.median(taken),
+        all_s=max(taken),
+        refused_calls=refused(bench) - before_refused,
+        first_mib=first_bytes / MIB,
+        peak_mib=most() / MIB,
+        **{f"login_{name}": each for name, each in used(bench).since(before, participants).items()},
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        prog="python -m bench readers",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    for name, size in (
+        ("followers", 1_000),
+        ("connections", 50),
+        ("scans", 300),
+        ("participants", 200),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=size, help="default: %(default)s")
+    given = parser.parse_args(arguments)
+    if unknown := [part for part in given.parts if part not in PARTS]:
+        parser.error(f"no part is called {unknown[0]!r}: choose from {', '.join(PARTS)}")
+    if min(given.followers, given.connections, given.scans, given.participants) < CHANNELS_OF_ONE:
+        parser.error(f"choose numbers of at least {CHANNELS_OF_ONE}")
+    for part in given.parts or PARTS:
+        with bench_node(*_ROOM, *_HTTP, "--max-clock-drift", "off") as bench:
+            if part in ("grpc", "sse"):
+                asyncio.run(followers(bench, part, given.followers, given.connections))
+            elif part == "scans":
+                asyncio.run(scans(bench, given.scans, given.participants))
+            else:
+                asyncio.run(login(bench, given.participants))
+    return 0

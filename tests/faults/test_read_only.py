@@ -1,0 +1,123 @@
+"""A node that only reads, on a standby: what it shows, what it refuses, and how far it may see."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from storenode.client.errors import NodeError
+from storenode.client.messages import new_message
+from storenode.client.node import NodeClient, connect, content_filter
+from storenode.client.retry import Retry
+from storenode.client.types import PublishResult
+from tests.faults.processes import until
+from tests.support.acknowledged import PUBSUB, TOPICS
+from tests.support.cluster import Pair
+from tests.support.command import Command
+from tests.support.node import COMMAND, NodeProcess
+
+ONCE = Retry(attempts=1)
+FILTER = content_filter(PUBSUB, TOPICS[0])
+
+
+@pytest.fixture
+def writing(pair: Pair, tmp_path: Path) -> Iterator[NodeProcess]:
+    """A node on the primary."""
+    node = NodeProcess(tmp_path / "writing", database_url=pair.first.url)
+    yield node.start()
+    node.close()
+
+
+@pytest.fixture
+def reading(pair: Pair, tmp_path: Path) -> Iterator[NodeProcess]:
+    """A node on the standby; it may have few files open."""
+    program = ("sh", "-c", 'ulimit -n 2000; exec "$0" "$@"', COMMAND)
+    node = NodeProcess(tmp_path / "reading", ("--read-only",), pair.second.url, program=program)
+    yield node.start()
+    node.close()
+
+
+async def publish(client: NodeClient, text: bytes) -> int:
+    (result,) = await client.publish([new_message(text, TOPICS[0], PUBSUB, time.time_ns())])
+    return result.outcome
+
+
+async def scanned(client: NodeClient) -> list[bytes]:
+    async with aclosing(client.scan(filter=FILTER)) as pages:
+        return [each.message.payload async for page in pages for each in page.messages]
+
+
+async def after(client: NodeClient, cursor: bytes) -> bytes:
+    """The first message that follows a cursor."""
+    async with aclosing(client.follow(filter=FILTER, cursor=cursor)) as pages:
+        async for page in pages:
+            if page.messages:
+                return page.messages[0].message.payload
+    raise AssertionError
+
+
+async def test_reads_come_from_the_standby_and_writes_go_elsewhere(
+    pair: Pair, writing: NodeProcess, reading: NodeProcess
+) -> None:
+    replayed = "select pg_last_wal_replay_lsn() >= %s::pg_lsn"
+    here, there, both = (
+        connect(nodes, retry=ONCE)
+        for nodes in (writing.listen, reading.listen, [reading.listen, writing.listen])
+    )
+    async with here, there, both:
+        with pytest.raises(NodeError, match="this node only reads: publish at a node that takes"):
+            await publish(there, b"refused")
+        # A client that knows both finds the one that takes it.
+        assert await publish(both, b"one") == PublishResult.STORED
+        ((place,),) = pair.first.ask("select pg_current_wal_lsn()::text")
+        await until(lambda: pair.second.ask(replayed, place) == [(True,)])
+        assert await scanned(there) == [b"one"] == await scanned(here)
+        pair.second.ask("select pg_wal_replay_pause()")
+        await until(
+            lambda: pair.second.ask("select pg_get_wal_replay_pause_state()") == [("paused",)]
+        )
+        async with aclosing(here.follow(filter=FILTER)) as live:
+            await anext(live)
+            assert await publish(here, b"two") == PublishResult.STORED
+            page = await anext(live)
+            assert [each.message.payload for each in page.messages] == [b"two"]
+        # Its reader has seen what the standby has not: it is told so, and not that it is lost.
+        assert await scanned(there) == [b"one"]
+        with pytest.raises(NodeError, match="has not come to the commit") as refusal:
+            await after(there, page.cursor)
+        assert refusal.value.retryable
+        # Who knows both goes on at the other one, and misses nothing.
+        assert await publish(here, b"three") == PublishResult.STORED
+        assert await after(both, page.cursor) == b"three"
+        pair.second.ask("select pg_wal_replay_resume()")
+        ((place,),) = pair.first.ask("select pg_current_wal_lsn()::text")
+        await until(lambda: pair.second.ask(replayed, place) == [(True,)])
+        assert await after(there, page.cursor) == b"three"
+        assert await scanned(there) == [b"one", b"two", b"three"]
+        async with aclosing(there.follow(filter=FILTER)) as live:
+            await anext(live)
+            assert await publish(here, b"four") == PublishResult.STORED
+            page = await anext(live)
+            assert [each.message.payload for each in page.messages] == [b"four"]
+    assert reading.terminate() == 0
+    # As many as there are files for, on two listeners, and the operator hears of it.
+    (warning,) = [each for each in reading.log().splitlines() if "connections_reduced" in each]
+    assert json.loads(warning)["to"] == (2000 - 256) // 2
+
+
+def test_what_contradicts_reading_is_refused(tmp_path: Path) -> None:
+    run = ("run", "--data-dir", str(tmp_path / "data"), "--read-only")
+    hosts = "postgresql://u@127.0.0.1:1,127.0.0.1:2/d"
+    for options, sentence in (
+        ((), "--read-only needs --database-url"),
+        (("--database-url", "postgresql://u@h/d", "--peer", "127.0.0.1:1"), "--peer is given with"),
+        (("--database-url", hosts), "--database-url names several hosts and --read-only is given"),
+    ):
+        ended = Command()(*run, *options)
+        assert ended.code == 2
+        assert sentence in ended.err

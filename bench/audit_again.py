@@ -1,8 +1,8 @@
 """What a nightly audit costs: of everything, and of what a day brought.
 
-``python -m bench.audit_again --channels 200 --days 60 --per-day 50``: SDS messages of 60 days in 200
-channels. Then a day brings as many to each channel. Processor time of driver, JVM and workers, and
-what they read; all audits but the first run in a session that is warm, and their results are
+``python -m bench.audit_again --channels 200 --days 60 --per-day 50``: SDS messages of 60 days in
+200 channels. Then a day brings as many to each channel. Processor time of driver, JVM and workers,
+and what they read; all audits but the first run in a session that is warm, and their results are
 compared.
 """
 

@@ -113,7 +113,7 @@ class _Look:
         kept = np.flatnonzero(counted["messages"] > 0)
         point = last_complete(self.graph, self._ids_of)[kept]
         broken = first_incomplete(self.graph, self._ids_of)[kept]
-        clocks = self.graph.lamport.view(np.int64)[broken]
+        clocks = np.where(broken < 0, 0, self.graph.lamport.view(np.int64)[broken])
         numbers = np.stack([*(counted[name][kept] for name in COUNTS), clocks], axis=1)
         offsets = np.arange(len(kept) + 1, dtype=np.int32) * numbers.shape[1]
         about = pa.array(broken, mask=broken < 0)

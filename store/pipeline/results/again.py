@@ -28,7 +28,7 @@ from store.pipeline.lake import LakeFile
 from store.pipeline.limits import DAY_NS, HOUR_NS
 from store.pipeline.progress import Say
 from store.pipeline.results import changes
-from store.pipeline.results.kept import NODE, PLAIN, marked
+from store.pipeline.results.kept import IDS, NODE, PLAIN, marked
 from store.pipeline.results.onward import READ, EverythingChangedError, Onward, Past, go_on
 from store.pipeline.results.tables import SCHEMAS, Results, ResultTables, Rows
 from store.pipeline.sides import LakeSide
@@ -42,7 +42,6 @@ there are more, everything is gone through by the workers."""
 _FAULTS: Final = (VIOLATION, CYCLE, UNSEARCHED)
 _MISSED: Final = ["channel", "parent"]
 _NAMED: Final = ("ts", "channel", "message_id")
-_KEPT: Final = marked(KEPT.empty_table(), NODE).schema
 
 
 class Again:
@@ -214,7 +213,7 @@ class _Partly(GoneThrough):
 def _ids(findings: DataFrame) -> DataFrame:
     """The IDs of findings, as `IDS`."""
     packed = findings.where(F.col("kind") == NODES).select("data")
-    return packed.mapInArrow(_unpacked, from_arrow_schema(_KEPT))
+    return packed.mapInArrow(_unpacked, from_arrow_schema(IDS))
 
 
 def _unpacked(batches: Batches) -> Batches:

@@ -1,18 +1,21 @@
 """What a nightly audit costs: of everything, and of what a day brought.
 
-``python -m bench.audit_again --messages 1000000``: SDS messages of 30 days in channels of 600. Then
-a day brings one message to every hundredth channel. Processor time of driver, JVM and workers; all
-audits but the first run in a session that is warm, and their results are compared.
+``python -m bench.audit_again --channels 200 --days 60 --per-day 50``: SDS messages of 60 days in
+200 channels. Then a day brings as many to each channel. Processor time of driver, JVM and workers,
+and what they read; all audits but the first run in a session that is warm, and their results are
+compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -27,13 +30,7 @@ from store.pipeline.session import spark_session
 from store.pipeline.sides import LakeSide
 from store.pipeline.writing import day_text, write_batches
 
-DEPTH: Final = 600
-DAYS: Final = 30
-FEW: Final = 100
-"""A day brings messages to one channel in so many."""
-
 _FIRST_DAY: Final = 20_000
-_PER_DAY: Final = DEPTH // DAYS
 _SEED: Final = 11
 
 Numbers = NDArray[np.int64]
@@ -42,16 +39,18 @@ Numbers = NDArray[np.int64]
 def main() -> None:
     """Write the archive, and audit."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m bench.audit_again")
-    parser.add_argument("--messages", type=int, default=200_000, help="default: %(default)s")
-    channels = np.arange(max(1, parser.parse_args().messages // DEPTH))
+    parser.add_argument("--channels", type=int, default=200, help="default: %(default)s")
+    parser.add_argument("--days", type=int, default=60, help="default: %(default)s")
+    parser.add_argument("--per-day", type=int, default=20, help="default: %(default)s")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="storenode-bench-") as name, spark_session() as session:
         lake = Lake(str(Path(name, "archive"))).create()
-        for day in range(DAYS):
-            levels = np.arange(day * _PER_DAY, (day + 1) * _PER_DAY)
-            _publish(lake, *np.meshgrid(levels, channels, indexing="ij"))
+        for day in range(args.days):
+            _publish(lake, day, args.channels, args.per_day)
 
         def taken(what: str, *, full: bool, record: bool) -> object:
             job = Auditing(LakeSide(session, lake), record=lake if record else None, full=full)
+            before = _read_bytes()
             found, used = measured(lambda: audit(session, job))
             report(
                 benchmark="audit_again",
@@ -59,40 +58,54 @@ def main() -> None:
                 messages=found.counts["messages"],
                 cpu_s=used.cpu_s,
                 wall_s=used.wall_s,
+                read_mib=(_read_bytes() - before) / 2**20,
             )
             return found.as_json()
 
         taken("the first audit, recorded", full=False, record=True)
-        some = channels[::FEW]
-        _publish(lake, np.full(some.shape, DEPTH), some)
-        again = taken("after another day, recorded", full=False, record=True)
-        assert again == taken("everything once more", full=True, record=False)
         taken("nothing has changed", full=False, record=True)
+        for day in (args.days, args.days + 1):
+            _publish(lake, day, args.channels, args.per_day)
+            again = taken("after another day, recorded", full=False, record=True)
+            assert again == taken("everything once more", full=True, record=False)
 
 
-def _publish(lake: Lake, level: Numbers, channel: Numbers) -> None:
-    """Publish a message of each level in each channel; its parent is the one before it, and every
-    fiftieth channel lacks one.
+def _read_bytes() -> int:
+    """What this process and those that it started have read, of files and of each other."""
+    root = psutil.Process()
+    total = 0
+    for process in [root, *root.children(recursive=True)]:
+        with suppress(psutil.Error):
+            total += process.io_counters().read_chars
+    return total
+
+
+def _publish(lake: Lake, day: int, channels: int, per_day: int) -> None:
+    """Publish a day: so many messages in each channel, each with the one before it as its parent,
+    and every fiftieth channel lacks one of each tenth day.
     """
-    level, channel = level.ravel(), channel.ravel()
-    there = (level != DEPTH // 2) | (channel % 50 != 0)
-    rows = _rows(level[there], channel[there])
-    run = f"run-{int(level[0]):08}"
+    levels = np.arange(day * per_day, (day + 1) * per_day)
+    level, channel = (
+        each.ravel() for each in np.meshgrid(levels, np.arange(channels), indexing="ij")
+    )
+    there = (level != day * per_day + per_day // 2) | (channel % 50 != 0) | (day % 10 != 0)
+    rows = _rows(level[there], channel[there], per_day)
+    run = f"run-{day:08}"
     folder = Path(lake.path, "messages", run)
     written = []
     for batch in write_batches(f"file://{folder}", iter([rows])):
         for path, count in zip(batch["path"].to_pylist(), batch["rows"].to_pylist(), strict=True):
             ts = pq.ParquetFile(folder / path).read(columns=["ts"])["ts"].to_numpy()
-            size, day = (folder / path).stat().st_size, day_text(int(ts[0]) // DAY_NS)
+            size, of_day = (folder / path).stat().st_size, day_text(int(ts[0]) // DAY_NS)
             low, high = int(ts.min()), int(ts.max())
-            written.append(Written(f"{run}/{path}", day, 0, size, count, low, high))
+            written.append(Written(f"{run}/{path}", of_day, 0, size, count, low, high))
     lake.publish(written, {})
 
 
-def _rows(level: Numbers, channel: Numbers) -> pa.RecordBatch:
+def _rows(level: Numbers, channel: Numbers, per_day: int) -> pa.RecordBatch:
     count = len(level)
     words = np.random.default_rng([_SEED, int(level[0])]).integers(-(2**63), 2**63 - 1, (count, 4))
-    ts = (_FIRST_DAY * DAY_NS + level * (DAY_NS // _PER_DAY) + channel).astype(np.int64)
+    ts = (_FIRST_DAY * DAY_NS + level * (DAY_NS // per_day) + channel).astype(np.int64)
     lists = np.minimum(np.arange(count + 1), np.concatenate([[0], np.cumsum(level > 0)]))
     named = level > 0
     parents = pa.StructArray.from_arrays(

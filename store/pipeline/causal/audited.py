@@ -61,11 +61,20 @@ def missing_parents(claims: Claims) -> DataFrame:
 def channels_of(findings: DataFrame) -> DataFrame:
     """Per channel its counts, and as ``point_…`` its last complete point (null: there is none).
 
-    The counts are those of `COUNTS`, and ``missing`` parents and ``cycles``.
+    The counts are those of `COUNTS`, and ``missing`` parents and ``cycles``; ``broken_…`` is its
+    first incomplete ID.
     """
     blocks = findings.where(F.col("kind") == BLOCK)
     incomplete = F.col("counts")[COUNTS.index("incomplete")]
-    broken = blocks.where(incomplete > 0).groupBy("channel").agg(F.min("block").alias("broken"))
+    clock = F.col("counts")[len(COUNTS)]
+    broken = (
+        blocks.where(incomplete > 0)
+        .groupBy("channel")
+        .agg(
+            F.min("block").alias("broken"),
+            F.min_by(F.struct("other", clock.alias("clock")), "block").alias("first"),
+        )
+    )
     sound = F.coalesce(F.col("block") <= F.col("broken"), F.lit(True))
     point = F.struct("message_id", "lamport", "ts")
     counted = (
@@ -76,6 +85,7 @@ def channels_of(findings: DataFrame) -> DataFrame:
             F.max_by(point, F.when(sound & F.col("message_id").isNotNull(), F.col("block"))).alias(
                 "point"
             ),
+            F.first("first").alias("first"),
         )
     )
     distinct = (
@@ -94,4 +104,6 @@ def channels_of(findings: DataFrame) -> DataFrame:
             F.col(f"point.{name}").alias(f"point_{name}")
             for name in ("message_id", "lamport", "ts")
         ),
+        F.col("first.other").alias("broken_message_id"),
+        F.col("first.clock").alias("broken_lamport"),
     )

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
 
 from store.pipeline.causal.graph import Flags, Graph, Numbers, graph_of
-from store.pipeline.causal.points import last_complete
+from store.pipeline.causal.points import first_incomplete, last_complete
 from store.pipeline.causal.rows import (
     ARROW_FINDINGS,
     BLOCK,
     CLAIMED,
     COUNTS,
     CYCLE,
+    DIGEST_BYTES,
     HEAD,
     INCOMPLETE,
+    KEPT,
     MISSING,
+    NODES,
     ORPHAN,
     VIOLATION,
     Kinds,
@@ -40,6 +44,7 @@ def examine(rows: pa.RecordBatch, kinds: Kinds) -> Iterator[pa.RecordBatch]:
         CLAIMED: look.claimed,
         CYCLE: look.cycles,
         BLOCK: look.blocks,
+        NODES: look.nodes,
     }
     for kind, make in makers.items():
         if kind in kinds:
@@ -107,14 +112,35 @@ class _Look:
         counted = self._counts()
         kept = np.flatnonzero(counted["messages"] > 0)
         point = last_complete(self.graph, self._ids_of)[kept]
-        numbers = np.stack([counted[name][kept] for name in COUNTS], axis=1)
-        offsets = np.arange(len(kept) + 1, dtype=np.int32) * len(COUNTS)
+        broken = first_incomplete(self.graph, self._ids_of)[kept]
+        clocks = np.where(broken < 0, 0, self.graph.lamport.view(np.int64)[broken])
+        numbers = np.stack([*(counted[name][kept] for name in COUNTS), clocks], axis=1)
+        offsets = np.arange(len(kept) + 1, dtype=np.int32) * numbers.shape[1]
+        about = pa.array(broken, mask=broken < 0)
         return self._batch(
             BLOCK,
             self.graph.block_row[kept],
             point,
+            other=self.rows["message_id"].take(pa.array(self.graph.first).take(about)),
             counts=pa.ListArray.from_arrays(pa.array(offsets), pa.array(numbers.reshape(-1))),
         )
+
+    def nodes(self) -> pa.RecordBatch:
+        """One finding that has all own nodes, as `KEPT`."""
+        graph = self.graph
+        nodes = np.flatnonzero(graph.own)
+        places = pa.array(graph.first[nodes])
+        columns = [
+            self.rows["channel"].take(places),
+            digests(self.rows["message_id"].take(places)),
+            pa.array(graph.lamport.view(np.int64)[nodes]),
+            pa.array(graph.incomplete[nodes]),
+            pa.array(np.minimum(graph.children()[nodes], 2).astype(np.int8)),
+        ]
+        kept = pa.RecordBatch.from_arrays(columns, schema=KEPT)
+        none = np.full(1, -1)
+        data = pa.array([kept.serialize().to_pybytes()])
+        return self._batch(NODES, np.zeros(1, np.int64), none, data=data)
 
     def _counts(self) -> dict[str, Numbers]:
         graph = self.graph
@@ -167,8 +193,18 @@ class _Look:
             "ts": pa.array(graph.ts).take(about) if more.get("ts") is None else more["ts"],
             "h0": self.rows["h0"].take(places),
             "counts": _or_nulls(more.get("counts"), len(rows), pa.list_(pa.int64())),
+            "data": _or_nulls(more.get("data"), len(rows), pa.binary()),
         }
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=ARROW_FINDINGS)
+
+
+def digests(ids: pa.Array) -> pa.Array:
+    """What stands for IDs in `KEPT`, of each."""
+    known = (text.encode() for text in ids.to_pylist())
+    joined = b"".join(blake2b(text, digest_size=DIGEST_BYTES).digest() for text in known)
+    found = pa.py_buffer(joined)
+    fixed = pa.Array.from_buffers(pa.binary(DIGEST_BYTES), len(ids), [None, found])
+    return fixed.cast(pa.binary())  # Spark has no type of a fixed width
 
 
 def _or_nulls(values: pa.Array | None, length: int, kind: pa.DataType) -> pa.Array:

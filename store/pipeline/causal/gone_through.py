@@ -39,11 +39,12 @@ from store.pipeline.sides import LakeSide, Side
 _READ: Final = (*CLAIMS, "sender", "hash")
 _NAMED: Final = ("ts", "channel", "message_id")
 _OUTSIDE: Final = ("ts", "channel", "message_id", "lamport")
-_CONTENT: Final = ("ts", "h0", "hash", "payload")
+CONTENT: Final = ("ts", "h0", "hash", "payload")
 LOOKED_FOR: Final = frozenset({BLOCK, MISSING, VIOLATION, CYCLE, CLAIMED, ORPHAN})
 """The kinds of findings that every audit looks for."""
 
-_WRITTEN: Final = frozenset({INCOMPLETE, HEAD})
+WRITTEN: Final = frozenset({INCOMPLETE, HEAD})
+"""Those that are only written out."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,16 @@ class Some:
 class GoneThrough:
     """One range of a history, or ``some`` channels of it.
 
-    ``everything``: list also what is only written out.
+    ``also``: kinds of findings besides those that every audit looks for.
     """
 
     def __init__(
-        self, stack: ExitStack, within: Range, *, everything: bool, some: Some | None = None
+        self,
+        stack: ExitStack,
+        within: Range,
+        *,
+        also: Kinds = frozenset(),
+        some: Some | None = None,
     ) -> None:
         self._within = within
         bounds = within.low_ns, within.high_ns
@@ -88,7 +94,7 @@ class GoneThrough:
         """Parents that are held as messages which are none of SDS."""
 
         self._read = Claims(self.claims, files, *bounds, channels)
-        self._kinds: Kinds = LOOKED_FOR | (_WRITTEN if everything else frozenset())
+        self._kinds: Kinds = LOOKED_FOR | also
 
     def tables(self) -> Tables:
         """Go through everything."""
@@ -149,5 +155,5 @@ class GoneThrough:
         """Contents are read of the time only in which IDs were claimed several times."""
         claimed = findings.where(F.col("kind") == CLAIMED)
         first_ns, last_ns = claimed.agg(F.min("ts"), F.max("ts")).collect()[0]
-        messages = self._within.side.messages(_CONTENT, first_ns, last_ns + 1)
+        messages = self._within.side.messages(CONTENT, first_ns, last_ns + 1)
         return settled(conflicting(claimed, messages))

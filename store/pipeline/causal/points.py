@@ -36,6 +36,25 @@ def last_complete(graph: Graph, ids_of: IdsOf) -> Numbers:
     return point
 
 
+def first_incomplete(graph: Graph, ids_of: IdsOf) -> Numbers:
+    """Of each block its first incomplete own node, or -1; arguments as of `last_complete`."""
+    nodes = np.flatnonzero(graph.incomplete & graph.own)
+    first = np.full(graph.blocks, -1, np.int64)
+    oldest = np.full(graph.blocks, np.iinfo(np.uint64).max, np.uint64)
+    np.minimum.at(oldest, graph.block[nodes], graph.lamport[nodes])
+    nodes = nodes[graph.lamport[nodes] == oldest[graph.block[nodes]]]
+    first[graph.block[nodes]] = nodes
+    equal = nodes[np.bincount(graph.block[nodes], minlength=graph.blocks)[graph.block[nodes]] > 1]
+    best: dict[int, tuple[str, int]] = {}
+    for block, text, node in zip(
+        graph.block[equal].tolist(), ids_of(equal), equal.tolist(), strict=True
+    ):
+        best[block] = min(best.get(block, (text, node)), (text, node))
+    for block, (_, node) in best.items():
+        first[block] = node
+    return first
+
+
 def _prefix(graph: Graph, ids_of: IdsOf) -> Numbers:
     """The own nodes before the first incomplete one of their block."""
     incomplete = graph.incomplete & graph.own

@@ -17,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     IntegerType,
     LongType,
@@ -59,7 +60,7 @@ COUNTS: Final = (
 
 BLOCK: Final = "block"
 """A block's counts; ``message_id``, ``lamport``, ``ts`` are those of its last complete point, null
-where it has none."""
+where it has none. ``other`` is its first incomplete ID, whose clock follows its `COUNTS`."""
 
 MISSING: Final = "missing"
 """``other`` is the parent that is not held."""
@@ -79,6 +80,9 @@ CYCLE: Final = "cycle"
 UNSEARCHED: Final = "unsearched"
 """A channel in which cycles could be so large that they were not looked for."""
 
+NODES: Final = "nodes"
+"""All IDs of some blocks as ``data``: `KEPT` as Arrow's bytes, which later audits look up."""
+
 Kinds = frozenset[str]
 
 FINDINGS: Final = StructType(
@@ -92,6 +96,7 @@ FINDINGS: Final = StructType(
         StructField("ts", LongType()),
         StructField("h0", LongType()),
         StructField("counts", ArrayType(LongType())),
+        StructField("data", BinaryType()),
     ]
 )
 """What was found. ``lamport`` and ``ts`` are those of ``message_id``, which for a missing parent is
@@ -108,5 +113,18 @@ ARROW_FINDINGS: Final = pa.schema(
         ("ts", pa.int64()),
         ("h0", pa.int64()),
         ("counts", pa.list_(pa.int64())),
+        ("data", pa.binary()),
     ]
 )
+
+DIGEST_BYTES: Final = 16
+KEPT: Final = pa.schema(
+    [
+        ("channel", pa.string()),
+        ("digest", pa.binary()),
+        ("lamport", pa.int64()),
+        ("incomplete", pa.bool_()),
+        ("children", pa.int8()),
+    ]
+)
+"""IDs that are held, each by a digest of it. ``children`` are 2 where there are more."""

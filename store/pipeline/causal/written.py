@@ -69,7 +69,7 @@ def _tables(tables: Tables) -> dict[str, DataFrame]:
     findings = tables.findings
     about = ("channel", "message_id", "lamport", "ts")
     found = {
-        "channels": tables.channels,
+        "channels": tables.channels.drop("broken_message_id", "broken_lamport"),
         "missing": tables.references.withColumnRenamed("parent", "missing_id"),
         "conflicts": tables.conflicts,
     }

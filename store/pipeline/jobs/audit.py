@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from store.pipeline.audits import note_audit
-from store.pipeline.causal.gone_through import GoneThrough, Range
+from store.pipeline.causal.gone_through import WRITTEN, GoneThrough, Range
 from store.pipeline.causal.reported import Audited, reported
 from store.pipeline.causal.written import Outputs
 from store.pipeline.claims import Tried, try_claims
@@ -70,10 +70,10 @@ def audit(session: SparkSession, job: Auditing) -> Audited:
             again = _again(stack, job)
             with shown(session, job.say, "audit", total):
                 if again is None:
-                    everything = job.output is not None
-                    tables = GoneThrough(stack, _range(job), everything=everything).tables()
+                    also = frozenset[str]() if job.output is None else WRITTEN
+                    tables = GoneThrough(stack, _range(job), also=also).tables()
                 else:
-                    tables = again.tables()
+                    tables = again.tables(recorded=job.record is not None)
                 result = reported(job.side.name, tables)
             if outputs.wanted:
                 with shown(session, job.say, "write"):

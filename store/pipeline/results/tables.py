@@ -7,10 +7,12 @@
     ARCHIVE/findings/references/   references to parents that are missing
     ARCHIVE/findings/faults/       violations, cycles, and channels not searched for these
     ARCHIVE/findings/conflicts/    IDs that different messages claim
+    ARCHIVE/findings/ids/          all IDs, for what later messages say of them
+    ARCHIVE/findings/plain/        messages that are none of SDS, for hints that name them
 
-Workers write and read the files. Each table is published by itself, all with the number of their
-audit: where a job was killed in between, numbers differ, and the next audit begins anew. ``hours``
-are replaced by whole days, the others as a whole.
+Each table is published by itself, all with the number of their audit: where a job was killed in
+between, numbers differ, and the next audit begins anew. ``hours`` are replaced by whole days,
+``ids`` and ``plain`` added to, the others replaced as a whole.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -41,11 +43,12 @@ from store.pipeline.errors import PipelineError, of_store
 from store.pipeline.files import rows_and_bytes
 from store.pipeline.fingerprints import XOR_WORDS
 from store.pipeline.limits import VACUUM_AFTER_HOURS
+from store.pipeline.results.kept import IDS, PLAIN, Ids, found, held, merged, to_merge
 from store.pipeline.storage import delete, delta_options, for_reading, for_writing
 from store.pipeline.tasks import Batches, spread
 from store.pipeline.writing import day_text
 
-FORMAT: Final = "what audits found, format 1"
+FORMAT: Final = "what audits found, format 2"
 """Results of another format are passed over: the next audit begins anew."""
 
 _TAG: Final = "storenode.audit"
@@ -79,21 +82,43 @@ CHANNELS: Final = pa.schema(
         ("point_message_id", pa.string()),
         ("point_lamport", pa.int64()),
         ("point_ts", pa.int64()),
+        ("broken_message_id", pa.string()),
+        ("broken_lamport", pa.int64()),
         ("unread", pa.bool_()),
     ]
 )
-"""``unread``: a parent is held as a message that is none of SDS."""
+"""``broken``: the first incomplete ID. ``unread``: a parent is held as a message that is none of
+SDS."""
 
 SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "channels": CHANNELS,
     "references": REFERENCES.append(_HOUR),
-    "faults": ARROW_FINDINGS,
+    "faults": pa.schema([each for each in ARROW_FINDINGS if each.name != "data"]),
     "conflicts": CONFLICTS,
 }
 """Of the tables that are replaced as a whole."""
 
+_ADDED_TO: Final[Mapping[str, pa.Schema]] = {"ids": IDS, "plain": PLAIN}
+_ALL: Final = {"hours": HOURS, **SCHEMAS, **_ADDED_TO}
+
 Place = tuple[str, ...]
 """What a file's directory says: nothing, or of `HOURS` the day and what stands for its files."""
+
+Rows: TypeAlias = DataFrame | pa.Table
+
+
+class File(NamedTuple):
+    """A file of a table: its path within it, what its directory says, and its rows."""
+
+    path: str
+    place: Place
+    rows: int
+
+    @property
+    def number(self) -> int:
+        """Of the audit that wrote it."""
+        return int(self.path.rpartition("/")[2].split("-", 1)[0])
+
 
 _PLACE: Final = ("day", "files")
 _ADDED: Final = pa.schema(
@@ -108,13 +133,53 @@ _ADDED: Final = pa.schema(
 
 @dataclass(frozen=True)
 class Results:
-    """The tables of one audit: rows of `SCHEMAS` and of `HOURS`, and what stands for the files of
-    each day.
+    """The tables of one audit: rows of `SCHEMAS`, and what stands for the files of each day.
+
+    ``rows`` are how many there are of each of `SCHEMAS`; ``files`` those of each table.
     """
 
-    tables: Mapping[str, DataFrame]
-    hours: DataFrame
-    days: Mapping[str, str]
+    session: SparkSession
+    folder: str
+    files: Mapping[str, Sequence[File]]
+
+    @property
+    def days(self) -> dict[str, str]:
+        """What stands for the files of each day."""
+        return dict(each.place for each in self.files["hours"])  # type: ignore[misc]
+
+    @property
+    def rows(self) -> int:
+        """How many rows the tables of `SCHEMAS` have together."""
+        return sum(each.rows for name in SCHEMAS for each in self.files[name])
+
+    def table(self, name: str) -> DataFrame:
+        """One of `SCHEMAS`, read by workers."""
+        work = partial(_read, f"{self.folder}/{name}", SCHEMAS[name])
+        return spread(self.session, work, self.files[name], SCHEMAS[name])
+
+    def local(self, name: str) -> pa.Table:
+        """The same, read here."""
+        schema = SCHEMAS[name]
+        return pa.Table.from_batches((rows for _, rows in self._batches(name, schema)), schema)
+
+    def hours(self, days: set[str]) -> pa.Table:
+        """The rows of `HOURS` of some days."""
+        files = [each for each in self.files["hours"] if each.place[0] in days]
+        rows = (part for each in files for part in _read(f"{self.folder}/hours", HOURS, each))
+        return pa.Table.from_batches(rows, HOURS)
+
+    def ids(self, digests: pa.Array) -> Ids:
+        """What is kept of some IDs."""
+        return found(self._batches("ids", IDS), digests)
+
+    def plain(self, words: pa.Array) -> set[int]:
+        """Which messages that are none of SDS are kept, by the first words of their hashes."""
+        return held((rows for _, rows in self._batches("plain", PLAIN)), words)
+
+    def _batches(self, name: str, schema: pa.Schema) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for each in self.files[name]:
+            for rows in _read(f"{self.folder}/{name}", schema, each):
+                yield each.number, rows
 
 
 class ResultTables:
@@ -132,46 +197,47 @@ class ResultTables:
         Raises:
             PipelineError: the tables cannot be read.
         """
-        opened = {name: self._open(name) for name in ("hours", *SCHEMAS)}
-        found = {name: table for name, table in opened.items() if table is not None}
-        if len(found) < len(opened) or len({_tag(table) for table in found.values()}) > 1:
+        opened = {name: self._open(name) for name in _ALL}
+        there = {name: table for name, table in opened.items() if table is not None}
+        if len(there) < len(opened) or len({_tag(table) for table in there.values()}) > 1:
             return None
-        paths = {name: _paths(table) for name, table in found.items()}
-        days = {day: files for _, (day, files) in paths["hours"]}
-        tables = {name: self._rows(name, SCHEMAS[name], paths[name]) for name in SCHEMAS}
-        return Results(tables, self._rows("hours", HOURS, paths["hours"]), days)
+        files = {name: _files(table) for name, table in there.items()}
+        return Results(self._session, self._folder, files)
 
-    def write(
-        self, tables: Mapping[str, DataFrame], hours: DataFrame, days: set[str] | None
-    ) -> None:
-        """Let results take the place of what is there, and of ``hours`` those of some ``days``;
-        None: of all.
+    def write(self, tables: Mapping[str, Sequence[Rows]], days: set[str] | None) -> None:
+        """Let results take the place of what is there, and of ``hours`` those of some ``days``,
+        with ``ids`` and ``plain`` added to what is there; days None: of all.
 
         Raises:
             PipelineError: they cannot be written, or another audit has written meanwhile.
         """
         tag = uuid.uuid4().hex
-        for name, schema in SCHEMAS.items():
-            self._replace(name, tables[name], schema, tag)
-        self._replace("hours", hours, HOURS, tag, days)
+        for name in sorted(_ALL, key=lambda each: each == "hours"):
+            self._replace(name, list(tables[name]), tag, days)
 
-    def _replace(
-        self,
-        name: str,
-        rows: DataFrame,
-        schema: pa.Schema,
-        tag: str,
-        days: set[str] | None = None,
-    ) -> None:
-        folder = f"{self._folder}/{name}"
+    def _replace(self, name: str, sources: list[Rows], tag: str, days: set[str] | None) -> None:
+        folder, schema = f"{self._folder}/{name}", _ALL[name]
         by_day = list(_PLACE) if schema is HOURS else None
-        if by_day is not None:
-            rows = rows.repartition("day").sortWithinPartitions("day", "channel", "start_ns")
         table = self._open(name)
-        work = partial(_written, folder, uuid.uuid4().hex, schema)
-        named = rows.select(*schema.names)
-        done = named.mapInArrow(work, from_arrow_schema(_ADDED)).collect()
-        added = [_added(*row) for row in done]
+        number = 0 if table is None else table.version() + 1
+        there = [] if table is None else _files(table)
+        gone = [each.path for each in there]
+        if days is not None and name == "hours":
+            gone = [each.path for each in there if each.place[0] in days]
+        elif days is not None and name in _ADDED_TO:
+            gone = to_merge([(each.path, each.rows) for each in there])
+            work = partial(_read, folder, schema)
+            old = (
+                (each.number, rows) for each in there if each.path in gone for rows in work(each)
+            )
+            if gone:
+                sources.append(
+                    merged(old)
+                    if name == "ids"
+                    else pa.Table.from_batches((rows for _, rows in old), schema)
+                )
+        work_out = partial(_written, folder, f"{number:010}-{uuid.uuid4().hex}", schema)
+        added = [_added(*row) for each in sources for row in _write(each, work_out, schema)]
         about = CommitProperties(custom_metadata={_TAG: tag}, max_commit_retries=0)
         try:
             if table is None:
@@ -188,7 +254,6 @@ class ResultTables:
                     commit_properties=about,
                 )
                 return
-            gone = [path for path, place in _paths(table) if days is None or place[0] in days]
             now_ms = time.time_ns() // 1_000_000
             actions: list[AddAction | RemoveAction] = [
                 RemoveAction(path, True, now_ms) for path in gone
@@ -219,29 +284,26 @@ class ResultTables:
             raise _unreadable(folder, "", error) from error
         return table if table.metadata().description == FORMAT else None
 
-    def _rows(self, name: str, schema: pa.Schema, paths: list[tuple[str, Place]]) -> DataFrame:
-        folder = f"{self._folder}/{name}"
-        work = partial(_read, folder, schema)
-        return spread(self._session, work, paths, schema)
-
 
 def _tag(table: DeltaTable) -> str | None:
     return next((each[_TAG] for each in table.history(_HISTORY) if _TAG in each), None)
 
 
-def _paths(table: DeltaTable) -> list[tuple[str, Place]]:
-    """The files of a table, with the place of each."""
+def _files(table: DeltaTable) -> list[File]:
+    """The files of a table, in the order in which audits wrote them."""
     found = pa.table(table.get_add_actions(flatten=True))
     paths = [unquote(path) for path in found["path"].to_pylist()]
-    if "partition.day" not in found.column_names:
-        return [(path, ()) for path in paths]
-    days = found["partition.day"].cast(pa.date32()).cast(pa.int32()).to_pylist()
-    places = zip(map(day_text, days), found["partition.files"].to_pylist(), strict=True)
-    return list(zip(paths, places, strict=True))
+    rows = found["num_records"].to_pylist()
+    places: list[Place] = [()] * len(paths)
+    if "partition.day" in found.column_names:
+        days = found["partition.day"].cast(pa.date32()).cast(pa.int32()).to_pylist()
+        places = list(zip(map(day_text, days), found["partition.files"].to_pylist(), strict=True))
+    files = map(File, paths, places, rows)
+    return sorted(files, key=lambda each: (each.number, each.path))
 
 
-def _read(folder: str, schema: pa.Schema, file: tuple[str, Place]) -> Batches:
-    path, place = file
+def _read(folder: str, schema: pa.Schema, file: File) -> Batches:
+    path, place, _ = file
     names = [name for name in schema.names if not place or name not in _PLACE]
     try:
         with for_reading(f"{folder}/{path}") as source, pq.ParquetFile(source) as opened:
@@ -259,6 +321,18 @@ def _read(folder: str, schema: pa.Schema, file: tuple[str, Place]) -> Batches:
 def _unreadable(folder: str, within: str, error: Exception) -> PipelineError:
     told = of_store(f"{folder}{within}", error, "table").sentence
     return PipelineError(f"{told} If it is damaged, remove {folder}: the next audit begins anew.")
+
+
+def _write(rows: Rows, work: Callable[[Batches], Batches], schema: pa.Schema) -> list[list[Any]]:
+    """Have files written, by workers if it is they who have the rows; `_ADDED` of each."""
+    if isinstance(rows, pa.Table):
+        ordered = rows.sort_by("day") if schema is HOURS else rows
+        done = pa.Table.from_batches(work(iter(ordered.select(schema.names).to_batches())), _ADDED)
+        return [list(row.values()) for row in done.to_pylist()]
+    if schema is HOURS:
+        rows = rows.repartition("day").sortWithinPartitions("day", "channel", "start_ns")
+    made = rows.select(*schema.names).mapInArrow(work, from_arrow_schema(_ADDED))
+    return [list(row) for row in made.collect()]
 
 
 def _written(folder: str, run: str, schema: pa.Schema, batches: Batches) -> Batches:

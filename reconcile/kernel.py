@@ -9,7 +9,7 @@ Columns are C-contiguous arrays of the dtypes that this package uses. Sizes are 
 never lead outside of a column, and what does not fit raises ``ValueError``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -21,7 +21,7 @@ try:
 except ImportError:
     _built = None
 
-VERSION: Final = 8
+VERSION: Final = 9
 """Of the source that this package comes with. A file built from another one is not used."""
 
 Column: TypeAlias = NDArray[Any]
@@ -37,6 +37,17 @@ RowsHandle: TypeAlias = tuple[
 
 class Kernel(Protocol):
     """The compiled functions; `reconcile/native` describes each where it is defined."""
+
+    def reply(
+        self,
+        index: RowsHandle,
+        data: bytes,
+        at: int,
+        numbers: Column,
+        planner: Callable[[int, bytes], tuple[Column, ...]],
+        /,
+    ) -> tuple[bytes, int, int, int, int, bytes, bytes, bytes, bytes] | None:
+        """The answer to a payload, and what was found; None: it is unusual."""
 
     def survey(
         self, data: bytes, at: int, max_ranges: int, max_items: int, /

@@ -38,15 +38,25 @@ from enum import Enum
 
 import numpy as np
 
+from reconcile import kernel
+from reconcile.algorithm.direct import Direct
 from reconcile.algorithm.plan import Tuning
 from reconcile.algorithm.questions import asked_about, questions
 from reconcile.algorithm.turn import Reply, Rules, Turn
-from reconcile.codec import Payload, RangeKind, Ranges, decode, encode, reach
+from reconcile.codec import (
+    Payload,
+    RangeKind,
+    Ranges,
+    decode,
+    encode,
+    payload_head,
+    reach,
+)
 from reconcile.errors import SessionLimitExceeded
 from reconcile.ids import LOWEST, SyncId, SyncIds, ordered
 from reconcile.limits import DEFAULT_SESSION_LIMITS, SessionLimits
 from reconcile.view import Answer, Read, Spans
-from storenode.message.limits import NS_PER_S
+from storenode.message.limits import MAX_TIMESTAMP_NS, NS_PER_S
 
 Bounds = tuple[SyncId, SyncId]
 
@@ -214,6 +224,8 @@ class Session:
         self._counted_all = True  # no part of the territory is left out of the own count
         self._count_sent = False
         self._truncated = False
+        self._head = payload_head(config.cluster, config.shards)
+        self._usual = True  # no view has said yet that payloads need more than compiled code
         self._to_send = SyncIds.empty()
         self._to_receive = SyncIds.empty()
 
@@ -326,6 +338,35 @@ class Session:
     def _answer(self, given: Received) -> _Work:
         """What to do about a frame of the peer."""
         self._note(given)
+        reply = yield from self._direct(given)
+        return (yield from self._by_turn(given)) if reply is None else self._replied(reply)
+
+    def _direct(self, given: Received) -> Generator[Read, Answer, Reply | None]:
+        """The reply to a frame by compiled code; None: a turn has to find it."""
+        territory, payload = self._territory, given.payload
+        lower, upper = territory or (self._config.horizon, (MAX_TIMESTAMP_NS, LOWEST[1]))
+        limits = self._config.limits.payload
+        usual = kernel.compiled is not None and self._usual and not given.refusal
+        usual = usual and not self._truncated and lower[1] == upper[1] == LOWEST[1]
+        usual = usual and len(self._head) < len(payload) <= limits.max_payload_bytes
+        if not (usual and payload.startswith(self._head) and self._few_shards):
+            return None
+        direct = Direct(payload, len(self._head), lower[0], upper[0], self._rules())
+        found = (yield Read(direct=direct)).direct
+        if found is None:
+            self._usual = False
+            return None
+        if territory is None:
+            self._territory = max(found.asked[0], self._config.horizon), found.asked[1]
+            self._counted_all = found.whole
+        return found.reply
+
+    @property
+    def _few_shards(self) -> bool:
+        return len(self._config.shards) <= self._config.limits.payload.max_shards
+
+    def _by_turn(self, given: Received) -> _Work:
+        """The same for any payload and view, step by step."""
         payload = decode(given.payload, self._config.limits.payload)
         mismatch = self._mismatch(payload) if len(given.payload) > 1 else ""
         if given.refusal or not len(payload.ranges):
@@ -339,7 +380,9 @@ class Session:
             return [self._send(b""), self._end()]
         limits = self._config.limits
         asked = questions(payload.ranges, self._territory, limits.max_cut_ranges)
-        reply = yield from Turn(asked, self._rules()).run()
+        return self._replied((yield from Turn(asked, self._rules()).run()))
+
+    def _replied(self, reply: Reply) -> list[Effect]:
         self._record(reply)
         sent: list[Effect] = [self._send(reply.payload)]
         return sent if reply.payload else [*sent, self._end()]

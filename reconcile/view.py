@@ -8,12 +8,15 @@ range).
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reconcile.ids import HASH_WORDS, SyncId, SyncIds, less
+
+if TYPE_CHECKING:
+    from reconcile.algorithm.direct import Direct, DirectReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +92,15 @@ class Read:
             ``(n,)``; a number below 1 counts as 1.
         items: which IDs are in each span?
         probe: is there exactly one ID in span i whose hash is row i of ``(n, 4)``?
+        direct: what is the answer to all of a payload? It is asked alone, and a view answers if
+            an index in memory has all of it.
     """
 
     measure: Spans | None = None
     split: tuple[Spans, NDArray[np.int64]] | None = None
     items: Spans | None = None
     probe: tuple[Spans, NDArray[np.uint64]] | None = None
+    direct: "Direct | None" = None
 
     @property
     def asks(self) -> bool:
@@ -160,12 +166,13 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a ``Read`` asked for; None where it did not ask."""
+    """What a ``Read`` asked for; None where it did not ask, or has to ask otherwise (`direct`)."""
 
     measured: Measured | None = None
     parts: Parts | None = None
     items: Items | None = None
     probed: Probed | None = None
+    direct: "DirectReply | None" = None
 
 
 class View(Protocol):

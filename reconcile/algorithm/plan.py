@@ -22,6 +22,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from math import log1p
 from typing import Any, TypeVar
 from zlib import decompress
 
@@ -79,7 +80,7 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class Table:
     """What is best, by size and rate.
 
     Attributes:
@@ -94,16 +95,21 @@ class _Table:
 
 
 @cache
-def _tables() -> tuple[_Table, ...]:
+def _tables() -> tuple[Table, ...]:
     """The best by depth: the number of messages of fingerprints that may follow."""
     packed = decompress(b64decode(TABLES))
     shape = DEPTHS, 3, SIZE_STEPS, RATE_STEPS
     stored = np.frombuffer(packed, np.uint8).reshape(shape)
     choices = np.array((0, *FAN_OUTS), np.int64)
     return tuple(
-        _Table(probe != 0, choices.take(after_probe), choices.take(unprobed))
+        Table(probe != 0, choices.take(after_probe), choices.take(unprobed))
         for probe, after_probe, unprobed in stored
     )
+
+
+def tables(depth: int) -> Table:
+    """What is best where fingerprints may be sent in so many messages, this one included."""
+    return _tables()[min(max(depth, 0), DEPTHS - 1)]
 
 
 def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) -> Ints:
@@ -116,26 +122,26 @@ def fan_outs(sizes: Ints, density: float, depth: int, *, probed: bool = True) ->
             in none.
         probed: whether the ranges were searched for a single difference, in vain.
     """
-    table = _tables()[min(max(depth, 0), DEPTHS - 1)]
+    table = tables(depth)
     chosen = table.after_probe if probed else table.unprobed
     return _by_size(sizes, lambda some: chosen[_place(some, density)])
 
 
 def worth_probing(sizes: Ints, density: float, depth: int) -> NDArray[np.bool_]:
     """Whether to search ranges that differ for a single ID that is all the difference."""
-    table = _tables()[min(max(depth, 0), DEPTHS - 1)]
+    table = tables(depth)
     return _by_size(sizes, lambda some: table.probe[_place(some, density)])
 
 
 # Half-way, in steps, between the sizes and between the rates of the tables.
-_SIZE_EDGES = 2.0 ** ((np.arange(SIZE_STEPS - 1) + 0.5) / STEPS_PER_DOUBLING)
-_RATE_EDGES = 2.0 ** ((np.arange(RATE_STEPS - 1) + LOWEST_RATE_STEP + 0.5) / STEPS_PER_DOUBLING)
+SIZE_EDGES = 2.0 ** ((np.arange(SIZE_STEPS - 1) + 0.5) / STEPS_PER_DOUBLING)
+RATE_EDGES = 2.0 ** ((np.arange(RATE_STEPS - 1) + LOWEST_RATE_STEP + 0.5) / STEPS_PER_DOUBLING)
 
 
 def _place(sizes: Ints, density: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Where in the tables sizes are."""
     size = np.maximum(sizes, 1.0)
-    return _SIZE_EDGES.searchsorted(size), _RATE_EDGES.searchsorted(size * density)
+    return SIZE_EDGES.searchsorted(size), RATE_EDGES.searchsorted(size * density)
 
 
 _MANY_SIZES = 1_024
@@ -165,36 +171,68 @@ class Estimate:
     saturated: bool
 
 
+_MAGNITUDES = 64
 _DENSITIES = np.geomspace(1e-9, 4.0, 221)
 _COARSE = 10
 """Densities that are looked at first: one in so many."""
 
 
-def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate:
-    """The most likely density of differences, given which of some ranges differ.
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Ranges that were compared, by the magnitude of their sizes: those of equal bit length.
+
+    Attributes:
+        least: the smallest size.
+        most: the largest.
+        total: ``(64,)`` how many ranges there are of each magnitude.
+        different: ``(64,)`` how many of them differ.
+        items: ``(64,)`` their items; of an empty range one.
+    """
+
+    least: int
+    most: int
+    total: Ints
+    different: Ints
+    items: Ints
+
+
+def estimate(sizes: Ints, differs: NDArray[np.bool_]) -> Estimate | None:
+    """The most likely density of differences, given which of some ranges differ; None: of none."""
+    if not len(sizes):
+        return None
+    items = np.maximum(sizes, 1)
+    magnitude = _by_size(items, lambda some: np.frexp(some.astype(np.float64))[1])
+    total, different, summed = (
+        np.bincount(magnitude, weights, _MAGNITUDES).astype(np.int64)
+        for weights in (None, differs, items)
+    )
+    return likeliest(Sample(int(sizes.min()), int(sizes.max()), total, different, summed))
+
+
+def likeliest(sample: Sample | None) -> Estimate | None:
+    """The most likely density of differences; None: nothing was compared.
 
     Ranges of one magnitude count as equally large. If all differ, the density is one at which
     that is as likely as not.
     """
-    hit = int(np.count_nonzero(differs))
-    if 0 < hit < len(sizes) and int(sizes.max()) < 2 * int(sizes.min()):
-        share = hit / len(sizes)
-        return Estimate(float(-np.log1p(-share) * len(sizes) / sizes.sum()), share > SATURATED)
-    magnitude = _by_size(sizes, lambda some: np.frexp(np.maximum(some, 1).astype(np.float64))[1])
-    total = np.bincount(magnitude)
-    different = np.bincount(magnitude, weights=differs, minlength=len(total))
-    items = np.bincount(magnitude, weights=np.maximum(sizes, 1), minlength=len(total))
-    used = total > 0
-    total, different, mean_size = total[used], different[used], items[used] / total[used]
+    if sample is None:
+        return None
+    used = sample.total > 0
+    total, different = sample.total[used], sample.different[used].astype(np.float64)
+    count, hit = int(total.sum()), int(different.sum())
+    if 0 < hit < count and sample.most < 2 * sample.least:
+        share = hit / count
+        return Estimate(-log1p(-share) * count / int(sample.items.sum()), share > SATURATED)
+    mean_size = sample.items[used] / total
     equal = total - different
-    if not equal.any():
+    if hit == count:
         smallest = int(np.argmin(mean_size))
         return Estimate(float(np.log(total[smallest] + 1.0) / mean_size[smallest]), True)
     # The likelihood has one peak.
     near = _COARSE * _likeliest(_DENSITIES[::_COARSE], mean_size, different, equal)
     densities = _DENSITIES[max(0, near - _COARSE) : near + _COARSE + 1]
     density = float(densities[_likeliest(densities, mean_size, different, equal)])
-    return Estimate(density, hit > SATURATED * len(sizes) and len(total) <= 2)
+    return Estimate(density, hit > SATURATED * count and len(total) <= 2)
 
 
 def _likeliest(
@@ -233,6 +271,11 @@ class Plan:
         """Whether to send some finer parts, to find out how dense the differences are."""
         return self.depth > 1 and self.known is not None and self.known.saturated
 
+    @property
+    def first_parts(self) -> int:
+        """Parts of the window in the first answer."""
+        return self.tuning.large_first_parts if self.large else self.tuning.first_parts
+
     def parts(self, sizes: Ints, probed: NDArray[np.bool_]) -> Ints:
         """Into how many parts to split ranges that differ; 0: send the items.
 
@@ -242,8 +285,7 @@ class Plan:
         """
         tuning = self.tuning
         if self.known is None:
-            wanted = tuning.large_first_parts if self.large else tuning.first_parts
-            parts = np.minimum(-(-wanted // max(len(sizes), 1)), sizes // 8)
+            parts = np.minimum(-(-self.first_parts // max(len(sizes), 1)), sizes // 8)
             return np.where(parts < 3, 0, parts)
         density = self.known.density
         if int(sizes.sum()) * ITEM_BYTES < FINISHING_BYTES:

@@ -9,7 +9,7 @@ replaced since.
 At most 48 bytes of memory per ID: 40 of content, the rest room to append and rows pruned.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ from reconcile.index.rows import Rows
 from reconcile.index.split import cuts
 from reconcile.view import Answer, Items, Measured, Parts, Probed, Read, Spans
 from storenode.message.limits import HASH_BYTES
+
+if TYPE_CHECKING:
+    from reconcile.algorithm.direct import Direct
 
 MIN_CHUNK_IDS: Final = 32_768
 """IDs in a full chunk of a small index: what one late insert copies."""
@@ -75,12 +78,18 @@ class IndexView:
 
     def answer(self, read: Read) -> Answer:
         """The answer to a batch of questions."""
+        if read.direct is not None:
+            return self.direct(read.direct)
         return Answer(
             measured=None if read.measure is None else self.measure(read.measure),
             parts=None if read.split is None else self.split(*read.split),
             items=None if read.items is None else self.items(read.items),
             probed=None if read.probe is None else self.probe(*read.probe),
         )
+
+    def direct(self, asked: "Direct", start_ns: int = 0) -> Answer:
+        """The answer to a payload, as far as it is about what is not before a time."""
+        return Answer(direct=asked.answer(self.rows.handle, start_ns))
 
     def fingerprint(self, lower: SyncId, upper: SyncId) -> tuple[int, NDArray[np.uint64]]:
         """Count, and fingerprint ``(4,)``, of one range: the quickest way for just one."""

@@ -16,16 +16,6 @@
 
 #define MAX_GROUPS 8
 
-static inline uint8_t *put_varint(uint8_t *at, uint64_t value)
-{
-    while (value >= 0x80) {
-        *at++ = (uint8_t)(value | 0x80);
-        value >>= 7;
-    }
-    *at++ = (uint8_t)value;
-    return at;
-}
-
 static inline Py_ssize_t varint_bytes(uint64_t value)
 {
 #if defined(__GNUC__)

@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* Raised with every change of this directory; `reconcile.kernel` takes no other. */
-#define KERNEL_VERSION 8
+#define KERNEL_VERSION 9
 
 #define HASH_BYTES 32
 #define TIME_BYTES 8
@@ -123,6 +123,16 @@ static inline void expect(const uint8_t *column, Py_ssize_t row, Py_ssize_t row_
 #endif
 }
 
+static inline uint8_t *put_varint(uint8_t *at, uint64_t value)
+{
+    while (value >= 0x80) {
+        *at++ = (uint8_t)(value | 0x80);
+        value >>= 7;
+    }
+    *at++ = (uint8_t)value;
+    return at;
+}
+
 /* ---- threads ---------------------------------------------------------------------------- */
 
 /* Let other threads run during long work; what it returns goes to `take_back`. */
@@ -141,7 +151,7 @@ static inline void take_back(PyThreadState *state)
 
 typedef PyObject *function(PyObject *, PyObject *const *, Py_ssize_t);
 
-function kernel_survey, kernel_parse;
+function kernel_survey, kernel_parse, kernel_reply;
 function kernel_encode, kernel_compose;
 function kernel_places, kernel_split, kernel_probe, kernel_fingerprints, kernel_items;
 function kernel_fold;

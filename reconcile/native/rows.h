@@ -89,6 +89,14 @@ static inline int64_t time_at(const rows_t *rows, Py_ssize_t chunk, Py_ssize_t p
     return load(rows->chunks[chunk].times, place - (Py_ssize_t)load(rows->starts, chunk));
 }
 
+/* The hash of the ID at a place of a chunk. */
+static inline hash_t hash_at(const rows_t *rows, Py_ssize_t chunk, Py_ssize_t place)
+{
+    const uint8_t *prefix = rows->chunks[chunk].prefix;
+    place -= (Py_ssize_t)load(rows->starts, chunk);
+    return xored(load_hash(prefix, place), load_hash(prefix, place + 1));
+}
+
 /* The running XOR up to a place, which is in or after the chunk of `*chunk`. */
 static inline hash_t running(const rows_t *rows, Py_ssize_t *chunk, Py_ssize_t place)
 {
@@ -107,6 +115,62 @@ static inline void expect_running(const rows_t *rows, int64_t place)
 {
     if (rows->count == 1 && place >= 0 && place <= rows->length)
         expect(rows->chunks[0].prefix, (Py_ssize_t)place, HASH_BYTES);
+}
+
+/* ---- single hashes ------------------------------------------------------------------------ */
+
+/* The first place from `from` to `to` of a chunk whose hash is the wanted one; else `to`. */
+static inline Py_ssize_t scan(const chunk_t *chunk, Py_ssize_t from, Py_ssize_t to, hash_t wanted)
+{
+    uint64_t before, after;
+    memcpy(&before, chunk->prefix + from * HASH_BYTES, sizeof before);
+    for (; from < to; from++, before = after) {
+        memcpy(&after, chunk->prefix + (from + 1) * HASH_BYTES, sizeof after);
+        if ((before ^ after) != wanted.words[0])
+            continue;
+        hash_t own = xored(load_hash(chunk->prefix, from), load_hash(chunk->prefix, from + 1));
+        if (same_hash(own, wanted))
+            return from;
+    }
+    return to;
+}
+
+/* How many IDs of an interval have a hash, counted to two, and the place of the last one found. */
+static inline int probe_span(const rows_t *rows, Py_ssize_t *chunk, int64_t low, int64_t high,
+                      hash_t wanted, Py_ssize_t *found)
+{
+    int hits = 0;
+    while (low < high && hits < 2) {
+        go_on(rows, chunk, (Py_ssize_t)low);
+        int64_t start = load(rows->starts, *chunk), end = load(rows->starts, *chunk + 1);
+        Py_ssize_t last = (Py_ssize_t)((high < end ? high : end) - start);
+        Py_ssize_t at = scan(&rows->chunks[*chunk], (Py_ssize_t)(low - start), last, wanted);
+        low = start + at;
+        if (at == last)
+            continue;
+        *found = (Py_ssize_t)low++;
+        hits++;
+    }
+    return hits;
+}
+
+/* The chunks of the place before what is found, of the place itself, and of the one behind. */
+typedef struct {
+    Py_ssize_t before, own, after;
+} around_t;
+
+/* Has the ID at a place, greater than the ones asked for earlier, a time of its own. */
+static inline bool is_alone(const rows_t *rows, around_t *around, Py_ssize_t place, int64_t time)
+{
+    if (place > 0) {
+        go_on(rows, &around->before, place - 1);
+        if (time_at(rows, around->before, place - 1) == time)
+            return false;
+    }
+    if (place + 1 == rows->length)
+        return true;
+    go_on(rows, &around->after, place + 1);
+    return time_at(rows, around->after, place + 1) != time;
 }
 
 #endif

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from reconcile.algorithm.direct import Direct
 from reconcile.errors import SummaryMismatch
 from reconcile.folds import Folds
 from reconcile.ids import SyncId
@@ -30,6 +31,7 @@ from store.sync.index.hot import HotIndex, HotView
 from store.sync.index.limits import MAX_COLD_VIEWS, THREADED_SUMMED, IndexLimits
 from store.sync.index.reading import asks_much, in_thread_if, worked_through
 from store.sync.index.warm_up import at
+from store.sync.limits import THREADED_PAYLOAD_BYTES
 from storenode.message.limits import MAX_TIMESTAMP_NS
 
 
@@ -181,6 +183,8 @@ class StoredView:
                 summaries are wrong.
             StoreBusy: too many views read from the database already.
         """
+        if read.direct is not None:
+            return await self._directly(read.direct)
         if self._hot is not None and not reads_below(read, self._hot.floor):
             return await in_thread_if(asks_much(read), self._hot.view.answer, read)
         cold = await self._opened_cold()
@@ -194,6 +198,13 @@ class StoredView:
             return await worked_through(self._view, read, cold.load)
         except SummaryMismatch as error:
             raise StoreUnavailable(str(error)) from error
+
+    async def _directly(self, asked: Direct) -> Answer:
+        """The answer to a whole payload, if all that it is about is in memory."""
+        if self._hot is None:
+            return Answer()
+        large = len(asked.data) > THREADED_PAYLOAD_BYTES
+        return await in_thread_if(large, self._hot.view.direct, asked, self._hot.floor[0])
 
     async def _opened_cold(self) -> ColdView:
         if self._cold is None:

@@ -100,8 +100,8 @@ def test_the_end_is_said_once_and_last() -> None:
     finished = session(Role.RESPONDER)
     equal = SpecPeer(HELD).first(*EVERYTHING)
     effects = finished.step(0, Received(equal))
-    assert isinstance(effects[0], ReadEffect)
-    effects = finished.step(0, Answered(VIEW.answer(effects[0].read)))
+    while isinstance(effects[0], ReadEffect):
+        effects = finished.step(0, Answered(VIEW.answer(effects[0].read)))
     assert [type(effect) for effect in effects] == [Send, Ended]
 
 

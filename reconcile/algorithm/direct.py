@@ -1,0 +1,128 @@
+"""A whole payload answered by one compiled call, from an index in memory.
+
+`reconcile.algorithm.turn` does the same step by step, for every kind of view. Here the payload goes
+to the kernel as it came; only the plan is made in between, by the code that a turn uses. Whatever
+is unusual is left to the turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reconcile import kernel
+from reconcile.algorithm.plan import (
+    RATE_EDGES,
+    SIZE_EDGES,
+    Estimate,
+    Plan,
+    Sample,
+    likeliest,
+    tables,
+)
+from reconcile.algorithm.turn import Reply, Rules
+from reconcile.ids import HASH_DTYPE, LOWEST, SyncId, SyncIds
+from storenode.message.limits import HASH_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class DirectReply:
+    """What the kernel says of a payload.
+
+    Attributes:
+        reply: the answer, and what was found.
+        asked: bounds of what was asked about, before it was cut to the territory.
+        whole: no part between these was left out.
+    """
+
+    reply: Reply
+    asked: tuple[SyncId, SyncId]
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """A payload to be answered at once.
+
+    Attributes:
+        data: the payload.
+        head: how many bytes are in front of its ranges; the answer has the same there.
+        lower: the lower bound of what the session is about, at the beginning of a nanosecond.
+        upper: the upper bound, likewise.
+        rules: of the session.
+    """
+
+    data: bytes
+    head: int
+    lower: int
+    upper: int
+    rules: Rules
+
+    def answer(self, index: kernel.RowsHandle, start_ns: int) -> DirectReply | None:
+        """The answer out of an index that has everything from a time on; None: a turn is needed."""
+        own, limits = kernel.compiled, self.rules.limits.payload
+        if own is None:
+            return None
+        numbers = np.array(
+            [
+                limits.max_ranges,
+                limits.max_elements,
+                limits.max_payload_bytes,
+                max(0, self.rules.differences_left),
+                self.lower,
+                self.upper,
+                start_ns,
+            ]
+        )
+        said = own.reply(index, self.data, self.head, numbers, self._plan)
+        if said is None:
+            return None
+        payload, held, lower, upper, whole, *found = said
+        to_send, to_receive = _ids(*found[:2]), _ids(*found[2:])
+        reply = Reply(payload, [to_send], [to_receive], False, held)
+        return DirectReply(reply, ((lower, LOWEST[1]), (upper, LOWEST[1])), bool(whole))
+
+    def _plan(self, held: int, sample: bytes) -> tuple[kernel.Column, ...]:
+        """How to go on, as columns: see `make_plan` in `reconcile/native/reply.c`."""
+        rules, tuning = self.rules, self.rules.tuning
+        known: Estimate | None = None
+        if rules.ordinal > 2:
+            known = likeliest(_sample_of(sample))
+        large = held >= tuning.large_count if rules.large is None else rules.large
+        plan = Plan(tuning, rules.ordinal, large, known)
+        numbers = np.array(
+            [
+                known is not None,
+                plan.first_parts,
+                tuning.min_parts if plan.depth > 1 else 0,
+                -1 if plan.depth else tuning.largest_late_set,
+                tuning.gauges if plan.gauge else 0,
+            ]
+        )
+        density = np.array([0.0 if known is None else known.density])
+        return numbers, density, SIZE_EDGES, RATE_EDGES, *_columns(plan.depth)
+
+
+@cache
+def _columns(depth: int) -> tuple[kernel.Column, ...]:
+    table = tables(depth)
+    return table.probe, table.after_probe, table.unprobed, tables(2).after_probe
+
+
+def _ids(times: bytes, hashes: bytes) -> SyncIds:
+    if not times:
+        return SyncIds.empty()
+    rows: NDArray[np.uint8] = np.frombuffer(hashes, HASH_DTYPE).reshape(-1, HASH_BYTES)
+    return SyncIds(np.frombuffer(times, np.int64), rows)
+
+
+def _sample_of(packed: bytes) -> Sample | None:
+    numbers = np.frombuffer(packed, np.int64)
+    count, least, most = numbers[:3].tolist()
+    if not count:
+        return None
+    total, different, items = numbers[3:].reshape(3, -1)
+    return Sample(least, most, total, different, items)

@@ -87,7 +87,10 @@ async def _ask_steps(process: Process, coverage: Coverage, views: _Views, dice: 
     span = _range(process, dice)
     bounds = [span]
     if happens(dice, 0.5):
-        bounds = list(aligned(*span, dice.choice(_STEPS_NS)))[-_MOST_STEPS:]
+        step_ns = dice.choice(_STEPS_NS)
+        last_ns = (span[1] - 1) // step_ns * step_ns
+        first_ns = max(span[0], last_ns - (_MOST_STEPS - 1) * step_ns)
+        bounds = list(aligned(first_ns, span[1], step_ns))
     await _ask_about(process, coverage, views, bounds)
 
 

@@ -145,10 +145,10 @@ class Judge:
                 self._demand_held(database, digest)
 
     def _demand_held(self, database: Database, digest: bytes) -> None:
-        _demand(
-            database.had(digest),
-            f"{database.store_id} acknowledged {digest.hex()[:12]} and does not hold it",
-        )
+        if not database.had(digest):
+            raise Violation(
+                f"{database.store_id} acknowledged {digest.hex()[:12]} and does not hold it"
+            )
 
     # Reconciliation
 

@@ -66,6 +66,15 @@ MAX_GROWTH_BYTES = 64 * MIB
 COPIES = 4
 """Of a frame, in memory while it is looked at."""
 
+REFUSED = {
+    grpc.StatusCode.OK: "",
+    grpc.StatusCode.INVALID_ARGUMENT: "at byte",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "calls that wait for their first frame",
+    grpc.StatusCode.UNAVAILABLE: "requests that have not come in full hold more than 134,217,728",
+}
+"""How calls with the largest frames end, and what the node says of it. A frame says that it is
+refused where all sessions are taken; the last is of those that come together slowly."""
+
 RANGE_BYTES = 48
 """Of a range in memory: two bytes of a payload may be one."""
 
@@ -331,12 +340,8 @@ async def test_many_callers_with_the_largest_frames(siege: Siege) -> None:
             return code, sentence or ""
 
     ends = await asyncio.gather(*(call(number) for number in range(CALLERS)))
-    refused = {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.OK,
-    }
-    assert {code for code, _ in ends} <= refused, "refused for what it is, or as too many"
+    others = [end for end in ends if REFUSED.get(end[0], "no such status") not in end[1]]
+    assert not others, "refused for what it is, as one of too many, or for want of memory"
     assert any("at byte" in sentence for _, sentence in ends)
     print(f"{(peak() - before) / MIB:.0f} MiB at most")  # noqa: T201 - shown with a failure
     assert peak() - before < COPIES * CALLERS * LARGE_BYTES // 2

@@ -112,7 +112,7 @@ class Composition:
         if service in self._started:
             return
         self._started.add(service)
-        self._place_secrets(service)
+        self.place_secrets(service)
         for other in self.services[service].get("depends_on", ()):
             self.start(other)
         process = self.launch(service, [COMMAND, *self._command(service)])
@@ -153,7 +153,8 @@ class Composition:
         inside = {**IMAGE, **self.services[service].get("environment", {})}
         return {name: self.in_place(service, str(value)) for name, value in inside.items()}
 
-    def _place_secrets(self, service: str) -> None:
+    def place_secrets(self, service: str) -> None:
+        """Make the directories of a service, and put its secrets there."""
         for name in PATHS.values():
             (self.place(service) / name).mkdir(parents=True)
         for each in self.services[service].get("secrets", ()):

@@ -142,7 +142,7 @@ class NodeProcess:
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait for the ready line of a launched process; raises as `start`."""
         assert self.process.stdout is not None
-        line = _read_line(self.process.stdout, timeout_s)
+        line = read_line(self.process.stdout, timeout_s)
         if not line.endswith(b"\n"):
             code = self.process.poll()
             self.kill()
@@ -202,7 +202,7 @@ def running_node(
         node.close()
 
 
-def _read_line(stream: IO[bytes], timeout_s: float) -> bytes:
+def read_line(stream: IO[bytes], timeout_s: float) -> bytes:
     """Read up to a line feed; shorter when the stream ends or the time is up."""
     deadline = time.monotonic() + timeout_s
     line = b""

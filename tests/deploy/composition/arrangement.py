@@ -19,7 +19,7 @@ import yaml
 
 from tests.deploy.tools import DEPLOY, run
 from tests.support.fleet import eventually
-from tests.support.node import COMMAND, clean_environment
+from tests.support.node import COMMAND, READY_TIMEOUT_S, clean_environment, read_line
 from tests.support.ports import HeldPort
 
 COMPOSE: Final = DEPLOY / "compose"
@@ -72,6 +72,8 @@ class Composition:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
         for log in self._logs:
             log.close()
 
@@ -112,26 +114,34 @@ class Composition:
         if service in self._started:
             return
         self._started.add(service)
-        self._place_secrets(service)
+        self.place_secrets(service)
         for other in self.services[service].get("depends_on", ()):
             self.start(other)
-        process = self.launch(service, [COMMAND, *self._command(service)])
         check = self.services[service].get("healthcheck", {})
+        command = [COMMAND, *self._command(service)]
         if "test" not in check:
-            assert process.wait(STOP_TIMEOUT_S) == 0, self.log(service)
-            self._running.remove(process)
+            assert self.launch(service, command).wait(STOP_TIMEOUT_S) == 0, self.log(service)
             return
+        process = self.launch(service, command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        # What serves says so by a line; to ask until it is healthy would slow it down.
+        assert read_line(process.stdout, READY_TIMEOUT_S), self.log(service)
         eventually(lambda: process.poll() is not None or self._healthy(service, check["test"]))
         assert process.poll() is None, self.log(service)
 
-    def launch(self, service: str, command: Sequence[str], **env: str) -> subprocess.Popen[bytes]:
-        """Start a process with the environment of a service; it is ended with the others."""
+    def launch(
+        self, service: str, command: Sequence[str], stdout: int | None = None, **env: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a process with the environment of a service; it is ended with the others.
+
+        ``stdout``: where its standard output goes, None: where its log is.
+        """
         log = self._log_path(service).open("ab")
         self._logs.append(log)
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=log if stdout is None else stdout,
             stderr=log,
             env=clean_environment(**{**self._environment(service), **env}),
             start_new_session=True,
@@ -153,7 +163,8 @@ class Composition:
         inside = {**IMAGE, **self.services[service].get("environment", {})}
         return {name: self.in_place(service, str(value)) for name, value in inside.items()}
 
-    def _place_secrets(self, service: str) -> None:
+    def place_secrets(self, service: str) -> None:
+        """Make the directories of a service, and put its secrets there."""
         for name in PATHS.values():
             (self.place(service) / name).mkdir(parents=True)
         for each in self.services[service].get("secrets", ()):

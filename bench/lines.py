@@ -3,7 +3,7 @@
 The cores of a group talk beside a store in virtual time: what is published is stored, unless it is
 ephemeral, and comes to the others 100 ms later or is lost; what is missing is fetched from the
 store. ``--messages`` is the number of lines. The baseline, in the same run, sends the Bloom filter
-with every message, names the last two messages only, and stores resends.
+with every message, names the last two messages only, and stores all that is sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 from bench.support import options, report
 from storenode.sds.channel import MessageChannel
 from storenode.sds.config import ChannelConfig
-from storenode.sds.events import Acknowledged, Broadcast, Event, Missing, Packet, Reason
+from storenode.sds.events import Acknowledged, Broadcast, Event, Missing, Packet
 
 START_MS: Final = 1_763_625_600_000
 WAY_MS: Final = 100
@@ -34,7 +34,7 @@ class Group:
     def __init__(self, people: int, lost: float, **given: Any) -> None:  # noqa: ANN401 - options
         self.dice = random.Random(1)
         self.lost = lost
-        self.resends = bool(given)
+        self.stores_all = bool(given)
         self.now_ms = START_MS
         self.stored: dict[str, Packet] = {}
         self.sent_ms: dict[str, int] = {}
@@ -90,7 +90,7 @@ class Group:
     def _publish(self, who: int, event: Broadcast) -> None:
         self.broadcasts[event.reason.value] += 1
         packet = Packet(event.payload)
-        if event.reason is not Reason.RESEND or self.resends:
+        if not event.passes or self.stores_all:
             packet = Packet(event.payload, sha256(b"%d" % self.now_ms + event.payload).digest())
             self.stored[event.message_id] = packet
             self.stored_bytes += len(event.payload)

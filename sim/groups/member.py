@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from sim.bridge import Life
@@ -54,6 +55,7 @@ class Member(Caller):
     def __init__(self, world: GroupWorld, number: int) -> None:
         self.name = f"p{number}"
         self.world = world
+        self._hashes = number % 2 == 1
         scenario = world.scenario
         shape = scenario.filters[number % len(scenario.filters)]
         self.config = replace(scenario.config, sender_id=self.name, filter=shape)
@@ -162,8 +164,11 @@ class Member(Caller):
         self.world.loop.begin(self.life, self._say(self._channel, content))
 
     async def _say(self, channel: Channel, content: bytes) -> None:
+        # Where there are forgeries, some make IDs as the JavaScript library does.
+        hashed = self._hashes and self.world.scenario.faults.forged > 0
+        name = sha256(content).hexdigest() if hashed else None
         try:
-            message_id = await channel.send(content)
+            message_id = await channel.send(content, name)
         except ChannelFullError:
             self.world.mark("a channel was full")
         except LeftError:

@@ -25,7 +25,8 @@ def broadcast_of(
     )
     payload = encode_older(sent) if older else encode_message(sent)
     if len(payload) <= MAX_SDS_MESSAGE_BYTES:
-        return Broadcast(payload, message.message_id, reason)
+        passes = reason in (Reason.RESEND, Reason.EPHEMERAL)
+        return Broadcast(payload, message.message_id, reason, passes)
     if shown is not None and (reason is Reason.RESEND or config.filter_every > 1):
         return broadcast_of(config, message, reason, None)
     raise ValueError(

@@ -25,6 +25,7 @@ Source: SDS, "Protocol steps", in the newest revision.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import ceil, inf
 from typing import assert_never
@@ -218,7 +219,9 @@ class MessageChannel:
             return []
         always = config.filter_every == 1 or not config.name_heads
         shown = self.showing.sync(now_ms, wanted=shows or always)
-        events: list[Event] = [self.broadcast(message, Reason.SYNC, shown=shown)]
+        sync = self.broadcast(message, Reason.SYNC, shown=shown)
+        repeats = self.pace.repeats() and not shown and not message.repair_request
+        events: list[Event] = [replace(sync, passes=repeats)]
         self.pace.spoke(now_ms, None if shown else history, news=False)
         self._tell_requests(message, events)
         return events
@@ -418,7 +421,7 @@ class MessageChannel:
         entry = self.log.recent(message_id)
         if not own and entry is not None and (not hint or hint != entry.hint):
             # Another copy: its sender may not have heard that we have it.
-            self.pace.delivered(message_id, now_ms)
+            self.pace.delivered(message_id, now_ms, again=True)
 
     def _take(
         self,
@@ -500,7 +503,9 @@ class MessageChannel:
         events.append(
             Delivered(message_id, sender, lamport, content, hint, after, unmet, proof, history)
         )
-        self.pace.delivered(message_id, now_ms)
+        waiters = self.incoming.waiters(message_id)
+        if all(waiting.message.sender_id == sender for waiting in waiters):
+            self.pace.delivered(message_id, now_ms)
         if self.answers is not None:
             self.answers.keep(message.bare())
         self._settle(message)
@@ -528,6 +533,8 @@ class MessageChannel:
                 message = waiting.message
                 if message.content:
                     heappush(ready, (message.lamport or 0, message.message_id, waiting))
+                elif self.heads.ids.keys() <= {entry.message_id for entry in message.history}:
+                    self.pace.named(now_ms)
             if ready:
                 _, _, waiting = heappop(ready)
                 self._deliver(now_ms, waiting, events)

@@ -86,11 +86,16 @@ class Refusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Send these bytes to the channel. ``Published`` may come back, and need not."""
+    """Send these bytes to the channel. ``Published`` may come back, and need not.
+
+    ``passes``: a store need not keep it. It is an ephemeral message, one that it holds, or a sync
+    message that only says again what a former one has said.
+    """
 
     payload: bytes
     message_id: str
     reason: Reason
+    passes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,12 @@ class Pace:
             self.limits = None
         self.rarer = 1.0 if news else self._rarest(self.rarer * _RARER)
 
+    def named(self, now_ms: int) -> None:
+        """A sync message that has waited named all that we have by now: we need not say it."""
+        self.named_ms = now_ms
+        self.silence = self.limits = None
+        self.rarer = max(self.rarer, self._rarest(_RARER))
+
     def spoke(self, now_ms: int, history: Iterable[Entry] | None, *, news: bool) -> None:
         """We have broadcast, which acknowledges what it names; None: all that was delivered."""
         self.heard(now_ms, news=news)
@@ -77,8 +83,17 @@ class Pace:
             self.owed.pop(entry.message_id, None)
         self.limits = None
 
-    def delivered(self, message_id: str, now_ms: int) -> None:
-        """A message of somebody else was delivered, and nobody has acknowledged it yet."""
+    def repeats(self) -> bool:
+        """Whether the last that was broadcast has said all that we could say."""
+        return self.rarer > 1 and not self.owed
+
+    def delivered(self, message_id: str, now_ms: int, *, again: bool = False) -> None:
+        """A message of somebody else was delivered, and nobody has acknowledged it yet.
+
+        One that is sent ``again`` is waited for: it is answered like what is new.
+        """
+        if again:
+            self.rarer, self.silence = 1.0, None
         if len(self.owed) < MAX_OWED_IDS:
             self.owed.setdefault(message_id, now_ms)
 

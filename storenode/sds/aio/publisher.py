@@ -105,8 +105,8 @@ class Publisher:
 
     def _passes(self, broadcast: Broadcast) -> bool:
         """Whether nodes need not store it: one holds what is sent again, unless all refused it."""
-        again = broadcast.reason is Reason.RESEND and broadcast.message_id not in self._refusals
-        return again or broadcast.reason is Reason.EPHEMERAL
+        refused = broadcast.reason is Reason.RESEND and broadcast.message_id in self._refusals
+        return broadcast.passes and not refused
 
     async def run(self) -> None:
         """Publish for ever, at one node after the other."""

@@ -1,16 +1,37 @@
 """When a participant speaks, and what it says that others miss."""
 
+from typing import Any, Final
+
 import pytest
 
+from bench.lines import measure
 from storenode.sds.bloom import FilterShape, filter_of
 from storenode.sds.config import RepairConfig
 from storenode.sds.envelope import Entry, decode_message
-from storenode.sds.events import Acknowledged, PossiblyAcknowledged, RepairAnswered
+from storenode.sds.events import (
+    Acknowledged,
+    Broadcast,
+    PossiblyAcknowledged,
+    Reason,
+    RepairAnswered,
+)
 from storenode.sds.gaps import GAP_GRACE_MS, MAX_OFFERS, MAX_TELLINGS
 from storenode.sds.pace import Pace
-from tests.unit.sds.worlds import NOW, SMALL, channel, config, dice, of, payloads, take, wire
+from tests.unit.sds.worlds import (
+    NOW,
+    SMALL,
+    channel,
+    config,
+    dice,
+    log_ids,
+    of,
+    payloads,
+    take,
+    wire,
+)
 
 LATER = NOW + 60_000
+NAMING: Final[dict[str, Any]] = {"name_heads": True, "filter_every": 200}
 
 
 def test_whoever_hears_draws_a_new_silence_and_keeps_its_limits() -> None:
@@ -150,3 +171,46 @@ def test_a_gap_shows_however_many_messages_follow_it_while_filters_cover_it(
         sync = wire(f"s{turn}", bloom_filter=seen, sender="b", content=None, lamport=now)
         take(me, sync, now=now)
     assert list(me.gaps.told) == (["m077"] if is_found else [])
+
+
+def test_only_sync_messages_that_say_something_new_are_to_be_stored() -> None:
+    one, other, third = (channel(name, **NAMING) for name in ("one", "other", "third"))
+    line = payloads(one.send(NOW, b"text"))
+    take(other, *line)
+    take(third, *line)
+    (first,) = of(Broadcast, other.tick(NOW + 40_000, dice()))
+    take(third, first.payload, now=NOW + 40_000)
+    (again,) = of(Broadcast, third.tick(NOW + 700_000, dice()))
+    assert first.reason is again.reason is Reason.SYNC
+    assert (first.passes, again.passes) == (False, True)
+    take(third, *payloads(one.send(NOW + 700_001, b"more")), now=NOW + 700_001)
+    (next_one,) = of(Broadcast, third.tick(NOW + 740_000, dice()))
+    assert not next_one.passes
+
+
+def test_what_a_sync_message_named_and_was_fetched_needs_no_other_sync_message() -> None:
+    one, other, third = (channel(name, **NAMING) for name in ("one", "other", "third"))
+    line = payloads(one.send(NOW, b"text"))
+    take(other, *line)
+    take(third, *payloads(other.tick(NOW + 40_000, dice())), now=NOW + 40_000)
+    take(third, *line, now=NOW + 40_100)
+    assert log_ids(third) == log_ids(one)
+    assert third.pace.due_ms(dice()) > NOW + 200_000
+
+
+def test_what_is_sent_again_is_answered_as_soon_as_what_is_new() -> None:
+    one, other = channel("one", **NAMING), channel("other", **NAMING)
+    take(other, *payloads(one.send(NOW, b"text")))
+    assert other.tick(NOW + 40_000, dice())
+    (copy,) = of(Broadcast, one.tick(NOW + 41_000, dice()))
+    assert copy.reason is Reason.RESEND
+    take(other, copy.payload, now=NOW + 41_000)
+    assert other.pace.due_ms(dice()) <= NOW + 41_000 + 35_000
+    (answer,) = of(Broadcast, other.tick(NOW + 80_000, dice()))
+    assert not answer.passes
+    assert of(Acknowledged, take(one, answer.payload, now=NOW + 80_000))
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.1])
+def test_a_rare_line_costs_less_than_600_bytes_among_ten(lost: float) -> None:
+    assert measure(300, 10, 300, lost)["bytes_per_line"] < 600

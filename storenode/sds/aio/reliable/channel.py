@@ -29,6 +29,7 @@ from storenode.sds.aio.reliable.events import (
 )
 from storenode.sds.aio.reliable.reading import Reader, segment_of
 from storenode.sds.aio.reliable.requests import Requests
+from storenode.sds.aio.signing import Signer
 from storenode.sds.aio.status import Status
 from storenode.sds.config import DEFAULT_CHANNEL_ID, ChannelConfig
 from storenode.sds.epochs import RateLimit
@@ -92,6 +93,7 @@ class ReliableChannel:
         rate_limit: RateLimit | None = None,
         encryption: Encryption | None = None,
         encrypt_whole: bool = True,
+        signer: Signer | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> AsyncIterator[Self]:
         """Take part in a channel for the length of an ``async with`` block.
@@ -99,6 +101,7 @@ class ReliableChannel:
         - ``segmentation``: the same revision is read whatever is written.
         - ``encryption``: applied to each segment after SDS; with ``encrypt_whole=False`` to the
           segment only, so that nodes serve by ID and causal history.
+        - ``signer``: signs each segment; the log of ``channel`` shows whose signatures hold.
         - the other arguments, and errors, are those of `Channel.join`.
         """
         cipher = None if encryption is None else Hook(encryption, whole=encrypt_whole)
@@ -112,6 +115,7 @@ class ReliableChannel:
                 state=state,
                 config=config,
                 cipher=cipher,
+                signer=signer,
                 rate_limit=rate_limit,
                 clock=clock,
             ) as channel,

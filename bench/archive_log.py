@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from datetime import date, timedelta
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -23,8 +24,11 @@ import psutil
 
 from bench.support import report
 from store.pipeline import lake as lakes
+from store.pipeline.fingerprints import Fingerprint, Fingerprints
 from store.pipeline.lake import Lake, Written
-from store.pipeline.limits import DAY_NS
+from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.manifest import Entry, FileNote, Manifest, manifest_of
+from store.pipeline.recording import unsaid
 
 SHARDS: Final = 64
 _ROWS: Final = 5_000
@@ -47,9 +51,15 @@ def main() -> None:
         path = str(Path(name, "archive"))
         lake = Lake(path).create()
         step = max(1, files // _COMMITS)
+        manifest = manifest_of(path)
         for start in range(0, files, step):
-            lake.publish([_written(each) for each in range(start, min(files, start + step))], {})
-        del lake
+            written = [_written(each) for each in range(start, min(files, start + step))]
+            lake.publish(written, {})
+            for low in range(0, len(written), SHARDS):
+                some = written[low : low + SHARDS]
+                added = {each.path: _noted(each) for each in some}
+                manifest.append(Entry(lake.version, added, [], _hours(some[0])))
+        del lake, manifest
         _measure(Lake(path), files)
 
 
@@ -67,6 +77,10 @@ def _measure(lake: Lake, files: int) -> None:
     for number in range(files, files + 3):
         _shown("a batch of --follow", files, partial(batch, number))
     _shown("vacuum", files, lake.vacuum)
+    read: list[Manifest] = []
+    _shown("the manifest", files, lambda: read.append(manifest_of(lake.path)))
+    _shown("what it does not say", files, lambda: unsaid(read[0], lake, read[0].hours))
+    _shown("what was added to it", files, lambda: manifest_of(lake.path, read[0]))
     _shown("all files as objects", files, lake.files)
 
 
@@ -86,6 +100,16 @@ def _shown(what: str, files: int, work: Callable[[], Any]) -> None:
 def _cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
+
+
+def _noted(file: Written) -> FileNote:
+    digest = sha256(file.path.encode()).hexdigest()
+    return FileNote(file.min_ts // DAY_NS, file.rows, digest)
+
+
+def _hours(file: Written) -> Fingerprints:
+    starts = range(file.min_ts, file.max_ts, HOUR_NS)
+    return {start: Fingerprint(_ROWS, start, 1, 2, 3) for start in starts}
 
 
 def _written(number: int) -> Written:

@@ -25,6 +25,7 @@ from store.pipeline.files import batches_of, rows_and_bytes
 from store.pipeline.fingerprints import NOTHING, ROWS, Fingerprints, add_rows, as_rows, collected
 from store.pipeline.lake import Lake, LakeFile, Written
 from store.pipeline.limits import DAY_NS, HOUR_NS
+from store.pipeline.manifest import Manifest
 from store.pipeline.progress import Say, shown, silent
 from store.pipeline.reading import Portion
 from store.pipeline.recording import record
@@ -57,6 +58,7 @@ class Appender:
         self.held = known_hours(session, lake, keep=True, say=say)
         self.messages = 0
         self.files = 0
+        self._manifest: Manifest | None = None
 
     def append(
         self,
@@ -107,7 +109,7 @@ class Appender:
 
     def record(self) -> None:
         """Write to the archive's manifest what it does not say yet, as `recording.record`."""
-        record(self._session, self._lake, self.held)
+        self._manifest = record(self._session, self._lake, self.held, self._manifest)
 
     def compact(self) -> int:
         """Make small files into larger ones; returns how many are gone.

@@ -297,6 +297,10 @@ class Lake:
             )
         return self._as_files(found.rows(None if days is None else set(days)))
 
+    def named(self, names: set[str]) -> list[LakeFile]:
+        """The files of the state that was read at some paths within the table."""
+        return self._as_files(self.listing.named(names) if names else ())
+
     def _as_files(self, rows: Iterable[Row]) -> list[LakeFile]:
         return [LakeFile(f"{self.messages}/{path}", *rest) for path, *rest in rows]
 

@@ -56,6 +56,16 @@ class Listing:
         """The files, of some days only if they are given."""
         return _rows(self._of(days))
 
+    def names(self) -> set[str]:
+        """The paths of all files within the table."""
+        return {_plain(path) for part in self.paths.chunks for path in part.to_pylist()}
+
+    def named(self, names: Collection[str]) -> Iterator[Row]:
+        """The files at some paths within the table."""
+        paths = (path for part in self.paths.chunks for path in part.to_pylist())
+        places = [place for place, path in enumerate(paths) if _plain(path) in names]
+        return _rows(self._files.take(pa.array(places, pa.int64())))
+
     def digests(self, days: Collection[int] | None = None) -> dict[int, str]:
         """By day what stands for the set of its files; of some days only if they are given."""
         chosen = (

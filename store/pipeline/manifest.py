@@ -97,7 +97,7 @@ class Manifest:
         number = len(self.digests) + 1
         data = entry.line(number, self.digests[-1] if self.digests else _FIRST_BEFORE)
         try:
-            storage.create(f"{self.path}/{number:020}.json", data, _FOLDERS)
+            storage.create(f"{self.path}/{_name(number)}", data, _FOLDERS)
         except FileExistsError as error:
             raise PipelineError(
                 f"Another job has written to {self.path} meanwhile: run this one again when the"
@@ -129,13 +129,16 @@ class Manifest:
             self.broken.append(f"{name} cannot be read")
             self.digests.append(sha256(data).hexdigest())
             return
-        if f"{number:020}.json" != name or named != before:
+        if _name(number) != name or named != before:
             self.broken.append(f"{name} does not follow the entry before it")
         self._add(entry, data)
 
 
-def read_manifest(path: str) -> Manifest:
+def read_manifest(path: str, known: Manifest | None = None) -> Manifest:
     """Read the manifest in a directory; without one, or without the directory, an empty one.
+
+    ``known`` is what was read of the same directory before: only what was written behind that is
+    read, and added to it, if its last entry is there as it was.
 
     Raises:
         PipelineError: the directory cannot be read.
@@ -143,18 +146,33 @@ def read_manifest(path: str) -> Manifest:
     found = Manifest(path)
     try:
         names = sorted(each.path for each in storage.listed(path) if _NAME.match(each.path))
+        if known is not None and _begins(known, names):
+            found, names = known, names[len(known.digests) :]
         for name in names:
             if int(name[:20]) != len(found.digests) + 1 and not found.broken:
-                found.broken.append(f"{len(found.digests) + 1:020}.json is missing")
+                found.broken.append(f"{_name(len(found.digests) + 1)} is missing")
             found._read(name, b"".join(storage.chunks(f"{path}/{name}")))
     except OSError as error:
         raise of_store(path, error, "manifest") from error
     return found
 
 
-def manifest_of(archive: str) -> Manifest:
-    """The manifest of an archive at a path that was `checked`."""
-    return read_manifest(f"{archive}/manifest")
+def _begins(known: Manifest, names: list[str]) -> bool:
+    """Whether files are those of a manifest that is whole, and perhaps more."""
+    count = len(known.digests)
+    if known.broken or not count or names[count - 1 : count] != [_name(count)]:
+        return False
+    last = b"".join(storage.chunks(f"{known.path}/{_name(count)}"))
+    return sha256(last).hexdigest() == known.digests[-1]
+
+
+def _name(number: int) -> str:
+    return f"{number:020}.json"
+
+
+def manifest_of(archive: str, known: Manifest | None = None) -> Manifest:
+    """The manifest of an archive at a path that was `checked`; ``known`` as of `read_manifest`."""
+    return read_manifest(f"{archive}/manifest", known)
 
 
 def lacking(wanted: Fingerprints, held: Fingerprints) -> list[int]:

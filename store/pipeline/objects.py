@@ -8,6 +8,7 @@ command nor a worker needs anything of Spark or Hadoop to reach an archive.
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from configparser import ConfigParser
@@ -44,6 +45,11 @@ _TIMEOUT: Final = "5min"
 _RETRY_TIMEOUT_S: Final = 60
 _MAX_RETRIES: Final = 5
 _S3: Final = "s3://"
+_GOOGLE: Final = "gs://"
+_GOOGLE_ACCOUNTS: Final = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH")
+_AZURE_ENDPOINTS: Final = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+"""What obstore and delta-rs read by themselves."""
+
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _ROLES: Final = (
     "AWS_ACCESS_KEY_ID",
@@ -244,7 +250,7 @@ def settings(path: str) -> dict[str, str]:
 def delta_options(path: str) -> dict[str, str]:
     """The same with the patience of this module, for delta-rs."""
     given = settings(path)
-    clear = {"allow_http": "true"} if _in_clear(given.items()) else {}
+    clear = {"allow_http": "true"} if _in_clear(path, given) else {}
     patience = {"max_retries": str(_MAX_RETRIES), "retry_timeout": f"{_RETRY_TIMEOUT_S}s"}
     return {
         **given,
@@ -255,9 +261,26 @@ def delta_options(path: str) -> dict[str, str]:
     }
 
 
-def _in_clear(given: Iterable[tuple[str, str]]) -> bool:
-    """Whether an endpoint was named that is reached without TLS."""
-    return any(name == "aws_endpoint_url" and url.startswith("http://") for name, url in given)
+def _in_clear(path: str, given: Mapping[str, str]) -> bool:
+    """Whether an endpoint was named for the store of a path that is reached without TLS."""
+    if path.startswith(_S3):
+        named = [given.get("aws_endpoint_url", "")]
+    elif path.startswith(_GOOGLE):
+        named = [
+            _google_endpoint(os.environ[name]) for name in _GOOGLE_ACCOUNTS if name in os.environ
+        ]
+    else:
+        named = [os.environ.get(name, "") for name in _AZURE_ENDPOINTS]
+    return any(url.startswith("http://") for url in named)
+
+
+def _google_endpoint(file: str) -> str:
+    """The endpoint that a service account's file names, if it does."""
+    try:
+        told = json.loads(Path(file).read_text(encoding="utf-8"))
+        return str(told.get("gcs_base_url", ""))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""  # what is wrong with it the store's library says
 
 
 def _profile() -> dict[str, str]:
@@ -313,11 +336,17 @@ def _located(path: str) -> tuple[ObjectStore, str]:
 
 
 def _opened(root: str, retries: int) -> ObjectStore:
-    return _store(root, retries, tuple(sorted(settings(root).items())))
+    given = settings(root)
+    return _store(root, retries, tuple(sorted(given.items())), _in_clear(root, given))
 
 
 @lru_cache(_KNOWN_STORES)
-def _store(root: str, retries: int, given: tuple[tuple[str, str], ...]) -> ObjectStore:
+def _store(
+    root: str,
+    retries: int,
+    given: tuple[tuple[str, str], ...],
+    clear: bool,
+) -> ObjectStore:
     patience = timedelta(seconds=_RETRY_TIMEOUT_S)
     return from_url(
         root,
@@ -325,7 +354,7 @@ def _store(root: str, retries: int, given: tuple[tuple[str, str], ...]) -> Objec
         client_options={
             "connect_timeout": _CONNECT_TIMEOUT,
             "timeout": _TIMEOUT,
-            "allow_http": _in_clear(given),
+            "allow_http": clear,
         },
         retry_config={"max_retries": retries, "retry_timeout": patience},
     )

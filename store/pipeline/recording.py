@@ -25,25 +25,22 @@ from store.pipeline.storage import chunks
 _DIGESTS: Final = pa.schema([pa.field("path", pa.string()), pa.field("digest", pa.string())])
 
 
-def record(session: SparkSession, lake: Lake, held: Fingerprints) -> None:
+def record(
+    session: SparkSession, lake: Lake, held: Fingerprints, known: Manifest | None = None
+) -> Manifest:
     """Write to the manifest what it does not say yet of the state that was read.
 
-    ``held`` is what the archive holds by hour.
+    ``held`` is what the archive holds by hour, ``known`` the manifest as it was read before.
+    Returns the manifest as it is now.
 
     Raises:
         PipelineError: the manifest is damaged or cannot be written, a file cannot be read, or
             another job has written.
     """
-    manifest = whole_manifest(lake)
-    files = {lake.within(each): each for each in lake.files()}
-    gone = replaced(manifest, set(files), held)
-    known = {*files, *gone}
-    lost = {note.day for path, note in manifest.files.items() if path not in known}
-    # Files that a lost commit had replaced are in the table again, until the log is repaired.
-    back = {path for path in manifest.gone & files.keys() if files[path].day in lost}
-    new = [each for path, each in files.items() if path not in manifest.files and path not in back]
+    manifest = whole_manifest(lake, known)
+    new, gone, lost = unsaid(manifest, lake, held)
     if not new and not gone:
-        return
+        return manifest
     digests = digests_of(session, new)
     added = {lake.within(each): FileNote(each.day, each.rows, digests[each.path]) for each in new}
     # Where a file is missing, an hour that grew may yet lack what it had.
@@ -54,15 +51,32 @@ def record(session: SparkSession, lake: Lake, held: Fingerprints) -> None:
         if hour // DAY_NS in days and each.messages > manifest.hours.get(hour, NOTHING).messages
     }
     manifest.append(Entry(lake.version, added, gone, hours))
+    return manifest
 
 
-def whole_manifest(lake: Lake) -> Manifest:
-    """The manifest of an archive that is to be written to.
+def unsaid(
+    manifest: Manifest, lake: Lake, held: Fingerprints
+) -> tuple[list[LakeFile], list[str], set[int]]:
+    """What a manifest does not say of the state that was read: files that are new, and such as
+    were replaced; and the days of which files are lost.
+    """
+    names = lake.listing.names()
+    gone = replaced(manifest, names, held)
+    known = names.union(gone)
+    lost = {note.day for path, note in manifest.files.items() if path not in known}
+    new = lake.named(names.difference(manifest.files))
+    # Files that a lost commit had replaced are in the table again, until the log is repaired.
+    back = {each.path for each in new if each.day in lost and lake.within(each) in manifest.gone}
+    return [each for each in new if each.path not in back], gone, lost
+
+
+def whole_manifest(lake: Lake, known: Manifest | None = None) -> Manifest:
+    """The manifest of an archive that is to be written to; ``known`` as of `record`.
 
     Raises:
         PipelineError: its chain is broken.
     """
-    manifest = manifest_of(lake.path)
+    manifest = manifest_of(lake.path, known)
     if manifest.broken:
         raise PipelineError(
             f"The manifest in {manifest.path} is damaged ({manifest.broken[0]}): put the directory"

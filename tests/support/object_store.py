@@ -57,12 +57,13 @@ class ObjectStore:
     def command(self, folder: Path) -> list[str]:
         """The program with its options."""
         config = folder / "s3.json"
+        everybody = {"name": "anonymous", "actions": ["Admin", "Read", "Write", "List"]}
         identity = {
             "name": "tests",
             "credentials": [{"accessKey": _KEY, "secretKey": _SECRET}],
             "actions": ["Admin", "Read", "Write", "List"],
         }
-        config.write_text(json.dumps({"identities": [identity]}))
+        config.write_text(json.dumps({"identities": [identity, everybody]}))
         names = (
             "s3.port",
             "metricsPort",

@@ -36,7 +36,7 @@ INTERVAL_S: Final = 60
 
 _LOOK_S: Final = 1
 _TEND_EVERY_S: Final = 3_600
-"""How often small files are compacted and the manifest gets an entry: it is read as a whole."""
+"""How often small files are compacted and the manifest gets an entry."""
 
 _VACUUM_EVERY_S: Final = 24 * 3_600
 _KEEPS: Final[LiteralString] = """

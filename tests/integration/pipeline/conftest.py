@@ -16,6 +16,8 @@ from store.pipeline.lake import Lake
 from store.pipeline.session import spark_session
 from tests.integration.database.filling import admitted, write
 from tests.integration.pipeline.world import batches
+from tests.support.azurite import KEY, endpoint
+from tests.support.ports import HeldPort
 from tests.support.postgres import PostgresServer
 
 QUICK_JVM = (
@@ -36,12 +38,21 @@ QUICKLY = [f"--spark-conf={name}={value}" for name, value in QUICK_START.items()
 
 
 @pytest.fixture(scope="session")
-def profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def azure() -> HeldPort:
+    """Where the tests' server of Azure's blobs is, if it runs."""
+    return HeldPort()
+
+
+@pytest.fixture(scope="session")
+def profile(tmp_path_factory: pytest.TempPathFactory, azure: HeldPort) -> Iterator[Path]:
     """The file that says how this process and Spark's workers reach an object store."""
     path = tmp_path_factory.mktemp("aws") / "config"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_CONFIG_FILE", str(path))
         patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path.with_name("none")))
+        patch.setenv("GOOGLE_SERVICE_ACCOUNT", str(path.with_name("google.json")))
+        patch.setenv("AZURE_STORAGE_ENDPOINT", endpoint(azure))
+        patch.setenv("AZURE_STORAGE_ACCOUNT_KEY", KEY)
         yield path
 
 

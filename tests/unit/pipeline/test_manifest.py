@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from store.pipeline import storage
 from store.pipeline.errors import PipelineError
 from store.pipeline.fingerprints import Fingerprint
 from store.pipeline.manifest import Entry, FileNote, Manifest, lacking, manifest_of
@@ -29,6 +31,32 @@ def manifest(tmp_path: Path) -> Manifest:
     found.append(Entry(2, {"c": FileNote(0, 2, "cc")}, ["a", "b"], {0: TWO, HOUR: ONE}))
     found.append(Entry(3, {"ü\n": FileNote(1, 1, "dd")}, [], {24 * HOUR: ONE}))
     return found
+
+
+def test_what_was_read_before_is_not_read_again(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = manifest_of(str(tmp_path))
+    manifest.append(Entry(4, {"e": FileNote(2, 1, "ee")}, ["c"], {}))
+    read: list[str] = []
+    chunks = storage.chunks
+
+    def noted(path: str) -> Iterator[bytes]:
+        read.append(Path(path).name)
+        return chunks(path)
+
+    monkeypatch.setattr(storage, "chunks", noted)
+    assert manifest_of(str(tmp_path), known) == manifest
+    assert read == [f"{number:020}.json" for number in (3, 4)], "the last one, and what is new"
+
+
+def test_what_is_not_as_it_was_is_read_as_a_whole(manifest: Manifest, tmp_path: Path) -> None:
+    folder = tmp_path / "manifest"
+    (folder / f"{3:020}.json").write_bytes((folder / f"{2:020}.json").read_bytes())
+    assert manifest_of(str(tmp_path), manifest).broken == manifest_of(str(tmp_path)).broken != []
+    for each in folder.iterdir():
+        each.unlink()
+    assert not manifest_of(str(tmp_path), manifest)
 
 
 def test_what_is_written_is_read(manifest: Manifest, tmp_path: Path) -> None:

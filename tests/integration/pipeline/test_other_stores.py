@@ -1,0 +1,116 @@
+"""Archives by ``gs://`` and ``abfss://`` are what they are by ``s3://``.
+
+The server of Google's API is a real S3 server behind Google's dialect. That of Azure's is Azurite,
+where ``AZURITE`` names its program: `make check-azure` installs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from pyspark.sql import SparkSession
+
+from store.db.schema.migrate import upgrade
+from store.pipeline import listing, storage
+from store.pipeline.errors import PipelineError
+from store.pipeline.jobs.archive import Archiving, archive
+from store.pipeline.jobs.audit import Auditing, audit
+from store.pipeline.jobs.repair import Repairing, repair
+from store.pipeline.jobs.restore import Restoring, restore
+from store.pipeline.jobs.verify import Verifying, verify
+from store.pipeline.lake import Lake
+from store.pipeline.manifest import Entry, manifest_of
+from store.pipeline.sides import LakeSide
+from tests.integration.pipeline.world import held, messages, more, plain, when
+from tests.support import azurite
+from tests.support.google_dialect import google_dialect
+from tests.support.object_store import BUCKET, running_store
+from tests.support.ports import HeldPort
+from tests.support.postgres import PostgresServer
+
+_LARGE: Final = 20 * 1024 * 1024
+
+
+@pytest.fixture(scope="module", params=["gs", *(["abfss"] if "AZURITE" in os.environ else [])])
+def root(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    azure: HeldPort,
+    profile: Path,
+) -> Iterator[str]:
+    """A bucket that this process and the workers reach."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "abfss":
+        with azurite.running_azurite(os.environ["AZURITE"], folder, azure):
+            yield azurite.URL
+        return
+    port = HeldPort()
+    account = {"gcs_base_url": f"http://{port.address}", "disable_oauth": True}
+    account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    profile.with_name("google.json").write_text(json.dumps(account))
+    with running_store(folder) as store, google_dialect(port, store.s3.address):
+        storage.create(f"gs://{BUCKET}/made", b"")
+        yield f"gs://{BUCKET}"
+
+
+def test_an_archive_from_the_first_message_to_an_empty_database(
+    spark: SparkSession,
+    url: str,
+    postgres: PostgresServer,
+    root: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = f"{root}/history/one"
+    assert archive(spark, Archiving(url, Lake(path))).published == len(messages())
+    monkeypatch.setattr(listing, "COMPACT_AT_FILES", 2)
+    more(url, plain(10_000, when(0) + 1))
+    second = archive(spark, Archiving(url, Lake(path)))
+    assert (second.published, second.compacted > 0) == (1, True)
+    storage.move_folder(path, "messages/_delta_log", "gone")
+    assert repair(spark, Repairing(Lake(path))).anew
+    sound = verify(spark, Verifying(Lake(path), url))
+    assert (sound.faults, sound.messages) == ([], len(messages()) + 1)
+    lake = Lake(path).open()
+    found = audit(spark, Auditing(LakeSide(spark, lake), record=lake))
+    again = audit(spark, Auditing(LakeSide(spark, lake), record=lake))
+    assert again.as_json() == found.as_json()
+    empty = postgres.url(postgres.create_database())
+    upgrade(empty)
+    restore(spark, Restoring(Lake(path), empty))
+    assert held(empty) == held(url)
+
+
+def test_the_store_refuses_one_of_two_writers(
+    spark: SparkSession, url: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{root}/two"
+    archive(spark, Archiving(url, Lake(path)))
+    one, other = Lake(path).open(), Lake(path).open()
+    (file, *_) = one.files()
+    one.replace([file], [])
+    with pytest.raises(PipelineError, match="Another job has written to the archive"):
+        other.replace([file], [])
+    ahead, behind = manifest_of(path), manifest_of(path)
+    ahead.append(Entry(ahead.version, {}, [], {}))
+    with pytest.raises(PipelineError, match="Another job has written to"):
+        behind.append(Entry(behind.version, {}, [], {}))
+    monkeypatch.setattr(storage, "create", lambda *_: None)
+    with pytest.raises(PipelineError, match="does not support conditional writes"):
+        Lake(path).open().begin_run()
+
+
+def test_files_of_several_parts_and_buckets_that_are_not_there(root: str) -> None:
+    path = f"{root}/large"
+    with storage.for_writing(path) as sink:
+        sink.write(bytes(_LARGE))
+    assert sum(map(len, storage.chunks(path))) == _LARGE
+    with storage.for_reading(path) as source:
+        assert (source.size(), len(source.read(_LARGE))) == (_LARGE, _LARGE)
+    with pytest.raises(PipelineError, match="there is no such bucket") as caught:
+        Lake(path.replace(BUCKET, "none-such")).require_usable()
+    assert "\n" not in caught.value.sentence

@@ -19,12 +19,12 @@ from bench.data import (
 )
 from bench.support import Bench, bench_node, copy_in, options, publish, report, settle
 from store.db.writing.bulk import (
-    COPY_HASHES,
+    COPY_KEYS,
     COPY_MESSAGES,
     HEADER,
     TRAILER,
-    hash_blocks,
     in_order,
+    key_blocks,
     message_blocks,
 )
 from storenode.message.rules import Policy
@@ -63,9 +63,9 @@ def load(bench: Bench, count: int) -> tuple[int, int]:
         batch = admit(
             publish_request(data).messages, time.time_ns(), Policy(max_drift_ns=None)
         ).batch
-        ordered = in_order(batch)
+        ordered = in_order(batch, short=True)
         copy_in(bench, COPY_MESSAGES, [HEADER, *message_blocks(ordered, 0), TRAILER])
-        copy_in(bench, COPY_HASHES, [HEADER, *hash_blocks(ordered), TRAILER])
+        copy_in(bench, COPY_KEYS, [HEADER, *key_blocks(ordered), TRAILER])
     settle(bench)
     return start, step
 

@@ -8,7 +8,8 @@ A *frame* is what a response carries for one message: field 1 (tag, length, body
 
 so that the payload can be read on its own, and a response is spliced together from stored bytes.
 Known fields are in ascending order with their presence as published; an empty payload is not
-encoded, and then ``head`` ends where the content topic begins.
+encoded, and then ``head`` ends where the content topic begins. What a head has up to the end of the
+hash need not be kept with a message whose hash is (`short_head`).
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,9 @@ from storenode.sds.codec import SdsMetadata, decode
 
 _TAG_MESSAGE = b"\x12"
 _TAG_PUBSUB_TOPIC = b"\x1a"
-_HASH_FIELD_BYTES = 2 + HASH_BYTES
+_MORE = 0x80
+HASH_FIELD_BYTES = 2 + HASH_BYTES
+"""Of a frame's first field: tag, length, hash."""
 
 COLUMNS = ("timestamps", "hashes", "topic_keys", "heads", "payloads", "tails")
 """The columns of `RecordBatch` that have an entry for each message."""
@@ -138,6 +141,17 @@ def split_frame(
     return before_hash + digest + after_hash, body[tail_start:] + suffix
 
 
+def short_head(head: bytes) -> bytes:
+    """What follows the hash in a head: 2 to 8 bytes, of which the rest is known.
+
+    The hash is a column of its own, and the length before it is the sum of all that follows.
+    """
+    start = 2
+    while head[start - 1] >= _MORE:
+        start += 1
+    return head[start + HASH_FIELD_BYTES :]
+
+
 @lru_cache(maxsize=MAX_CACHED_LAYOUTS)
 def frame_layout(
     payload_bytes: int, body_bytes: int, suffix_bytes: int
@@ -148,6 +162,6 @@ def frame_layout(
     """
     message_prefix = _TAG_MESSAGE + varint(body_bytes)
     payload_prefix = b"\x0a" + varint(payload_bytes) if payload_bytes else b""
-    size = _HASH_FIELD_BYTES + len(message_prefix) + body_bytes + suffix_bytes
+    size = HASH_FIELD_BYTES + len(message_prefix) + body_bytes + suffix_bytes
     before_hash = b"\x0a%b\x0a%b" % (varint(size), varint(HASH_BYTES))
     return before_hash, message_prefix + payload_prefix, len(payload_prefix) + payload_bytes

@@ -12,6 +12,7 @@ from psycopg import Connection as PsycopgConnection
 from psycopg import sql
 
 from store.db.checks.findings import Findings
+from store.db.reading.select import HEAD
 from store.db.schema.names import FINE_TABLE, SCHEMA
 from store.domain.audit import Fault, SdsRow, StoredMessage, audit, sds_row
 from store.domain.partitioning import UNBOUNDED_LOW, Bounds, Cover
@@ -38,17 +39,20 @@ _CASTS: Final = {"ts": "bigint", "hash": "bytea", "key": "uuid"}
 
 # What is compared with one row of each table, given its key columns as `k`.
 _LOOKUPS: Final[dict[str, LiteralString]] = {
-    "messages": """
-        select k.ts, k.hash, m.topic, m.head, m.payload, m.tail, h.topic
+    "messages": f"""
+        select k.ts, k.hash, m.topic, {HEAD}, m.payload, m.tail, h.topic
         from k join storenode.messages m on m.ts = k.ts and m.hash = k.hash
         left join storenode.hashes h on h.key = encode(substr(k.hash, 1, 16), 'hex')::uuid
-                                     and h.ts = k.ts and h.rest = substr(k.hash, 17)
+                                     and h.ts = k.ts
+                                     and coalesce(h.rest = substr(k.hash, 17), true)
         order by k.ts, k.hash
     """,
     "hashes": """
-        select k.key, k.ts, h.rest, m.ts is not null
+        select k.key, k.ts, coalesce(h.rest, ''), exists (
+            select from storenode.messages m where m.ts = k.ts
+            and m.hash >= uuid_send(k.key) || coalesce(h.rest, '')
+            and m.hash <= uuid_send(k.key) || coalesce(h.rest, decode(repeat('ff', 16), 'hex')))
         from k join storenode.hashes h on h.key = k.key and h.ts = k.ts
-        left join storenode.messages m on m.ts = k.ts and m.hash = uuid_send(k.key) || h.rest
         order by k.key, k.ts
     """,
     "sds": """

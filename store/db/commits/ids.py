@@ -45,7 +45,7 @@ select {_COLUMNS}
 from unnest(%(hashes)b::bytea[]) as w(hash)
 cross join lateral (
     select h.ts from storenode.hashes h
-    where h.key = encode(substr(w.hash, 1, 16), 'hex')::uuid and h.rest = substr(w.hash, 17)
+    where h.key = encode(substr(w.hash, 1, 16), 'hex')::uuid
     offset 0
 ) h
 cross join lateral (

@@ -10,7 +10,14 @@ from typing import Final
 from store.db.arrays import bigints, split_uuids, uuids
 from store.db.pool import Connection
 from store.db.reading.pages import SHOWN
-from store.db.reading.select import Entry, Topics, resolve, topics_clause, topics_parameters
+from store.db.reading.select import (
+    FRAME,
+    Entry,
+    Topics,
+    resolve,
+    topics_clause,
+    topics_parameters,
+)
 from store.domain.commits import CommitRow
 from store.domain.hub import START, Place, Row, TopicName
 from store.domain.ports import CursorOutOfRange, SyncId, TopicFilter
@@ -256,11 +263,11 @@ def _up_to(commits: Sequence[CommitRow], messages: int) -> list[CommitRow]:
     return chosen
 
 
-_LIVE_ROWS: Final = """
-select m.batch, m.topic, m.hash, m.head || m.payload || m.tail
+_LIVE_ROWS: Final = f"""
+select m.batch, m.topic, m.hash, {FRAME.expression}
 from unnest(%(batches)b::bigint[], %(lows)b::bigint[], %(highs)b::bigint[]) as k(batch, low, high)
-cross join {messages}
-where true{topics}
+cross join {{messages}}
+where true{{topics}}
 order by m.ts, m.hash
 """
 

@@ -69,16 +69,19 @@ class DatabaseReader:
             return None
         wanted = TopicFilter(rights=rights)
         statement = (
-            "select m.ts from storenode.hashes m where m.key = %(key)b::uuid"
-            f" and m.rest = %(rest)b::bytea{filter_clause(filtered=not wanted.everything)} limit 1"
+            "select m.ts, m.rest from storenode.hashes m where m.key = %(key)b::uuid"
+            " and coalesce(m.rest = %(rest)b::bytea, true)"
+            f"{filter_clause(filtered=not wanted.everything)} limit 1"
         )
         key, rest = message_hash[:HASH_KEY_BYTES], message_hash[HASH_KEY_BYTES:]
         parameters = {"key": UUID(bytes=key), "rest": rest} | filter_parameters(wanted)
 
         async def look(connection: Connection) -> SyncId | None:
             cursor = await connection.execute(statement, parameters, binary=True)
-            row = await cursor.fetchone()
-            return None if row is None else (row[0], message_hash)  # type: ignore[return-value]
+            row: tuple[int, bytes | None] | None = await cursor.fetchone()  # type: ignore[assignment]
+            if row is None or (row[1] is None and await _is_another(connection, row[0], key, rest)):
+                return None
+            return row[0], message_hash
 
         return await self._database.read(look)
 
@@ -212,3 +215,16 @@ def query_window(request: PageRequest) -> Window:
     else:
         high = min(high, start[0])
     return Window(low, high, start, request.forward)
+
+
+async def _is_another(connection: Connection, timestamp: int, key: bytes, rest: bytes) -> bool:
+    """Whether the message with the first half of a hash has another second half."""
+    end = b"\xff" * len(rest)
+    cursor = await connection.execute(
+        "select hash from storenode.messages"
+        " where ts = %b::bigint and hash between %b::bytea and %b::bytea",
+        (timestamp, key, key + end),
+        binary=True,
+    )
+    held = [bytes(digest) for (digest,) in await cursor.fetchall()]  # type: ignore[call-overload]
+    return bool(held) and key + rest not in held

@@ -37,7 +37,8 @@ select string_agg(int4send(m.place), ''::bytea), string_agg(int4send(m.bytes), '
 from (
     select m.*, sum(m.bytes) over (order by m.place) as total
     from (
-        select k.n::int as place, ({FRAME.size})::int as bytes, m.head, m.payload, m.tail
+        select k.n::int as place, ({FRAME.size})::int as bytes,
+               m.hash, m.head, m.payload, m.tail
         from {_WANTED} cross join {MESSAGE_AT}
     ) m
 ) m

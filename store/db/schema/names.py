@@ -22,7 +22,11 @@ VIEWS: Final = (
 """What the data pipeline reads: its contract with the database."""
 
 HASH_KEY_BYTES: Final = 16
-"""Of a message's hash, in ``hashes.key``; the other bytes are in ``hashes.rest``."""
+"""Of a message's hash, in ``hashes.key``; the other bytes are in ``hashes.rest``, or not kept."""
+
+SHORT_FORM: Final = "0011"
+"""The oldest revision whose nodes read heads without the hash, and rows of ``hashes`` without the
+second half of it."""
 
 OLDEST_POSTGRES: Final = 140_000
 """``server_version_num`` of the oldest supported release."""

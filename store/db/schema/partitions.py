@@ -17,7 +17,7 @@ from typing import Any, Final, LiteralString
 from psycopg import AsyncConnection, errors, sql
 
 from store.db.locks import PARTITIONS, lock_exclusively, set_lock_timeout
-from store.db.schema.names import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA
+from store.db.schema.names import COARSE_TABLES, COMMITS_TABLE, FINE_TABLE, SCHEMA, SHORT_FORM
 from store.domain import partitioning as rules
 from store.domain.partitioning import Bounds, Cover, Extension
 
@@ -37,7 +37,7 @@ join pg_class c on c.oid = i.inhrelid
 where p.relnamespace = 'storenode'::regnamespace and p.relkind = 'p' and not i.inhdetachpending
   and c.relkind = 'r'
 """
-_NEXT_POSITION: Final = "select last_value from storenode.position_seq"
+_STATE: Final = "select last_value, serves_from from storenode.position_seq, storenode.store"
 _LOCK: Final = "select pg_advisory_xact_lock(%s)"
 
 # Rows are only ever added. What is hashed or keyed is all but unique; what is never compared needs
@@ -67,10 +67,11 @@ class Attached:
 
 @dataclass(frozen=True)
 class Catalog:
-    """All partitions, and the newest position that was given out."""
+    """All partitions, the newest position that was given out, and the oldest nodes served."""
 
     partitions: tuple[Attached, ...]
     position: int
+    serves_from: str
 
     def bounds(self, table: str) -> list[Bounds]:
         """The bounds of one table's partitions, ascending."""
@@ -90,6 +91,8 @@ class PartitionMap:
     ``now_ns`` is a clock in nanoseconds since the epoch; ``retention_ns``, None for endless,
     decides how wide new partitions of the look-up tables are. `generation` changes whenever a
     refresh finds other partitions than before, also when one was dropped and made again.
+    `takes_short_form` says whether all nodes of the database read the short form of rows (see
+    ``docs/database.md``); a database that does once, always does.
     """
 
     def __init__(self, now_ns: Callable[[], int], retention_ns: int | None = None) -> None:
@@ -100,6 +103,7 @@ class PartitionMap:
         self._fine = Cover(())
         self._coarse = [Cover(())]
         self._commits_are_short = True
+        self.takes_short_form = False
 
     def covers(self, first_ns: int, last_ns: int) -> bool:
         """True when every timestamp from ``first_ns`` to ``last_ns`` has all its partitions."""
@@ -125,6 +129,7 @@ class PartitionMap:
     async def refresh(self, connection: Connection) -> None:
         """Read the catalog."""
         catalog = await read_catalog(connection)
+        self.takes_short_form = catalog.serves_from >= SHORT_FORM
         self._commits_are_short = bool(
             rules.plan_commits(catalog.bounds(COMMITS_TABLE), catalog.position)
         )
@@ -170,8 +175,9 @@ async def read_catalog(connection: Connection) -> Catalog:
         bounds = None if text is None else rules.parse_bounds(text)
         if bounds is not None:
             found.append(Attached(table, name, oid, bounds))
-    row = await (await connection.execute(_NEXT_POSITION)).fetchone()
-    return Catalog(tuple(found), row[0] if row else 0)
+    row = await (await connection.execute(_STATE)).fetchone()
+    position, serves_from = row or (0, "")
+    return Catalog(tuple(found), position, serves_from)
 
 
 async def ensure_for(

@@ -61,7 +61,7 @@ sa.Table(
     "hashes",
     metadata,
     sa.Column("key", sa.Uuid, primary_key=True),
-    sa.Column("rest", sa.LargeBinary, nullable=False),
+    sa.Column("rest", sa.LargeBinary),
     _timestamp(),
     sa.Column("topic", sa.Uuid, nullable=False),
     postgresql_partition_by="RANGE (ts)",

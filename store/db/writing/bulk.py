@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from store.db.pool import Connection
 from store.db.schema.names import HASH_KEY_BYTES
-from store.messages.record import COLUMNS, RecordBatch
+from store.messages.record import COLUMNS, RecordBatch, short_head
 from storenode.message.limits import HASH_BYTES, TOPIC_KEY_BYTES
 
 FEWEST_COPIED: Final = 100
@@ -32,6 +32,7 @@ COPY_MESSAGES: Final = (
     " from stdin (format binary)"
 )
 COPY_HASHES: Final = "copy storenode.hashes (key, rest, ts, topic) from stdin (format binary)"
+COPY_KEYS: Final = "copy storenode.hashes (key, ts, topic) from stdin (format binary)"
 
 _BLOCK_ROWS: Final = 500
 _LENGTH: Final = ">i4"
@@ -62,12 +63,11 @@ _MESSAGE: Final = np.dtype(
 )
 """A row of ``messages`` up to the head; its length is the last."""
 
-_HASH: Final = _row(
-    ("key", f"V{HASH_KEY_BYTES}"),
-    ("rest", f"V{HASH_BYTES - HASH_KEY_BYTES}"),
-    ("ts", _BIGINT),
-    ("topic", f"V{TOPIC_KEY_BYTES}"),
-)
+_KEY: Final = ("key", f"V{HASH_KEY_BYTES}")
+_REST: Final = ("rest", f"V{HASH_BYTES - HASH_KEY_BYTES}")
+_WHERE: Final = (("ts", _BIGINT), ("topic", f"V{TOPIC_KEY_BYTES}"))
+_HASH: Final = _row(_KEY, _REST, *_WHERE)
+_SHORT_HASH: Final = _row(_KEY, *_WHERE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,13 @@ class Rows:
         return len(self.hashes)
 
 
-def in_order(batch: RecordBatch) -> Rows:
-    """The messages of a batch, ascending by timestamp and hash."""
+def in_order(batch: RecordBatch, *, short: bool) -> Rows:
+    """The messages of a batch, ascending by timestamp and hash; ``short``: their heads are."""
     timestamps = np.array(batch.timestamps, np.int64)
     columns = [getattr(batch, name) for name in COLUMNS[1:]]
+    if short:
+        heads = COLUMNS.index("heads") - 1
+        columns[heads] = list(map(short_head, columns[heads]))
     if not bool((timestamps[1:] > timestamps[:-1]).all()):
         keys = list(zip(batch.timestamps, batch.hashes, strict=True))
         order = sorted(range(len(keys)), key=keys.__getitem__)
@@ -118,15 +121,28 @@ def hash_blocks(rows: Rows) -> Iterator[bytes]:
 
     In any other order the index is entered at random: that costs Postgres an eighth more of all.
     """
-    laid_out = np.empty(len(rows), _HASH)
-    _fill(laid_out, 4)
+    yield _hash_rows(rows, _HASH)
+
+
+def key_blocks(rows: Rows) -> Iterator[bytes]:
+    """The same without the second half of each hash, for `COPY_KEYS`."""
+    yield _hash_rows(rows, _SHORT_HASH)
+
+
+def _hash_rows(rows: Rows, layout: np.dtype[np.void]) -> bytes:
+    laid_out = np.empty(len(rows), layout)
+    names = layout.names
+    assert names is not None
+    _fill(laid_out, len(names) // 2)
     joined = b"".join(rows.hashes)
-    halves = np.frombuffer(joined, [("key", _HASH["key"]), ("rest", _HASH["rest"])])
-    laid_out["key"], laid_out["rest"] = halves["key"], halves["rest"]
+    halves = np.frombuffer(joined, [_KEY, _REST])
+    laid_out["key"] = halves["key"]
+    if "rest" in names:
+        laid_out["rest"] = halves["rest"]
     laid_out["ts"] = rows.timestamps
     laid_out["topic"] = _joined(rows.topic_keys, TOPIC_KEY_BYTES)
     first_words = np.frombuffer(joined, ">u8").reshape(-1, HASH_BYTES // 8)[:, 0]
-    yield laid_out[np.argsort(first_words.astype(np.uint64))].tobytes()
+    return laid_out[np.argsort(first_words.astype(np.uint64))].tobytes()
 
 
 def _fill(rows: NDArray[np.void], columns: int) -> None:
@@ -151,15 +167,20 @@ def _cells(values: NDArray[np.generic]) -> list[bytes]:
     return values.view(f"V{values.itemsize}").tolist()  # type: ignore[no-any-return]
 
 
-async def copy_new(connection: Connection, batch: RecordBatch, batch_id: int) -> None:
+async def copy_new(
+    connection: Connection, batch: RecordBatch, batch_id: int, *, short: bool
+) -> None:
     """Copy a batch, of whose messages none may be there; the caller's transaction is open.
+
+    ``short``: see `store.db.writing.insert.insert`.
 
     Raises:
         psycopg.errors.UniqueViolation: one is, or was and was pruned.
     """
-    rows = in_order(batch)
+    rows = in_order(batch, short=short)
     await _copy(connection, COPY_MESSAGES, message_blocks(rows, batch_id))
-    await _copy(connection, COPY_HASHES, hash_blocks(rows))
+    copy_hashes, blocks = (COPY_KEYS, key_blocks) if short else (COPY_HASHES, hash_blocks)
+    await _copy(connection, copy_hashes, blocks(rows))
 
 
 async def _copy(connection: Connection, statement: str, blocks: Iterator[bytes]) -> None:

@@ -20,7 +20,7 @@ from store.db.pool import Connection
 from store.db.summaries import deltas
 from store.db.writing.bulk import copy_new
 from store.domain.ports import Source
-from store.messages.record import RecordBatch
+from store.messages.record import RecordBatch, short_head
 from storenode.message.limits import HASH_BYTES
 from storenode.sds.codec import SdsMetadata, channel_key, sds_key
 
@@ -50,7 +50,8 @@ with given as (
     returning ts, hash, topic
 ), located as (
     insert into storenode.hashes (key, rest, ts, topic)
-    select encode(substr(hash, 1, 16), 'hex')::uuid, substr(hash, 17), ts, topic from stored
+    select encode(substr(hash, 1, 16), 'hex')::uuid,
+           case when not %(short)b::bool then substr(hash, 17) end, ts, topic from stored
     on conflict do nothing
     returning 1
 )"""
@@ -177,10 +178,13 @@ def _array_literal(elements: Iterable[str]) -> str:
     return "{" + ",".join(elements) + "}"
 
 
-async def insert(connection: Connection, batch: RecordBatch) -> Inserted:
-    """Insert what is new of a batch; the caller's transaction is open."""
+async def insert(connection: Connection, batch: RecordBatch, *, short: bool) -> Inserted:
+    """Insert what is new of a batch; the caller's transaction is open.
+
+    ``short``: in the form that nodes read from schema `store.db.schema.names.SHORT_FORM` on.
+    """
     statement = _INSERT_WITH_SDS if batch.sds else _INSERT
-    cursor = await connection.execute(statement, await lay_out(batch), binary=True)
+    cursor = await connection.execute(statement, await lay_out(batch, short=short), binary=True)
     row = await cursor.fetchone()
     assert row is not None
     batch_id, count, low, high, joined, topics = row
@@ -197,8 +201,8 @@ async def insert(connection: Connection, batch: RecordBatch) -> Inserted:
     )
 
 
-async def copy(connection: Connection, batch: RecordBatch) -> Inserted:
-    """Insert a batch all of which is new; the caller's transaction is open.
+async def copy(connection: Connection, batch: RecordBatch, *, short: bool) -> Inserted:
+    """Insert a batch all of which is new; the caller's transaction is open (see `insert`).
 
     Raises:
         psycopg.errors.UniqueViolation: a message is there already, or was and was pruned.
@@ -207,7 +211,7 @@ async def copy(connection: Connection, batch: RecordBatch) -> Inserted:
     row = await cursor.fetchone()
     assert row is not None
     batch_id: int = row[0]  # type: ignore[assignment]
-    await copy_new(connection, batch, batch_id)
+    await copy_new(connection, batch, batch_id, short=short)
     if batch.sds:
         await connection.execute(_SDS_ALONE, await _lay_out_sds(batch), binary=True)
     return as_if_new(batch, batch_id)
@@ -221,16 +225,17 @@ def as_if_new(batch: RecordBatch, batch_id: int) -> Inserted:
     return Inserted(batch_id, len(batch), first, last, None, topics, summary, claims)
 
 
-async def lay_out(batch: RecordBatch) -> dict[str, object]:
+async def lay_out(batch: RecordBatch, *, short: bool) -> dict[str, object]:
     """Lay a batch out as the parameters of `MESSAGES`, and of `DESCRIBED` where it has SDS rows."""
     given: dict[str, object] = {
         "ts": arrays.bigints(batch.timestamps),
         "hash": arrays.fixed_bytes(batch.hashes, HASH_BYTES),
         "topic": arrays.uuids(batch.topic_keys),
-        "head": arrays.varied_bytes(batch.heads),
+        "head": arrays.varied_bytes(list(map(short_head, batch.heads)) if short else batch.heads),
         "payload": arrays.varied_bytes(batch.payloads),
         "tail": arrays.varied_bytes(batch.tails),
         "given": len(batch.hashes),
+        "short": short,
     }
     return given | await _lay_out_sds(batch) if batch.sds else given
 

@@ -83,7 +83,7 @@ _AWAIT: Final = """
 insert into storenode.unread as held (hash, ts, needed, missing)
 select %(hash)b::bytea, h.ts, 0, %(missing)b::bytea[] from storenode.hashes h
 where h.key = encode(substr(%(hash)b::bytea, 1, 16), 'hex')::uuid
-  and h.rest = substr(%(hash)b::bytea, 17)
+  and coalesce(h.rest = substr(%(hash)b::bytea, 17), true)
 limit 1
 on conflict (hash) do update set missing = excluded.missing
 """

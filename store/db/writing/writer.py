@@ -348,16 +348,17 @@ class DatabaseWriter:
     async def _attempt(self, connection: Connection, group: _Group) -> Inserted:
         await self._partitions.ensure(connection, group.batch.timestamps)
         await self._name_topics(connection, group.batch)
+        short = self._partitions.takes_short_form
         with waiting_for_standby(connection):
             if not self._may_be_new(group):
                 async with connection.transaction():
                     return await self._finish(
-                        connection, group, await insert(connection, group.batch)
+                        connection, group, await insert(connection, group.batch, short=short)
                     )
             if len(group.batch) < FEWEST_COPIED:
                 return await self._write_at_once(connection, group)
             async with connection.transaction():
-                added = await copy(connection, group.batch)
+                added = await copy(connection, group.batch, short=short)
                 self._guesses.succeeded()
                 return await self._finish(connection, group, added)
 
@@ -382,7 +383,13 @@ class DatabaseWriter:
             if self._written_ids is not None:
                 self._written_ids.offer(token, group.batch, None)
             commit = group.token, added, group.source
-            await write_at_once(connection, group.batch, commit, wanted)
+            await write_at_once(
+                connection,
+                group.batch,
+                commit,
+                wanted,
+                short=self._partitions.takes_short_form,
+            )
         if len(group.batch) > 1:
             self._guesses.succeeded()
         return added

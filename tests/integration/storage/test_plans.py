@@ -267,14 +267,16 @@ async def test_hashes_are_looked_for_in_few_partitions(
     assert not any(":topic_ts" in name or ":batch" in name for name in explained.indexes())
 
 
-async def test_a_position_is_one_probe_of_each_partition(world: World) -> None:
+async def test_a_position_is_one_probe_of_each_partition_of_hashes(world: World) -> None:
     message = world.held[0]
     assert await world.reader.position(message.hash, TopicRights()) == message.at
     explained = world.explained
     assert explained.full_reads() == set()
-    assert set(explained.indexes()) == {"hashes:pkey"}
+    assert set(explained.indexes()) == {"hashes:pkey", "messages:pkey"}
     assert len(explained.partitions("hashes")) <= MAX_COARSE
     assert explained.rows_from("hashes") == 1
+    assert len(explained.partitions("messages")) == 1
+    assert explained.rows_from("messages") == 1
 
 
 @pytest.mark.parametrize("wanted", [TopicFilter(), TopicFilter(PUBSUBS[0], (TOPICS[1][1],))])

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.db.writing.bulk import hash_blocks, in_order
+from store.db.writing.bulk import hash_blocks, in_order, key_blocks
 from store.messages.record import RecordBatch
 
 HASHES = st.lists(st.binary(min_size=32, max_size=32), max_size=20, unique=True)
@@ -33,7 +33,8 @@ def test_rows_of_hashes_are_whole_and_in_the_order_of_the_key(
         payloads=[b""] * len(hashes),
         tails=[b""] * len(hashes),
     )
-    block = b"".join(hash_blocks(in_order(batch)))
+    ordered = in_order(batch, short=False)
+    block = b"".join(hash_blocks(ordered))
     row_bytes = 2 + 4 * 4 + 16 + 16 + 8 + 16
     rows = [cells(block[at : at + row_bytes]) for at in range(0, len(block), row_bytes)]
     expected = {
@@ -44,3 +45,8 @@ def test_rows_of_hashes_are_whole_and_in_the_order_of_the_key(
     assert len(rows) == len(hashes)
     words = [row[0][:8] for row in rows]
     assert words == sorted(words)
+    short = b"".join(key_blocks(ordered))
+    row_bytes -= 4 + 16
+    assert [cells(short[at : at + row_bytes]) for at in range(0, len(short), row_bytes)] == [
+        [row[0], *row[2:]] for row in rows
+    ]

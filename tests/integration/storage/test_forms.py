@@ -1,0 +1,146 @@
+"""Rows with copies of the hash, as older nodes read them, and rows without, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import aclosing
+
+import pytest
+
+from reconcile.ids import SyncIds
+from store.db.checks.check import check
+from store.db.reading import hashes as hashes_module
+from store.db.reading.frames import EXACT_POSITIONS, exact_frames, most_frames
+from store.db.reading.transfer_reads import TransferReader
+from store.db.schema import apply, migrate
+from store.db.writing import writer as writer_module
+from store.domain.ports import PageRequest, ScanRequest, SyncId, TopicFilter, TopicRights
+from store.messages.record import RecordBatch
+from store.messages.transfer import transferred
+from tests.integration.storage.following import following, from_beginning
+from tests.integration.storage.node import Node, running
+from tests.integration.storage.world import (
+    DAY,
+    NOW,
+    TOPICS,
+    Held,
+    as_query,
+    batch_of,
+    held_of,
+    in_order,
+)
+from tests.support.outlet import WideOutlet
+
+# Around the sizes at which a length of a frame takes one more byte, whatever the topics.
+SIZES = (*range(70), *range(110, 130), 200, *range(16_250, 16_390), 150_000)
+EVERYTHING = TopicFilter()
+FOREVER = 2**63 - 1
+FORMS = """
+select octet_length(m.head) < 32, h.rest is null, count(*)
+from storenode.messages m join storenode.hashes h
+    on h.ts = m.ts and uuid_send(h.key) = substr(m.hash, 1, 16)
+group by 1, 2 order by 1
+"""
+
+
+async def store_in_each_way(
+    node: Node, dice: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> list[Held]:
+    """Store by COPY, by one statement, and by the one that looks at each message."""
+    held: list[Held] = []
+    known = RecordBatch()
+    for fewest_copied in (1, 10**6, 10**6):
+        monkeypatch.setattr(writer_module, "FEWEST_COPIED", fewest_copied)
+        new = batch_of(
+            (
+                NOW - size % 5 * DAY - dice.randrange(10**9),
+                dice.choice(TOPICS),
+                dice.randbytes(size),
+            )
+            for size in SIZES
+        )
+        held += held_of(new)
+        both = new.select(range(len(new)))
+        both.extend(known)
+        assert await node.store(both) == [True] * len(new) + [False] * len(known)
+        if held[len(new) :]:
+            known = new
+    return held
+
+
+def differing(found: list[bytes | None], expected: list[bytes]) -> list[int]:
+    """Places at which they differ: frames are too large to be printed."""
+    assert len(found) == len(expected)
+    return [n for n, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1]]
+
+
+async def test_both_forms_are_read_alike_and_the_short_one_waits_for_the_end_of_the_upgrade(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, dice = empty_database_url, random.Random(20261124)
+    with apply.connect(url) as opened, opened.begin():
+        apply.driver_connection(opened).execute("CREATE SCHEMA storenode")
+        apply.upgrade(opened, migrate.LOCATION, "0010")
+    async with running(url) as node:
+        held = await store_in_each_way(node, dice, monkeypatch)
+        count = len(held)
+        assert await node.rows(FORMS) == [(False, False, count)]
+        assert migrate.upgrade(url) == migrate.head()
+        # It has not looked since, which does no harm.
+        held += held_of(early := batch_of([(NOW, TOPICS[0], b"early")]))
+        assert await node.store(early) == [True]
+    async with running(url) as node:
+        held += await store_in_each_way(node, dice, monkeypatch)
+        assert await node.rows(FORMS) == [(False, False, count + 1), (True, True, count)]
+        await assert_read(node, in_order(held), monkeypatch)
+    report = await asyncio.to_thread(check, url, now_ns=lambda: NOW)
+    # No node makes partitions ahead here.
+    assert [each for each in report.findings if "partition" not in each.kind] == []
+    assert report.checked["messages"] == report.checked["hashes"] == len(held)
+
+
+async def assert_read(node: Node, held: list[Held], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way to read gives the bytes that were admitted."""
+    frames, positions = [each.frame for each in held], [each.at for each in held]
+    for page_size in (0, 300):
+        scan = ScanRequest(EVERYTHING, 0, FOREVER, None, True, page_size)
+        async with aclosing(node.reader.scan(scan, WideOutlet())) as pages:
+            found = b"".join([page.frames async for page in pages])
+        assert found == b"".join(frames), "a scan"
+    await assert_queried(node, held, monkeypatch)
+    async with following(node.feed, from_beginning(include_data=True)) as (follower,):
+        await follower.until_live()
+        given = b"".join(page.frames for page in follower.pages)
+    assert len(given) == sum(map(len, frames)), "a follower"
+    assert sorted(follower.hashes) == sorted(each.hash for each in held)
+    loaded = await TransferReader(node.database).load(SyncIds.of(positions), 2**40)
+    assert differing(loaded, [transferred(frame) for frame in frames]) == []
+    async with await node.database.connect() as connection:
+        for start in range(0, len(held), EXACT_POSITIONS):
+            part = slice(start, start + EXACT_POSITIONS)
+            assert differing(await exact_frames(connection, positions[part]), frames[part]) == []
+        most = await most_frames(connection, positions)
+    small = [n for n, frame in enumerate(frames) if len(frame) < 8_000]
+    assert differing([most[n] for n in small], [frames[n] for n in small]) == []
+
+
+async def assert_queried(node: Node, held: list[Held], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages, look-ups by hash, and cursors."""
+
+    def request(hashes: tuple[bytes, ...] | None, after: SyncId | None) -> PageRequest:
+        return PageRequest(EVERYTHING, hashes, 0, FOREVER, after, True, 100, True)
+
+    after: SyncId | None = None
+    for start in range(0, len(held), 100):
+        part = held[start : start + 100]
+        expected = as_query([each.frame for each in part])
+        chosen = tuple(each.hash for each in part)
+        for recent_ns in (0, FOREVER):
+            monkeypatch.setattr(hashes_module, "recent_ns", lambda at=recent_ns: at)
+            assert (await node.reader.query(request(chosen, None))).entries == expected
+        assert (await node.reader.query(request(None, after))).entries == expected
+        after = part[-1].at
+        assert await node.reader.position(part[-1].hash, TopicRights()) == after
+        alike = part[-1].hash[:-1] + bytes((part[-1].hash[-1] ^ 1,))
+        assert await node.reader.position(alike, TopicRights()) is None

@@ -1,8 +1,8 @@
 """Runs benchmarks one after the other, each in a process of its own.
 
 ``python -m bench`` runs all with their own sizes; names run those; ``--messages`` is passed on.
-``python -m bench soak``, ``hostile``, ``gateway``, ``scale`` and ``readers`` have options of their
-own: `bench.soak`, `bench.hostile`, `bench.gateway`, `bench.scale`, `bench.readers`.
+``python -m bench soak``, ``hostile``, ``gateway``, ``scale``, ``readers`` and ``machines`` have
+options of their own: see the modules `bench.soak` and so on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 
 from bench.gateway import main as gateway
 from bench.hostile.__main__ import main as hostile
+from bench.machines import main as machines
 from bench.readers import main as readers
 from bench.scale import main as scale
 from bench.soak.__main__ import main as soak
@@ -49,6 +50,7 @@ def main() -> int:
     others = {
         "gateway": gateway,
         "hostile": hostile,
+        "machines": machines,
         "readers": readers,
         "scale": scale,
         "soak": soak,
